@@ -1,0 +1,47 @@
+"""p2ptrain: train one neural network together on the devices you already own.
+
+The names below are loaded when first used, so that commands which need no torch start at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain._version import __version__
+from p2ptrain.errors import Error, PeerError, UserError
+
+if TYPE_CHECKING:
+    from p2ptrain.node import Node, Run, train
+    from p2ptrain.train.job import Adam, AdamW, Job, SGD
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Error",
+    "Job",
+    "Node",
+    "PeerError",
+    "Run",
+    "UserError",
+    "__version__",
+    "train",
+]
+
+_HOME = {
+    "Job": "p2ptrain.train.job",
+    "SGD": "p2ptrain.train.job",
+    "Adam": "p2ptrain.train.job",
+    "AdamW": "p2ptrain.train.job",
+    "Node": "p2ptrain.node",
+    "Run": "p2ptrain.node",
+    "train": "p2ptrain.node",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the module that defines it (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'p2ptrain' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,0 +1,91 @@
+"""Every error p2ptrain raises on purpose, as one small tree.
+
+    Error
+    ├── UserError            what this person asked for cannot be done: say what to change
+    │   ├── OptionError          a command-line option, a field of a Job or a file's field
+    │   ├── ScriptError          the training script or the data set
+    │   ├── CaptureError         the model cannot be exported; names the user's own line
+    │   ├── PlanError            no plan fits the devices; names the unit or the budget
+    │   └── TrainingError        training itself went wrong (NaN loss, disk full)
+    ├── PeerError            another device or the network between us
+    │   ├── ProtocolError        a peer sent what the protocol forbids: its link is closed
+    │   ├── LinkClosed           the link to a peer ended while it was needed
+    │   ├── NotPaired            the other side does not know us, or we do not know it
+    │   ├── PairingError         a pairing attempt failed (wrong code, window closed)
+    │   ├── VersionMismatch      the other side runs another protocol version
+    │   └── DeviceLost           a device that the job needs is gone
+    └── InternalError        a bug of ours: please report it
+
+A message says what happened, to which device, and what the user can do. `UserError` and `PeerError`
+are shown without a traceback; `InternalError` and every other exception are bugs.
+"""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Base of the tree; never raised itself."""
+
+
+class UserError(Error):
+    """What this person asked for cannot be done."""
+
+
+class OptionError(UserError):
+    """An option, a field of a Job or a field of a file has an unusable value."""
+
+
+class ScriptError(UserError):
+    """The training script or its data set is unusable."""
+
+
+class CaptureError(UserError):
+    """`torch.export` cannot take the model; the message names the user's own line."""
+
+
+class PlanError(UserError):
+    """No plan fits; the message names the unit or the memory budget that cannot be met."""
+
+
+class TrainingError(UserError):
+    """Training itself went wrong: a loss that is not finite, a full disk."""
+
+
+class PeerError(Error):
+    """Another device, or the network between us and it."""
+
+
+class ProtocolError(PeerError):
+    """A peer sent what the protocol forbids. Whoever catches it closes the link."""
+
+
+class LinkClosed(PeerError):
+    """The link to a peer ended while something was being sent or awaited."""
+
+
+class NotPaired(PeerError):
+    """One of the two sides does not know the other."""
+
+
+class PairingError(PeerError):
+    """A pairing attempt failed."""
+
+
+class VersionMismatch(PeerError):
+    """The other side runs another protocol version."""
+
+
+class DeviceLost(PeerError):
+    """A device that the job needs is gone.
+
+    Attributes:
+        name: the lost device's name, as members show it.
+    """
+
+    def __init__(self, message: str, *, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class InternalError(Error):
+    """A bug of ours."""

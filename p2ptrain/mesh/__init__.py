@@ -1,0 +1,1 @@
+"""Who is here: identity, pairing, discovery, membership, election."""

@@ -1,0 +1,163 @@
+"""What the rooms above see of the mesh, whatever carries it.
+
+`mesh.memory.MemoryMesh` joins several devices in one process without sockets (tests, `--local`);
+`mesh.mesh.NetworkMesh` joins real ones. Both encode and decode every message that leaves a device,
+keep the order of messages within one (peer, priority), and deliver each at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+from p2ptrain.net.message import Message, PartsAllocator, Priority
+
+
+class MemberState(StrEnum):
+    """A member's state as this device sees it (SWIM)."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One device of the household.
+
+    Attributes:
+        id: 64 lower-case hex digits, SHA-256 of the device's certificate.
+        name: unique among members; shown to people.
+        state: as this device sees it.
+        info: what the device says of itself (CBOR-able, at most 1 KiB): "memory_bytes",
+            "threads", "version", "role" ("member" or "holder"), ...
+    """
+
+    id: str
+    name: str
+    state: MemberState
+    info: Mapping[str, int | float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """Who coordinates. `term` only ever rises; commands of an older term are refused."""
+
+    id: str
+    name: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChanged:
+    """A member appeared or changed its state or its name."""
+
+    member: Member
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorChanged:
+    """A coordinator was elected, or (None) the old one is gone and none is elected yet."""
+
+    coordinator: Coordinator | None
+
+
+MeshEvent: TypeAlias = MemberChanged | CoordinatorChanged
+Handler: TypeAlias = Callable[[str, Message], Awaitable[Message | None]]
+"""(peer id, message) -> the reply of a `call`, or None. A handler's `Error` becomes the caller's:
+UserError and PeerError travel by class name and text. Handlers of one (peer, kind) run one after
+the other in the order of arrival; those of different kinds or peers run side by side."""
+
+
+class Mesh(Protocol):
+    """The household as one device sees it. Use from one event loop only."""
+
+    @property
+    def self_id(self) -> str:
+        """This device's id."""
+
+    @property
+    def name(self) -> str:
+        """This device's name; may become NAME-2 when a member already has it."""
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """By id, this device included; the dead and the departed stay listed for a while."""
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """The coordinator this device knows of."""
+
+    def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
+        """Call `callback` (never blocking) at each event; returns the way to stop it."""
+
+    def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:
+        """Give messages of `kind` to `handler`. Without `parts`, a message with parts is refused.
+
+        A kind may be routed again (the newest wins); an unrouted kind is refused with an error
+        that the sender of a `call` gets, and counted, not fatal, otherwise.
+        """
+
+    def unroute(self, kind: str) -> None:
+        """Stop routing `kind`; harmless if it is not routed."""
+
+    async def send(
+        self, peer_id: str, message: Message, priority: Priority = Priority.CONTROL
+    ) -> None:
+        """Queue `message` for `peer_id` (which may be this device: then no copy is made).
+
+        Returns once the link's send budget has room for it. The parts must not change until they
+        are on the wire: the sender gives them away.
+
+        Raises:
+            LinkClosed: there is no link to that device and none can be made now.
+        """
+
+    async def call(
+        self,
+        peer_id: str,
+        message: Message,
+        *,
+        timeout_seconds: float,
+        priority: Priority = Priority.CONTROL,
+        reply_parts: PartsAllocator | None = None,
+    ) -> Message:
+        """Send `message` and wait for the handler's reply.
+
+        Raises:
+            LinkClosed: the device is out of reach, or its link ended before the reply.
+            TimeoutError: no reply in time.
+            Error: what the handler raised there.
+        """
+
+    def link_statistics(self, peer_id: str) -> LinkStatistics | None:
+        """Counters of the link to `peer_id`, or None where there is none."""
+
+    async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
+        """Measure what this device can send to `peer_id` now. Raises as `call` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """One direction of a link, measured."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatistics:
+    """Totals since the link was made.
+
+    Attributes:
+        sent_bytes, received_bytes: on the wire, frames and headers included, TLS not.
+        sent_parts_bytes: part bytes before compression.
+    """
+
+    sent_bytes: int
+    received_bytes: int
+    sent_parts_bytes: int

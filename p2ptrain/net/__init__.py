@@ -1,0 +1,1 @@
+"""Frames, lanes, TLS links: bytes between two devices. Knows nothing of tensors or jobs."""

@@ -1,0 +1,1 @@
+"""What others may watch: events and their renderings. Receives events only."""

@@ -1,0 +1,204 @@
+"""What a job and a member tell the world, one frozen dataclass an event.
+
+`to_json` gives the object that `--json` prints; field names are fixed by the command contract
+(docs/events.md) and are only ever added to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events."""
+
+    event: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The event as a JSON object, its kind first."""
+        fields = dataclasses.fields(self)
+        body = {name(f): _plain(getattr(self, f.name)) for f in fields}
+        return {"event": self.event, **body}
+
+
+def name(field: dataclasses.Field[Any]) -> str:
+    """JSON key of a field: its metadata's "key" where Python reserves the word."""
+    return str(field.metadata.get("key", field.name))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name(f): _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Event):
+    """The port listens and the device is advertised."""
+
+    event = "ready"
+    name: str
+    id: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing(Event):
+    """A pairing window is open with this code."""
+
+    event = "pairing"
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class PairingFailed(Event):
+    """An attempt to pair failed; `attempts_left` before the window closes."""
+
+    event = "pairing_failed"
+    message: str
+    attempts_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed(Event):
+    """Another member had our name first."""
+
+    event = "renamed"
+    name: str
+    previous: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberEvent(Event):
+    """A member's state changed: alive, suspect, dead or left."""
+
+    event = "member"
+    name: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorEvent(Event):
+    """A coordinator was elected."""
+
+    event = "coordinator"
+    name: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Event):
+    """The job stands still until that device is here."""
+
+    event = "waiting"
+    waiting_for: str = dataclasses.field(metadata={"key": "for"})
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDevice:
+    """A device's part of a stage."""
+
+    name: str
+    share: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """A stage: units [first, end) and the state_dict names that live there."""
+
+    units: tuple[int, int]
+    devices: tuple[PlannedDevice, ...]
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A device that does not take part, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEvent(Event):
+    """A plan takes effect; `reason` is start, failure, drift, join or leave."""
+
+    event = "plan"
+    epoch: int
+    reason: str
+    stages: tuple[PlannedStage, ...]
+    micro_batch: int
+    micro_batches: int
+    predicted_samples_per_s: float
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Event):
+    """An update was completed everywhere; `step` counts from 1."""
+
+    event = "step"
+    step: int
+    loss: float
+    samples_per_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Eval(Event):
+    """Metrics over `eval_data` after update `step`, averaged by sample."""
+
+    event = "eval"
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Warned(Event):
+    """Something the person should know that does not stop the job."""
+
+    event = "warning"
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Event):
+    """A device of the job was lost."""
+
+    event = "failure"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Event):
+    """The job ended well; `out` is the weights' file or None."""
+
+    event = "done"
+    steps: int
+    seconds: float
+    samples_per_s: float
+    out: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped(Event):
+    """This member left gracefully."""
+
+    event = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Event):
+    """The command failed; the same line stands on stderr."""
+
+    event = "error"
+    message: str

@@ -1,0 +1,1 @@
+"""Planning as pure functions: profile and cluster in, plan out. No torch, no network."""

@@ -1,0 +1,1 @@
+"""Jobs: coordinator, holder and stage workers that carry out a plan."""
