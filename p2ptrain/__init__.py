@@ -13,7 +13,7 @@ from p2ptrain.errors import Error, PeerError, UserError
 
 if TYPE_CHECKING:
     from p2ptrain.node import Node, Run, train
-    from p2ptrain.train.job import Adam, AdamW, Job, SGD
+    from p2ptrain.training.job import SGD, Adam, AdamW, Job
 
 __all__ = [
     "SGD",
@@ -30,10 +30,10 @@ __all__ = [
 ]
 
 _HOME = {
-    "Job": "p2ptrain.train.job",
-    "SGD": "p2ptrain.train.job",
-    "Adam": "p2ptrain.train.job",
-    "AdamW": "p2ptrain.train.job",
+    "Job": "p2ptrain.training.job",
+    "SGD": "p2ptrain.training.job",
+    "Adam": "p2ptrain.training.job",
+    "AdamW": "p2ptrain.training.job",
     "Node": "p2ptrain.node",
     "Run": "p2ptrain.node",
     "train": "p2ptrain.node",

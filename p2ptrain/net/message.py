@@ -1,6 +1,6 @@
 """What travels between two devices: a small header and, beside it, raw bytes.
 
-    Message  =  kind + fields (CBOR, at most HEADER_LIMIT_BYTES)  +  parts (raw bytes, never in CBOR)
+    Message  =  kind + fields (CBOR, at most HEADER_LIMIT_BYTES)  +  parts (raw bytes)
 
 Parts are where tensors travel: they are sent from, and received into, memory that the caller owns.
 The receiver of a message decides where each part goes, and how large it may be, *before* a byte of
@@ -69,4 +69,4 @@ class Message:
 
 PartsAllocator: TypeAlias = Callable[[str, Fields, Sequence[int]], Sequence[memoryview]]
 """(peer id, header fields, raw sizes in bytes as the peer claims) -> writable buffers of exactly
-those sizes. Raises ProtocolError where the sizes are not the ones expected; the link then closes."""
+those sizes. Raises ProtocolError where they are not the ones expected; the link then closes."""
