@@ -1,0 +1,208 @@
+"""What a training script hands over: the Job, checked field by field when it is made.
+
+A wrong field is found here, on the device of the person who wrote it, and named, before any other
+device is asked for anything.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from p2ptrain.errors import OptionError, ScriptError
+from p2ptrain.model.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
+
+__all__ = ["SGD", "Adam", "AdamW", "Job", "MapDataset", "Metric"]
+
+Metric: TypeAlias = Callable[[Any, Any], Any]
+"""(model output, target) of one batch -> a number or 0-dim tensor, a mean over the samples."""
+
+_SEED_LIMIT = 2**63
+
+
+class MapDataset(Protocol):
+    """A map-style dataset: sample i is an (input, target) pair."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One model to train, how, and on what.
+
+    Attributes:
+        model: trained in place; in the end its weights are the trained ones.
+        data: map-style dataset of (input, target). An input that is a tuple is passed as
+            `model(*x)`, a dict as `model(**x)`.
+        loss: (model output, target) -> 0-dim tensor, a mean over samples; traced with the model.
+        optimizer: `p2ptrain.SGD`, `Adam` or `AdamW`.
+        batch_size: samples of one update.
+        micro_batch: samples of one micro-batch; None leaves it to the planner.
+        epochs: passes over the data.
+        seed: of the order of samples, and of dropout.
+        schedule: update (from 0) -> factor on the learning rate.
+        clip_grad_norm: largest 2-norm of all gradients together.
+        eval_data: like `data`; the metrics run over it after each epoch and at the end.
+        metrics: by name.
+
+    Raises:
+        OptionError: a number or the optimizer is unusable; the message names the field.
+        ScriptError: the model, the loss, the data or a function is unusable.
+    """
+
+    model: torch.nn.Module
+    data: MapDataset
+    loss: Callable[[Any, Any], torch.Tensor]
+    optimizer: OptimizerSpec
+    batch_size: int
+    micro_batch: int | None = None
+    epochs: int = 1
+    seed: int = 0
+    schedule: Callable[[int], float] | None = None
+    clip_grad_norm: float | None = None
+    eval_data: MapDataset | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_model(self.model)
+        _check_function("loss", self.loss)
+        _check_optimizer(self.optimizer)
+        _check_dataset("data", self.data)
+        self._check_sizes()
+        self._check_extras()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates of one epoch; the last incomplete batch is dropped."""
+        return len(self.data) // self.batch_size
+
+    def total_steps(self, steps: int | None = None) -> int:
+        """Updates of the whole job: the smaller of `steps` and what the epochs give."""
+        by_epochs = self.epochs * self.steps_per_epoch
+        return by_epochs if steps is None else min(steps, by_epochs)
+
+    def lr_factor(self, update: int) -> float:
+        """The schedule's factor for update `update`, counted from 0; 1.0 without a schedule.
+
+        Raises:
+            ScriptError: the schedule raised, or what it gave is not a finite number.
+        """
+        if self.schedule is None:
+            return 1.0
+        try:
+            factor = float(self.schedule(update))
+        except Exception as error:
+            raise ScriptError(f"schedule({update}) failed: {_told(error)}") from error
+        if not math.isfinite(factor):
+            raise ScriptError(f"schedule({update}) gave {factor}, which is no learning-rate factor")
+        return factor
+
+    def _check_sizes(self) -> None:
+        self._set_whole("batch_size", self.batch_size)
+        self._set_whole("epochs", self.epochs)
+        _check_fits(len(self.data), self.batch_size)
+        if self.micro_batch is not None:
+            self._set_whole("micro_batch", self.micro_batch)
+            if self.micro_batch > self.batch_size:
+                raise OptionError(
+                    f"Job: micro_batch {self.micro_batch} is larger than "
+                    f"batch_size {self.batch_size}"
+                )
+        self._set_whole("seed", self.seed, least=-_SEED_LIMIT)
+        if self.seed + self.epochs >= _SEED_LIMIT:
+            raise OptionError(f"Job: seed must be below 2**63 - epochs, not {self.seed}")
+
+    def _check_extras(self) -> None:
+        if self.schedule is not None:
+            _check_function("schedule", self.schedule)
+        if self.clip_grad_norm is not None:
+            _check_positive("clip_grad_norm", self.clip_grad_norm)
+        if self.eval_data is not None:
+            _check_dataset("eval_data", self.eval_data)
+        if not isinstance(self.metrics, Mapping):
+            raise ScriptError("Job: metrics must be a dict of name -> function(output, target)")
+        for name, metric in self.metrics.items():
+            _check_function(f"metrics[{name!r}]", metric)
+        if self.metrics and self.eval_data is None:
+            raise ScriptError("Job: metrics are computed over eval_data: give eval_data too")
+
+    def _set_whole(self, name: str, value: object, least: int = 1) -> None:
+        """Normalise integer-like values (numpy's, for one) to int."""
+        try:
+            whole = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            whole = None
+        if whole is None or isinstance(value, bool):
+            raise OptionError(f"Job: {name} must be a whole number, not {value!r}")
+        if whole < least:
+            raise OptionError(f"Job: {name} must be at least {least}, not {whole}")
+        object.__setattr__(self, name, whole)
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, type):
+        raise ScriptError(f"Job: model is the class {model.__name__}; give an instance of it")
+    if not isinstance(model, torch.nn.Module):
+        raise ScriptError(f"Job: model must be a torch.nn.Module, not {type(model).__name__}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ScriptError("Job: model has no parameter that requires a gradient")
+
+
+def _check_function(name: str, value: object) -> None:
+    if not callable(value):
+        raise ScriptError(f"Job: {name} must be a function, not {type(value).__name__}")
+
+
+def _check_optimizer(optimizer: object) -> None:
+    if isinstance(optimizer, (SGD, Adam, AdamW)):
+        return
+    shown = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+    raise OptionError(
+        f"Job: optimizer must be p2ptrain.SGD(...), Adam(...) or AdamW(...), not {shown}; "
+        "each device builds its own part of it, so a torch.optim object cannot be used"
+    )
+
+
+def _check_dataset(name: str, data: object) -> None:
+    if isinstance(data, torch.utils.data.DataLoader):
+        raise ScriptError(f"Job: {name} must be the dataset itself, not a DataLoader of it")
+    iterable_only = isinstance(data, torch.utils.data.IterableDataset)
+    if iterable_only or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise ScriptError(
+            f"Job: {name} must be a map-style dataset (__len__ and __getitem__), "
+            f"not {type(data).__name__}"
+        )
+    if _length(name, data) == 0:
+        raise ScriptError(f"Job: {name} is empty")
+
+
+def _length(name: str, data: Any) -> int:
+    try:
+        return len(data)
+    except Exception as error:
+        raise ScriptError(f"Job: len({name}) failed: {_told(error)}") from error
+
+
+def _check_fits(samples: int, batch_size: int) -> None:
+    if samples < batch_size:
+        raise ScriptError(
+            f"Job: data has {samples} samples, fewer than one batch of {batch_size}; "
+            "choose a smaller batch_size"
+        )
+
+
+def _check_positive(name: str, value: object) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (is_number and value > 0):  # type: ignore[operator]
+        raise OptionError(f"Job: {name} must be a positive number, not {value!r}")
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

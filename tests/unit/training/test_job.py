@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+
+from p2ptrain.errors import OptionError, ScriptError
+from p2ptrain.training.job import SGD, Job
+
+DATA = [(torch.zeros(3), torch.zeros(1)) for _ in range(10)]
+
+
+def make(**changes: Any) -> Job:
+    fields: dict[str, Any] = {
+        "model": torch.nn.Linear(3, 1),
+        "data": DATA,
+        "loss": mse_loss,
+        "optimizer": SGD(lr=0.1),
+        "batch_size": 4,
+    }
+    return Job(**{**fields, **changes})
+
+
+class Endless(torch.utils.data.IterableDataset[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+class Broken:
+    def __len__(self) -> int:
+        raise RuntimeError("no such file")
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def frozen() -> torch.nn.Module:
+    return torch.nn.Linear(3, 1).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "told"),
+    [
+        ({"model": torch.nn.Linear}, ScriptError, "the class Linear; give an instance"),
+        ({"model": lambda x: x}, ScriptError, "must be a torch.nn.Module, not function"),
+        ({"model": frozen()}, ScriptError, "no parameter that requires a gradient"),
+        ({"loss": "mse"}, ScriptError, "loss must be a function, not str"),
+        ({"optimizer": torch.optim.SGD}, OptionError, r"p2ptrain.SGD\(...\).*not SGD"),
+        ({"optimizer": "Adam"}, OptionError, "not str"),
+        ({"optimizer": SGD}, OptionError, "not SGD"),
+        ({"data": iter(DATA)}, ScriptError, "map-style dataset"),
+        ({"data": Endless()}, ScriptError, "map-style dataset .* not Endless"),
+        ({"data": torch.utils.data.DataLoader(DATA)}, ScriptError, "not a DataLoader"),  # type: ignore[arg-type]
+        ({"data": []}, ScriptError, "data is empty"),
+        ({"data": Broken()}, ScriptError, r"len\(data\) failed: RuntimeError: no such file"),
+        ({"batch_size": 11}, ScriptError, "10 samples, fewer than one batch of 11"),
+        ({"batch_size": 0}, OptionError, "batch_size must be at least 1, not 0"),
+        ({"batch_size": 2.0}, OptionError, "batch_size must be a whole number, not 2.0"),
+        ({"batch_size": True}, OptionError, "batch_size must be a whole number"),
+        ({"micro_batch": 5}, OptionError, "micro_batch 5 is larger than batch_size 4"),
+        ({"micro_batch": -1}, OptionError, "micro_batch must be at least 1"),
+        ({"epochs": 0}, OptionError, "epochs must be at least 1"),
+        ({"epochs": "3"}, OptionError, "epochs must be a whole number, not '3'"),
+        ({"seed": 2**63 - 1}, OptionError, "seed must be below"),
+        ({"seed": 0.5}, OptionError, "seed must be a whole number"),
+        ({"schedule": 0.9}, ScriptError, "schedule must be a function, not float"),
+        ({"clip_grad_norm": 0}, OptionError, "clip_grad_norm must be a positive number"),
+        ({"clip_grad_norm": float("nan")}, OptionError, "clip_grad_norm"),
+        ({"clip_grad_norm": "1"}, OptionError, "clip_grad_norm"),
+        ({"eval_data": 3}, ScriptError, "eval_data must be a map-style dataset"),
+        ({"metrics": {"accuracy": 1}, "eval_data": DATA}, ScriptError, "metrics.'accuracy'."),
+        ({"metrics": [len], "eval_data": DATA}, ScriptError, "metrics must be a dict"),
+        ({"metrics": {"accuracy": max}}, ScriptError, "give eval_data too"),
+    ],
+)
+def test_a_wrong_field_is_named(changes: dict[str, Any], error: type, told: str) -> None:
+    with pytest.raises(error, match=told):
+        make(**changes)
+
+
+def test_numpy_integers_become_int() -> None:
+    job = make(batch_size=np.int64(4), micro_batch=np.int32(2), seed=np.int8(3))
+    assert (type(job.batch_size), type(job.micro_batch), type(job.seed)) == (int, int, int)
+
+
+def test_total_steps_is_the_smaller_of_steps_and_epochs() -> None:
+    job = make(epochs=3)
+    assert job.steps_per_epoch == 2
+    assert [job.total_steps(), job.total_steps(5), job.total_steps(50)] == [6, 5, 6]
+
+
+def test_lr_factor_without_a_schedule_is_one() -> None:
+    assert make().lr_factor(7) == 1.0
+
+
+def test_lr_factor_is_the_schedules() -> None:
+    assert make(schedule=lambda update: 0.5**update).lr_factor(3) == 0.125
+
+
+def test_a_failing_schedule_is_a_script_error_with_its_cause() -> None:
+    with pytest.raises(ScriptError, match=r"schedule\(0\) failed: ZeroDivisionError") as caught:
+        make(schedule=lambda update: 1 / update).lr_factor(0)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_factor_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ScriptError, match=r"schedule\(1\) gave inf"):
+        make(schedule=lambda update: float("inf")).lr_factor(1)
