@@ -1,0 +1,133 @@
+"""Strict CBOR (RFC 8949): the few types we use, nothing that runs code or grows.
+
+The library's defaults accept tags (regular expressions, decimals, shared references), simple
+values, indefinite lengths, repeated keys and trailing bytes. From a peer each of these is a way to
+confuse or to exhaust, so all are refused; what is left is None, bool, 64-bit int, float, str,
+bytes, list, and dict with text keys.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import cbor2
+
+from p2ptrain.errors import InternalError, ProtocolError
+
+BLOB_DEPTH_LIMIT = 32
+INTEGER_MIN = -(2**63)
+INTEGER_MAX = 2**64 - 1
+
+_LEAVES = frozenset({type(None), bool, float, str, bytes})
+
+
+class _EveryTagRefused(Mapping[int, Callable[[Any, bool], Any]]):
+    """Stands in for the library's table of tag decoders, so that its own are never reached."""
+
+    def __getitem__(self, tag: int) -> Callable[[Any, bool], Any]:
+        return _refuse_tag
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _refuse_tag(*_: object) -> NoReturn:
+    raise ValueError("a tag, which is not allowed")
+
+
+_NO_TAGS = _EveryTagRefused()
+
+
+def loads(data: bytes, limit_bytes: int, depth_limit: int = BLOB_DEPTH_LIMIT) -> Any:
+    """Decode one CBOR item that must fill `data` exactly.
+
+    Decoded objects may take some 70 times the memory of `data`: choose `limit_bytes` accordingly.
+
+    Args:
+        data: at most `limit_bytes`, checked before anything is decoded.
+        limit_bytes: the caller's cap for this kind of blob.
+        depth_limit: most containers within one another.
+
+    Raises:
+        ProtocolError: `data` is too long or is not strict CBOR.
+    """
+    if len(data) > limit_bytes:
+        raise ProtocolError(f"CBOR of {len(data)} bytes where {limit_bytes} are allowed")
+    value = _decode(data, depth_limit)
+    _check(value, depth_limit, ProtocolError)
+    return value
+
+
+def dumps(value: object, depth_limit: int = BLOB_DEPTH_LIMIT) -> bytes:
+    """Encode what `loads` would give back; tuples travel as lists.
+
+    Raises:
+        InternalError: `value` holds a type, key or integer that may not travel, or is too deep.
+    """
+    _check(value, depth_limit, InternalError)
+    return cbor2.dumps(value)
+
+
+def _decode(data: bytes, depth_limit: int) -> Any:
+    try:
+        decoder = cbor2.CBORDecoder(
+            io.BytesIO(data),
+            tag_hook=_refuse_tag,
+            semantic_decoders=_NO_TAGS,
+            max_depth=depth_limit,
+            allow_indefinite=False,
+            allow_duplicate_keys=False,
+            strict_hashable_types=True,
+        )
+        value = decoder.decode()
+    except (cbor2.CBORError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"CBOR is malformed: {error}") from error
+    _require_end(decoder)
+    return value
+
+
+def _require_end(decoder: cbor2.CBORDecoder) -> None:
+    try:
+        decoder.read(1)
+    except cbor2.CBORDecodeEOF:
+        return
+    raise ProtocolError("CBOR is followed by further bytes")
+
+
+def _check(value: object, depth_limit: int, error: type[ProtocolError | InternalError]) -> None:
+    """Raise `error` unless every item is of an allowed type, level by level."""
+    level = [value]
+    while level:
+        if depth_limit < 0:
+            raise error("CBOR is nested too deeply")
+        depth_limit -= 1
+        level = [
+            inner for item in level if type(item) not in _LEAVES for inner in _open(item, error)
+        ]
+
+
+def _open(item: object, error: type[ProtocolError | InternalError]) -> Iterable[object]:
+    """What an item that is no leaf contains."""
+    if isinstance(item, (str, float)):
+        return ()  # a subclass such as StrEnum travels as its value
+    if isinstance(item, int):
+        if not INTEGER_MIN <= item <= INTEGER_MAX:
+            raise error("CBOR integer does not fit into 64 bits")
+        return ()
+    if isinstance(item, (list, tuple)):
+        return item
+    if isinstance(item, Mapping):
+        _check_keys(item, error)
+        return item.values()
+    raise error(f"CBOR may not carry a {type(item).__name__}")
+
+
+def _check_keys(item: Mapping[object, object], error: type[ProtocolError | InternalError]) -> None:
+    for key in item:
+        if type(key) is not str:
+            raise error(f"CBOR key is a {type(key).__name__}, not text")
