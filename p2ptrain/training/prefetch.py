@@ -1,0 +1,111 @@
+"""Loading ahead of training, by a bounded number of batches, in one thread.
+
+The user's dataset runs in a thread of its own so that decoding an image stops neither the event
+loop nor the compute thread. One thread, because datasets need not be thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from p2ptrain.training.data import Collated, Samples
+from p2ptrain.training.order import SampleOrder
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Prefetcher(Generic[K, V]):
+    """Calls `load(key)` for each key in order, at most `ahead` results before they are taken.
+
+    Use it as an async context manager and an async iterator, from one task. Leaving the context
+    drops what was loaded and waits for the call that is running, if any.
+    """
+
+    def __init__(self, load: Callable[[K], V], keys: Iterable[K], *, ahead: int) -> None:
+        if ahead < 1:
+            raise ValueError(f"ahead must be at least 1, not {ahead}")
+        self._load = load
+        self._ahead = ahead
+        self._keys: Iterator[K] = iter(keys)
+        self._waiting: deque[Future[V]] = deque()
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="p2ptrain-data")
+
+    async def __aenter__(self) -> Prefetcher[K, V]:
+        self._fill()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._drop()
+        await asyncio.to_thread(self._executor.shutdown)
+
+    def __aiter__(self) -> Prefetcher[K, V]:
+        return self
+
+    async def __anext__(self) -> V:
+        """The next result, in the order of the keys; cancelling the wait loses none.
+
+        Raises:
+            ScriptError: what `load` raised for this key.
+        """
+        self._fill()
+        if not self._waiting:
+            raise StopAsyncIteration
+        value = await asyncio.shield(asyncio.wrap_future(self._waiting[0]))
+        self._waiting.popleft()
+        self._fill()
+        return value
+
+    def restart(self, keys: Iterable[K]) -> None:
+        """Forget what was loaded and go on with `keys`: after a failure or a new plan."""
+        self._drop()
+        self._keys = iter(keys)
+        self._fill()
+
+    def _fill(self) -> None:
+        while len(self._waiting) < self._ahead:
+            try:
+                key = next(self._keys)
+            except StopIteration:
+                return
+            self._waiting.append(self._executor.submit(self._load, key))
+
+    def _drop(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One micro-batch, ready to be fed: tensors of (samples, ...) in memory of their own."""
+
+    inputs: Collated
+    targets: Collated
+    weight: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedBatch:
+    """Everything of one update."""
+
+    step: int
+    micro_batches: tuple[MicroBatch, ...]
+
+
+def load_batch(samples: Samples, order: SampleOrder, step: int, micro_batch: int) -> LoadedBatch:
+    """Read and collate step `step` (from 0). Raises ScriptError as `Samples.collate` does."""
+    splits = order.splits(step, micro_batch)
+    pieces = samples.collate_pieces([split.indices for split in splits], f"{order.seed} {step}")
+    return LoadedBatch(
+        step,
+        tuple(
+            MicroBatch(inputs, targets, split.weight, len(split.indices))
+            for split, (inputs, targets) in zip(splits, pieces, strict=True)
+        ),
+    )

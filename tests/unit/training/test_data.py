@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, UserDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from p2ptrain.errors import ScriptError
+from p2ptrain.training.data import Samples
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.stride() == b.stride() and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return len(a) == len(b) and all(map(same, a, b))
+
+
+DATASETS: dict[str, list[tuple[Any, Any]]] = {
+    "tensors": [(torch.full((2, 3), float(i)), torch.tensor(i)) for i in range(5)],
+    "numbers": [(i * 0.5, i) for i in range(5)],
+    "booleans": [(i * 0.5, i % 2 == 0) for i in range(5)],
+    "numpy": [(np.full(3, i, dtype=np.float32), np.int64(i)) for i in range(5)],
+    "channels_last": [(torch.randn(4, 4, 3).permute(2, 0, 1), i) for i in range(5)],
+    "tuple input": [((torch.ones(2) * i, torch.ones(3)), i) for i in range(5)],
+    "dict input": [({"ids": torch.arange(3), "mask": torch.ones(3)}, i) for i in range(5)],
+    "nested": [({"a": (1.0, [2, torch.ones(1)])}, {"t": i}) for i in range(5)],
+    "bfloat16": [(torch.ones(2, dtype=torch.bfloat16) * i, 1j) for i in range(5)],
+}
+DATASETS["bfloat16"] = [(x, torch.tensor(1j)) for x, _ in DATASETS["bfloat16"]]
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_values_are_default_collates(name: str) -> None:
+    data = DATASETS[name]
+    inputs, targets = Samples(data).collate([3, 0, 4], "seed")
+    expected = default_collate([data[3], data[0], data[4]])
+    assert same(inputs, expected[0])
+    assert same(targets, expected[1])
+
+
+def test_tuples_stay_tuples_and_mappings_become_dicts() -> None:
+    wrapped = UserDict({"x": torch.ones(1)})
+    data = [((torch.ones(1), [torch.ones(1)]), wrapped)] * 2
+    inputs, targets = Samples(data).collate([0, 1], "seed")
+    assert type(inputs) is tuple
+    assert type(inputs[1]) is list
+    assert type(targets) is dict
+
+
+def test_key_order_is_the_first_samples() -> None:
+    data = [(OrderedDict(a=1.0, b=2.0), 0), (OrderedDict(b=4.0, a=3.0), 0)]
+    inputs, _ = Samples(data).collate([0, 1], "seed")
+    assert list(inputs) == ["a", "b"]
+    assert inputs["a"].tolist() == [1.0, 3.0]
+
+
+def test_leaves_describe_the_first_sample() -> None:
+    leaves = Samples([({"x": torch.ones(2, 3)}, 1)]).leaves
+    assert [(leaf.path, leaf.dtype, leaf.shape) for leaf in leaves] == [
+        ("input['x']", torch.float32, (2, 3)),
+        ("target", torch.int64, ()),
+    ]
+
+
+X = torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ((torch.zeros(4), 0), r"data\[1\]: input is torch.float32 \[4\], but data\[0\] has"),
+        ((X.double(), 0), r"data\[1\]: input is torch.float64 \[3\]"),
+        ((X, 0.0), r"data\[1\]: target is torch.float64"),
+        ((X, "cat"), r"data\[1\]: target cannot become a tensor: .* not a str"),
+        ((X, 2**80), r"data\[1\]: target cannot become a tensor"),
+        ((X, None), "not a NoneType"),
+        ((X.to_sparse(), 0), r"only dense tensors on the CPU .* not a torch.sparse_coo tensor"),
+        (((X, X), 0), r"other parts than data\[0\]: \['input\[0\]', 'input\[1\]', 'target'\]"),
+        ((X, 0, 0), r"must be a pair \(input, target\), not a tuple of 3"),
+        (X, r"must be a pair \(input, target\), not a torch.strided tensor"),
+    ],
+)
+def test_a_sample_unlike_the_first_is_named(odd: Any, told: str) -> None:
+    samples = Samples([(X, 0), odd])
+    with pytest.raises(ScriptError, match=told):
+        samples.collate([0, 1], "seed")
+
+
+def test_the_users_exception_keeps_its_place_and_cause() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            return 9
+
+        def __getitem__(self, index: int) -> Any:
+            if index == 7:
+                raise FileNotFoundError("cat.png")
+            return X, 0
+
+    with pytest.raises(ScriptError, match=r"data\[7\] failed: FileNotFoundError: cat") as caught:
+        Samples(Broken()).collate([6, 7], "seed")
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_a_first_sample_that_is_unusable_is_told_at_once() -> None:
+    with pytest.raises(ScriptError, match=r"eval_data\[0\]"):
+        Samples([("text", 1)], "eval_data")
+
+
+class Noisy:
+    """Draws from all three global generators."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, float]:
+        return torch.rand(2) + np.random.rand(), random.random()
+
+
+def test_random_samples_repeat_with_the_seed_and_leave_the_global_state_alone() -> None:
+    samples = Samples(Noisy())
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    first = samples.collate([0, 1, 2], "0 5")
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+    assert same(first, samples.collate([0, 1, 2], "0 5"))
+    assert not same(first, samples.collate([0, 1, 2], "0 6"))
+
+
+def test_random_samples_do_not_depend_on_the_cut_into_micro_batches() -> None:
+    samples = Samples(Noisy())
+    whole = samples.collate([0, 1, 2, 3], "s")[0]
+    pieces = samples.collate_pieces([[0, 1, 2], [3]], "s")
+    assert torch.equal(whole, torch.cat([piece[0] for piece in pieces]))
+
+
+class CountingLock:
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __enter__(self) -> None:
+        self.taken += 1
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+def test_slow_samples_give_the_lock_up_between_them_and_random_streams_run_on() -> None:
+    ticks = iter(range(1000))
+    lock = CountingLock()
+    samples = Samples(Noisy(), lock=lock, clock=lambda: float(next(ticks)))
+    slow = samples.collate([0, 1, 2], "s")
+    assert lock.taken == 1 + 3
+    assert same(slow, Samples(Noisy(), clock=lambda: 0.0).collate([0, 1, 2], "s"))
+
+
+def test_fast_samples_take_the_lock_once() -> None:
+    lock = CountingLock()
+    Samples(Noisy(), lock=lock, clock=lambda: 0.0).collate([0, 1, 2, 3, 4], "s")
+    assert lock.taken == 2
