@@ -1,0 +1,243 @@
+"""Messages to handlers: first in, first out for each (peer, kind), side by side otherwise.
+
+    link ──> open_parts ──> deliver ──> lane of (peer, kind) ──> handler ──> reply ──> link
+                                   └──> a waiting call (replies overtake the lanes)
+
+A lane holds at most `LANE_LIMIT` messages; a full one makes `deliver` wait, so a peer that sends
+faster than its messages are handled is slowed down by its own link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import structlog
+
+from p2ptrain.errors import Error, InternalError, LinkClosed, PeerError, ProtocolError
+from p2ptrain.mesh import remote_errors
+from p2ptrain.mesh.calls import Calls
+from p2ptrain.mesh.interface import Handler
+from p2ptrain.net.message import Fields, Message, PartsAllocator, Priority
+
+log = structlog.get_logger(__name__)
+
+LANE_LIMIT = 1024
+"""Most messages of one (peer, kind) waiting for their handler."""
+
+REFUSED_KINDS_LIMIT = 64
+"""Most different unrouted kinds counted by name: a peer chooses them."""
+
+REPLY_KIND = "mesh.reply"
+ERROR_KIND = "mesh.error"
+_CALL = "_call"  # [number, priority] in a request's fields
+_REPLY = "_reply"  # number in a reply's fields
+_KIND = "_kind"  # a reply's own kind
+_UNROUTED = ""  # one lane for all refusals: a peer must not be able to open lanes at will
+
+Send: TypeAlias = Callable[[str, Message, Priority], Awaitable[None]]
+_Lane: TypeAlias = "asyncio.Queue[Message]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    handler: Handler
+    parts: PartsAllocator | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplyTo:
+    number: int
+    priority: Priority
+
+
+class Router:
+    """Kinds, handlers and calls of one device.
+
+    Attributes:
+        refused: how often each unrouted kind was refused.
+    """
+
+    def __init__(self, name: str, send: Send) -> None:
+        self.refused: Counter[str] = Counter()
+        self._name = name
+        self._send = send
+        self._routes: dict[str, _Route] = {}
+        self._calls = Calls()
+        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:
+        """See `Mesh.route`."""
+        self._routes[kind] = _Route(handler, parts)
+
+    def unroute(self, kind: str) -> None:
+        """See `Mesh.unroute`."""
+        self._routes.pop(kind, None)
+
+    def open_parts(
+        self, peer_id: str, kind: str, fields: Fields, sizes: Sequence[int]
+    ) -> Sequence[memoryview] | None:
+        """Where the parts of an arriving message go; None = read and throw them away.
+
+        Thrown away are parts of a kind that nobody routes (any more) and of a reply that came too
+        late: both happen between honest devices whenever a job ends.
+
+        Raises:
+            ProtocolError: no parts may come here, or not of these sizes.
+        """
+        if kind in (REPLY_KIND, ERROR_KIND):
+            if not self._calls.is_open(peer_id, fields.get(_REPLY)):
+                return None
+            allocator = self._calls.parts_allocator(peer_id, fields.get(_REPLY))
+        elif kind in self._routes:
+            allocator = self._routes[kind].parts
+        else:
+            return None
+        if allocator is None:
+            raise ProtocolError(f"a message {kind!r} must not carry parts")
+        return allocator(peer_id, _without_marks(fields), sizes)
+
+    async def deliver(self, peer_id: str, message: Message) -> None:
+        """Take in one message; waits while its lane is full.
+
+        Raises:
+            ProtocolError: the message is malformed; its link must close.
+        """
+        if message.kind in (REPLY_KIND, ERROR_KIND):
+            self._take_reply(peer_id, message)
+            return
+        _reply_to(message.fields)  # refused here, where the link can still be closed
+        routed = message.kind in self._routes
+        if not routed:
+            self._count_refused(peer_id, message.kind)
+        if not self._closed:
+            await self._lane(peer_id, message.kind if routed else _UNROUTED).put(message)
+
+    async def call(
+        self,
+        peer_id: str,
+        message: Message,
+        timeout_seconds: float,
+        priority: Priority,
+        reply_parts: PartsAllocator | None,
+    ) -> Message:
+        """See `Mesh.call`."""
+        if self._closed:
+            raise LinkClosed("this device has left the household")
+        number, reply = self._calls.open(peer_id, reply_parts)
+        marked = {**message.fields, _CALL: [number, int(priority)]}
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._send(peer_id, replace(message, fields=marked), priority)
+                return await reply
+        finally:
+            self._calls.close(number)
+
+    def lost(self, peer_id: str, why: str) -> None:
+        """The link to `peer_id` ended: its pending calls raise LinkClosed(why)."""
+        self._calls.fail(peer_id, LinkClosed(why))
+
+    async def close(self) -> None:
+        """Stop all handlers and wait for them to end."""
+        self._closed = True
+        others = self._tasks - {asyncio.current_task()}  # a handler may be the one that closes
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for lane in self._lanes.values():
+            while not lane.empty():  # whoever waits for room in a lane goes on
+                lane.get_nowait()
+
+    def _lane(self, peer_id: str, kind: str) -> _Lane:
+        lane = self._lanes.get((peer_id, kind))
+        if lane is None:
+            lane = self._lanes[peer_id, kind] = asyncio.Queue(LANE_LIMIT)
+            task = asyncio.create_task(self._run_lane(peer_id, lane), name=f"lane {kind}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return lane
+
+    async def _run_lane(self, peer_id: str, lane: _Lane) -> None:
+        while True:
+            await self._handle(peer_id, await lane.get())
+
+    async def _handle(self, peer_id: str, message: Message) -> None:
+        route = self._routes.get(message.kind)
+        try:
+            if route is None:
+                raise self._unrouted(message.kind)
+            request = replace(message, fields=_without_marks(message.fields))
+            reply = await route.handler(peer_id, request)
+            await self._answer(peer_id, message, reply or Message(""))
+        except Error as error:
+            await self._answer_error(peer_id, message, error)
+        except Exception:
+            log.exception("handler_failed", kind=message.kind, peer=peer_id[:16])
+            bug = InternalError(f"{self._name} failed to handle {message.kind!r}; see its log")
+            await self._answer_error(peer_id, message, bug)
+
+    async def _answer(self, peer_id: str, request: Message, reply: Message) -> None:
+        to = _reply_to(request.fields)
+        if to is None:
+            return
+        fields = {**reply.fields, _REPLY: to.number, _KIND: reply.kind}
+        answer = replace(reply, kind=REPLY_KIND, fields=fields)
+        await self._send_answer(peer_id, answer, to.priority)
+
+    async def _answer_error(self, peer_id: str, request: Message, error: Error) -> None:
+        to = _reply_to(request.fields)
+        if to is None:
+            log.warning("message_refused", kind=request.kind, peer=peer_id[:16], why=str(error))
+            return
+        fields: dict[str, Any] = {**remote_errors.to_fields(error), _REPLY: to.number}
+        await self._send_answer(peer_id, Message(ERROR_KIND, fields), to.priority)
+
+    async def _send_answer(self, peer_id: str, answer: Message, priority: Priority) -> None:
+        try:
+            await self._send(peer_id, answer, priority)
+        except PeerError as error:
+            # The caller learns it from its own end of the link.
+            log.info("reply_not_sent", peer=peer_id[:16], why=str(error))
+
+    def _take_reply(self, peer_id: str, message: Message) -> None:
+        number = message.fields.get(_REPLY)
+        outcome: Message | Error
+        if message.kind == ERROR_KIND:
+            outcome = remote_errors.from_fields(message.fields)
+        else:
+            kind = str(message.fields.get(_KIND, ""))
+            outcome = replace(message, kind=kind, fields=_without_marks(message.fields))
+        if not self._calls.resolve(peer_id, number, outcome):
+            log.debug("late_reply", peer=peer_id[:16], number=number)
+
+    def _unrouted(self, kind: str) -> PeerError:
+        return PeerError(f"{self._name} does not handle {kind!r} now")
+
+    def _count_refused(self, peer_id: str, kind: str) -> None:
+        known = kind in self.refused or len(self.refused) < REFUSED_KINDS_LIMIT
+        self.refused[kind if known else "(other kinds)"] += 1
+        log.debug("kind_refused", kind=kind, peer=peer_id[:16])
+
+
+def _without_marks(fields: Fields) -> Fields:
+    return {key: value for key, value in fields.items() if key not in (_CALL, _REPLY, _KIND)}
+
+
+def _reply_to(fields: Fields) -> _ReplyTo | None:
+    """Whom to answer, or None for a plain message.
+
+    Raises:
+        ProtocolError: the mark is there but malformed.
+    """
+    mark = fields.get(_CALL)
+    if mark is None:
+        return None
+    match mark:
+        case [int(number), int(priority)] if number > 0 and 0 <= priority < len(Priority):
+            return _ReplyTo(number, Priority(priority))
+    raise ProtocolError("a request's call mark is malformed")
