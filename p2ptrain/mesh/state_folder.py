@@ -1,0 +1,149 @@
+"""The private folder where a device keeps what must survive a restart.
+
+It holds the device's key, so nobody else may read it, and every file is replaced as a whole: a
+process killed at any instruction leaves the old content or the new, never a mixture (temporary
+file, fsync, rename, fsync of the folder).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from p2ptrain.errors import UserError
+
+_PRIVATE_FOLDER = 0o700
+_PRIVATE_FILE = 0o600
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_HAS_MODES = os.name == "posix"
+_TEMPORARY_SUFFIX = ".tmp"
+
+
+class StateFolder:
+    """One device's folder; `path` is created on first use."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the folder.
+
+        Raises:
+            UserError: it cannot be used, or others may read it.
+        """
+        self.path = path
+        try:
+            path.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
+            self._check_folder()
+            self._remove_leftovers()
+        except OSError as error:
+            raise UserError(f"the state folder {path} cannot be used: {error.strerror}") from error
+
+    def read(self, name: str) -> bytes | None:
+        """The file's content, or None where there is no such file.
+
+        Raises:
+            UserError: others may read it, or it cannot be read.
+        """
+        file = self.path / name
+        try:
+            if not file.exists():
+                return None
+            if _open_to_others(file):
+                raise UserError(
+                    f"{file} can be read by other users of this machine: run "
+                    f"`chmod 600 {file}`, and pair anew if somebody may have copied it"
+                )
+            return file.read_bytes()
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}") from error
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace the file as a whole.
+
+        Raises:
+            UserError: the disk is full or the folder is not ours.
+        """
+        temporary = self.path / f"{name}.{os.getpid()}{_TEMPORARY_SUFFIX}"
+        try:
+            _write_synced(temporary, content)
+            temporary.replace(self.path / name)
+            _sync_folder(self.path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise UserError(f"{self.path / name} cannot be written: {error.strerror}") from error
+
+    def read_json(self, name: str) -> Any:
+        """The file's JSON value, or None where there is no such file.
+
+        Raises:
+            UserError: as `read`, or the file is not JSON.
+        """
+        content = self.read(name)
+        if content is None:
+            return None
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise broken_file(self.path / name, "it is not JSON") from error
+
+    def write_json(self, name: str, value: object) -> None:
+        """Replace the file by `value` as JSON."""
+        self.write(name, json.dumps(value, indent=1).encode())
+
+    def remove(self, name: str) -> None:
+        """Remove the file if it is there."""
+        (self.path / name).unlink(missing_ok=True)
+
+    def _check_folder(self) -> None:
+        if not self.path.is_dir():
+            raise UserError(f"the state folder {self.path} is not a folder: choose another one")
+        if not _open_to_others(self.path):
+            return
+        if any(self.path.iterdir()):
+            raise UserError(
+                f"the state folder {self.path} can be read by other users of this machine: run "
+                f"`chmod 700 {self.path}`, or choose another one with --state-dir"
+            )
+        self.path.chmod(_PRIVATE_FOLDER)  # still empty, so nothing was ever seen
+
+    def _remove_leftovers(self) -> None:
+        """Temporary files of processes that were killed while writing."""
+        for file in self.path.glob(f"*.*{_TEMPORARY_SUFFIX}"):
+            process = file.name.removesuffix(_TEMPORARY_SUFFIX).rpartition(".")[2]
+            if process.isdigit() and not psutil.pid_exists(int(process)):
+                file.unlink(missing_ok=True)
+
+
+def broken_file(file: Path, why: str) -> UserError:
+    """The error for a file of ours that does not hold what it should."""
+    return UserError(
+        f"{file} is broken ({why}): restore it from a copy, or remove it and pair this device anew"
+    )
+
+
+def _open_to_others(path: Path) -> bool:
+    return _HAS_MODES and bool(path.stat().st_mode & _OTHERS)
+
+
+def _write_synced(file: Path, content: bytes) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE_FILE)
+    with os.fdopen(descriptor, "wb") as out:
+        if _HAS_MODES:
+            os.fchmod(descriptor, _PRIVATE_FILE)
+        out.write(content)
+        out.flush()
+        os.fsync(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself survive a power cut, where a folder can be synced."""
+    if not _HAS_MODES:
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

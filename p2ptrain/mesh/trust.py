@@ -1,0 +1,170 @@
+"""Whom this household trusts: a pure rule for merging what trusted devices say of each other.
+
+    entry  = (device id, certificate, name, counter, revoked)
+    record = entry + who says so + that device's ECDSA signature over the entry
+
+A record is believed only when its signer is trusted itself and not revoked. For one device the
+highest counter wins; at equal counters revoked wins. Pairing again after a revocation raises the
+counter, so an old introduction can never bring a removed device back. All members are equals: any
+of them may introduce or remove any other (docs/threat_model.md says what that means).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.mesh.identity import CERTIFICATE_LIMIT_BYTES, Identity, device_id, is_signed
+from p2ptrain.mesh.text import peer_name
+from p2ptrain.net import cbor
+
+DEVICES_LIMIT = 256
+"""Most devices remembered, removed ones included: paired peers cannot fill disk or memory."""
+
+COUNTER_JUMP_LIMIT = 1024
+"""How far a record's counter may lie above the known one. Without a limit one hostile record with
+the greatest counter would make a removal final for ever."""
+
+RECORD_LIMIT_BYTES = 2048
+
+_SIGNED_LABEL = "p2ptrain trust record 1"
+_ID = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedDevice:
+    """What is remembered of one device.
+
+    Attributes:
+        id: SHA-256 of `certificate_der`, hex.
+        certificate_der: pinned for every connection.
+        name: as last heard; shown to people.
+        counter: rises with each pairing after a removal, and each removal.
+        revoked: removed; kept so that an old introduction cannot bring it back.
+        introduced_by: id of the device that vouched for it; our own id where we paired.
+    """
+
+    id: str
+    certificate_der: bytes
+    name: str
+    counter: int
+    revoked: bool
+    introduced_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrustRecord:
+    """A device's signed word about another one; `device.introduced_by` is the signer."""
+
+    device: TrustedDevice
+    signature: bytes
+
+
+TrustBook = Mapping[str, TrustedDevice]
+"""By device id; never this device itself."""
+
+
+class Verdict(NamedTuple):
+    """What `judge` decided: the entry to remember, or None, and why."""
+
+    entry: TrustedDevice | None
+    reason: str
+
+
+def sign_record(device: TrustedDevice, signer: Identity) -> TrustRecord:
+    """`signer` vouches for what it remembers of `device`."""
+    said = replace(device, introduced_by=signer.id)
+    return TrustRecord(said, signer.sign(_signed_bytes(said)))
+
+
+def judge(record: TrustRecord, book: TrustBook, self_id: str) -> Verdict:
+    """Whether `record` changes what this device remembers. Pure."""
+    device, known = record.device, book.get(record.device.id)
+    if device.id == self_id:
+        return Verdict(None, "it is about this device")
+    signer = book.get(device.introduced_by)
+    if signer is None or signer.revoked:
+        return Verdict(None, "its signer is not trusted")
+    if not is_signed(signer.certificate_der, _signed_bytes(device), record.signature):
+        return Verdict(None, "its signature is wrong")
+    if known is None and len(book) >= DEVICES_LIMIT:
+        return Verdict(None, f"{DEVICES_LIMIT} devices are remembered already")
+    if known is not None and not _is_newer(device, known):
+        return Verdict(None, "nothing new")
+    if device.counter > (known.counter if known else 0) + COUNTER_JUMP_LIMIT:
+        return Verdict(None, "its counter jumps")
+    return Verdict(device, "removed" if device.revoked else "introduced")
+
+
+def after_pairing(book: TrustBook, certificate_der: bytes, name: str, self_id: str) -> Verdict:
+    """The entry for a device that has just proved to know the code."""
+    known = book.get(device_id(certificate_der))
+    if known is None and len(book) >= DEVICES_LIMIT:
+        return Verdict(None, f"{DEVICES_LIMIT} devices are remembered already")
+    counter = known.counter if known else 0
+    if known is None or known.revoked:
+        counter += 1
+    entry = TrustedDevice(
+        device_id(certificate_der), certificate_der, name, counter, False, self_id
+    )
+    return Verdict(entry, "paired")
+
+
+def after_removal(known: TrustedDevice, self_id: str) -> TrustedDevice:
+    """The entry for a device that this device's person removes."""
+    return replace(known, counter=known.counter + 1, revoked=True, introduced_by=self_id)
+
+
+def encode_record(record: TrustRecord) -> bytes:
+    """As CBOR, at most RECORD_LIMIT_BYTES."""
+    return cbor.dumps([*_said(record.device), record.signature])
+
+
+def decode_record(data: bytes) -> TrustRecord:
+    """Parse a record; the signature is checked by `judge`.
+
+    Raises:
+        ProtocolError: it is malformed, or its id is not its certificate's.
+    """
+    match cbor.loads(data, RECORD_LIMIT_BYTES, 2):
+        case [
+            str(claimed),
+            bytes(certificate),
+            str(name),
+            int(counter),
+            bool(revoked),
+            str(signer),
+            bytes(signature),
+        ] if 0 < counter < 2**62 and _ID.fullmatch(signer) and peer_name(name) == name:
+            _check_certificate(claimed, certificate)
+            device = TrustedDevice(claimed, certificate, name, counter, revoked, signer)
+            return TrustRecord(device, signature)
+    raise ProtocolError("a trust record is malformed")
+
+
+def _check_certificate(claimed_id: str, certificate_der: bytes) -> None:
+    if len(certificate_der) > CERTIFICATE_LIMIT_BYTES or device_id(certificate_der) != claimed_id:
+        raise ProtocolError("a trust record's certificate is not that of its device")
+
+
+def _is_newer(device: TrustedDevice, known: TrustedDevice) -> bool:
+    return (device.counter, device.revoked) > (known.counter, known.revoked)
+
+
+def _said(device: TrustedDevice) -> list[Any]:
+    return [
+        device.id,
+        device.certificate_der,
+        device.name,
+        device.counter,
+        device.revoked,
+        device.introduced_by,
+    ]
+
+
+def _signed_bytes(device: TrustedDevice) -> bytes:
+    # A list of fixed order encodes to the same bytes everywhere (RFC 8949, section 4.2).
+    return cbor.dumps([_SIGNED_LABEL, *_said(device)])

@@ -1,0 +1,139 @@
+"""The trust book on disk, replaced as a whole at every change."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from p2ptrain.errors import PairingError
+from p2ptrain.mesh.identity import Identity, device_id
+from p2ptrain.mesh.state_folder import StateFolder, broken_file
+from p2ptrain.mesh.trust import (
+    TrustBook,
+    TrustedDevice,
+    TrustRecord,
+    Verdict,
+    after_pairing,
+    after_removal,
+    judge,
+    sign_record,
+)
+
+TRUST_FILE = "trusted.json"
+_FORMAT = "p2ptrain.trusted/1"
+
+
+class TrustStore:
+    """Whom this device trusts; every change is on disk before it counts."""
+
+    def __init__(self, folder: StateFolder, identity: Identity) -> None:
+        """Load the book.
+
+        Raises:
+            UserError: the file is broken, or others may read it.
+        """
+        self._folder = folder
+        self._identity = identity
+        self._book = _load(folder)
+
+    @property
+    def book(self) -> TrustBook:
+        """All entries, removed devices included."""
+        return MappingProxyType(self._book)
+
+    @property
+    def trusted(self) -> Mapping[str, TrustedDevice]:
+        """The devices that are trusted now, by id."""
+        return {key: device for key, device in self._book.items() if not device.revoked}
+
+    def is_trusted(self, peer_id: str) -> bool:
+        """Whether that device may connect."""
+        device = self._book.get(peer_id)
+        return device is not None and not device.revoked
+
+    def add_paired(self, certificate_der: bytes, name: str) -> TrustedDevice:
+        """Remember a device that has proved to know the code.
+
+        Raises:
+            PairingError: too many devices are remembered.
+        """
+        verdict = after_pairing(self._book, certificate_der, name, self._identity.id)
+        if verdict.entry is None:
+            raise PairingError(f"{name} cannot be paired: {verdict.reason}; remove devices first")
+        self._keep(verdict.entry)
+        return verdict.entry
+
+    def take(self, record: TrustRecord) -> Verdict:
+        """Merge what another device says; the verdict says whether it changed anything."""
+        verdict = judge(record, self._book, self._identity.id)
+        if verdict.entry is not None:
+            self._keep(verdict.entry)
+        return verdict
+
+    def revoke(self, peer_id: str) -> TrustedDevice:
+        """Remove a device that is trusted now."""
+        removed = after_removal(self._book[peer_id], self._identity.id)
+        self._keep(removed)
+        return removed
+
+    def rename(self, peer_id: str, name: str) -> None:
+        """Remember how the device calls itself now."""
+        known = self._book.get(peer_id)
+        if known is not None and known.name != name:
+            self._keep(replace(known, name=name))
+
+    def records(self) -> list[TrustRecord]:
+        """Every entry, with this device vouching for it: what a link's peer is told."""
+        return [sign_record(device, self._identity) for device in self._book.values()]
+
+    def record(self, peer_id: str) -> TrustRecord:
+        """One entry, with this device vouching for it."""
+        return sign_record(self._book[peer_id], self._identity)
+
+    def _keep(self, entry: TrustedDevice) -> None:
+        changed = {**self._book, entry.id: entry}
+        devices = [_to_json(device) for device in changed.values()]
+        self._folder.write_json(TRUST_FILE, {"format": _FORMAT, "devices": devices})
+        self._book = changed
+
+
+def _to_json(device: TrustedDevice) -> dict[str, Any]:
+    return {
+        "id": device.id,
+        "name": device.name,
+        "certificate": base64.b64encode(device.certificate_der).decode(),
+        "counter": device.counter,
+        "revoked": device.revoked,
+        "introduced_by": device.introduced_by,
+    }
+
+
+def _load(folder: StateFolder) -> dict[str, TrustedDevice]:
+    value = folder.read_json(TRUST_FILE)
+    if value is None:
+        return {}
+    try:
+        if value["format"] != _FORMAT:
+            raise broken_file(folder.path / TRUST_FILE, f"its format is not {_FORMAT}")
+        devices = [_from_json(item) for item in value["devices"]]
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise broken_file(folder.path / TRUST_FILE, "an entry is malformed") from error
+    return {device.id: device for device in devices}
+
+
+def _from_json(item: dict[str, Any]) -> TrustedDevice:
+    certificate = base64.b64decode(item["certificate"], validate=True)
+    if device_id(certificate) != item["id"]:
+        raise ValueError("the certificate is not that of its device")
+    return TrustedDevice(
+        id=item["id"],
+        certificate_der=certificate,
+        name=str(item["name"]),
+        counter=int(item["counter"]),
+        revoked=bool(item["revoked"]),
+        introduced_by=str(item["introduced_by"]),
+    )
