@@ -1,0 +1,121 @@
+"""Groups of options that several commands share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, TypedDict
+
+from p2ptrain.cli import options
+
+
+class NodeOptions(TypedDict):
+    """The arguments of `p2ptrain.Node` that stand on the command line."""
+
+    name: str | None
+    code: str | None
+    peers: tuple[str, ...]
+    interfaces: tuple[str, ...]
+    port: int | None
+    state_dir: Path
+    memory_bytes: int | None
+    threads: int | None
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """What every command takes."""
+    group = parser.add_argument_group("every command")
+    group.add_argument(
+        "--state-dir",
+        metavar="DIR",
+        type=options.state_dir,
+        help="folder of this device's identity "
+        f"(default: ${options.STATE_DIR_VARIABLE}, else the system's place for it)",
+    )
+    group.add_argument(
+        "--json", action="store_true", help="print one JSON object a line, logs go to stderr"
+    )
+    group.add_argument("--debug", action="store_true", help="full traceback and more logs")
+
+
+def add_node(parser: argparse.ArgumentParser) -> None:
+    """How this device stands in the household: `join`'s options."""
+    group = parser.add_argument_group("this device in the household")
+    group.add_argument("--name", metavar="N", help="this device's name (default: the host's)")
+    group.add_argument(
+        "--code", type=options.code, help="pairing code, eight digits; needed once per device"
+    )
+    group.add_argument(
+        "--peer",
+        metavar="HOST[:PORT]",
+        action="append",
+        default=[],
+        type=options.peer,
+        help="a device to reach directly, where the network blocks multicast; may be repeated",
+    )
+    group.add_argument(
+        "--interface",
+        metavar="IFACE_OR_IP",
+        action="append",
+        default=[],
+        help="use only this network interface or address; may be repeated",
+    )
+    group.add_argument("--port", metavar="P", type=options.port, help="TCP port to listen on")
+    group.add_argument(
+        "--memory",
+        metavar="SIZE",
+        type=options.size_bytes,
+        help="memory p2ptrain may use here, such as 2GiB (default: measured)",
+    )
+    group.add_argument(
+        "--threads", metavar="T", type=options.positive, help="CPU threads for computing"
+    )
+
+
+def node_options(args: argparse.Namespace) -> NodeOptions:
+    """The options of `add_node` and `add_common` as `p2ptrain.Node` takes them."""
+    return NodeOptions(
+        name=args.name,
+        code=args.code,
+        peers=tuple(args.peer),
+        interfaces=tuple(args.interface),
+        port=args.port,
+        state_dir=state_dir(args),
+        memory_bytes=args.memory,
+        threads=args.threads,
+    )
+
+
+def state_dir(args: argparse.Namespace) -> Path:
+    """The state folder that `args` mean."""
+    chosen: Path | None = args.state_dir
+    return chosen if chosen is not None else options.default_state_dir()
+
+
+def add_script_options(parser: argparse.ArgumentParser) -> None:
+    """SCRIPT and the options of its job."""
+    parser.add_argument("script", metavar="SCRIPT", help="Python file that defines job()")
+    parser.add_argument(
+        "-o",
+        dest="job_options",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        type=options.key_value,
+        help="an argument of the script's job(); may be repeated",
+    )
+
+
+def command(
+    commands: Any, name: str, *, summary: str, description: str, example: str
+) -> argparse.ArgumentParser:
+    """A subparser whose `--help` explains the command and ends with an example."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=f"example:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser

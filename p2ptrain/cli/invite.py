@@ -1,0 +1,38 @@
+"""`p2ptrain invite`: the pairing code again, and the window open again."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from p2ptrain.cli import groups, qr
+from p2ptrain.cli.ask import ask
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.usage import DONE
+from p2ptrain.observe.events import Pairing
+
+_DESCRIPTION = """\
+Shows the pairing code of the member that runs on this device, and opens its pairing window
+again for 10 minutes. Run `p2ptrain join --code CODE` on the new device meanwhile."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `invite` to the command line."""
+    parser = groups.command(
+        commands,
+        "invite",
+        summary="show the pairing code again, and open the window again",
+        description=_DESCRIPTION,
+        example="  p2ptrain invite",
+    )
+    groups.add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Show the code."""
+    code = ask(groups.state_dir(args), lambda member: member.invite())
+    output.show(Pairing(code=code))
+    if output.is_terminal:
+        output.writer.write(qr.terminal_code(f"p2ptrain join --code {code}"))
+    return DONE

@@ -1,0 +1,110 @@
+"""`p2ptrain join`: this device is a member of the household until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from typing import Any
+
+from p2ptrain.cli import groups, qr
+from p2ptrain.cli.groups import NodeOptions
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.usage import DONE
+from p2ptrain.cli.waiting import first_of, stop_event
+from p2ptrain.control.lock import FolderLock
+from p2ptrain.control.place import Lender, Place
+from p2ptrain.observe.events import Event, Failed, Pairing, Stopped, Warned
+
+PAIRING_WINDOW_SECONDS = 600.0
+
+_DESCRIPTION = """\
+Makes this device a member of the household until it is stopped. It trains for whichever
+member holds data. The first start on an empty network creates a pairing code and prints it;
+devices started with the same --code pair with each other, in any order, within 10 minutes of
+each one's start. Once paired, later starts need no code. Ctrl-C or SIGTERM leaves gracefully:
+this device's work moves away first."""
+
+_EXAMPLE = """\
+  p2ptrain join                        on the first device: prints a code, such as 1234 5678
+  p2ptrain join --code 12345678        on every other device
+  p2ptrain join --peer 192.168.1.20    where the network blocks multicast"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `join` to the command line."""
+    parser = groups.command(
+        commands,
+        "join",
+        summary="make this device a member until it is stopped",
+        description=_DESCRIPTION,
+        example=_EXAMPLE,
+    )
+    groups.add_node(parser)
+    groups.add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Be a member until Ctrl-C or SIGTERM."""
+    asyncio.run(_join(groups.node_options(args), output))
+    output.show(Stopped())
+    return DONE
+
+
+async def _join(options: NodeOptions, output: Output) -> None:
+    from p2ptrain.control.server import ControlServer
+
+    with FolderLock(options["state_dir"], "join"), stop_event() as stop:
+        output.writer.on_closed = stop.set
+        lender = Lender()
+        async with ControlServer(options["state_dir"], lender) as control:
+            while not stop.is_set():
+                options = await _be_member(options, output, stop, lender)
+                await first_of(stop, lender.given_back)
+                control.publish()
+
+
+async def _be_member(
+    options: NodeOptions, output: Output, stop: asyncio.Event, lender: Lender
+) -> NodeOptions:
+    """A member until `stop`, or until somebody borrows the place; returns how to come back."""
+    from p2ptrain.node import Node
+
+    shown = MemberEvents(output)
+    async with Node(**options, role="member", on_event=shown.show) as node:
+        lender.member = node
+        try:
+            await first_of(stop, lender.wanted)
+        finally:
+            lender.member = None
+        status = node.status()
+    place = Place(str(status["name"]), int(status["port"]), shown.open_code())
+    if lender.wanted.is_set() and not stop.is_set():
+        output.show(Warned(message="`p2ptrain train` uses this device's place until it ends"))
+        lender.lend(place)
+    return {**options, "name": place.name, "port": place.port, "code": place.code}
+
+
+class MemberEvents:
+    """Shows a member's events, and remembers the code of an open pairing window."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._code: tuple[str, float] | None = None  # and when its window opened, in seconds
+
+    def show(self, event: Event) -> None:
+        """Show `event`; how the command ends is said by the command itself."""
+        if isinstance(event, Stopped | Failed):
+            return
+        self._output.show(event)
+        if isinstance(event, Pairing):
+            self._code = (event.code, time.monotonic())
+            if self._output.is_terminal:
+                self._output.writer.write(qr.terminal_code(f"p2ptrain join --code {event.code}"))
+
+    def open_code(self) -> str | None:
+        """The code of the pairing window, while it is open."""
+        if self._code is None or time.monotonic() - self._code[1] > PAIRING_WINDOW_SECONDS:
+            return None
+        return self._code[0]

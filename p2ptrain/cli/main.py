@@ -1,0 +1,100 @@
+"""The command `p2ptrain`: finds the command's file, and turns every end into the right exit code.
+
+Errors of people and of other devices are one line on stderr; anything else is a bug of ours and
+says how to see its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+
+from p2ptrain._version import __version__
+from p2ptrain.cli import devices, invite, join, remove, status, train
+from p2ptrain.cli.output import Output, configure_logs, open_output, silence_stdout
+from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, UsageError
+from p2ptrain.errors import PeerError, UserError
+from p2ptrain.observe.events import Failed
+
+_COMMANDS = (join, train, status, invite, devices, remove)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's); returns the exit code.
+
+    Raises:
+        SystemExit: argparse's, with code 2 for wrong usage and 0 after `--help`.
+    """
+    args = build_parser().parse_args(argv)
+    configure_logs(debug=args.debug)
+    with open_output(json=args.json) as output:
+        exit_code = _run(args, output)
+        closed = output.writer.closed
+    if closed:
+        silence_stdout()
+    return exit_code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; each command sets `run`."""
+    parser = argparse.ArgumentParser(
+        prog="p2ptrain",
+        description="Train one neural network together on the devices you already own.",
+        epilog="p2ptrain COMMAND --help explains a command with an example.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"p2ptrain {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+def _run(args: argparse.Namespace, output: Output) -> int:
+    try:
+        exit_code: int = args.run(args, output)
+    except KeyboardInterrupt:
+        return _interrupted(output)
+    except BrokenPipeError:
+        return FAILED
+    except Exception as error:
+        if args.debug:
+            traceback.print_exc()
+        _say(_text(_cause(error), debug=args.debug), output)
+        return WRONG_USAGE if isinstance(error, UsageError) else FAILED
+    return exit_code
+
+
+def _cause(error: Exception) -> Exception:
+    """Of several tasks' errors the first: the others were stopped because of it."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _text(error: Exception, *, debug: bool) -> str:
+    if isinstance(error, UserError | PeerError):
+        return str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror}{where}"
+    hint = "please report it" if debug else "run again with --debug and report it"
+    return f"internal error: {type(error).__name__}: {error} ({hint})"
+
+
+def _say(message: str, output: Output) -> None:
+    line = " ".join(message.split())
+    output.close()
+    if output.json:
+        output.show(Failed(message=line))
+    sys.stderr.write(f"p2ptrain: error: {line}\n")
+
+
+def _interrupted(output: Output) -> int:
+    if output.writer.closed:  # we interrupted ourselves: nobody reads our output any more
+        return FAILED
+    output.close()
+    sys.stderr.write("p2ptrain: interrupted\n")
+    return INTERRUPTED

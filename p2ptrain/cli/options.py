@@ -1,0 +1,140 @@
+"""Values on the command line, parsed strictly: what is not exactly understood is wrong usage."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import math
+import os
+import re
+from pathlib import Path
+
+STATE_DIR_VARIABLE = "P2PTRAIN_STATE_DIR"
+
+_UNITS_BYTES = {
+    "": 1,
+    "B": 1,
+    "KB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KIB": 1024,
+    "MIB": 1024**2,
+    "GIB": 1024**3,
+    "TIB": 1024**4,
+}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
+_CODE = re.compile(r"[0-9]{8}", re.ASCII)
+_WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})", re.ASCII)
+
+
+def size_bytes(text: str) -> int:
+    """A size such as 2GiB, 500MB or 1048576, in bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].upper() not in _UNITS_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write it like 2GiB or 500MB")
+    number, unit = match[1], _UNITS_BYTES[match[2].upper()]
+    size = int(number) * unit if number.isdigit() else round(float(number) * unit)
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than one byte")
+    return size
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if _WHOLE.fullmatch(text) is None or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time in seconds, more than none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above 0")
+    return value
+
+
+def port(text: str) -> int:
+    """A TCP port; 0 lets the system choose."""
+    if _WHOLE.fullmatch(text) is None or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def code(text: str) -> str:
+    """A pairing code: eight digits, without the spaces and dashes people write."""
+    digits = re.sub(r"[\s-]", "", text)
+    if _CODE.fullmatch(digits) is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a pairing code: it has eight digits, such as 1234 5678"
+        )
+    return digits
+
+
+def peer(text: str) -> str:
+    """HOST or HOST:PORT; an IPv6 address with a port stands in brackets."""
+    host, port_text = _split_peer(text)
+    if port_text is not None and (port_text == "" or port(port_text) == 0):
+        raise argparse.ArgumentTypeError(f"{text!r}: {port_text!r} is not a port")
+    if not _is_host(host):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a peer: write HOST, HOST:PORT or [IPV6]:PORT"
+        )
+    return text
+
+
+def _split_peer(text: str) -> tuple[str, str | None]:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            return "", None
+        return host, rest[1:] if rest else None
+    if text.count(":") > 1:  # a bare IPv6 address
+        return text, None
+    host, colon, port_text = text.partition(":")
+    return host, port_text if colon else None
+
+
+def _is_host(host: str) -> bool:
+    if _HOST.fullmatch(host):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them, such as 1,4,16; sorted, each once."""
+    return tuple(sorted({positive(part.strip()) for part in text.split(",")}))
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def state_dir(text: str) -> Path:
+    """A folder's path, `~` allowed."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path is no folder")
+    return Path(text).expanduser().absolute()
+
+
+def default_state_dir() -> Path:
+    """Where this device's identity lives unless `--state-dir` says otherwise."""
+    chosen = os.environ.get(STATE_DIR_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    import platformdirs  # here, so that --help need not load it
+
+    return Path(platformdirs.user_data_dir("p2ptrain", appauthor=False))

@@ -1,0 +1,115 @@
+"""Where a command's words go: stdout for results, stderr for logs and errors, never mixed.
+
+With `--json`, stdout is a stream of JSON lines that programs parse. A training script may print,
+and so may a C library underneath, so the real stdout is kept aside and file descriptor 1 is made
+to lead to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+from p2ptrain.observe.events import Event
+from p2ptrain.observe.jsonl import JsonRenderer, dump_line
+from p2ptrain.observe.plain import PlainRenderer
+from p2ptrain.observe.renderer import LineWriter, Renderer
+
+
+class Output:
+    """What a command says.
+
+    Attributes:
+        json: stdout carries JSON lines.
+        writer: the lines of stdout.
+    """
+
+    def __init__(self, stream: TextIO, *, json: bool) -> None:
+        self.json = json
+        self.writer = LineWriter(stream)
+        self._stream = stream
+        self._renderer: Renderer = JsonRenderer(self.writer) if json else PlainRenderer(self.writer)
+
+    @property
+    def is_terminal(self) -> bool:
+        """A person reads this."""
+        return not self.json and self._stream.isatty()
+
+    def use(self, renderer: Renderer) -> None:
+        """Show events this way from now on."""
+        self._renderer.close()
+        self._renderer = renderer
+
+    def show(self, event: Event) -> None:
+        """Show an event."""
+        self._renderer.show(event)
+
+    def result(self, body: Mapping[str, Any], text: str) -> None:
+        """A command's answer: `body` with `--json`, `text` for people."""
+        self.writer.write(dump_line(body) if self.json else text)
+
+    def close(self) -> None:
+        """End the display."""
+        self._renderer.close()
+
+
+@contextlib.contextmanager
+def open_output(*, json: bool) -> Iterator[Output]:
+    """stdout as this command writes it; with `json`, everything else's prints go to stderr."""
+    if not json:
+        output = Output(sys.stdout, json=False)
+        with contextlib.closing(output):
+            yield output
+        return
+    with _stdout_kept_aside() as stream:
+        output = Output(stream, json=True)
+        with contextlib.closing(output):
+            yield output
+
+
+@contextlib.contextmanager
+def _stdout_kept_aside() -> Iterator[TextIO]:
+    """Yield the real stdout; meanwhile file descriptor 1 and `sys.stdout` lead to stderr."""
+    sys.stdout.flush()
+    descriptor = os.dup(1)
+    stream = open(descriptor, "w", encoding="utf-8", newline="\n", closefd=False)  # noqa: SIM115
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield stream
+    finally:
+        os.dup2(descriptor, 1)
+        with contextlib.suppress(BrokenPipeError):  # the reader went away: nothing to save
+            stream.close()
+        os.close(descriptor)
+
+
+def silence_stdout() -> None:
+    """Let what is still buffered go nowhere, so that the interpreter's last flush cannot fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def configure_logs(*, debug: bool) -> None:
+    """Logs as lines on stderr: warnings, and with `--debug` everything."""
+    import structlog  # here: --help and --version need no logs
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=False),
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.DEBUG if debug else logging.WARNING
+        ),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )

@@ -1,0 +1,62 @@
+"""How `train` becomes this device's member: at once, or in the place of a running `join`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from p2ptrain.cli.groups import NodeOptions
+from p2ptrain.control.lock import FolderBusy, FolderLock
+from p2ptrain.control.place import Place
+from p2ptrain.control.record import NotRunning
+
+STARTING_SECONDS = 10.0
+"""A `join` that has just been started holds the folder some time before it can be asked."""
+
+_RETRY_SECONDS = 0.1
+
+
+@contextlib.asynccontextmanager
+async def own_place(options: NodeOptions) -> AsyncIterator[NodeOptions]:
+    """The Node options for this device's place, which is ours alone inside the context.
+
+    Raises:
+        FolderBusy: another command has the state folder and cannot be asked.
+        UserError: the member there does not step aside.
+    """
+    folder = options["state_dir"]
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            stack.enter_context(FolderLock(folder, "train"))
+        except FolderBusy as busy:
+            place = await _borrow(folder, stack, busy)
+            yield _at(place, options)
+        else:
+            yield options
+
+
+async def _borrow(folder: Path, stack: contextlib.AsyncExitStack, busy: FolderBusy) -> Place:
+    """Ask the member with `folder`; while it is still starting, ask again."""
+    from p2ptrain.control.client import ControlClient
+
+    deadline = asyncio.get_running_loop().time() + STARTING_SECONDS
+    while True:
+        try:
+            client = await stack.enter_async_context(ControlClient(folder))
+            return await stack.enter_async_context(client.step_aside())
+        except NotRunning:
+            if asyncio.get_running_loop().time() > deadline:
+                raise busy from None
+        await asyncio.sleep(_RETRY_SECONDS)  # another process's file: nothing to wait on
+
+
+def _at(place: Place, options: NodeOptions) -> NodeOptions:
+    """`options` where given, else the borrowed place's."""
+    return {
+        **options,
+        "name": options["name"] or place.name,
+        "port": place.port if options["port"] is None else options["port"],
+        "code": options["code"] or place.code,
+    }

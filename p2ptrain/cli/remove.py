@@ -1,0 +1,37 @@
+"""`p2ptrain remove NAME`: trust a device no more, at once."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from p2ptrain.cli import groups
+from p2ptrain.cli.ask import ask
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.usage import DONE
+
+_DESCRIPTION = """\
+Revokes the trust in a device, everywhere in the household: its connections end at once, and it
+can only come back by pairing anew. A job that it works for goes on as after its death."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `remove` to the command line."""
+    parser = groups.command(
+        commands,
+        "remove",
+        summary="revoke a device at once",
+        description=_DESCRIPTION,
+        example="  p2ptrain remove old-laptop",
+    )
+    parser.add_argument("name", metavar="NAME", help="the device's name, as `devices` shows it")
+    groups.add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Remove it."""
+    name: str = args.name
+    ask(groups.state_dir(args), lambda member: member.remove(name))
+    output.result({"event": "removed", "name": name}, f"{name} is no longer trusted")
+    return DONE

@@ -1,0 +1,60 @@
+"""`p2ptrain status`: who is here, who coordinates, what runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from p2ptrain.cli import groups
+from p2ptrain.cli.ask import ask
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.tables import aligned, words
+from p2ptrain.cli.usage import DONE
+
+_DESCRIPTION = """\
+Shows the household as the member on this device sees it: who is here, who coordinates, what
+runs and how fast. Any member gives the same answer."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `status` to the command line."""
+    parser = groups.command(
+        commands,
+        "status",
+        summary="who is here, who coordinates, what runs",
+        description=_DESCRIPTION,
+        example="  p2ptrain status\n  p2ptrain status --json",
+    )
+    groups.add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Show it."""
+    status = ask(groups.state_dir(args), lambda member: member.status())
+    output.result({"event": "status", **status}, status_text(status))
+    return DONE
+
+
+def status_text(status: Mapping[str, Any]) -> str:
+    """This device, the members in a table, the coordinator, the job."""
+    here = f"this device: {status['name']} at {status['address']} port {status['port']}"
+    rows = [("name", "state", ""), *(_member_row(member) for member in status["members"])]
+    return "\n".join([here, *aligned(rows), _coordinator(status), _job(status.get("job"))])
+
+
+def _member_row(member: Mapping[str, Any]) -> tuple[str, str, str]:
+    rest = {key: value for key, value in member.items() if key not in ("name", "state", "id")}
+    return str(member["name"]), str(member["state"]), words(rest)
+
+
+def _coordinator(status: Mapping[str, Any]) -> str:
+    coordinator = status.get("coordinator")
+    if coordinator is None:
+        return "coordinator: none yet"
+    return f"coordinator: {coordinator['name']} (term {coordinator['term']})"
+
+
+def _job(job: Mapping[str, Any] | None) -> str:
+    return "job: none" if job is None else f"job: {words(job)}"

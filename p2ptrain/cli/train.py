@@ -1,0 +1,248 @@
+"""`p2ptrain train`: this device holds the data and the script, the household trains."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.cli import groups, options
+from p2ptrain.cli.groups import NodeOptions
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.own_place import own_place
+from p2ptrain.cli.script import load_job
+from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.cli.waiting import sigterm_interrupts
+from p2ptrain.errors import OptionError
+from p2ptrain.observe.events import Event, Failed, Stopped
+
+if TYPE_CHECKING:
+    from p2ptrain.training.job import Job
+    from p2ptrain.training.options import TrainOptions
+
+PLANNERS = ("auto", "pp", "single")
+MODES = ("sync",)
+
+_DESCRIPTION = """\
+Trains the model of SCRIPT's job() on the devices of the household. This device holds the
+data: it waits for N devices (itself included), measures, plans, trains and writes the weights.
+The others need no script, no data and no copy of the model beforehand. --local trains on this
+device alone, by the same code: the reference for loss and speed."""
+
+_EXAMPLE = """\
+  p2ptrain train digits.py --wait-for 3 --out digits.safetensors
+  p2ptrain train digits.py -o hidden=128 --epochs 2 --local"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `train` to the command line."""
+    parser = groups.command(
+        commands,
+        "train",
+        summary="train a script's model with the household",
+        description=_DESCRIPTION,
+        example=_EXAMPLE,
+    )
+    groups.add_script_options(parser)
+    _add_household(parser)
+    _add_overrides(parser)
+    _add_files(parser)
+    groups.add_node(parser)
+    groups.add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_household(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("who trains")
+    group.add_argument(
+        "--wait-for",
+        metavar="N",
+        type=options.positive,
+        default=1,
+        help="start when N devices are here, this one included (default: 1)",
+    )
+    group.add_argument(
+        "--wait-timeout",
+        metavar="S",
+        type=options.seconds,
+        help="give up waiting after S seconds (default: never)",
+    )
+    group.add_argument(
+        "--planner",
+        metavar="NAME",
+        type=_planner,
+        default="auto",
+        help="auto: the fastest plan found; pp: a straight pipeline over all devices; "
+        "single: one device (default: auto)",
+    )
+    group.add_argument("--mode", metavar="MODE", type=_mode, default="sync", help="sync")
+    group.add_argument(
+        "--private", action="store_true", help="raw inputs and labels never leave this device"
+    )
+    group.add_argument(
+        "--local", action="store_true", help="train on this device alone, without a network"
+    )
+    group.add_argument(
+        "--no-replan",
+        action="store_true",
+        help="keep the plan except after a failure, a leave or a join",
+    )
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("instead of what the script's Job says")
+    group.add_argument("--epochs", metavar="E", type=options.positive)
+    group.add_argument("--batch-size", metavar="N", type=options.positive)
+    group.add_argument("--micro-batch", metavar="B", type=options.positive)
+    group.add_argument(
+        "--steps", metavar="S", type=options.positive, help="stop after S updates in all"
+    )
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("files")
+    group.add_argument(
+        "--out", metavar="FILE.safetensors", type=_weights_file, help="write the weights here"
+    )
+    group.add_argument(
+        "--checkpoint", metavar="DIR", type=Path, help="write checkpoints into this folder"
+    )
+    group.add_argument(
+        "--resume", metavar="DIR", type=Path, help="go on from the checkpoint in this folder"
+    )
+    group.add_argument(
+        "--fresh", action="store_true", help="begin anew even if members hold the job unfinished"
+    )
+
+
+def _planner(text: str) -> str:
+    if text not in PLANNERS:
+        raise argparse.ArgumentTypeError(
+            f"there is no planner {text!r} here: choose from {', '.join(PLANNERS)}"
+        )
+    return text
+
+
+def _mode(text: str) -> str:
+    if text == "async":
+        raise argparse.ArgumentTypeError("asynchronous training comes later: use --mode sync")
+    if text not in MODES:
+        raise argparse.ArgumentTypeError(f"there is no mode {text!r}: use sync")
+    return text
+
+
+def _weights_file(text: str) -> Path:
+    path = Path(text).expanduser()
+    if path.suffix != ".safetensors":
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .safetensors")
+    return path
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Train; returns when the weights are written."""
+    _check(args)
+    job = override(load_job(args.script, args.job_options), args)
+    chosen = train_options(args)
+    if output.is_terminal:
+        _use_console(output, job.total_steps(args.steps))
+    with sigterm_interrupts() as interrupt:
+        output.writer.on_closed = interrupt
+        if args.local:
+            _train_here(job, chosen, args, output)
+        else:
+            asyncio.run(_train(job, chosen, groups.node_options(args), output))
+    return DONE
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What can be told without the script is told before it is loaded, which may take a while."""
+    if args.local and args.wait_for > 1:
+        raise UsageError("--local trains on this device alone: leave out --wait-for")
+    if args.local and args.private:
+        raise UsageError("--local sends nothing anywhere: leave out --private")
+    for path in (args.out, args.checkpoint):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"the folder of {path} does not exist")
+    if args.resume is not None and not args.resume.is_dir():
+        raise UsageError(f"--resume {args.resume}: there is no such folder")
+
+
+def override(job: Job, args: argparse.Namespace) -> Job:
+    """`job` with the command line's numbers instead of its own. Raises UsageError."""
+    changes = {
+        name: value
+        for name in ("epochs", "batch_size", "micro_batch")
+        if (value := getattr(args, name)) is not None
+    }
+    if not changes:
+        return job
+    try:
+        return dataclasses.replace(job, **changes)
+    except OptionError as error:
+        raise UsageError(str(error)) from error
+
+
+def train_options(args: argparse.Namespace) -> TrainOptions:
+    """How to run the job."""
+    from p2ptrain.training.options import TrainOptions
+
+    return TrainOptions(
+        wait_for=args.wait_for,
+        wait_timeout_seconds=args.wait_timeout,
+        planner=args.planner,
+        steps=args.steps,
+        checkpoint=args.checkpoint,
+        resume=args.resume,
+        out=args.out,
+        private=args.private,
+        local=args.local,
+        fresh=args.fresh,
+        replan=not args.no_replan,
+    )
+
+
+def _use_console(output: Output, total_steps: int) -> None:
+    from rich.console import Console
+
+    from p2ptrain.observe.console import ConsoleRenderer
+
+    output.use(ConsoleRenderer(Console(highlight=False), total_steps))
+
+
+def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, output: Output) -> None:
+    from p2ptrain.node import train
+
+    train(
+        job,
+        options=chosen,
+        on_event=_shown(output),
+        state_dir=groups.state_dir(args),
+        memory_bytes=args.memory,
+        threads=args.threads,
+    )
+
+
+async def _train(job: Job, chosen: TrainOptions, node_options: NodeOptions, output: Output) -> None:
+    from p2ptrain.control.place import FixedMember
+    from p2ptrain.control.server import ControlServer
+    from p2ptrain.node import Node
+
+    async with (
+        own_place(node_options) as place,
+        Node(**place, role="holder", on_event=_shown(output)) as node,
+        ControlServer(node_options["state_dir"], FixedMember(node)),
+    ):
+        run = await node.train(job, chosen)
+        await run.result()
+
+
+def _shown(output: Output) -> Any:
+    """Show what happens; how the command ends is said by the command itself."""
+
+    def show(event: Event) -> None:
+        if not isinstance(event, Stopped | Failed):
+            output.show(event)
+
+    return show

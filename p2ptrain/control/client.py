@@ -1,0 +1,129 @@
+"""The commands' side of the control API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from p2ptrain.control.place import Place
+from p2ptrain.control.record import ControlRecord, not_running, read_record
+from p2ptrain.control.server import SOCKET_HOST
+from p2ptrain.errors import UserError
+
+REQUEST_TIMEOUT_SECONDS = 30.0
+"""The member answers at once; a removal waits for the others' answers."""
+
+STEP_ASIDE_TIMEOUT_SECONDS = 120.0
+"""A member that computes for another device's job moves its work away before it leaves."""
+
+
+class ControlClient:
+    """Talks to the member that runs with a state folder.
+
+    Every request raises NotRunning if there is none, and UserError with the member's own words.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises NotRunning: there is no member."""
+        self._folder = folder
+        self._record = read_record(folder)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open the connection's pool."""
+        self._session = aiohttp.ClientSession(
+            base_url=f"http://{_host(self._record)}",
+            connector=_connector(self._record),
+            headers={"Authorization": f"Bearer {self._record.token}"},
+            timeout=aiohttp.ClientTimeout(total=None),  # a borrowed place is kept for hours
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def status(self) -> dict[str, Any]:
+        """`Node.status()` of the member."""
+        return dict(await self._ask("GET", "/status"))
+
+    async def devices(self) -> list[dict[str, Any]]:
+        """`Node.devices()` of the member."""
+        return list(await self._ask("GET", "/devices"))
+
+    async def invite(self) -> str:
+        """Open the member's pairing window; returns the code."""
+        return str((await self._ask("POST", "/invite"))["code"])
+
+    async def remove(self, name: str) -> None:
+        """Revoke the trust in device `name`."""
+        await self._ask("POST", "/remove", {"name": name})
+
+    @contextlib.asynccontextmanager
+    async def step_aside(self) -> AsyncIterator[Place]:
+        """Have the member leave its place; it comes back when the context ends."""
+        async with contextlib.AsyncExitStack() as stack:
+            yield await self._borrow(stack)
+
+    async def _borrow(self, stack: contextlib.AsyncExitStack) -> Place:
+        timeout = aiohttp.ClientWSTimeout(ws_close=1.0)
+        with self._explained():
+            async with asyncio.timeout(STEP_ASIDE_TIMEOUT_SECONDS):
+                connecting = self._open().ws_connect("/step-aside", timeout=timeout)
+                socket = await stack.enter_async_context(connecting)
+                body = await socket.receive_json()
+        if "error" in body:
+            raise UserError(body["error"])
+        return Place(**body)
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
+        with self._explained():
+            request = self._open().request(method, path, json=body, timeout=timeout)
+            async with request as response:
+                if response.status == 409:
+                    raise UserError((await response.json())["error"])
+                response.raise_for_status()
+                return await response.json()
+
+    def _open(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "ControlClient is a context manager"
+        return self._session
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Foreign errors as ours, in one place."""
+        try:
+            yield
+        except aiohttp.ClientConnectorError as error:
+            raise not_running(self._folder) from error
+        except TimeoutError as error:
+            raise UserError(f"the member (process {self._record.pid}) does not answer") from error
+        except (aiohttp.ClientError, aiohttp.WSMessageTypeError) as error:
+            raise UserError(f"the member stopped before it answered ({error})") from error
+
+
+def _host(record: ControlRecord) -> str:
+    return SOCKET_HOST if _is_socket(record) else record.address
+
+
+def _connector(record: ControlRecord) -> aiohttp.BaseConnector:
+    if _is_socket(record):
+        return aiohttp.UnixConnector(path=record.address)
+    return aiohttp.TCPConnector()
+
+
+def _is_socket(record: ControlRecord) -> bool:
+    return not record.address.startswith("127.0.0.1:")

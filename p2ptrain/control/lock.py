@@ -1,0 +1,102 @@
+"""One process at a time has a state folder: two members with one identity would fight for it.
+
+The lock is the operating system's (fcntl, msvcrt), so it ends with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from p2ptrain.errors import UserError
+
+LOCK_NAME = "lock"
+_LOCKED_BYTE = 1 << 30
+"""Windows locks bytes against reading: this one is far behind what is written."""
+
+
+class FolderBusy(UserError):
+    """Another process has the state folder."""
+
+
+class FolderLock:
+    """The lock of a state folder, held inside `with`.
+
+    Args:
+        folder: created (0700) if need be.
+        command: what holds it, for the message another process shows.
+    """
+
+    def __init__(self, folder: Path, command: str) -> None:
+        self._folder = folder
+        self._command = command
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        """Take the lock.
+
+        Raises:
+            FolderBusy: another process holds it; the message names that process.
+            OSError: the folder cannot be created or written.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._folder / LOCK_NAME
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        try:
+            _lock(descriptor)
+        except OSError:
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            raise FolderBusy(
+                f"{holder} already runs with the state folder {self._folder}: "
+                "stop it first, or give another --state-dir"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"p2ptrain {self._command} (process {os.getpid()})".encode())
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Let go. The file stays: removing it would let two processes lock two files."""
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            _unlock(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _holder(descriptor: int) -> str:
+    written = os.read(descriptor, 200).decode(errors="replace").strip()
+    return written if written.isprintable() and written else "another p2ptrain"
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+
+    def _unlock(descriptor: int) -> None:
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _unlock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -1,0 +1,114 @@
+"""A device has one place in the household: one identity, one name, one port.
+
+`join` holds it for days; `train` on the same device borrows it and gives it back:
+
+    join                     control API                 train
+    member runs   <--------  borrow()  <---------------  step-aside (a connection)
+    leaves, `lend(place)` -> place  ------------------>  starts as that member
+    `given_back`  <--------  the connection closes <---  ends, or dies
+    member runs again
+
+No step needs a promise of the borrower's: a dead borrower's connection closes by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from p2ptrain.errors import UserError
+
+
+class Member(Protocol):
+    """What commands ask of a running member; `p2ptrain.Node` is one."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Who is here, who coordinates, what runs."""
+
+    def invite(self) -> str:
+        """Open the pairing window and return its code."""
+
+    def devices(self) -> Sequence[Mapping[str, Any]]:
+        """The trusted devices."""
+
+    async def remove(self, name: str) -> None:
+        """Revoke a device at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a borrower takes over besides the state folder.
+
+    Attributes:
+        name: this device's name in the household.
+        port: the TCP port that the others know it by.
+        code: the code of a pairing window that is still open, or None.
+    """
+
+    name: str
+    port: int
+    code: str | None
+
+
+class Lender:
+    """The place of this process: who asks for it, who has it.
+
+    Attributes:
+        member: the member that runs here now, or None while it does not.
+        wanted: somebody asks for the place.
+        given_back: nobody has borrowed it.
+    """
+
+    def __init__(self) -> None:
+        self.member: Member | None = None
+        self.wanted = asyncio.Event()
+        self.given_back = asyncio.Event()
+        self.given_back.set()
+        self._lent: asyncio.Future[Place] | None = None
+
+    @contextlib.asynccontextmanager
+    async def borrow(self) -> AsyncIterator[Place]:
+        """Ask for the place, wait until the member has left it, and give it back at the end.
+
+        Raises:
+            UserError: somebody else has it.
+        """
+        if self._lent is not None:
+            raise UserError("another `p2ptrain train` on this device runs: wait until it ends")
+        self._lent = asyncio.get_running_loop().create_future()
+        self.given_back.clear()
+        self.wanted.set()
+        try:
+            yield await self._lent
+        finally:
+            self._lent = None
+            self.wanted.clear()
+            self.given_back.set()
+
+    def lend(self, place: Place) -> None:
+        """The member has left `place`: hand it to the borrower, if it still waits."""
+        if self._lent is not None and not self._lent.done():
+            self._lent.set_result(place)
+
+
+class FixedMember:
+    """A member that does not step aside: that of a running `train`."""
+
+    def __init__(self, member: Member) -> None:
+        self.member: Member | None = member
+
+    def borrow(self) -> contextlib.AbstractAsyncContextManager[Place]:
+        """Refuse. Raises UserError."""
+        raise UserError("`p2ptrain train` already runs with this state folder: wait until it ends")
+
+
+class Host(Protocol):
+    """What the control server serves: a `Lender` or a `FixedMember`."""
+
+    member: Member | None
+
+    def borrow(self) -> contextlib.AbstractAsyncContextManager[Place]:
+        """Ask the member to step aside for as long as the context lasts."""

@@ -1,0 +1,82 @@
+"""`control.json`: where the running member listens for commands, and the token that opens it.
+
+Whoever can read this file (0600, in a 0700 folder) may command the member; nobody else can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from p2ptrain.errors import UserError
+
+RECORD_NAME = "control.json"
+_LIMIT_BYTES = 4096
+
+
+class NotRunning(UserError):
+    """No member runs with this state folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRecord:
+    """Where to reach the member.
+
+    Attributes:
+        address: path of a unix socket, or "127.0.0.1:PORT" where there are none (Windows).
+        token: 64 hex digits; every request carries it.
+        pid: of the member's process, for people.
+    """
+
+    address: str
+    token: str
+    pid: int
+
+
+def write_record(folder: Path, record: ControlRecord) -> None:
+    """Put `record` into `folder` in one step, readable by its owner only."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".control-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(asdict(record), file)
+        os.replace(temporary, folder / RECORD_NAME)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def read_record(folder: Path) -> ControlRecord:
+    """The record in `folder`.
+
+    Raises:
+        NotRunning: there is none, or it is not one that p2ptrain wrote.
+    """
+    try:
+        with open(folder / RECORD_NAME, "rb") as file:
+            body = json.loads(file.read(_LIMIT_BYTES))
+        return ControlRecord(str(body["address"]), str(body["token"]), int(body["pid"]))
+    except (FileNotFoundError, NotADirectoryError):
+        raise not_running(folder) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotRunning(f"{folder / RECORD_NAME} is damaged: restart `p2ptrain join`") from error
+
+
+def remove_record(folder: Path, record: ControlRecord) -> None:
+    """Remove `record` unless another process has put its own in its place."""
+    with contextlib.suppress(NotRunning, FileNotFoundError):
+        if read_record(folder) == record:
+            os.unlink(folder / RECORD_NAME)
+
+
+def not_running(folder: Path) -> NotRunning:
+    """The error of a command that needs a running member."""
+    return NotRunning(
+        f"no member runs with the state folder {folder}: start `p2ptrain join`, "
+        "or give the --state-dir of the one that runs"
+    )

@@ -1,0 +1,179 @@
+"""The member's side of the control API: HTTP over a unix socket in a folder of its own (0700).
+
+Where there are no unix sockets (Windows) it listens on 127.0.0.1. A web page in the user's browser
+can reach that too, so every request must carry the token of `control.json`, a Host that is ours
+(DNS rebinding) and no Origin (other sites' pages); requests are at most 1 MiB.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+from aiohttp import WSMsgType, web
+
+from p2ptrain.control.place import Host, Member
+from p2ptrain.control.record import ControlRecord, remove_record, write_record
+from p2ptrain.errors import PeerError, UserError
+
+SOCKET_HOST = "p2ptrain"
+"""The Host header of requests over the unix socket."""
+
+BODY_LIMIT_BYTES = 1024 * 1024
+
+_log = structlog.get_logger(__name__)
+_Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ControlServer:
+    """Serves `host` to the commands on this machine, for as long as the context lasts."""
+
+    def __init__(self, folder: Path, host: Host, *, unix_socket: bool | None = None) -> None:
+        """`unix_socket`: default as the platform can."""
+        self._folder = folder
+        self._host = host
+        self._unix_socket = sys.platform != "win32" if unix_socket is None else unix_socket
+        self._token = secrets.token_hex(32)
+        self._runner: web.AppRunner | None = None
+        self._socket_folder: str | None = None
+        self._record: ControlRecord | None = None
+        self._allowed_host = SOCKET_HOST
+
+    async def __aenter__(self) -> Self:
+        """Listen, then publish where."""
+        self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            address = await self._listen(self._runner)
+            self._record = ControlRecord(address, self._token, os.getpid())
+            self.publish()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop listening; commands find no member from now on."""
+        await self._close()
+
+    def publish(self) -> None:
+        """Write `control.json`; again after a borrower had put its own there."""
+        assert self._record is not None
+        write_record(self._folder, self._record)
+
+    async def _listen(self, runner: web.AppRunner) -> str:
+        if not self._unix_socket:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self._allowed_host = f"127.0.0.1:{runner.addresses[0][1]}"
+            return self._allowed_host
+        # A temporary folder: the path of a unix socket may have 104 characters only.
+        self._socket_folder = tempfile.mkdtemp(prefix="p2ptrain-")
+        path = os.path.join(self._socket_folder, "control")
+        await web.UnixSite(runner, path).start()
+        return path
+
+    async def _close(self) -> None:
+        if self._record is not None:
+            remove_record(self._folder, self._record)
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+
+    def _application(self) -> web.Application:
+        app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[self._guard])
+        app.router.add_get("/status", self._status)
+        app.router.add_get("/devices", self._devices)
+        app.router.add_post("/invite", self._invite)
+        app.router.add_post("/remove", self._remove)
+        app.router.add_get("/step-aside", self._step_aside)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Answer) -> web.StreamResponse:
+        """Refuse strangers before anything else is looked at; turn our errors into answers."""
+        if not self._is_ours(request):
+            _log.warning("control request refused", path=request.path)
+            raise web.HTTPForbidden(text="refused")
+        try:
+            return await handler(request)
+        except (UserError, PeerError) as error:
+            return web.json_response({"error": str(error)}, status=409)
+
+    def _is_ours(self, request: web.Request) -> bool:
+        token = request.headers.get("Authorization", "")
+        return (
+            hmac.compare_digest(token.encode(), f"Bearer {self._token}".encode())
+            and request.host == self._allowed_host
+            and "Origin" not in request.headers
+        )
+
+    def _member(self) -> Member:
+        if self._host.member is None:
+            raise UserError("the member is starting or stopping: try again in a moment")
+        return self._host.member
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return web.json_response(dict(self._member().status()))
+
+    async def _devices(self, request: web.Request) -> web.Response:
+        return web.json_response([dict(device) for device in self._member().devices()])
+
+    async def _invite(self, request: web.Request) -> web.Response:
+        return web.json_response({"code": self._member().invite()})
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        name = await _text_field(request, "name")
+        await self._member().remove(name)
+        return web.json_response({"removed": name})
+
+    async def _step_aside(self, request: web.Request) -> web.StreamResponse:
+        """The place, as soon as the member has left it; it is lent until the socket closes."""
+        socket = web.WebSocketResponse(max_msg_size=BODY_LIMIT_BYTES)
+        await socket.prepare(request)
+        try:
+            async with self._host.borrow() as place:
+                await socket.send_json(asdict(place))
+                await _closed(socket)
+        except UserError as error:
+            await socket.send_json({"error": str(error)})
+        except ConnectionResetError:
+            _log.info("the borrower of this device's place was gone before it got it")
+        return socket
+
+
+async def _closed(socket: web.WebSocketResponse) -> None:
+    """Wait for the borrower's end: it has nothing to say, it only stays."""
+    while (await socket.receive()).type not in _SOCKET_ENDS:
+        pass
+
+
+_SOCKET_ENDS = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR})
+
+
+async def _text_field(request: web.Request, key: str) -> str:
+    try:
+        body: Any = json.loads(await request.text())
+        value = body[key]
+    except (ValueError, KeyError, TypeError):
+        value = None
+    if not isinstance(value, str):
+        raise UserError(f"the request needs a text {key!r}")
+    return value

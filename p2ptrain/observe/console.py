@@ -1,0 +1,88 @@
+"""A training run on a terminal: who takes which part, then a bar that moves (rich).
+
+Names and reasons come from other devices, so they are shown as `Text`, never as rich's markup.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from p2ptrain.observe import events as ev
+from p2ptrain.observe.describe import describe, devices_text, metrics_text, plan_lines
+
+
+class ConsoleRenderer:
+    """A progress bar over all steps; plans as tables, everything else as lines above the bar."""
+
+    def __init__(self, console: Console, total_steps: int | None = None) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.fields[steps]}"),
+            BarColumn(bar_width=None),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[speed]} samples/s"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._total_steps = total_steps
+        self._task: TaskID | None = None
+
+    def show(self, event: ev.Event) -> None:
+        """Show `event`."""
+        match event:
+            case ev.Step():
+                self._show_step(event)
+            case ev.PlanEvent():
+                self._console.print(plan_table(event))
+            case ev.Eval():
+                self._line(f"after step {event.step}: {metrics_text(event)}", "bold")
+            case ev.Done():
+                self.close()
+                self._line(describe(event), "bold green")
+            case ev.Failure() | ev.Failed():
+                self._line(describe(event), "bold red")
+            case ev.Waiting() | ev.Warned() | ev.PairingFailed():
+                self._line(describe(event), "yellow")
+            case _:
+                self._line(describe(event), "dim")
+
+    def close(self) -> None:
+        """Stop redrawing; what was shown stays."""
+        self._progress.stop()
+
+    def _line(self, text: str, style: str) -> None:
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def _show_step(self, event: ev.Step) -> None:
+        if self._task is None:
+            self._progress.start()
+            self._task = self._progress.add_task(
+                "", total=self._total_steps, steps="", loss="", speed=""
+            )
+        of_all = f"/{self._total_steps}" if self._total_steps else ""
+        self._progress.update(
+            self._task,
+            completed=event.step,
+            steps=f"step {event.step}{of_all}",
+            loss=f"{event.loss:.4f}",
+            speed=f"{event.samples_per_s:,.1f}",
+        )
+
+
+def plan_table(event: ev.PlanEvent) -> Table:
+    """The stages of a plan, then the devices left out with their reasons."""
+    table = Table(title=Text(plan_lines(event)[0]), title_justify="left", title_style="bold")
+    table.add_column("stage")
+    table.add_column("devices")
+    table.add_column("units")
+    table.add_column("tensors", justify="right")
+    for index, stage in enumerate(event.stages):
+        first, end = stage.units
+        units = f"{first} to {end - 1}"
+        table.add_row(str(index), Text(devices_text(stage)), units, str(len(stage.parameters)))
+    for left_out in event.left_out:
+        table.add_row("-", Text(left_out.name), Text(f"left out: {left_out.reason}"), "")
+    return table

@@ -1,0 +1,104 @@
+"""Values on the command line: exactly understood, or wrong usage."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.cli import options
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("2GiB", 2 * 1024**3),
+        ("500MB", 500_000_000),
+        ("1.5 GiB", 3 * 512 * 1024**2),
+        ("1048576", 1048576),
+        ("10b", 10),
+        ("3TiB", 3 * 1024**4),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert options.size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "2 Gi", "-1GB", "2GiBs", "1e9", "0", "nan", "2,5GB"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.size_bytes(text)
+
+
+@given(st.integers(min_value=1, max_value=10**15))
+def test_whole_sizes_are_exact(size: int) -> None:
+    assert options.size_bytes(str(size)) == size
+
+
+@given(st.text())
+def test_a_size_is_understood_or_refused(text: str) -> None:
+    try:
+        assert options.size_bytes(text) >= 1
+    except argparse.ArgumentTypeError:
+        pass
+
+
+@pytest.mark.parametrize("text", ["12345678", "1234 5678", "1234-5678", " 12-34 56-78 "])
+def test_codes_lose_spaces_and_dashes(text: str) -> None:
+    assert options.code(text) == "12345678"
+
+
+@pytest.mark.parametrize("text", ["1234567", "123456789", "abcdefgh", "", "١٢٣٤٥٦٧٨"])
+def test_no_codes(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="eight digits"):
+        options.code(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["laptop", "192.168.1.20", "laptop.local:4000", "[fe80::1]:4000", "[::1]", "fe80::1"]
+)
+def test_peers(text: str) -> None:
+    assert options.peer(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":4000", "laptop:", "laptop:0", "laptop:99999", "lap top", "[::1", "[::1]4000"]
+)
+def test_no_peers(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.peer(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "x", "1_000"])
+def test_no_counts(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.positive(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "nan", "inf", "soon"])
+def test_no_times(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.seconds(text)
+
+
+def test_batch_sizes_are_sorted_and_unique() -> None:
+    assert options.whole_numbers("16,1, 4,16") == (1, 4, 16)
+
+
+@pytest.mark.parametrize("text", ["hidden", "=3", "a b=3", "1x=3"])
+def test_no_settings(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.key_value(text)
+
+
+def test_a_setting_may_hold_equals_signs() -> None:
+    assert options.key_value("path=a=b") == ("path", "a=b")
+
+
+def test_the_variable_names_the_state_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv(options.STATE_DIR_VARIABLE, str(tmp_path))
+    assert str(options.default_state_dir()) == str(tmp_path)

@@ -1,0 +1,222 @@
+"""Server and client over a real socket: answers, refusals, and the place that is lent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from p2ptrain.control.client import ControlClient
+from p2ptrain.control.place import FixedMember, Lender, Place
+from p2ptrain.control.record import NotRunning, read_record
+from p2ptrain.control.server import BODY_LIMIT_BYTES, ControlServer
+from p2ptrain.errors import UserError
+
+PLACE = Place("laptop", 4000, "12345678")
+
+
+class FakeMember:
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+
+    def status(self) -> Mapping[str, Any]:
+        return {"name": "laptop", "members": []}
+
+    def invite(self) -> str:
+        return "12345678"
+
+    def devices(self) -> Sequence[Mapping[str, Any]]:
+        return [{"name": "pi", "id": "00"}]
+
+    async def remove(self, name: str) -> None:
+        if name == "ghost":
+            raise UserError("no trusted device is called ghost")
+        self.removed.append(name)
+
+
+@pytest.fixture
+def member() -> FakeMember:
+    return FakeMember()
+
+
+@pytest.fixture
+async def lender(member: FakeMember) -> Lender:
+    lender = Lender()
+    lender.member = member
+    return lender
+
+
+@pytest.fixture(params=[True, False], ids=["unix", "tcp"])
+async def server(
+    request: pytest.FixtureRequest, tmp_path: Path, lender: Lender
+) -> AsyncIterator[ControlServer]:
+    async with ControlServer(tmp_path, lender, unix_socket=request.param) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: ControlServer, tmp_path: Path) -> AsyncIterator[ControlClient]:
+    async with ControlClient(tmp_path) as client:
+        yield client
+
+
+async def test_questions_are_answered(client: ControlClient, member: FakeMember) -> None:
+    assert await client.status() == {"name": "laptop", "members": []}
+    assert await client.devices() == [{"name": "pi", "id": "00"}]
+    assert await client.invite() == "12345678"
+    await client.remove("pi")
+    assert member.removed == ["pi"]
+
+
+async def test_the_member_s_words_reach_the_person(client: ControlClient) -> None:
+    with pytest.raises(UserError, match="called ghost"):
+        await client.remove("ghost")
+
+
+async def test_a_member_that_is_starting_says_so(client: ControlClient, lender: Lender) -> None:
+    lender.member = None
+    with pytest.raises(UserError, match="starting or stopping"):
+        await client.status()
+
+
+async def test_a_dead_member_s_record_means_no_member(tmp_path: Path, lender: Lender) -> None:
+    async with ControlServer(tmp_path, lender):
+        record = (tmp_path / "control.json").read_bytes()
+    (tmp_path / "control.json").write_bytes(record)  # as a killed process leaves it
+    async with ControlClient(tmp_path) as client:
+        with pytest.raises(NotRunning, match="no member runs"):
+            await client.status()
+
+
+async def test_nothing_is_left_behind(tmp_path: Path, lender: Lender) -> None:
+    async with ControlServer(tmp_path, lender, unix_socket=True):
+        socket = Path(read_record(tmp_path).address)
+        assert socket.parent.stat().st_mode & 0o777 == 0o700
+    assert not socket.parent.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestStrangers:
+    """Every route refuses everyone who does not prove to be this user's own command."""
+
+    @pytest.fixture
+    async def server(self, tmp_path: Path, lender: Lender) -> AsyncIterator[ControlServer]:
+        async with ControlServer(tmp_path, lender, unix_socket=False) as server:
+            yield server
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"Authorization": ""},
+            {"Authorization": "Bearer " + "0" * 64},
+            {"Host": "evil.example:80"},
+            {"Origin": "http://evil.example"},
+            {"Origin": "null"},
+        ],
+        ids=["no token", "wrong token", "rebound host", "other page", "sandboxed page"],
+    )
+    async def test_every_route_refuses(
+        self, server: ControlServer, tmp_path: Path, change: dict[str, str], member: FakeMember
+    ) -> None:
+        record = read_record(tmp_path)
+        headers = {"Authorization": f"Bearer {record.token}", "Host": record.address, **change}
+        routes = {
+            (route.method, route.resource.canonical)
+            for route in server._application().router.routes()
+            if route.resource is not None
+        }
+        assert len(routes) >= 6
+        async with aiohttp.ClientSession(headers=headers) as session:
+            for method, path in routes:
+                url = f"http://{record.address}{path}"
+                async with session.request(method, url, json={"name": "pi"}) as response:
+                    assert response.status == 403, (method, path)
+        assert member.removed == []
+
+    async def test_a_body_over_the_limit_is_refused(
+        self, server: ControlServer, tmp_path: Path
+    ) -> None:
+        record = read_record(tmp_path)
+        headers = {"Authorization": f"Bearer {record.token}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(
+                f"http://{record.address}/remove", data=b"x" * (BODY_LIMIT_BYTES + 1)
+            ) as response,
+        ):
+            assert response.status == 413
+
+
+async def test_a_place_is_lent_and_comes_back(client: ControlClient, lender: Lender) -> None:
+    async def member_leaves() -> None:
+        await lender.wanted.wait()
+        lender.lend(PLACE)
+
+    leaving = asyncio.create_task(member_leaves())
+    async with client.step_aside() as place:
+        assert place == PLACE
+        assert not lender.given_back.is_set()
+    await asyncio.wait_for(lender.given_back.wait(), 5)
+    await leaving
+
+
+async def test_a_borrower_that_dies_gives_the_place_back(
+    client: ControlClient, lender: Lender
+) -> None:
+    borrowing = client.step_aside()
+    lender_task = asyncio.create_task(lender.wanted.wait())
+    entering = asyncio.create_task(borrowing.__aenter__())
+    await lender_task
+    lender.lend(PLACE)
+    await entering
+    await client._open().close()  # the process is gone, its connections with it
+    await asyncio.wait_for(lender.given_back.wait(), 5)
+    with pytest.raises(GeneratorExit):
+        await borrowing.gen.athrow(GeneratorExit)  # type: ignore[attr-defined]
+
+
+async def test_a_place_is_lent_to_one_only(
+    client: ControlClient, tmp_path: Path, lender: Lender
+) -> None:
+    async def member_leaves() -> None:
+        await lender.wanted.wait()
+        lender.lend(PLACE)
+
+    leaving = asyncio.create_task(member_leaves())
+    async with client.step_aside(), ControlClient(tmp_path) as second:
+        with pytest.raises(UserError, match="another `p2ptrain train`"):
+            async with second.step_aside():
+                pass
+    await leaving
+
+
+async def test_a_running_train_does_not_step_aside(tmp_path: Path, member: FakeMember) -> None:
+    async with (
+        ControlServer(tmp_path, FixedMember(member)),
+        ControlClient(tmp_path) as client,
+    ):
+        with pytest.raises(UserError, match="already runs with this state folder"):
+            async with client.step_aside():
+                pass
+
+
+async def test_a_member_that_stops_while_stepping_aside_is_reported(
+    tmp_path: Path, lender: Lender
+) -> None:
+    server = ControlServer(tmp_path, lender)
+    await server.__aenter__()
+    async with ControlClient(tmp_path) as client:
+
+        async def stop() -> None:
+            await lender.wanted.wait()
+            await server.__aexit__(None, None, None)
+
+        stopping = asyncio.create_task(stop())
+        with pytest.raises(UserError, match="stopped before it answered"):
+            async with client.step_aside():
+                pass
+        await stopping
