@@ -66,7 +66,8 @@ class _Spec:
 
     def _require(self, ok: bool, field: str, value: object, wanted: str) -> None:
         if not ok:
-            raise OptionError(f"p2ptrain.{self.name}: {field} must be {wanted}, not {value!r}")
+            told = f"{field} must be {wanted}, not {_shown(value)}"
+            raise OptionError(f"p2ptrain.{self.name}: {told}")
 
 
 _SWITCHES = frozenset(
@@ -76,8 +77,19 @@ _SWITCHES = frozenset(
 
 
 def _is_number(value: object) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)  # type: ignore[arg-type]
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # a whole number of more than 4300 digits, which a peer may well send
+        return f"this {type(value).__name__}"
 
 
 def _field_names(cls: type) -> list[str]:
@@ -149,12 +161,12 @@ def optimizer_from_fields(fields: Mapping[str, Any]) -> OptimizerSpec:
     """
     name = fields.get("name")
     if not isinstance(name, str) or name not in _BY_NAME:
-        raise ProtocolError(f"a peer named an unknown optimizer: {name!r}")
+        raise ProtocolError("a peer named an unknown optimizer")
     cls = _BY_NAME[name]
     arguments = {key: value for key, value in fields.items() if key != "name"}
     if set(arguments) != set(_field_names(cls)):
-        raise ProtocolError(f"a peer sent wrong arguments for {name}: {sorted(arguments)!r}")
+        raise ProtocolError(f"a peer sent other arguments than those of {name}")
     try:
         return cls(**arguments)
     except OptionError as error:
-        raise ProtocolError(f"a peer sent an unusable optimizer: {error}") from error
+        raise ProtocolError(f"a peer sent an unusable {name}") from error

@@ -14,8 +14,8 @@ SGD = reference.Recipe(
 )
 
 
-def run(name: str, recipe: reference.Recipe = SGD, **options: int) -> reference.Outcome:
-    made = zoo.make(name, samples=16, **options)
+def run(name: str, recipe: reference.Recipe = SGD, seed: int = 0) -> reference.Outcome:
+    made = zoo.make(name, samples=16, seed=seed)
     return reference.train(made.model, made.data, made.loss, recipe)
 
 
