@@ -66,7 +66,18 @@ class CoordinatorChanged:
     coordinator: Coordinator | None
 
 
-MeshEvent: TypeAlias = MemberChanged | CoordinatorChanged
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The link to a member ended; what was queued on it or under way may never arrive.
+
+    The member may be alive: the mesh dials again by itself.
+    """
+
+    peer_id: str
+    reason: str
+
+
+MeshEvent: TypeAlias = MemberChanged | CoordinatorChanged | LinkLost
 Handler: TypeAlias = Callable[[str, Message], Awaitable[Message | None]]
 """(peer id, message) -> the reply of a `call`, or None. A handler's `Error` becomes the caller's:
 UserError and PeerError travel by class name and text. Handlers of one (peer, kind) run one after

@@ -1,0 +1,194 @@
+"""Checkpoints on disk: whole or not there, and never taken for another job's.
+
+    DIR/
+      checkpoint.json          which folder is the newest whole one, with the SHA-256 of its files
+      step-00000120/
+        model.safetensors      the user's state_dict (tied names once)
+        optimizer.safetensors  "<parameter>.<slot>"
+
+A new folder is written and flushed under a temporary name, renamed, and only then named by
+`checkpoint.json`, which is replaced atomically; the folder before it is kept, older ones go. So a
+full disk or a lost power leaves the last checkpoint as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from p2ptrain.errors import OptionError, TrainingError
+
+FORMAT = "p2ptrain.checkpoint/1"
+INDEX = "checkpoint.json"
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a job stands, and what must be the same for it to go on.
+
+    Attributes:
+        step: updates applied.
+        digest: of the model's description.
+        samples, batch_size, seed: fix which samples an update sees.
+        optimizer: its name.
+    """
+
+    step: int
+    digest: str
+    samples: int
+    batch_size: int
+    seed: int
+    optimizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A job's state between two updates."""
+
+    progress: Progress
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write `checkpoint` as the newest of `folder`.
+
+    Raises:
+        TrainingError: the disk is full or the folder cannot be written; what was there stays.
+    """
+    name = f"step-{checkpoint.progress.step:08d}"
+    partial = folder / f".{name}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        digests = {
+            MODEL: _write(partial / MODEL, checkpoint.model),
+            OPTIMIZER: _write(partial / OPTIMIZER, checkpoint.optimizer),
+        }
+        final = folder / name
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        index = {
+            "format": FORMAT,
+            "folder": name,
+            "sha256": digests,
+            "progress": asdict(checkpoint.progress),
+        }
+        _replace(folder / INDEX, json.dumps(index, indent=1).encode())
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise TrainingError(
+            f"could not write a checkpoint to {folder}: {_reason(error)}; the last whole one there "
+            "is untouched. Free some space or give another folder, then go on with --resume"
+        ) from error
+    _remove_old(folder, keep=name)
+
+
+def load(folder: Path) -> Checkpoint:
+    """Read the newest checkpoint of `folder`.
+
+    Raises:
+        OptionError: there is none, or it is damaged.
+    """
+    index = _read_index(folder)
+    try:
+        place = folder / str(index["folder"])
+        progress = Progress(**index["progress"])
+        digests = dict(index["sha256"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise OptionError(f"{folder / INDEX} is not a checkpoint's index: {error}") from error
+    if place.parent != folder:
+        raise OptionError(f"{folder / INDEX} names a folder elsewhere")
+    return Checkpoint(
+        progress,
+        _read(place / MODEL, digests.get(MODEL)),
+        _read(place / OPTIMIZER, digests.get(OPTIMIZER)),
+    )
+
+
+def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a state_dict as one safetensors file, whole or not at all.
+
+    Raises:
+        TrainingError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(partial, tensors)
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise TrainingError(f"could not write the weights to {path}: {_reason(error)}") from error
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write, flush to the disk, and return the file's SHA-256."""
+    owned = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(owned, path)
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+    return _sha256(path)
+
+
+def _read(path: Path, digest: object) -> Mapping[str, Tensor]:
+    try:
+        if _sha256(path) != digest:
+            raise OptionError(f"{path} is damaged: its SHA-256 is not the one written down")
+        tensors: Mapping[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise OptionError(f"cannot read {path}: {_reason(error)}") from error
+    return tensors
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    path = folder / INDEX
+    try:
+        index = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise OptionError(f"there is no checkpoint in {folder}") from None
+    except (OSError, ValueError) as error:
+        raise OptionError(f"cannot read {path}: {error}") from error
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        raise OptionError(f"{path} is not of the format {FORMAT}")
+    return index
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _remove_old(folder: Path, keep: str) -> None:
+    """Keep the newest folders; what cannot be removed is only untidy."""
+    names = sorted(path.name for path in folder.glob("step-*") if path.is_dir())
+    for name in names[:-KEPT]:
+        if name != keep:
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,0 +1,108 @@
+"""One thread that runs torch, most urgent work first.
+
+torch releases the GIL inside its operators, so the event loop stays responsive while this thread
+computes; a second compute thread would only fight for the same cores (docs/design.md, decision 9).
+A device that holds two stages (`--private`) gives both to the same thread: of the tasks that are
+ready a backward goes first, then the later stage's forward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import thread_time
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(order=True)
+class _Task:
+    urgency: tuple[int, ...]
+    sequence: int
+    function: Callable[[], Any] = field(compare=False)
+    future: asyncio.Future[Any] = field(compare=False)
+    loop: asyncio.AbstractEventLoop = field(compare=False)
+
+
+class ComputeThread:
+    """A single worker thread with a priority queue, awaited from one event loop.
+
+    The queue is bounded by its callers: each stage has at most one task in it at a time.
+    """
+
+    def __init__(self, name: str = "p2ptrain-compute") -> None:
+        self._tasks: list[_Task] = []
+        self._sequence = itertools.count()
+        self._wake = threading.Condition()
+        self._closed = False
+        self.busy_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, urgency: tuple[int, ...], function: Callable[[], T]) -> T:
+        """Run `function` in the thread; smaller `urgency` tuples go first, then the older.
+
+        A cancelled caller leaves at once; a task that has begun is finished and its result dropped.
+        Raises whatever `function` raises.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        task = _Task(urgency, next(self._sequence), function, future, loop)
+        with self._wake:
+            if self._closed:
+                raise RuntimeError("the compute thread is closed")
+            heapq.heappush(self._tasks, task)
+            self._wake.notify()
+        return await future
+
+    async def close(self) -> None:
+        """Drop what has not begun, and wait for what has."""
+        with self._wake:
+            self._closed = True
+            dropped, self._tasks = self._tasks, []
+            self._wake.notify()
+        for task in dropped:
+            task.future.cancel()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            if not task.future.cancelled():
+                self._execute(task)
+            del task  # its tensors must not outlive it while the thread waits
+
+    def _next(self) -> _Task | None:
+        with self._wake:
+            while not self._tasks and not self._closed:
+                self._wake.wait()
+            return heapq.heappop(self._tasks) if self._tasks else None
+
+    def _execute(self, task: _Task) -> None:
+        started = thread_time()
+        try:
+            result = task.function()
+        except BaseException as error:  # handed to the one who awaits it
+            self._answer(task, _set_exception, error)
+        else:
+            self._answer(task, _set_result, result)
+        self.busy_seconds += thread_time() - started
+
+    @staticmethod
+    def _answer(task: _Task, setter: Callable[[asyncio.Future[Any], Any], None], value: Any) -> None:
+        if not task.loop.is_closed():
+            task.loop.call_soon_threadsafe(setter, task.future, value)
+
+
+def _set_result(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,285 @@
+"""The coordinator's work: survey the household, plan, and make every device of the plan ready.
+
+Every device can do this; the elected one does. It keeps nothing that the holder and the devices do
+not also have, so a newly elected coordinator is ready at once.
+
+    request -> links, profiles -> plan -> prepare on every device -> answer to the holder
+                  ^                              |
+                  +---- without the device <-----+  that cannot be measured or made ready
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+import structlog
+
+from p2ptrain.errors import Error, PeerError, PlanError, ProtocolError
+from p2ptrain.mesh.interface import LinkSpeed, MemberState, Mesh
+from p2ptrain.net import cbor
+from p2ptrain.net.message import Message
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.plan import LeftOut, Plan
+from p2ptrain.plan.planners import PlanRequest, make_plan
+from p2ptrain.plan.times import TimeTable
+from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
+from p2ptrain.training.profiling import batch_sizes_to_measure, to_profile
+from p2ptrain.training.protocol import (
+    BLOB_LIMIT_BYTES,
+    MEASURE_LINKS,
+    MEASURE_PROFILE,
+    PLAN_REQUEST,
+    PREPARE,
+    SURVEY_LINKS,
+    EpochKey,
+)
+from p2ptrain.training.state_transfer import limited
+from p2ptrain.training.survey import LinkTable
+
+log = structlog.get_logger(__name__)
+
+PROFILE_TIMEOUT_SECONDS = 60.0
+LINK_TIMEOUT_SECONDS = 20.0
+PREPARE_TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device that may take part: measured, with the memory it offers."""
+
+    id: str
+    name: str
+    measured: Mapping[str, Any]
+    memory_bytes: int
+
+
+class CoordinatorService:
+    """Answers planning requests while this device is the coordinator."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._links = LinkTable()
+        self._surveying = asyncio.Lock()
+        self._epochs: dict[str, int] = {}
+        mesh.route(PLAN_REQUEST, self._plan, limited(BLOB_LIMIT_BYTES))
+        mesh.route(SURVEY_LINKS, self._survey)
+
+    async def _survey(self, peer: str, message: Message) -> Message:
+        """Measure the links ahead of a request, while the holder still exports its model."""
+        self._check_in_office()
+        await self._measure_links([d for d in self._alive() if d != peer])
+        return Message(SURVEY_LINKS)
+
+    async def _plan(self, peer: str, message: Message) -> Message:
+        request = PlanningRequest.from_bytes(message.parts[0])
+        term = self._check_in_office()
+        devices = [peer] if request.alone else self._alive()
+        if peer not in devices:
+            raise ProtocolError("a planning request from a device that is no member")
+        await self._measure_links(devices)
+        candidates, left_out = await self._profile(request, peer, devices)
+        while True:
+            plan = await self._make_plan(request, peer, candidates)
+            assignment = self._assignment(request, peer, plan, candidates, term)
+            failed = await self._prepare(assignment)
+            if not failed:
+                break
+            self._give_up_if_needed(failed, peer, request)
+            left_out += [LeftOut(name, reason) for name, reason in failed.items()]
+            candidates = [c for c in candidates if c.name not in failed]
+        plan = replace(plan, left_out=(*plan.left_out, *left_out))
+        answer = PlanningAnswer(assignment, plan.to_json())
+        return Message(PLAN_REQUEST, {}, (memoryview(answer.to_bytes()),))
+
+    # -- who and when ----------------------------------------------------------------------------
+
+    def _check_in_office(self) -> int:
+        coordinator = self._mesh.coordinator
+        if coordinator is None or coordinator.id != self._mesh.self_id:
+            name = coordinator.name if coordinator else "nobody yet"
+            raise PeerError(f"{self._mesh.name} does not coordinate; {name} does")
+        return coordinator.term
+
+    def _alive(self) -> list[str]:
+        members = self._mesh.members.values()
+        return sorted(m.id for m in members if m.state is MemberState.ALIVE)
+
+    def _name(self, device: str) -> str:
+        return self._mesh.members[device].name
+
+    # -- measuring -------------------------------------------------------------------------------
+
+    async def _measure_links(self, devices: list[str]) -> None:
+        async with self._surveying:
+            for pairs in self._links.missing(devices, monotonic()):
+                async with asyncio.TaskGroup() as group:
+                    for one, other in pairs:
+                        group.create_task(self._measure_link(one, other))
+                        group.create_task(self._measure_link(other, one))
+
+    async def _measure_link(self, sender: str, receiver: str) -> None:
+        try:
+            reply = await self._mesh.call(
+                sender,
+                Message(MEASURE_LINKS, {"peers": [receiver]}),
+                timeout_seconds=LINK_TIMEOUT_SECONDS,
+            )
+        except (PeerError, TimeoutError) as error:
+            log.info("link_not_measured", sender=sender[:12], why=str(error))
+            return
+        for _, bytes_per_s, latency_s in _speeds(reply):
+            speed = LinkSpeed(bytes_per_s, latency_s)
+            self._links.record(sender, receiver, speed, monotonic())
+
+    async def _profile(
+        self, request: PlanningRequest, holder: str, devices: list[str]
+    ) -> tuple[list[Candidate], list[LeftOut]]:
+        """Every device's unit times, measured side by side."""
+        answers = await asyncio.gather(
+            *(self._profile_one(request, holder, device) for device in devices)
+        )
+        candidates = [answer for answer in answers if isinstance(answer, Candidate)]
+        left_out = [answer for answer in answers if isinstance(answer, LeftOut)]
+        if not any(candidate.id == holder for candidate in candidates):
+            reason = next((l.reason for l in left_out if l.name == self._name(holder)), "unknown")
+            raise PlanError(f"the data holder's own profile failed: {reason}")
+        return candidates, left_out
+
+    async def _profile_one(
+        self, request: PlanningRequest, holder: str, device: str
+    ) -> Candidate | LeftOut:
+        name = self._name(device)
+        sizes = batch_sizes_to_measure(request.batch_size, request.micro_batch)
+        fields = {
+            "job": request.job,
+            "digest": request.digest,
+            "holder": holder,
+            "batch_sizes": sizes,
+        }
+        try:
+            reply = await self._mesh.call(
+                device,
+                Message(MEASURE_PROFILE, fields),
+                timeout_seconds=PROFILE_TIMEOUT_SECONDS,
+                reply_parts=limited(BLOB_LIMIT_BYTES),
+            )
+            return _candidate(device, name, reply)
+        except TimeoutError:
+            return LeftOut(name, f"did not answer within {PROFILE_TIMEOUT_SECONDS:.0f} s")
+        except Error as error:
+            return LeftOut(name, str(error))
+
+    # -- planning --------------------------------------------------------------------------------
+
+    async def _make_plan(
+        self, request: PlanningRequest, holder: str, candidates: list[Candidate]
+    ) -> Plan:
+        by_id = {candidate.id: candidate for candidate in candidates}
+        profile = to_profile(by_id[holder].measured, request)
+        speeds = self._links.speeds(list(by_id))
+        cluster = Cluster(
+            devices=tuple(
+                Device(
+                    name=c.name,
+                    memory_bytes=c.memory_bytes,
+                    holder=c.id == holder,
+                    times=TimeTable.from_json(c.measured["times"], f"profile of {c.name}"),
+                )
+                for c in candidates
+            ),
+            links={
+                (by_id[a].name, by_id[b].name): Link(s.bytes_per_s, s.latency_s)
+                for (a, b), s in speeds.items()
+            },
+        )
+        wanted = PlanRequest(
+            batch_size=request.batch_size,
+            micro_batch=request.micro_batch or None,
+            planner=request.planner,
+            private_first=request.private_first,
+            private_last=request.private_last,
+        )
+        return await asyncio.to_thread(make_plan, profile, cluster, wanted)
+
+    def _assignment(
+        self,
+        request: PlanningRequest,
+        holder: str,
+        plan: Plan,
+        candidates: list[Candidate],
+        term: int,
+    ) -> Assignment:
+        ids = {candidate.name: candidate.id for candidate in candidates}
+        epoch = max(request.epoch, self._epochs.get(request.job, 0) + 1)
+        self._epochs = {request.job: epoch}
+        return Assignment(
+            key=EpochKey(request.job, epoch),
+            term=term,
+            holder=holder,
+            digest=request.digest,
+            stages=tuple(
+                StagePlace(*stage.units, ids[stage.devices[0].name], stage.warmup)
+                for stage in plan.stages
+            ),
+            micro_batch=plan.micro_batch,
+            optimizer=request.optimizer,
+            seed=request.seed,
+            clip=request.clip,
+            first_step=request.first_step,
+        )
+
+    # -- making ready ----------------------------------------------------------------------------
+
+    async def _prepare(self, assignment: Assignment) -> dict[str, str]:
+        """Have every device fetch its weights; returns name -> reason of those that could not."""
+        blob = memoryview(assignment.to_bytes())
+
+        async def prepare(device: str) -> tuple[str, str | None]:
+            try:
+                await self._mesh.call(
+                    device,
+                    Message(PREPARE, {}, (blob,)),
+                    timeout_seconds=PREPARE_TIMEOUT_SECONDS,
+                )
+            except (Error, TimeoutError) as error:
+                return self._name(device), str(error) or "timed out"
+            return self._name(device), None
+
+        results = await asyncio.gather(*(prepare(device) for device in assignment.devices))
+        return {name: reason for name, reason in results if reason is not None}
+
+    def _give_up_if_needed(
+        self, failed: Mapping[str, str], holder: str, request: PlanningRequest
+    ) -> None:
+        name, reason = next(iter(failed.items()))
+        if self._name(holder) in failed or request.planner not in ("auto", "pp"):
+            raise PlanError(f"{name} could not be made ready: {reason}")
+
+
+def _candidate(device: str, name: str, reply: Message) -> Candidate:
+    content = cbor.loads(bytes(reply.parts[0]), BLOB_LIMIT_BYTES) if reply.parts else None
+    if not isinstance(content, dict) or not isinstance(content.get("measured"), dict):
+        raise ProtocolError(f"{name} sent no profile")
+    memory_bytes = content.get("memory_bytes")
+    if not isinstance(memory_bytes, int) or memory_bytes < 0:
+        raise ProtocolError(f"{name} does not say how much memory it offers")
+    return Candidate(device, name, content["measured"], memory_bytes)
+
+
+def _speeds(reply: Message) -> list[tuple[str, float, float]]:
+    speeds = reply.fields.get("speeds")
+    if not isinstance(speeds, list):
+        raise ProtocolError("links.measure was answered without speeds")
+    checked = []
+    for entry in speeds:
+        match entry:
+            case [str(target), float(rate), float(latency)] if rate > 0 and latency >= 0:
+                checked.append((target, rate, latency))
+            case _:
+                raise ProtocolError("a link's speed is [member, bytes/s, seconds]")
+    return checked

@@ -1,0 +1,243 @@
+"""Where one stage's results go in one epoch: the asynchronous half of `StageLinks`.
+
+Gradients of a tied tensor (one name, used in several stages) are summed once a round: the first
+stage that uses it adds the others' in ascending order and sends the sum back, so that all apply the
+same update to their copies.
+
+    stage 0 (owner)          stage 2           stage 3
+       |<------ sums:2 --------|                  |
+       |<------ sums:3 ---------------------------|
+       |   g0 + g2 + g3        |                  |
+       |------ summed:0 ------>|----------------->|
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.model import clip
+from p2ptrain.model.stage import Stage
+from p2ptrain.net.message import Message, PartKind
+from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.inlet import Inlet, Piece, Value
+from p2ptrain.training.protocol import DONE, NORMS, PieceKey, RoundOrder
+from p2ptrain.training.rounds import Mode
+from p2ptrain.training.stage_runner import RoundReport
+from p2ptrain.training.switchboard import Credits, Line, Switchboard
+
+EVALUATION_PIECES_AHEAD = 2
+NORMS_PER_MESSAGE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """What one stage shares with others.
+
+    Attributes:
+        owned: other stage -> names (sorted) it shares and this stage, the first user, owns.
+        borrowed: owning stage -> names (sorted) that this stage also uses.
+    """
+
+    owned: Mapping[int, tuple[str, ...]]
+    borrowed: Mapping[int, tuple[str, ...]]
+
+    @staticmethod
+    def of(stage: int, users: Mapping[str, Sequence[int]]) -> Ties:
+        """From the stages that use each shared name, ascending."""
+        owned: dict[int, list[str]] = {}
+        borrowed: dict[int, list[str]] = {}
+        for name in sorted(users):
+            owner, *others = users[name]
+            if stage == owner:
+                for other in others:
+                    owned.setdefault(other, []).append(name)
+            elif stage in others:
+                borrowed.setdefault(owner, []).append(name)
+        return Ties(
+            {other: tuple(names) for other, names in owned.items()},
+            {owner: tuple(names) for owner, names in borrowed.items()},
+        )
+
+
+class EpochLinks:
+    """Implements `StageLinks` for one stage over the switchboard."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        index: int,
+        stage: Stage,
+        ties: Ties,
+        shell: Shell,
+    ) -> None:
+        self._assignment = assignment
+        self._index = index
+        self._stage = stage
+        self._ties = ties
+        self._shell = shell
+        self._last = len(assignment.stages) - 1
+        self._credits = Credits(EVALUATION_PIECES_AHEAD)
+        self._coefficients: asyncio.Queue[tuple[int, Tensor]] = asyncio.Queue(2)
+        self._sums: dict[int, Inlet] = {}
+        self._summed: dict[int, Inlet] = {}
+        self._connect()
+
+    # -- StageLinks ------------------------------------------------------------------------------
+
+    async def send_forward(self, piece: Piece, values: Sequence[Value]) -> None:
+        """Activations to the next stage."""
+        await self._send(self._index + 1, "activations", piece, values)
+
+    async def send_backward(self, piece: Piece, values: Sequence[Value]) -> None:
+        """Gradients to the stage before."""
+        await self._send(self._index - 1, "gradients", piece, values, PartKind.GRADIENT)
+
+    async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
+        """Outputs to the holder."""
+        await self._send(self._last + 1, "outputs", piece, values)
+
+    async def send_started(self, piece: Piece, targets: bool) -> None:
+        """Credit to the holder, and in an evaluation to the stage before."""
+        flow = "targets" if targets else "activations"
+        line = self._line(self._index, flow)
+        if targets or self._index == 0:
+            await self._shell.switchboard.send_started(self._assignment.holder, line)
+        elif piece.mode is Mode.EVAL:
+            await self._shell.switchboard.send_started(self._device(self._index - 1), line)
+
+    async def evaluation_credit(self, key: PieceKey) -> None:
+        """Wait until the next stage may be sent one more piece."""
+        await self._credits.acquire()
+
+    async def exchange_gradients(self, order: RoundOrder) -> None:
+        """Sum tied gradients; see the picture above."""
+        piece = Piece(PieceKey(order.round.index, 0), Mode.TRAIN, 1)
+        for owner, names in self._ties.borrowed.items():
+            mine = [self._gradient(name) for name in names]
+            await self._send(owner, f"sums:{self._index}", piece, mine, PartKind.GRADIENT)
+        for other, names in self._ties.owned.items():
+            theirs = await self._sums[other].take(piece.key)
+            await self._shell.compute.run((0,), lambda n=names, t=theirs: self._add(n, t))  # type: ignore[misc]
+        for other, names in self._ties.owned.items():
+            total = [self._gradient(name) for name in names]
+            await self._send(other, f"summed:{self._index}", piece, total, PartKind.GRADIENT)
+        for owner, names in self._ties.borrowed.items():
+            self._replace(names, await self._summed[owner].take(piece.key))
+
+    async def clip(self, order: RoundOrder) -> None:
+        """Send this stage's norms to the holder, and scale by the coefficient it answers."""
+        if not self._assignment.clip:
+            return
+        owned = self.owned_parameters()
+        norms = await self._shell.compute.run((0,), lambda: clip.tensor_norms(owned))
+        await self._report_norms(order, norms)
+        number, coefficient = await self._coefficients.get()
+        assert number == order.round.index, "rounds are clipped one after the other"
+        gradients = [p.grad for p in self._stage.parameters().values() if p.grad is not None]
+        await self._shell.compute.run((0,), lambda: clip.scale_(gradients, coefficient))
+
+    async def report(self, report: RoundReport) -> None:
+        """Tell the holder."""
+        fields = {
+            **self._assignment.key.fields(),
+            "stage": self._index,
+            "round": report.round,
+            "loss": report.loss,
+            "compute_seconds": report.compute_seconds,
+        }
+        await self._shell.mesh.send(self._assignment.holder, Message(DONE, fields))
+
+    # -- from the outside ------------------------------------------------------------------------
+
+    def coefficient(self, round_index: int, value: Tensor) -> None:
+        """The holder's answer to this stage's norms."""
+        self._coefficients.put_nowait((round_index, value))
+
+    def owned_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Parameters whose norm this stage reports: all but those an earlier stage owns."""
+        borrowed = {name for names in self._ties.borrowed.values() for name in names}
+        return {n: p for n, p in self._stage.parameters().items() if n not in borrowed}
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        switchboard = self._shell.switchboard
+        if self._index < self._last:
+            after = self._device(self._index + 1)
+            line = self._line(self._index + 1, "activations")
+            switchboard.connect_credits(line, self._credits, after)
+        for other, names in self._ties.owned.items():
+            self._sums[other] = self._tied_inlet(names, f"sums:{other}", other)
+        for owner, names in self._ties.borrowed.items():
+            self._summed[owner] = self._tied_inlet(names, f"summed:{owner}", owner)
+
+    def _tied_inlet(self, names: tuple[str, ...], flow: str, other: int) -> Inlet:
+        parameters = self._stage.parameters()
+        expected = [(parameters[n].dtype, tuple(parameters[n].shape)) for n in names]
+        inlet = Inlet(flow, lambda _mode, _size: expected, capacity=2, largest=1, optional=True)
+        line = self._line(self._index, flow)
+        self._shell.switchboard.connect_inlet(line, inlet, self._device(other))
+        return inlet
+
+    def _gradient(self, name: str) -> Tensor | None:
+        return self._stage.parameters()[name].grad
+
+    def _add(self, names: Sequence[str], others: Sequence[Value]) -> None:
+        for name, other in zip(names, others, strict=True):
+            mine = self._stage.parameters()[name]
+            if isinstance(other, Tensor):
+                mine.grad = other if mine.grad is None else mine.grad + other
+
+    def _replace(self, names: Sequence[str], sums: Sequence[Value]) -> None:
+        for name, total in zip(names, sums, strict=True):
+            assert total is None or isinstance(total, Tensor)
+            self._stage.parameters()[name].grad = total
+
+    async def _report_norms(self, order: RoundOrder, norms: Mapping[str, Tensor]) -> None:
+        names = list(self.owned_parameters())
+        values = [norms[name].item() if name in norms else None for name in names]
+        for first in range(0, max(len(values), 1), NORMS_PER_MESSAGE):
+            fields = {
+                **self._assignment.key.fields(),
+                "stage": self._index,
+                "round": order.round.index,
+                "first": first,
+                "norms": values[first : first + NORMS_PER_MESSAGE],
+            }
+            await self._shell.mesh.send(self._assignment.holder, Message(NORMS, fields))
+
+    async def _send(
+        self,
+        stage: int,
+        flow: str,
+        piece: Piece,
+        values: Sequence[Value],
+        part_kind: PartKind = PartKind.ACTIVATION,
+    ) -> None:
+        line = self._line(stage, flow)
+        device = self._device(stage)
+        await self._shell.switchboard.send_values(device, line, piece, values, part_kind)
+
+    def _line(self, stage: int, flow: str) -> Line:
+        return Line(self._assignment.key, stage, flow)
+
+    def _device(self, stage: int) -> str:
+        """The device of a stage; the holder stands behind the last one."""
+        stages = self._assignment.stages
+        return self._assignment.holder if stage == len(stages) else stages[stage].device
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """What every stage of this device shares."""
+
+    mesh: Mesh
+    switchboard: Switchboard
+    compute: ComputeThread

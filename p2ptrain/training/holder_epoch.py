@@ -1,0 +1,277 @@
+"""The holder's side of one epoch: orders rounds, feeds them, and gathers what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from p2ptrain.errors import (
+    DeviceLost,
+    InternalError,
+    PeerError,
+    ProtocolError,
+    TrainingError,
+)
+from p2ptrain.mesh.interface import LinkLost, MemberChanged, MemberState, Mesh, MeshEvent
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.net.message import Message
+from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.clipping import NormGathering
+from p2ptrain.training.engagement import expected_at
+from p2ptrain.training.feeder import Feeder
+from p2ptrain.training.inlet import Inlet, Value
+from p2ptrain.training.protocol import (
+    CLIP,
+    DIAGNOSE,
+    DONE,
+    END,
+    FAILED,
+    NORMS,
+    ROUND,
+    EpochKey,
+    PieceKey,
+    RoundOrder,
+    integer,
+    number,
+    text,
+)
+from p2ptrain.training.rounds import Mode
+from p2ptrain.training.stage_runner import RoundReport
+from p2ptrain.training.state_check import state_check
+from p2ptrain.training.state_transfer import StateRequest, StateServer, read_state
+from p2ptrain.training.switchboard import Line, Switchboard
+from p2ptrain.training.tracker import Tracker
+
+DIAGNOSE_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Where values first stopped being finite: a unit, and whether its weights already were so."""
+
+    unit: int
+    parameters: bool
+
+
+class HolderEpoch:
+    """One plan in force, seen from the device that holds the data."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        description: ModelDescription,
+        mesh: Mesh,
+        switchboard: Switchboard,
+        states: StateServer,
+    ) -> None:
+        self.assignment = assignment
+        self.tracker = Tracker(len(assignment.stages))
+        self.feeder = Feeder(assignment, _target_stages(assignment, description), switchboard)
+        self._description = description
+        self._mesh = mesh
+        self._states = states
+        self._norms: NormGathering | None = None
+        self._outputs = self._connect_outputs(switchboard)
+        self._unsubscribe = mesh.subscribe(self._on_mesh_event)
+        mesh.route(DONE, self._done)
+        mesh.route(FAILED, self._failed)
+        mesh.route(NORMS, self._norm)
+
+    def clip_to(self, max_norm: float, order: Sequence[str]) -> None:
+        """Answer norms with coefficients for `max_norm`; `order` is the model's parameters'."""
+        owned: set[str] = set()
+        names: list[list[str]] = []
+        for place in self.assignment.stages:
+            here = self._description.trainable_names(place.first, place.end)
+            names.append([name for name in here if name not in owned])
+            owned.update(here)
+        dtypes = {tensor.name: tensor.dtype for tensor in self._description.tensors}
+        self._norms = NormGathering(order, names, dtypes, max_norm)
+
+    async def order(self, order: RoundOrder) -> None:
+        """Tell every device what comes next. Raises LinkClosed."""
+        message = Message(ROUND, {**self.assignment.key.fields(), **order.fields()})
+        for device in self.assignment.devices:
+            await self._mesh.send(device, message)
+
+    async def output(self, key: PieceKey) -> list[Value]:
+        """The model's output leaves for an evaluated piece."""
+        return await self._outputs.take(key)
+
+    async def gather(self, source: str) -> dict[str, Tensor]:
+        """The whole state, by `model:` and `optimizer:` names, from `source` of every stage."""
+        check = state_check(self._description)
+        job = self.assignment.key.job
+        parts: list[dict[str, Tensor]] = [{} for _ in self.assignment.stages]
+
+        async def fetch(index: int) -> None:
+            place = self.assignment.stages[index]
+            if place.device == self._mesh.self_id:
+                parts[index] = self._states.local(job, source, place.first, place.end)
+                return
+            request = StateRequest(place.device, job, source, place.first, place.end)
+            parts[index] = await read_state(self._mesh, request, check)
+
+        async with asyncio.TaskGroup() as group:
+            for index in range(len(parts)):
+                group.create_task(fetch(index))
+        return {name: tensor for part in reversed(parts) for name, tensor in part.items()}
+
+    async def diagnose(self, micro_batch: int) -> Finding | None:
+        """The first unit whose values for that piece are not finite, if a stage can still tell."""
+        fields = {**self.assignment.key.fields(), "micro_batch": micro_batch}
+        for device in self.assignment.devices:
+            try:
+                reply = await self._mesh.call(
+                    device,
+                    Message(DIAGNOSE, fields),
+                    timeout_seconds=DIAGNOSE_TIMEOUT_SECONDS,
+                )
+            except (PeerError, TimeoutError):
+                return None  # the loss is reported all the same
+            if reply.fields.get("unit") is not None:
+                unit = integer(reply.fields, "unit", 0, len(self._description.units) - 1)
+                return Finding(unit, bool(reply.fields.get("parameters")))
+        return None
+
+    async def end(self, reason: str) -> None:
+        """Let every device go; those out of reach notice by themselves."""
+        self._unsubscribe()
+        message = Message(END, {**self.assignment.key.fields(), "reason": reason[:1000]})
+        for device in self.assignment.devices:
+            if self._state(device) in (MemberState.ALIVE, MemberState.SUSPECT):
+                try:
+                    await self._mesh.send(device, message)
+                except PeerError:
+                    continue  # gone meanwhile: it drops the job when it misses the holder
+        for kind in (DONE, FAILED, NORMS):
+            self._mesh.unroute(kind)
+
+    # -- what comes in ---------------------------------------------------------------------------
+
+    async def _done(self, peer: str, message: Message) -> None:
+        stage = self._stage(peer, message)
+        if stage is not None:
+            report = RoundReport(
+                integer(message.fields, "round"),
+                number(message.fields, "loss"),
+                number(message.fields, "compute_seconds"),
+            )
+            self.tracker.report(stage, report)
+
+    async def _norm(self, peer: str, message: Message) -> None:
+        stage = self._stage(peer, message)
+        if stage is None or self._norms is None:
+            return
+        norms = message.fields.get("norms")
+        if not isinstance(norms, list):
+            raise ProtocolError("field 'norms' is not a list")
+        coefficient = self._norms.add(stage, integer(message.fields, "first"), norms)
+        if coefficient is None:
+            return
+        fields = {
+            **self.assignment.key.fields(),
+            "round": integer(message.fields, "round"),
+            "coefficient": coefficient.item(),
+            "dtype": str(coefficient.dtype).removeprefix("torch."),
+        }
+        for device in self.assignment.devices:
+            await self._mesh.send(device, Message(CLIP, fields))
+
+    async def _failed(self, peer: str, message: Message) -> None:
+        stage = self._stage(peer, message)
+        if stage is None:
+            return
+        name = self._name(self.assignment.stages[stage].device)
+        told = text(message.fields, "message", 2048)
+        match message.fields.get("cause"):
+            case "not_finite":
+                step = integer(message.fields, "step")
+                piece = integer(message.fields, "micro_batch")
+                self.tracker.fail(LossNotFinite(told, step=step, micro_batch=piece))
+            case "user":
+                self.tracker.fail(TrainingError(f"{name}, stage {stage}: {told}"))
+            case "peer":
+                self.tracker.fail(PeerError(f"{name}, stage {stage}: {told}"))
+            case _:
+                self.tracker.fail(InternalError(f"{name}, stage {stage} failed: {told}"))
+
+    def _stage(self, peer: str, message: Message) -> int | None:
+        """The stage a message speaks for; None if it is of another epoch."""
+        if EpochKey.read(message.fields) != self.assignment.key:
+            return None
+        stage = integer(message.fields, "stage", 0, len(self.assignment.stages) - 1)
+        if self.assignment.stages[stage].device != peer:
+            raise ProtocolError(f"{message.kind} for stage {stage} from another device")
+        return stage
+
+    def _on_mesh_event(self, event: MeshEvent) -> None:
+        if isinstance(event, MemberChanged) and event.member.id in self.assignment.devices:
+            name, state = event.member.name, event.member.state
+            if state is MemberState.DEAD:
+                self.tracker.fail(_lost(name, f"{name} is gone ({event.reason})"))
+            elif state is MemberState.LEFT:
+                self.tracker.fail(_lost(name, f"{name} left the household"))
+        elif isinstance(event, LinkLost) and event.peer_id in self.assignment.devices:
+            name = self._name(event.peer_id)
+            self.tracker.fail(_lost(name, f"the link to {name} ended ({event.reason})"))
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _connect_outputs(self, switchboard: Switchboard) -> Inlet:
+        stages = self.assignment.stages
+        end = stages[-1].end
+
+        def expected(mode: Mode, size: int) -> Sequence[tuple[object, tuple[int, ...]] | None]:
+            return expected_at(self._description, end, mode, size)[1:]
+
+        inlet = Inlet(
+            "outputs",
+            expected,  # type: ignore[arg-type]
+            capacity=4 * stages[0].warmup + 64,
+            largest=self.assignment.micro_batch,
+        )
+        line = Line(self.assignment.key, len(stages), "outputs")
+        switchboard.connect_inlet(line, inlet, stages[-1].device)
+        return inlet
+
+    def _name(self, device: str) -> str:
+        member = self._mesh.members.get(device)
+        return member.name if member else device[:12]
+
+    def _state(self, device: str) -> MemberState | None:
+        member = self._mesh.members.get(device)
+        return member.state if member else None
+
+
+class LossNotFinite(TrainingError):
+    """A stage found a loss that is NaN or infinite."""
+
+    def __init__(self, message: str, *, step: int, micro_batch: int) -> None:
+        super().__init__(message)
+        self.step = step
+        self.micro_batch = micro_batch
+
+
+def _lost(name: str, what: str) -> DeviceLost:
+    return DeviceLost(
+        f"{what}, and it held a part of the model; start again without it, or with --resume from "
+        "the last checkpoint",
+        name=name,
+    )
+
+
+def _target_stages(assignment: Assignment, description: ModelDescription) -> list[int]:
+    return [
+        index
+        for index, place in enumerate(assignment.stages)
+        if any(description.target_uses(place.first, place.end, mode.value) for mode in Mode)
+    ]
+
+
+def gathered_members(mesh: Mesh) -> Mapping[str, str]:
+    """Names of the members that are alive, by id."""
+    return {m.id: m.name for m in mesh.members.values() if m.state is MemberState.ALIVE}

@@ -1,0 +1,56 @@
+"""How a job is to be run, as opposed to what it trains (`Job`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2ptrain.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """Options of `Node.train` and of `p2ptrain train`.
+
+    Attributes:
+        wait_for: devices to wait for before planning, this one included.
+        wait_timeout_seconds: give up waiting after this long; None waits for ever.
+        planner: "auto" (leaves out devices that do not help), "pp" (straight pipeline over all
+            devices) or "single".
+        steps: updates in all, resumed ones included; with `Job.epochs` the smaller wins.
+        checkpoint: folder that receives checkpoints: after every epoch, at the end, and in between
+            at intervals that cost at most some 5 % of the time.
+        checkpoint_every: updates between two checkpoints, instead of the automatic choice.
+        resume: folder of a checkpoint to go on from.
+        out: safetensors file that receives the trained weights.
+        private: raw inputs and labels never leave this device: it owns the first units and the
+            last ones with the loss.
+        local: train on this device alone, without a network, by the same code.
+        fresh: begin anew even if members hold this job unfinished.
+        replan: allow changes of plan while nothing failed.
+    """
+
+    wait_for: int = 1
+    wait_timeout_seconds: float | None = None
+    planner: str = "auto"
+    steps: int | None = None
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
+    resume: Path | None = None
+    out: Path | None = None
+    private: bool = False
+    local: bool = False
+    fresh: bool = False
+    replan: bool = True
+
+    def __post_init__(self) -> None:
+        if self.wait_for < 1:
+            raise OptionError("wait_for counts this device too: give 1 or more")
+        if self.wait_timeout_seconds is not None and self.wait_timeout_seconds < 0:
+            raise OptionError("wait_timeout must not be negative")
+        if self.steps is not None and self.steps < 1:
+            raise OptionError("steps must be 1 or more")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise OptionError("checkpoint_every must be 1 or more")
+        if self.local and self.wait_for > 1:
+            raise OptionError("local trains on this device alone: leave out wait_for")

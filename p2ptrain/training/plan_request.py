@@ -1,0 +1,97 @@
+"""What a holder asks its coordinator for, and what it gets, as checked plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.net import cbor
+from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningRequest:
+    """A job as the coordinator sees it: no weights, no data, no code.
+
+    Attributes:
+        model: its name, for people.
+        input_bytes, target_bytes: per sample.
+        optimizer_state_ratio: optimizer bytes per parameter byte.
+        micro_batch: samples, or 0 to let the planner choose.
+        private_first, private_last: units that must stay on the holder at either end; 0, 0 unless
+            the job is private.
+        epoch: the number the new plan gets, at least.
+    """
+
+    job: str
+    digest: str
+    model: str
+    input_bytes: int
+    target_bytes: int
+    optimizer_state_ratio: float
+    batch_size: int
+    micro_batch: int
+    planner: str
+    private_first: int
+    private_last: int
+    optimizer: Mapping[str, Any]
+    seed: int
+    clip: bool
+    first_step: int
+    epoch: int
+    alone: bool
+
+    def to_bytes(self) -> bytes:
+        """Strict CBOR."""
+        return cbor.dumps({**asdict(self), "optimizer": dict(self.optimizer)})
+
+    @staticmethod
+    def from_bytes(data: bytes | memoryview) -> PlanningRequest:
+        """Check and read. Raises ProtocolError."""
+        fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
+        if not isinstance(fields, dict) or not isinstance(fields.get("optimizer"), dict):
+            raise ProtocolError("a planning request is a map that names an optimizer")
+        return PlanningRequest(
+            job=text(fields, "job", 64),
+            digest=text(fields, "digest", 64),
+            model=text(fields, "model"),
+            input_bytes=integer(fields, "input_bytes"),
+            target_bytes=integer(fields, "target_bytes"),
+            optimizer_state_ratio=number(fields, "optimizer_state_ratio"),
+            batch_size=integer(fields, "batch_size", 1),
+            micro_batch=integer(fields, "micro_batch"),
+            planner=text(fields, "planner", 32),
+            private_first=integer(fields, "private_first"),
+            private_last=integer(fields, "private_last"),
+            optimizer=fields["optimizer"],
+            seed=integer(fields, "seed", -(2**63), 2**63),
+            clip=bool(fields.get("clip")),
+            first_step=integer(fields, "first_step"),
+            epoch=integer(fields, "epoch"),
+            alone=bool(fields.get("alone")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningAnswer:
+    """A plan in force: the assignment, and the plan as `p2ptrain.plan/1` for people."""
+
+    assignment: Assignment
+    plan: Mapping[str, Any]
+
+    def to_bytes(self) -> bytes:
+        """Strict CBOR."""
+        return cbor.dumps({"assignment": self.assignment.to_bytes(), "plan": dict(self.plan)})
+
+    @staticmethod
+    def from_bytes(data: bytes | memoryview) -> PlanningAnswer:
+        """Check and read. Raises ProtocolError."""
+        fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
+        if not isinstance(fields, dict) or not isinstance(fields.get("assignment"), bytes):
+            raise ProtocolError("a planning answer holds an assignment")
+        if not isinstance(fields.get("plan"), dict):
+            raise ProtocolError("a planning answer holds a plan")
+        return PlanningAnswer(Assignment.from_bytes(fields["assignment"]), fields["plan"])

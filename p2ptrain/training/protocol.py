@@ -1,0 +1,161 @@
+"""The messages of a training job: kinds, who sends them to whom, and their checked fields.
+
+    holder                coordinator             devices of the plan
+      |-- plan.request --->|                          |
+      |                    |-- profile.measure ------>|   (asks the holder for model.fetch)
+      |                    |-- links.measure -------->|
+      |                    |-- epoch.prepare -------->|   (fetches its weights: state.read)
+      |<---- the plan -----|<------- ready -----------|
+      |
+      |-- train.round ------------------------------->|   what comes next, to every stage
+      |-- train.values (inputs, targets) ------------>|   to the first and the last stage
+      |        train.values: activations p -> p+1, gradients p+1 -> p, sums of tied gradients
+      |<- train.started ------------------------------|   credit: one more piece may come
+      |<- train.norms ----- train.clip -------------->|   where the job clips by global norm
+      |<- train.values (outputs) / train.done --------|
+      |<- train.failed -- train.diagnose ------------>|
+      |-- job.end ----------------------------------->|
+
+Every frame carries (job, epoch): an epoch is one plan in force. Frames of another job or epoch are
+dropped and counted, whoever sent them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.training.rounds import Mode, Round
+
+PLAN_REQUEST = "plan.request"
+SURVEY_LINKS = "plan.survey"
+MEASURE_PROFILE = "profile.measure"
+MEASURE_LINKS = "links.measure"
+FETCH_MODEL = "model.fetch"
+PREPARE = "epoch.prepare"
+STATE_MANIFEST = "state.manifest"
+STATE_READ = "state.read"
+ROUND = "train.round"
+VALUES = "train.values"
+STARTED = "train.started"
+NORMS = "train.norms"
+CLIP = "train.clip"
+DONE = "train.done"
+FAILED = "train.failed"
+DIAGNOSE = "train.diagnose"
+END = "job.end"
+
+MODEL_LIMIT_BYTES = 64 << 20
+"""Most bytes a model's description may take; a 12-layer GPT-2 takes about 100 kB."""
+BLOB_LIMIT_BYTES = 16 << 20
+"""Most bytes of a plan, a profile or a manifest."""
+
+
+def integer(fields: Mapping[str, Any], key: str, least: int = 0, most: int = 2**53) -> int:
+    """A whole number in [least, most], or ProtocolError."""
+    value = fields.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ProtocolError(f"field {key!r} is not a whole number from {least} to {most}")
+    return value
+
+
+def text(fields: Mapping[str, Any], key: str, limit: int = 256) -> str:
+    """A string of at most `limit` characters, or ProtocolError."""
+    value = fields.get(key)
+    if not isinstance(value, str) or len(value) > limit:
+        raise ProtocolError(f"field {key!r} is not a text of at most {limit} characters")
+    return value
+
+
+def number(fields: Mapping[str, Any], key: str) -> float:
+    """A float (infinities and NaN included), or ProtocolError."""
+    value = fields.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ProtocolError(f"field {key!r} is not a number")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochKey:
+    """One plan in force for one job; `epoch` only ever rises."""
+
+    job: str
+    epoch: int
+
+    def fields(self) -> dict[str, Any]:
+        """The two fields every training frame carries."""
+        return {"job": self.job, "epoch": self.epoch}
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> EpochKey:
+        """Check and read them."""
+        return EpochKey(text(fields, "job", 64), integer(fields, "epoch"))
+
+
+@dataclass(frozen=True, slots=True)
+class PieceKey:
+    """One micro-batch of one round."""
+
+    round: int
+    micro_batch: int
+
+    def fields(self) -> dict[str, Any]:
+        """As frame fields."""
+        return {"round": self.round, "micro_batch": self.micro_batch}
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> PieceKey:
+        """Check and read them."""
+        return PieceKey(integer(fields, "round"), integer(fields, "micro_batch"))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOrder:
+    """What the holder tells every stage before a round.
+
+    Attributes:
+        round: the round's shape.
+        lr_factor: what the schedule gives for this update; 1.0 without one.
+        snapshot: keep a copy of the state after this round's update, for a checkpoint.
+        outputs: eval only: send the model's outputs to the holder (metrics need them).
+    """
+
+    round: Round
+    lr_factor: float = 1.0
+    snapshot: bool = False
+    outputs: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """As frame fields."""
+        return {
+            "round": self.round.index,
+            "mode": self.round.mode.value,
+            "step": self.round.step,
+            "samples": self.round.samples,
+            "size": self.round.micro_batch,
+            "lr_factor": self.lr_factor,
+            "snapshot": self.snapshot,
+            "outputs": self.outputs,
+        }
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> RoundOrder:
+        """Check and read them."""
+        mode = text(fields, "mode")
+        if mode not in set(Mode):
+            raise ProtocolError(f"unknown kind of round {mode!r}")
+        shape = Round(
+            integer(fields, "round"),
+            Mode(mode),
+            integer(fields, "step"),
+            integer(fields, "samples", 1),
+            integer(fields, "size", 1),
+        )
+        return RoundOrder(
+            shape,
+            number(fields, "lr_factor"),
+            bool(fields.get("snapshot")),
+            bool(fields.get("outputs")),
+        )

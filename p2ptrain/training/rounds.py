@@ -1,0 +1,94 @@
+"""The sequence of rounds that a job consists of, worked out beforehand and without devices.
+
+A round is either one update (`train`: all micro-batches of one mini-batch, then the update) or one
+pass over `eval_data` (`eval`: forward only).  Rounds are numbered from 0 and never reused, so a
+frame is named by (epoch of the plan, round, micro-batch).
+
+    steps_per_epoch = 3, epochs = 2, eval_data given:
+
+    round   0   1   2   3   4   5   6   7
+    mode    t   t   t   e   t   t   t   e
+    step    0   1   2   3   3   4   5   6      updates applied before the round
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """What a round does."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round.
+
+    Attributes:
+        index: number of the round, from 0.
+        mode: train or eval.
+        step: updates applied before this round.
+        samples: samples in the round.
+        micro_batch: samples of each micro-batch; the last may be smaller.
+    """
+
+    index: int
+    mode: Mode
+    step: int
+    samples: int
+    micro_batch: int
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of micro-batches."""
+        return math.ceil(self.samples / self.micro_batch)
+
+    def size(self, micro_batch_index: int) -> int:
+        """Samples of one micro-batch."""
+        first = micro_batch_index * self.micro_batch
+        return min(self.micro_batch, self.samples - first)
+
+    def weight(self, micro_batch_index: int) -> float:
+        """The micro-batch's weight in the loss: its share of the mini-batch's samples."""
+        return self.size(micro_batch_index) / self.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """All rounds of a job.
+
+    Attributes:
+        steps_per_epoch: updates in one pass over the data.
+        steps: updates in all (the smaller of `--steps` and epochs).
+        batch_size, micro_batch: samples.
+        eval_samples: size of `eval_data`, 0 for none.
+    """
+
+    steps_per_epoch: int
+    steps: int
+    batch_size: int
+    micro_batch: int
+    eval_samples: int
+
+    def rounds(self, first_step: int = 0) -> Iterator[Round]:
+        """The rounds from update `first_step` on."""
+        index = 0
+        for step in range(first_step, self.steps):
+            yield Round(index, Mode.TRAIN, step, self.batch_size, self.micro_batch)
+            index += 1
+            if self.eval_samples and self._evaluates_after(step + 1):
+                yield Round(index, Mode.EVAL, step + 1, self.eval_samples, self.micro_batch)
+                index += 1
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether `step` updates complete an epoch or the job."""
+        return step % self.steps_per_epoch == 0 or step == self.steps
+
+    def _evaluates_after(self, step: int) -> bool:
+        return self.ends_epoch(step)

@@ -1,0 +1,297 @@
+"""What every device does for the jobs of others: measure, prepare, train, hand over its state.
+
+A device works for one job at a time. It drops the job when the holder says so, when the holder is
+dead or has left, or when a newer epoch of the job replaces it; then it is ready for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import structlog
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import Error, PeerError, ProtocolError, UserError
+from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.optimizer_spec import spec_from_fields
+from p2ptrain.net import cbor
+from p2ptrain.net.message import Message, PartKind, Priority
+from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.budget import usable_memory_bytes
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.engagement import Engagement
+from p2ptrain.training.epoch_links import Shell
+from p2ptrain.training.profiling import ProfileCache, measure
+from p2ptrain.training.protocol import (
+    BLOB_LIMIT_BYTES,
+    CLIP,
+    DIAGNOSE,
+    END,
+    FAILED,
+    FETCH_MODEL,
+    MEASURE_LINKS,
+    MEASURE_PROFILE,
+    MODEL_LIMIT_BYTES,
+    PREPARE,
+    ROUND,
+    EpochKey,
+    RoundOrder,
+    integer,
+    number,
+    text,
+)
+from p2ptrain.training.stage_runner import NotFinite
+from p2ptrain.training.state_check import state_check
+from p2ptrain.training.state_transfer import StateRequest, StateServer, limited, read_state
+from p2ptrain.training.switchboard import Switchboard
+
+log = structlog.get_logger(__name__)
+
+FETCH_TIMEOUT_SECONDS = 120.0
+FAILURE_TEXT_LIMIT = 1500
+INITIAL = "initial"
+
+
+class TrainingService:
+    """One a device, from the start to the end of its membership."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        compute: ComputeThread,
+        profiles: ProfileCache,
+        memory_bytes: int | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self.compute = compute
+        self.switchboard = Switchboard(mesh)
+        self.states = StateServer(mesh)
+        self.engagement: Engagement | None = None
+        self._profiles = profiles
+        self._memory_bytes = memory_bytes
+        self._models: dict[str, ModelDescription] = {}
+        self._newest: dict[str, int] = {}
+        self._shell = Shell(mesh, self.switchboard, compute)
+        self._endings: set[asyncio.Task[None]] = set()
+        self._unsubscribe = mesh.subscribe(self._on_mesh_event)
+        self._route()
+
+    @property
+    def job(self) -> str | None:
+        """The job this device works for."""
+        return self.engagement.assignment.key.job if self.engagement else None
+
+    async def close(self) -> None:
+        """Drop any job and stop serving."""
+        self._unsubscribe()
+        await self.drop("this device is leaving")
+        if self._endings:
+            await asyncio.gather(*self._endings)
+
+    def know_model(self, description: ModelDescription) -> None:
+        """Spare fetching a model that was captured here."""
+        self._models = {description.digest: description}
+
+    async def drop(self, reason: str) -> None:
+        """Leave the current job, if any."""
+        engagement, self.engagement = self.engagement, None
+        if engagement is None:
+            return
+        log.info("job_dropped", job=engagement.assignment.key.job, reason=reason)
+        self.states.withdraw(engagement.assignment.key.job)
+        await engagement.stop()
+
+    # -- routes ----------------------------------------------------------------------------------
+
+    def _route(self) -> None:
+        route = self.mesh.route
+        route(MEASURE_PROFILE, self._measure_profile)
+        route(MEASURE_LINKS, self._measure_links)
+        route(PREPARE, self._prepare, limited(BLOB_LIMIT_BYTES))
+        route(ROUND, self._round)
+        route(CLIP, self._clip)
+        route(DIAGNOSE, self._diagnose)
+        route(END, self._end)
+
+    async def _measure_profile(self, peer: str, message: Message) -> Message:
+        """Unit times of a model on this device, and the memory it offers now."""
+        job = text(message.fields, "job", 64)
+        if self.job not in (None, job):
+            raise PeerError(f"{self.mesh.name} already works for another job")
+        description = await self._model(message.fields)
+        sizes = _sizes(message.fields.get("batch_sizes"))
+        measured = await measure(description, sizes, self.compute, self._profiles)
+        memory_bytes = self._memory_bytes or usable_memory_bytes()
+        blob = cbor.dumps({"measured": measured, "memory_bytes": memory_bytes})
+        return Message(MEASURE_PROFILE, {}, (memoryview(blob),))
+
+    async def _measure_links(self, peer: str, message: Message) -> Message:
+        """What this device can send to each of the given members, one after the other."""
+        peers = message.fields.get("peers")
+        if not isinstance(peers, list) or len(peers) > 64:
+            raise ProtocolError("field 'peers' is not a list of members")
+        speeds = []
+        for target in peers:
+            try:
+                speed = await self.mesh.measure_link(str(target))
+                speeds.append([target, speed.bytes_per_s, speed.latency_s])
+            except (PeerError, TimeoutError) as error:
+                log.info("link_not_measured", target=str(target)[:12], why=str(error))
+        return Message(MEASURE_LINKS, {"speeds": speeds})
+
+    async def _prepare(self, peer: str, message: Message) -> Message:
+        """Take a part in an epoch: fetch the weights, build the stages, be ready."""
+        assignment = Assignment.from_bytes(message.parts[0])
+        self._check_newer(peer, assignment)
+        if self.job is not None and self.job != assignment.key.job:
+            raise PeerError(f"{self.mesh.name} already works for another job")
+        await self.drop("a new plan")
+        description = await self._model({"digest": assignment.digest, "holder": assignment.holder})
+        engagement = Engagement(assignment, description, self._shell)
+        self.engagement = engagement
+        self._newest = {assignment.key.job: assignment.key.epoch}
+        try:
+            spec = spec_from_fields(assignment.optimizer)
+            await engagement.prepare(partial(self._fetch, assignment, description), spec)
+        except BaseException:
+            await self._abandon(engagement)
+            raise
+        self.states.offer(assignment.key.job, "stage", engagement.state)
+        engagement.start(partial(self._report_failure, assignment))
+        return Message(PREPARE, {"ready": True})
+
+    def _check_newer(self, peer: str, assignment: Assignment) -> None:
+        coordinator = self.mesh.coordinator
+        if coordinator is not None and assignment.term < coordinator.term:
+            raise PeerError(f"a command of term {assignment.term}; {coordinator.term} is in force")
+        if assignment.key.epoch <= self._newest.get(assignment.key.job, -1):
+            raise PeerError(f"epoch {assignment.key.epoch} is not newer than the one in force")
+        if self.mesh.self_id not in assignment.devices:
+            raise ProtocolError("an assignment without this device")
+
+    async def _abandon(self, engagement: Engagement) -> None:
+        await engagement.stop()
+        if self.engagement is engagement:
+            self.engagement = None
+
+    async def _fetch(
+        self, assignment: Assignment, description: ModelDescription, place: StagePlace
+    ) -> Mapping[str, Tensor]:
+        job = assignment.key.job
+        if assignment.holder == self.mesh.self_id:
+            return self.states.local(job, INITIAL, place.first, place.end)
+        request = StateRequest(assignment.holder, job, INITIAL, place.first, place.end)
+        return await read_state(self.mesh, request, state_check(description))
+
+    async def _round(self, peer: str, message: Message) -> None:
+        engagement = self._engaged(peer, message)
+        if engagement is None:
+            return
+        order = RoundOrder.read(message.fields)
+        job, key = engagement.assignment.key.job, order.round.step + 1
+        if order.snapshot:
+            self.states.offer(job, f"snapshot:{key}", partial(engagement.snapshot, key))
+        await engagement.order(order)
+
+    async def _clip(self, peer: str, message: Message) -> None:
+        engagement = self._engaged(peer, message)
+        if engagement is not None:
+            dtype = getattr(torch, text(message.fields, "dtype", 16), None)
+            if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+                raise ProtocolError("a clipping coefficient is a floating-point number")
+            coefficient = torch.tensor(number(message.fields, "coefficient"), dtype=dtype)
+            engagement.coefficient(integer(message.fields, "round"), coefficient)
+
+    async def _diagnose(self, peer: str, message: Message) -> Message:
+        """Where a piece that this device still holds first stopped being finite."""
+        engagement = self._engaged(peer, message)
+        if engagement is None:
+            raise PeerError("that epoch is over")
+        piece = integer(message.fields, "micro_batch")
+        for index, runner in engagement.runners.items():
+            run = partial(runner.stage.first_non_finite, piece)
+            found = await self.compute.run((0, index), run)
+            if found is not None:
+                fields = {"unit": found.unit, "parameters": found.parameters}
+                return Message(DIAGNOSE, fields)
+        return Message(DIAGNOSE, {"unit": None, "parameters": False})
+
+    async def _end(self, peer: str, message: Message) -> None:
+        if self._engaged(peer, message, any_epoch=True) is not None:
+            await self.drop(text(message.fields, "reason", 1024))
+
+    def _engaged(self, peer: str, message: Message, *, any_epoch: bool = False) -> Engagement | None:
+        """The engagement a holder's message is for, or None if it is over. Refuses strangers."""
+        key = EpochKey.read(message.fields)
+        engagement = self.engagement
+        if engagement is None or engagement.assignment.key.job != key.job:
+            return None
+        if peer != engagement.assignment.holder:
+            raise ProtocolError(f"{message.kind} from a device that is not the holder")
+        return engagement if any_epoch or engagement.assignment.key == key else None
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    async def _model(self, fields: Mapping[str, object]) -> ModelDescription:
+        digest = text(fields, "digest", 64)
+        if digest not in self._models:
+            holder = text(fields, "holder", 64)
+            reply = await self.mesh.call(
+                holder,
+                Message(FETCH_MODEL, {"digest": digest}),
+                timeout_seconds=FETCH_TIMEOUT_SECONDS,
+                priority=Priority.TENSOR,
+                reply_parts=limited(MODEL_LIMIT_BYTES),
+            )
+            blob = bytes(reply.parts[0])
+            description = await self.compute.run((0,), partial(ModelDescription.from_bytes, blob))
+            if description.digest != digest:
+                raise ProtocolError("the holder sent another model than it announced")
+            self._models = {digest: description}
+        return self._models[digest]
+
+    async def _report_failure(
+        self, assignment: Assignment, stage: int, error: BaseException
+    ) -> None:
+        fields = {**assignment.key.fields(), "stage": stage, **_failure_fields(error)}
+        if not isinstance(error, Error):
+            log.error("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
+        try:
+            await self.mesh.send(assignment.holder, Message(FAILED, fields))
+        except PeerError as gone:
+            log.warning("failure_not_reported", stage=stage, why=str(gone))
+
+    def _on_mesh_event(self, event: MeshEvent) -> None:
+        if not isinstance(event, MemberChanged) or self.engagement is None:
+            return
+        gone = event.member.state in (MemberState.DEAD, MemberState.LEFT)
+        if gone and event.member.id == self.engagement.assignment.holder:
+            reason = f"the data holder {event.member.name} is {event.member.state}"
+            task = asyncio.get_running_loop().create_task(self.drop(reason))
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
+
+
+def _failure_fields(error: BaseException) -> dict[str, object]:
+    if isinstance(error, NotFinite):
+        return {
+            "cause": "not_finite",
+            "message": str(error),
+            "step": error.step,
+            "micro_batch": error.key.micro_batch,
+        }
+    cause = "user" if isinstance(error, UserError) else "peer" if isinstance(error, PeerError) else "bug"
+    message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    return {"cause": cause, "message": message[:FAILURE_TEXT_LIMIT]}
+
+
+def _sizes(value: object) -> Sequence[int]:
+    valid = isinstance(value, list) and 0 < len(value) <= 16
+    if not valid or not all(isinstance(size, int) and 0 < size <= 1 << 20 for size in value):  # type: ignore[attr-defined]
+        raise ProtocolError("field 'batch_sizes' is not a list of sizes")
+    return list(value)  # type: ignore[call-overload, no-any-return]

@@ -1,0 +1,164 @@
+"""Connects the frames of running epochs with the stages and feeders they are meant for.
+
+Two kinds of frame run between the devices of an epoch: `train.values` (activations, targets,
+gradients, sums, outputs: see `inlet`) and `train.started` (credit: one more piece may be sent).
+Both name job, epoch, stage and flow; each such line may be used by exactly one device. Frames of an
+epoch that is not (or no longer) connected here are read, dropped and counted: after a change of
+plan some are always still under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.net.message import Fields, Message, PartKind, Priority
+from p2ptrain.training.inlet import Inlet, Piece, Value, to_messages
+from p2ptrain.training.protocol import STARTED, VALUES, EpochKey, integer, text
+
+log = structlog.get_logger(__name__)
+
+STALE_LIMIT_BYTES = 1 << 30
+"""Most bytes one stale frame may carry; they are read into memory and dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One flow into one stage of one epoch. The holder counts as stage `len(stages)`."""
+
+    key: EpochKey
+    stage: int
+    flow: str
+
+    def fields(self) -> dict[str, Any]:
+        """As frame fields."""
+        return {**self.key.fields(), "stage": self.stage, "flow": self.flow}
+
+    @staticmethod
+    def read(fields: Fields) -> Line:
+        """Check and read them."""
+        return Line(EpochKey.read(fields), integer(fields, "stage"), text(fields, "flow", 32))
+
+
+class Credits:
+    """How many pieces may be under way to a receiver that has not begun to work on them."""
+
+    def __init__(self, ahead: int) -> None:
+        self._free = asyncio.BoundedSemaphore(ahead)
+
+    async def acquire(self) -> None:
+        """Wait until one more piece may be sent."""
+        await self._free.acquire()
+
+    def release(self) -> None:
+        """The receiver has begun one. Raises ProtocolError if none was under way."""
+        try:
+            self._free.release()
+        except ValueError:
+            raise ProtocolError("credit for a piece that was never sent") from None
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """Inlets and credits by (stage, flow), each with the id of the one device that may use it."""
+
+    inlets: dict[tuple[int, str], tuple[Inlet, str]] = field(default_factory=dict)
+    credits: dict[tuple[int, str], tuple[Credits, str]] = field(default_factory=dict)
+
+
+class Switchboard:
+    """All lines that end on this device."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._epochs: dict[EpochKey, _Epoch] = {}
+        self.stale_frames = 0
+        mesh.route(VALUES, self._values, self._open)
+        mesh.route(STARTED, self._started)
+
+    def connect_inlet(self, line: Line, inlet: Inlet, sender: str) -> None:
+        """Let values of `line` from device `sender` in."""
+        self._epoch(line.key).inlets[line.stage, line.flow] = (inlet, sender)
+
+    def connect_credits(self, line: Line, credits: Credits, sender: str) -> None:
+        """Let device `sender` give credit on `line`."""
+        self._epoch(line.key).credits[line.stage, line.flow] = (credits, sender)
+
+    def disconnect(self, key: EpochKey) -> None:
+        """Drop every line of the epoch."""
+        self._epochs.pop(key, None)
+
+    async def send_values(
+        self,
+        device: str,
+        line: Line,
+        piece: Piece,
+        values: Sequence[Value],
+        part_kind: PartKind = PartKind.ACTIVATION,
+    ) -> None:
+        """Send a piece to a stage, on this device without any copy.
+
+        Raises LinkClosed if the device is out of reach.
+        """
+        if device == self._mesh.self_id:
+            epoch = self._epochs.get(line.key)
+            if epoch is not None:
+                epoch.inlets[line.stage, line.flow][0].put(piece.key, list(values))
+            return
+        for message in to_messages(VALUES, line.fields(), piece, values, part_kind):
+            await self._mesh.send(device, message, Priority.TENSOR)
+
+    async def send_started(self, device: str, line: Line) -> None:
+        """Give the sender on `line` one credit."""
+        await self._mesh.send(device, Message(STARTED, line.fields()), Priority.CONTROL)
+
+    def _epoch(self, key: EpochKey) -> _Epoch:
+        return self._epochs.setdefault(key, _Epoch())
+
+    def _inlet(self, peer: str, fields: Fields) -> Inlet | None:
+        line = Line.read(fields)
+        epoch = self._epochs.get(line.key)
+        if epoch is None:
+            return None
+        inlet, sender = epoch.inlets.get((line.stage, line.flow), (None, ""))
+        if inlet is None or peer != sender:
+            raise ProtocolError(f"values for {line.flow} of stage {line.stage} from a stranger")
+        return inlet
+
+    def _open(self, peer: str, fields: Fields, sizes: Sequence[int]) -> Sequence[memoryview]:
+        inlet = self._inlet(peer, fields)
+        if inlet is not None:
+            return inlet.open(fields, sizes)
+        if sum(sizes) > STALE_LIMIT_BYTES:
+            raise ProtocolError("a stale frame of absurd size")
+        return [memoryview(bytearray(size)) for size in sizes]
+
+    async def _values(self, peer: str, message: Message) -> None:
+        inlet = self._inlet(peer, message.fields)
+        if inlet is None:
+            self._count_stale(peer, message)
+            return
+        if not message.parts:
+            inlet.open(message.fields, ())
+        inlet.deliver(message.fields)
+
+    async def _started(self, peer: str, message: Message) -> None:
+        line = Line.read(message.fields)
+        epoch = self._epochs.get(line.key)
+        if epoch is None:
+            self._count_stale(peer, message)
+            return
+        credits, sender = epoch.credits.get((line.stage, line.flow), (None, ""))
+        if credits is None or peer != sender:
+            raise ProtocolError(f"credit for {line.flow} of stage {line.stage} from a stranger")
+        credits.release()
+
+    def _count_stale(self, peer: str, message: Message) -> None:
+        self.stale_frames += 1
+        log.debug("stale_frame", peer=peer[:12], kind=message.kind, total=self.stale_frames)
