@@ -1,0 +1,158 @@
+"""Finding the other devices: DNS-SD over multicast DNS (RFC 6763, RFC 6762), by python-zeroconf.
+
+    <first 16 hex digits of the id>._p2ptrain._tcp.local.   TXT  v=<protocol version>  id=<id>
+
+Nothing else is announced: no person's, host's or model's name. What is heard is a hint only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import structlog
+import zeroconf
+from zeroconf import IPVersion, ServiceStateChange, Zeroconf
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+from p2ptrain._version import PROTOCOL_VERSION
+from p2ptrain.errors import UserError
+from p2ptrain.mesh.discovered import INSTANCE_DIGITS, Candidate, parse
+
+log = structlog.get_logger(__name__)
+
+SERVICE = "_p2ptrain._tcp.local."
+OLDEST_ZEROCONF = (0, 149, 17)
+"""Older ones can be made to use any amount of memory and time by one device on the network."""
+
+RESOLVES_LIMIT = 64
+"""Most services being resolved at one time; those found beyond it wait for their next announcement.
+Trusted devices are not counted."""
+RESOLVE_SECONDS = 3.0
+
+
+class Discovery(Protocol):
+    """What the mesh needs of any way of discovery."""
+
+    async def start(self, port: int, on_found: Callable[[Candidate], None]) -> None:
+        """Announce this device at `port`; report whoever announces a change.
+
+        This device's own announcement may come back too: a copy of its identity looks the same.
+        """
+
+    async def close(self) -> None:
+        """Withdraw the announcement and stop."""
+
+
+class NoDiscovery:
+    """For networks and tests where devices are told each other's addresses."""
+
+    async def start(self, port: int, on_found: Callable[[Candidate], None]) -> None:
+        """Nothing to announce."""
+
+    async def close(self) -> None:
+        """Nothing to withdraw."""
+
+
+def check_zeroconf_version(version: str = zeroconf.__version__) -> None:
+    """Refuse a zeroconf with known holes.
+
+    Raises:
+        UserError: it is older than OLDEST_ZEROCONF.
+    """
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:3])
+    if numbers < OLDEST_ZEROCONF:
+        oldest = ".".join(map(str, OLDEST_ZEROCONF))
+        raise UserError(
+            f"the installed zeroconf {version} has known security holes: "
+            f"run `pip install 'zeroconf>={oldest}'`"
+        )
+
+
+class MdnsDiscovery:
+    """Announces this device and listens for others on the given interfaces."""
+
+    def __init__(
+        self, self_id: str, ips: Sequence[str], trusted_ids: Callable[[], Iterable[str]]
+    ) -> None:
+        """Prepare; `ips` are this machine's addresses to use, at least one."""
+        check_zeroconf_version()
+        self._id = self_id
+        self._ips = list(ips)
+        self._trusted_ids = trusted_ids
+        self._resolving: dict[str, asyncio.Task[None]] = {}
+        self._zeroconf: AsyncZeroconf | None = None
+        self._browser: AsyncServiceBrowser | None = None
+        self._announcing: asyncio.Future[None] | None = None
+        self._on_found: Callable[[Candidate], None] = lambda _candidate: None
+
+    async def start(self, port: int, on_found: Callable[[Candidate], None]) -> None:
+        self._on_found = on_found
+        self._zeroconf = AsyncZeroconf(interfaces=self._ips, ip_version=IPVersion.V4Only)
+        # Uniqueness needs no probing (0.75 s): the name is a hash of this device's key.
+        announcing = await self._zeroconf.async_register_service(
+            self._service(port), cooperating_responders=True
+        )
+        self._announcing = asyncio.ensure_future(announcing)
+        self._browser = AsyncServiceBrowser(
+            self._zeroconf.zeroconf, SERVICE, handlers=[self._on_change]
+        )
+
+    async def close(self) -> None:
+        for task in self._resolving.values():
+            task.cancel()
+        await asyncio.gather(*self._resolving.values(), return_exceptions=True)
+        if self._announcing is not None:
+            self._announcing.cancel()
+            await asyncio.gather(self._announcing, return_exceptions=True)
+        if self._browser is not None:
+            await self._browser.async_cancel()
+        if self._zeroconf is not None:
+            await self._zeroconf.async_unregister_all_services()
+            await self._zeroconf.async_close()
+
+    def _service(self, port: int) -> AsyncServiceInfo:
+        instance = self._id[:INSTANCE_DIGITS]
+        return AsyncServiceInfo(
+            SERVICE,
+            f"{instance}.{SERVICE}",
+            addresses=[socket.inet_aton(ip) for ip in self._ips],
+            port=port,
+            properties={"v": str(PROTOCOL_VERSION), "id": self._id},
+            server=f"{instance}.local.",  # not the host's name
+        )
+
+    def _on_change(
+        self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
+    ) -> None:
+        gone = state_change is ServiceStateChange.Removed
+        if gone or name in self._resolving:
+            return
+        if len(self._resolving) >= RESOLVES_LIMIT and not self._may_be_trusted(name):
+            log.debug("discovery_overloaded", name=name[:80])
+            return
+        task = asyncio.create_task(self._resolve(zeroconf, name), name=f"resolve {name}")
+        self._resolving[name] = task
+        task.add_done_callback(lambda _task: self._resolving.pop(name, None))
+
+    async def _resolve(self, zeroconf: Zeroconf, name: str) -> None:
+        info = AsyncServiceInfo(SERVICE, name)
+        if not await info.async_request(zeroconf, RESOLVE_SECONDS * 1000):
+            log.debug("discovery_unresolved", name=name[:80])
+            return
+        ips = info.parsed_addresses(IPVersion.V4Only)
+        candidate = parse(name, info.properties, _nearest_first(ips), info.port)
+        if candidate is not None:
+            self._on_found(candidate)
+
+    def _may_be_trusted(self, name: str) -> bool:
+        """Service names carry only the first digits of an id."""
+        return any(known.startswith(name[:INSTANCE_DIGITS]) for known in self._trusted_ids())
+
+
+def _nearest_first(ips: list[str]) -> list[str]:
+    """Loopback last: it leads to the announcing device only from its own machine."""
+    return sorted(ips, key=lambda ip: ip.startswith("127."))
