@@ -1,0 +1,57 @@
+"""Does a plan belong to a profile and a cluster, and does it fit their memory?"""
+
+from __future__ import annotations
+
+from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.profile import Profile
+
+
+def check_plan(plan: Plan, profile: Profile, cluster: Cluster, *, private: bool = False) -> None:
+    """Check what a plan alone cannot know.
+
+    Raises:
+        OptionError: units not covered, an unknown device, one that is nowhere, or a device in two
+            stages that is not the holder; with `private`, an end that is not the holder's alone.
+    """
+    end = plan.stages[-1].units[1]
+    if end != len(profile.units):
+        raise OptionError(f"plan.stages: they end at unit {end}, of {len(profile.units)} units")
+    _check_devices(plan, cluster)
+    _check_holder(plan, cluster.holder.name, private=private)
+
+
+def _check_devices(plan: Plan, cluster: Cluster) -> None:
+    known = {device.name for device in cluster.devices}
+    used = {device.name for stage in plan.stages for device in stage.devices}
+    named = used | {out.name for out in plan.left_out}
+    for name in sorted(named - known):
+        raise OptionError(f'plan: device "{name}" is not in the cluster')
+    for name in sorted(known - named):
+        raise OptionError(f'plan.left_out: device "{name}" is in no stage and not left out')
+
+
+def _check_holder(plan: Plan, holder: str, *, private: bool) -> None:
+    first, last = (tuple(device.name for device in plan.stages[p].devices) for p in (0, -1))
+    if len(plan.stages) > 1 and first == last and first != (holder,):
+        raise OptionError(
+            f'plan.stages: "{first[0]}" has the first and the last stage, but "{holder}" is the '
+            "holder, the only device that may"
+        )
+    if private and not (first == last == (holder,)):
+        raise OptionError(
+            f'plan.stages: with --private the first and the last stage are "{holder}"\'s alone'
+        )
+
+
+def check_memory(peak_bytes: dict[str, int], cluster: Cluster) -> None:
+    """PlanError naming the device whose memory is too small for its peak."""
+    for device in cluster.devices:
+        needed = peak_bytes.get(device.name, 0)
+        if needed > device.memory_bytes:
+            missing = needed - device.memory_bytes
+            raise PlanError(
+                f'device "{device.name}" would need {needed} bytes and has {device.memory_bytes}: '
+                f"{missing} bytes missing"
+            )

@@ -1,0 +1,117 @@
+"""The plain cost model: what a unit, a stage, a cut and a link cost, for one profile and cluster.
+
+Devices are indexes into `CostModel.devices`, which is sorted by name, so that no answer depends on
+the order in which a file lists them. Symbols of this room:
+
+    L units    P stages    p stage, from 0    M micro-batches    K_p warm-up depth of stage p
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from itertools import accumulate
+
+from p2ptrain.errors import OptionError
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.times import TimeTable, UnitTimes
+
+
+class CostModel:
+    """Answers about one profile on one cluster; keeps what it has computed.
+
+    Attributes:
+        devices: the cluster's devices, sorted by name.
+        holder: index of the data holder.
+    """
+
+    def __init__(self, profile: Profile, cluster: Cluster) -> None:
+        self.profile = profile
+        self.devices: tuple[Device, ...] = tuple(sorted(cluster.devices, key=lambda d: d.name))
+        self.holder = next(i for i, device in enumerate(self.devices) if device.holder)
+        self.unit_count = len(profile.units)
+        self._tables = [_table(profile, device) for device in self.devices]
+        self._links = [[_link(cluster, a, b) for b in self.devices] for a in self.devices]
+        parameters = accumulate((unit.parameter_bytes for unit in profile.units), initial=0)
+        activations = accumulate((unit.activation_bytes for unit in profile.units), initial=0)
+        self._parameters, self._activations = tuple(parameters), tuple(activations)
+        self._unit_times: dict[tuple[int, int], UnitTimes] = {}
+        self._stage_seconds: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+
+    def name(self, device: int) -> str:
+        """The device's name."""
+        return self.devices[device].name
+
+    def index(self, name: str) -> int:
+        """The device of that name; OptionError where there is none."""
+        for i, device in enumerate(self.devices):
+            if device.name == name:
+                return i
+        known = ", ".join(device.name for device in self.devices)
+        raise OptionError(f'no device "{name}" in the cluster (known: {known})')
+
+    def unit_times(self, device: int, samples: int) -> UnitTimes:
+        """Seconds of each unit on that device for `samples` samples."""
+        key = device, samples
+        if key not in self._unit_times:
+            self._unit_times[key] = self._tables[device].at(samples)
+        return self._unit_times[key]
+
+    def stage_seconds(self, device: int, first: int, end: int, samples: int) -> tuple[float, float]:
+        """(forward, backward) seconds of units [first, end) on that device."""
+        key = device, first, end, samples
+        if key not in self._stage_seconds:
+            times = self.unit_times(device, samples)
+            self._stage_seconds[key] = sum(times.forward[first:end]), sum(times.backward[first:end])
+        return self._stage_seconds[key]
+
+    def link(self, sender: int, receiver: int) -> Link:
+        """That direction; from a device to itself nothing takes time."""
+        return self._links[sender][receiver]
+
+    def cut_bytes(self, cut: int) -> int:
+        """Bytes per sample that cross before unit `cut` (1 <= cut < L), in either direction."""
+        return self.profile.units[cut - 1].output_bytes
+
+    def activation_bytes(self, first: int, end: int) -> int:
+        """Bytes per sample kept for the backward of units [first, end)."""
+        return self._activations[end] - self._activations[first]
+
+    def parameter_bytes(self, first: int, end: int) -> int:
+        """Bytes of the parameters of units [first, end)."""
+        return self._parameters[end] - self._parameters[first]
+
+    def held_bytes(self, first: int, end: int) -> int:
+        """Parameters, gradients and optimizer state of units [first, end), rounded up."""
+        ratio = self.profile.optimizer_state_ratio
+        return math.ceil(self.parameter_bytes(first, end) * (2 + ratio))
+
+    def peak_bytes(self, first: int, end: int, samples: int) -> int:
+        """Memory of a stage with at most `samples` forwarded and not yet backwarded."""
+        return self.held_bytes(first, end) + samples * self.activation_bytes(first, end)
+
+    def samples_that_fit(self, first: int, end: int, memory_bytes: int) -> int:
+        """How many samples may be in flight in `memory_bytes`; below 0: not even the weights."""
+        left = memory_bytes - self.held_bytes(first, end)
+        if left < 0:
+            return -1
+        activations = self.activation_bytes(first, end)
+        return left // activations if activations else sys.maxsize
+
+
+def _table(profile: Profile, device: Device) -> TimeTable:
+    if device.times is None:
+        return profile.times.times_slowdown(device.slowdown)
+    if device.times.unit_count != len(profile.units):
+        raise OptionError(
+            f'cluster: the times of device "{device.name}" are of {device.times.unit_count} units, '
+            f"the profile has {len(profile.units)}"
+        )
+    return device.times
+
+
+def _link(cluster: Cluster, sender: Device, receiver: Device) -> Link:
+    if sender.name == receiver.name:
+        return Link(bytes_per_s=math.inf, latency_s=0.0)
+    return cluster.link(sender.name, receiver.name)

@@ -1,0 +1,88 @@
+"""Strict reading of JSON files that people write by hand: every error names the field by its path.
+
+Unknown keys are refused, because a mistyped optional key ("slow_down") would otherwise be ignored
+silently and the plan be wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from p2ptrain.errors import OptionError
+
+LARGEST_WHOLE = 2**63 - 1
+
+
+def members(
+    value: object, where: str, required: Collection[str], optional: Collection[str] = ()
+) -> dict[str, object]:
+    """The object's members, exactly those named; OptionError where one is missing or unknown."""
+    if not isinstance(value, dict):
+        raise OptionError(f"{where}: expected an object, found {_shown(value)}")
+    for key in required:
+        if key not in value:
+            raise OptionError(f'{where}: the field "{key}" is missing')
+    for key in value:
+        if key not in required and key not in optional:
+            known = ", ".join(sorted([*required, *optional]))
+            raise OptionError(f'{where}: unknown field "{key}" (known: {known})')
+    return value
+
+
+def items(value: object, where: str) -> list[object]:
+    """The list's items."""
+    if not isinstance(value, list):
+        raise OptionError(f"{where}: expected a list, found {_shown(value)}")
+    return value
+
+
+def text(value: object, where: str) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise OptionError(f"{where}: expected a text, found {_shown(value)}")
+    return value
+
+
+def truth(value: object, where: str) -> bool:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{where}: expected true or false, found {_shown(value)}")
+    return value
+
+
+def number(value: object, where: str, *, above_zero: bool = False) -> float:
+    """A finite number that is not negative; with `above_zero`, not zero either."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionError(f"{where}: expected a number, found {_shown(value)}")
+    if not abs(value) <= LARGEST_WHOLE or not math.isfinite(value):
+        raise OptionError(f"{where}: expected a finite number, found {_shown(value)}")
+    if value < 0 or (above_zero and value == 0):
+        bound = "above zero" if above_zero else "zero or more"
+        raise OptionError(f"{where}: expected a number {bound}, found {_shown(value)}")
+    return float(value)
+
+
+def whole(value: object, where: str, *, least: int = 0) -> int:
+    """A whole number of at least `least`; 4e9 counts as whole."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionError(f"{where}: expected a whole number, found {_shown(value)}")
+    if isinstance(value, float) and not value.is_integer():
+        raise OptionError(f"{where}: expected a whole number, found {_shown(value)}")
+    if not least <= value <= LARGEST_WHOLE:
+        raise OptionError(f"{where}: expected at least {least}, found {_shown(value)}")
+    return int(value)
+
+
+def file_format(value: object, where: str, expected: str) -> None:
+    """Check the "format" field of a whole file before anything else is read."""
+    if not isinstance(value, dict):
+        raise OptionError(f"{where}: expected an object, found {_shown(value)}")
+    if value.get("format") != expected:
+        found = _shown(value.get("format"))
+        raise OptionError(f'{where}.format: expected "{expected}", found {found}')
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 40 else shown[:37] + "..."

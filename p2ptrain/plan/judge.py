@@ -1,0 +1,130 @@
+"""Judging drafts: the bound first, the simulation where the bound leaves hope, each once.
+
+The budget counts simulated tasks, not seconds, so the same question has the same answer on every
+machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from p2ptrain.plan.bound import lower_bound
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft, draft_pipeline
+from p2ptrain.plan.schedule import usual_warmup
+from p2ptrain.plan.simulate import round_seconds
+from p2ptrain.plan.split import BatchSplit
+
+LONG_ROUND_TASKS = 1200
+"""Rounds of more tasks are extrapolated while drafts are compared."""
+WORTH = 0.999
+"""A deeper warm-up costs memory: it must gain a thousandth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A draft and the seconds of its round, exact unless said otherwise."""
+
+    seconds: float
+    draft: Draft
+
+
+class Judge:
+    """Bounds and simulates drafts of one cost model within a budget of simulated tasks."""
+
+    def __init__(self, cost: CostModel, budget_tasks: int) -> None:
+        self.cost = cost
+        self.budget_tasks = budget_tasks
+        self._bounds: dict[Draft, float] = {}
+        self._seconds: dict[Draft, float] = {}
+        self._exact: dict[Draft, float] = {}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the budget is used up; drafts can still be judged, but search should end."""
+        return self.budget_tasks <= 0
+
+    def bound(self, draft: Draft) -> float:
+        """Seconds that its round takes at least."""
+        if draft not in self._bounds:
+            self._bounds[draft] = lower_bound(self.cost, draft)
+        return self._bounds[draft]
+
+    def seconds(self, draft: Draft) -> float:
+        """Seconds of its round; of a long round extrapolated from two short ones."""
+        if draft not in self._seconds:
+            self._seconds[draft] = self._screened(draft)
+        return self._seconds[draft]
+
+    def exact(self, draft: Draft) -> Judged:
+        """The whole round simulated."""
+        if draft not in self._exact:
+            self._exact[draft] = self._simulated(draft)
+        return Judged(self._exact[draft], draft)
+
+    def drafted(
+        self, split: BatchSplit, borders: Sequence[int], devices: Sequence[int]
+    ) -> Draft | None:
+        """The placement with the least of `depths` whose bound is as good as the deepest's."""
+        usual = draft_pipeline(self.cost, split, borders, devices)
+        if usual is None or len(devices) == 1:
+            return usual
+        deepest = draft_pipeline(self.cost, split, borders, devices, _deepest(split, devices))
+        if deepest is None or self.bound(usual) * WORTH <= self.bound(deepest):
+            return usual
+        for draft in self.depths(usual):
+            if self.bound(draft) * WORTH <= self.bound(deepest):
+                return draft
+        return deepest
+
+    def depths(self, draft: Draft) -> Iterator[Draft]:
+        """The same placement with other warm-up depths, shallow ones first."""
+        stages, count = len(draft.devices), draft.split.micro_batches
+        usual = usual_warmup(stages, count)
+        wanted = [tuple(stages - p for p in range(stages))]
+        wanted += [tuple(depth + more for depth in usual) for more in (1, 2, 4)]
+        wanted += [tuple(depth * times for depth in usual) for times in (2, 4)]
+        wanted.append(_deepest(draft.split, draft.devices))
+        for depths in wanted:
+            cut = [min(depth, count) for depth in depths]
+            other = draft_pipeline(self.cost, draft.split, draft.borders, draft.devices, cut)
+            if other is not None and other.warmup != draft.warmup:
+                yield other
+
+    def best_of(self, drafts: Iterable[Draft], best: Judged | None = None) -> Judged | None:
+        """The fastest of `drafts`, or `best` where none is faster.
+
+        Drafts are simulated in order of their bounds until the next bound shows that no other can
+        win, or the budget is used up (the first is always simulated).
+        """
+        for draft in sorted(drafts, key=self.bound):
+            if best is not None and (self.bound(draft) >= best.seconds or self.exhausted):
+                break
+            seconds = self.seconds(draft)
+            if best is None or seconds < best.seconds:
+                best = Judged(seconds, draft)
+        return best
+
+    def _screened(self, draft: Draft) -> float:
+        stages, split = len(draft.devices), draft.split
+        short = draft.warmup[0] + 4 * stages + 4
+        longer = short + 2 * stages + 4
+        if 2 * stages * split.micro_batches <= max(LONG_ROUND_TASKS, 4 * stages * longer):
+            return self.exact(draft).seconds
+        first, second = (
+            self._simulated(
+                replace(draft, split=BatchSplit(count * split.micro_batch, split.micro_batch))
+            )
+            for count in (short, longer)
+        )
+        each = (second - first) / (longer - short)
+        return second + each * (split.batch_size / split.micro_batch - longer)
+
+    def _simulated(self, draft: Draft) -> float:
+        self.budget_tasks -= 2 * len(draft.devices) * draft.split.micro_batches
+        return round_seconds(self.cost, draft)
+
+
+def _deepest(split: BatchSplit, devices: Sequence[int]) -> tuple[int, ...]:
+    return (split.micro_batches,) * len(devices)

@@ -1,0 +1,47 @@
+"""Which micro-batch sizes are worth considering when nobody fixed one."""
+
+from __future__ import annotations
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.split import BatchSplit
+
+MOST_SIZES = 8
+
+
+def candidate_splits(cost: CostModel, batch_size: int, micro_batch: int | None) -> list[BatchSplit]:
+    """The fixed size alone, or at most MOST_SIZES sizes, smallest first.
+
+    Measured sizes come first, because between them times are only interpolated; then the largest
+    powers of two and the whole batch; 1 is always there, since it needs the least memory.
+    """
+    if micro_batch is not None:
+        return [BatchSplit(batch_size, min(micro_batch, batch_size))]
+    sizes: list[int] = [1]
+    for size in [*_measured(cost, batch_size), *_common(batch_size)]:
+        if size not in sizes and len(sizes) < MOST_SIZES:
+            sizes.append(size)
+    return [BatchSplit(batch_size, size) for size in sorted(sizes)]
+
+
+def _measured(cost: CostModel, batch_size: int) -> list[int]:
+    """Sizes in the profile or any device's own times, as many as fit, evenly thinned."""
+    tables = [cost.profile.times, *(d.times for d in cost.devices if d.times is not None)]
+    sizes = sorted({size for table in tables for size in table.sizes if size <= batch_size})
+    if len(sizes) < MOST_SIZES:
+        return sizes
+    step = (len(sizes) - 1) / (MOST_SIZES - 2)
+    return [sizes[round(i * step)] for i in range(MOST_SIZES - 1)]
+
+
+def _common(batch_size: int) -> list[int]:
+    """Powers of two from a quarter of the batch down to 2, then the larger ones."""
+    powers = [2**i for i in range(1, batch_size.bit_length())]
+    small = [size for size in powers if 4 * size <= batch_size]
+    large = [size for size in powers if 4 * size > batch_size]
+    return [*_spread(small), *large, batch_size]
+
+
+def _spread(sizes: list[int]) -> list[int]:
+    """From the middle outwards: neither many tiny micro-batches nor few huge ones."""
+    middle = len(sizes) // 2
+    return sorted(sizes, key=lambda size: abs(sizes.index(size) - middle))

@@ -1,0 +1,77 @@
+"""Small changes of a straight pipeline, for hill-climbing: what a search by value may have missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.partition import Placement
+
+STEPS = (1, 2, 4, 8)
+"""How many units a border moves at once."""
+
+
+def neighbours(draft: Draft, spare: Sequence[int]) -> Iterator[Placement]:
+    """Placements one change away: a border moved, devices swapped, one dropped, changed or added.
+
+    Arguments:
+        spare: devices that `draft` does not use. A device with both ends keeps them.
+    """
+    yield from _moved_borders(draft)
+    fixed = {0, len(draft.devices) - 1} if draft.shared_ends else set[int]()
+    free = [p for p in range(len(draft.devices)) if p not in fixed]
+    yield from _swapped(draft, free)
+    yield from _dropped(draft, free)
+    for device in spare:
+        yield from _changed(draft, free, device)
+        yield from _added(draft, device)
+
+
+def _moved_borders(draft: Draft) -> Iterator[Placement]:
+    borders = draft.borders
+    for p in range(1, len(borders) - 1):
+        for step in STEPS:
+            for cut in (borders[p] - step, borders[p] + step):
+                if borders[p - 1] < cut < borders[p + 1]:
+                    yield (*borders[:p], cut, *borders[p + 1 :]), draft.devices
+
+
+def _swapped(draft: Draft, free: Sequence[int]) -> Iterator[Placement]:
+    for p in free:
+        for q in free:
+            if p < q:
+                devices = list(draft.devices)
+                devices[p], devices[q] = devices[q], devices[p]
+                yield draft.borders, tuple(devices)
+
+
+def _dropped(draft: Draft, free: Sequence[int]) -> Iterator[Placement]:
+    borders, devices = draft.borders, draft.devices
+    if len(devices) == 1:
+        return
+    for p in free:
+        rest = (*devices[:p], *devices[p + 1 :])
+        # An end of a private pipeline must not become an end of another device's.
+        for cut in {p, p + 1} - {0, len(devices)}:
+            yield (*borders[:cut], *borders[cut + 1 :]), rest
+
+
+def _changed(draft: Draft, free: Sequence[int], device: int) -> Iterator[Placement]:
+    devices = draft.devices
+    for p in free:
+        yield draft.borders, (*devices[:p], device, *devices[p + 1 :])
+
+
+def _added(draft: Draft, device: int) -> Iterator[Placement]:
+    """The new device takes the second or the first half of a stage, or a unit of it."""
+    borders, devices = draft.borders, draft.devices
+    for p, (first, end) in enumerate(draft.units):
+        middle = (first + end) // 2
+        for cut in sorted({middle, end - 1} - {first}):
+            after = (*devices[: p + 1], device, *devices[p + 1 :])
+            if not (draft.shared_ends and p == len(devices) - 1):
+                yield (*borders[: p + 1], cut, *borders[p + 1 :]), after
+        for cut in sorted({middle, first + 1} - {first, end}):
+            before = (*devices[:p], device, *devices[p:])
+            if not (draft.shared_ends and p == 0):
+                yield (*borders[: p + 1], cut, *borders[p + 1 :]), before

@@ -1,0 +1,238 @@
+"""The dynamic programme behind the straight pipeline: cuts and devices from the last unit backwards.
+
+PipeDream (SOSP 2019, section 3.1) and FTPipeHD minimise the slowest stage. Here a suffix of the
+pipeline has a *round time* instead, from its first input to its last gradient, because with few
+micro-batches filling and draining weigh as much as the slowest stage. For a head stage g with units
+[i, j) before the suffix R that begins at unit j on device h:
+
+    R'(i) = min over j, h of  max( M·c_g(i,j) ,  c_g(i,j) + hop(j) + max( R(j), M·occupation(j) ) )
+
+with c = forward + backward of one micro-batch and hop(j) = both directions over the link. Where
+memory keeps fewer than M micro-batches in flight, the round trips this forces count too. The
+result generates candidates; the simulation judges them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.split import BatchSplit
+
+Floats: TypeAlias = NDArray[np.float64]
+Wholes: TypeAlias = NDArray[np.int64]
+
+Placement: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""(borders, devices) of a draft."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Suffix:
+    """The best ends of a pipeline whose head stage is on `device`, by first unit i.
+
+    Attributes:
+        value: [L] float64, round seconds of units i..L-1; inf = impossible.
+        latency: [L] float64, seconds of one micro-batch there and back.
+        last: [L] float64, seconds of the last stage for a micro-batch.
+        followers: what may come next; empty for a last stage.
+        follower, cut: [L] int64, which follower was best and the unit it begins at.
+    """
+
+    device: int
+    value: Floats
+    latency: Floats
+    last: Floats
+    followers: tuple[Suffix, ...]
+    follower: Wholes
+    cut: Wholes
+
+    def placement(self, first: int = 0) -> Placement:
+        """Borders and devices of the best pipeline of units `first`..L-1."""
+        borders, devices = [first], []
+        suffix = self
+        while True:
+            devices.append(suffix.device)
+            borders.append(int(suffix.cut[borders[-1]]))
+            if not suffix.followers:
+                return tuple(borders), tuple(devices)
+            suffix = suffix.followers[int(suffix.follower[borders[-2]])]
+
+
+class Partition:
+    """Builds suffixes for one batch split. `evaluations` counts suffixes extended.
+
+    Arguments:
+        duplex: count a link's two directions side by side (the optimistic view) or one after the
+            other, as they are at a device that sends outputs on and gradients back.
+        links: False = links cost nothing (equal shares of compute time).
+    """
+
+    def __init__(
+        self, cost: CostModel, split: BatchSplit, *, duplex: bool = True, links: bool = True
+    ) -> None:
+        self.cost, self.split, self.evaluations = cost, split, 0
+        self._rounds = split.batch_size / split.first_samples
+        self._duplex, self._links = duplex, links
+        self._stages: dict[int, tuple[Floats, Floats | None]] = {}
+        self._cuts: dict[tuple[int, int], tuple[Floats, Floats]] = {}
+        units = cost.profile.units
+        self._carried = np.array([0.0, *(unit.output_bytes for unit in units[:-1])])
+        self._carried *= split.first_samples
+
+    def last(self, device: int) -> Suffix:
+        """Pipelines of one stage."""
+        seconds, trips = self._stage(device)
+        alone = seconds[:, -1]
+        value = alone * self._rounds
+        if trips is not None:
+            value = np.maximum(value, alone * trips[:, -1])
+        count = len(alone)
+        empty = np.zeros(count, dtype=np.int64)
+        return Suffix(device, value, alone, alone, (), empty, np.full(count, count))
+
+    def extend(self, device: int, followers: Sequence[Suffix], *, twice: bool = False) -> Suffix:
+        """Pipelines with one more stage in front. With `twice`, `device` is also the last stage."""
+        self.evaluations += 1
+        values = np.stack([self._waited(device, suffix) for suffix in followers])
+        follower = np.argmin(values, axis=0)  # [L], by cut j
+        columns = np.arange(values.shape[1])
+        behind = values[follower, columns]
+        latency = np.stack([self._round_trip(device, suffix) for suffix in followers])
+        last = np.stack([suffix.last for suffix in followers])[follower, columns]
+        return self._choose(
+            device, followers, follower, behind, latency[follower, columns], last, twice
+        )
+
+    def _choose(
+        self,
+        device: int,
+        followers: Sequence[Suffix],
+        follower: Wholes,
+        behind: Floats,
+        latency: Floats,
+        last: Floats,
+        twice: bool,
+    ) -> Suffix:
+        seconds, trips = self._stage(device)
+        seconds = seconds[:, :-1]  # [L, L]: the head ends where the follower begins
+        work = seconds + last if twice else seconds
+        total = np.maximum(work * self._rounds, seconds + behind)
+        if trips is not None:
+            total = np.maximum(total, (seconds + latency) * trips[:, :-1])
+        cut = np.argmin(total, axis=1)  # [L], by first unit i
+        rows = np.arange(len(cut))
+        return Suffix(
+            device=device,
+            value=total[rows, cut],
+            latency=seconds[rows, cut] + latency[cut],
+            last=last[cut],
+            followers=tuple(followers),
+            follower=follower[cut],
+            cut=cut,
+        )
+
+    def _waited(self, device: int, suffix: Suffix) -> Floats:
+        hop, occupation = self._cut(device, suffix.device)
+        return hop + np.maximum(suffix.value, occupation)
+
+    def _round_trip(self, device: int, suffix: Suffix) -> Floats:
+        return self._cut(device, suffix.device)[0] + suffix.latency
+
+    def _cut(self, sender: int, receiver: int) -> tuple[Floats, Floats]:
+        """([L] seconds there and back at every cut, [L] occupation in a round)."""
+        key = sender, receiver
+        if key not in self._cuts:
+            there, back = self.cost.link(sender, receiver), self.cost.link(receiver, sender)
+            if not self._links or sender == receiver:
+                self._cuts[key] = np.zeros_like(self._carried), np.zeros_like(self._carried)
+                return self._cuts[key]
+            forward, backward = self._carried / there.bytes_per_s, self._carried / back.bytes_per_s
+            occupation = np.maximum(forward, backward) if self._duplex else forward + backward
+            hop = forward + backward + there.latency_s + back.latency_s
+            self._cuts[key] = hop, occupation * self._rounds
+        return self._cuts[key]
+
+    def _stage(self, device: int) -> tuple[Floats, Floats | None]:
+        """([L, L+1] seconds of units [i, j), inf where impossible; round trips forced, or None)."""
+        if device not in self._stages:
+            times = self.cost.unit_times(device, self.split.first_samples)
+            both = np.add(times.forward, times.backward)
+            seconds = _ranges(both)
+            depth = self._depth(device)
+            seconds[depth < 1] = np.inf
+            forced = None
+            if (depth < self.split.micro_batches).any():
+                forced = np.ceil(self._rounds / np.maximum(depth, 1))
+            self._stages[device] = seconds, forced
+        return self._stages[device]
+
+    def _depth(self, device: int) -> Floats:
+        """[L, L+1], how many micro-batches may be in flight in units [i, j); 0 = impossible."""
+        units = self.cost.profile.units
+        parameters = _ranges(np.array([float(unit.parameter_bytes) for unit in units]))
+        activations = _ranges(np.array([float(unit.activation_bytes) for unit in units]))
+        held = parameters * (2 + self.cost.profile.optimizer_state_ratio)
+        left = self.cost.devices[device].memory_bytes - held
+        with np.errstate(divide="ignore", invalid="ignore"):
+            samples = np.where(activations > 0, left / activations, np.inf)
+        whole = np.floor(samples / self.split.first_samples)
+        depth = np.where(samples >= self.split.batch_size, self.split.micro_batches, whole)
+        depth[(left < 0) | ~np.isfinite(held)] = 0
+        return np.minimum(depth, self.split.micro_batches)
+
+
+def _ranges(per_unit: Floats) -> Floats:
+    """[L, L+1] sums over [i, j); inf where the range is empty."""
+    sums = np.concatenate(([0.0], np.cumsum(per_unit)))
+    totals = sums[None, :] - sums[:-1, None]
+    totals[np.arange(len(sums))[None, :] <= np.arange(len(per_unit))[:, None]] = np.inf
+    return totals
+
+
+def every_subset(
+    partition: Partition, devices: Sequence[int], tail: Suffix | None = None
+) -> Iterator[Suffix]:
+    """Best pipelines of every set of `devices` and every head in it: exact for the value above.
+
+    2^(n-1)·n extensions for n devices. With `tail`, every pipeline ends in that suffix, whose
+    device is none of `devices`.
+    """
+    table: dict[int, list[Suffix]] = {} if tail is None else {0: [tail]}
+    for members in range(1, 1 << len(devices)):
+        heads = []
+        for i, device in enumerate(devices):
+            if members >> i & 1:
+                rest = table.get(members & ~(1 << i))
+                heads.append(partition.extend(device, rest) if rest else partition.last(device))
+        table[members] = heads
+        yield from heads
+
+
+def in_order(
+    partition: Partition, devices: Sequence[int], tail: Suffix | None = None
+) -> Iterator[Suffix]:
+    """Best pipelines that take some of `devices` in that order, by head: n extensions."""
+    behind: list[Suffix] = [] if tail is None else [tail]
+    for device in reversed(devices):
+        suffixes = [partition.extend(device, behind)] if behind else []
+        if tail is None:
+            suffixes.append(partition.last(device))
+        behind.extend(suffixes)
+        yield from suffixes
+
+
+def all_in_order(
+    partition: Partition, devices: Sequence[int], tail: Suffix | None = None
+) -> Suffix:
+    """Best pipeline that takes every one of `devices` in that order."""
+    suffix = tail
+    for device in reversed(devices):
+        suffix = partition.extend(device, [suffix]) if suffix else partition.last(device)
+    if suffix is None:
+        raise ValueError("a pipeline needs at least one device")
+    return suffix

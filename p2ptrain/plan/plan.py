@@ -1,0 +1,267 @@
+"""What is decided: which device computes which units, how deep, and what that should cost.
+
+The file `p2ptrain.plan/1`. `Plan.from_json` refuses what can never be a plan; `plan/check.py` holds
+a plan against a profile and a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from p2ptrain.errors import OptionError
+from p2ptrain.plan import fields
+from p2ptrain.plan.split import BatchSplit
+
+FORMAT = "p2ptrain.plan/1"
+
+
+class Allocation(StrEnum):
+    """What the shares of a stage's devices count."""
+
+    SAMPLES = "samples"
+    """Samples of each micro-batch; the shares sum to `micro_batch`."""
+    MICRO_BATCHES = "micro_batches"
+    """Whole micro-batches of a round; the shares sum to `micro_batches`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """A device's part of a stage; what `share` counts, the stage's allocation says."""
+
+    name: str
+    share: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """Units [first, end) on one device or several, in the order of their sample ranges.
+
+    Attributes:
+        warmup: K_p, forwards before the first backward.
+    """
+
+    units: tuple[int, int]
+    devices: tuple[DeviceShare, ...]
+    warmup: int
+    allocation: Allocation = Allocation.SAMPLES
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What the plain cost model says of one round."""
+
+    round_seconds: float
+    samples_per_s: float
+    peak_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A device that takes no part, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan for one synchronous round of `split.batch_size` samples.
+
+    Attributes:
+        planner: the one asked for.
+        stages: in the order of their units.
+        left_out: every device of the cluster that stands in no stage.
+        found_by: with planner "auto", the planner whose plan this is.
+    """
+
+    planner: str
+    split: BatchSplit
+    stages: tuple[PlannedStage, ...]
+    predicted: Predicted
+    left_out: tuple[LeftOut, ...] = ()
+    found_by: str | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        _check_stages(self)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of a micro-batch; the last of a round may have fewer."""
+        return self.split.micro_batch
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a round."""
+        return self.split.micro_batches
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's content."""
+        content: dict[str, Any] = {"format": FORMAT, "planner": self.planner}
+        if self.found_by is not None:
+            content["found_by"] = self.found_by
+        return content | {
+            "micro_batch": self.micro_batch,
+            "micro_batches": self.micro_batches,
+            "stages": [_stage_to_json(stage) for stage in self.stages],
+            "predicted": {
+                "round_seconds": self.predicted.round_seconds,
+                "samples_per_s": self.predicted.samples_per_s,
+                "peak_bytes": dict(self.predicted.peak_bytes),
+            },
+            "left_out": [{"name": out.name, "reason": out.reason} for out in self.left_out],
+        }
+
+    @classmethod
+    def from_json(cls, value: object, where: str = "plan", batch_size: int | None = None) -> Plan:
+        """Read the file's content; OptionError names the field that is missing or wrong.
+
+        The file does not hold the batch size. Without `batch_size` it follows from `predicted`
+        where that fits the number of micro-batches, else the last micro-batch is a full one.
+        """
+        fields.file_format(value, where, FORMAT)
+        required = ("format", "planner", "micro_batch", "micro_batches", "stages", "predicted")
+        entry = fields.members(value, where, (*required, "left_out"), ("found_by",))
+        stages = fields.items(entry["stages"], f"{where}.stages")
+        left_out = fields.items(entry["left_out"], f"{where}.left_out")
+        found_by = entry.get("found_by")
+        size = fields.whole(entry["micro_batch"], f"{where}.micro_batch", least=1)
+        count = fields.whole(entry["micro_batches"], f"{where}.micro_batches", least=1)
+        predicted = _predicted(entry["predicted"], f"{where}.predicted")
+        split = BatchSplit(batch_size or _batch_size(size, count, predicted), size)
+        if split.micro_batches != count:
+            raise OptionError(
+                f"{where}.micro_batches: {count}, but {split.batch_size} samples are "
+                f"{split.micro_batches} micro-batches of {size}"
+            )
+        return cls(
+            planner=fields.text(entry["planner"], f"{where}.planner"),
+            split=split,
+            stages=tuple(_stage(stage, f"{where}.stages[{i}]") for i, stage in enumerate(stages)),
+            predicted=predicted,
+            left_out=tuple(_left_out(o, f"{where}.left_out[{i}]") for i, o in enumerate(left_out)),
+            found_by=None if found_by is None else fields.text(found_by, f"{where}.found_by"),
+        )
+
+
+def _check_stages(plan: Plan) -> None:
+    if not plan.stages:
+        raise OptionError("plan.stages: a plan needs at least one stage")
+    end, warmup = 0, plan.micro_batches
+    for i, stage in enumerate(plan.stages):
+        where = f"plan.stages[{i}]"
+        if stage.units[0] != end or stage.units[1] <= end:
+            raise OptionError(
+                f"{where}.units: {list(stage.units)} must begin at {end}, where the stage before "
+                "ends, and hold at least one unit"
+            )
+        if not 1 <= stage.warmup <= warmup:
+            raise OptionError(
+                f"{where}.warmup: {stage.warmup} must lie between 1 and {warmup} (the stage "
+                "before's, at most micro_batches): a warm-up that grows deadlocks"
+            )
+        _check_shares(plan, stage, where)
+        end, warmup = stage.units[1], stage.warmup
+    _check_places(plan)
+
+
+def _check_shares(plan: Plan, stage: PlannedStage, where: str) -> None:
+    if not stage.devices:
+        raise OptionError(f"{where}.devices: a stage needs at least one device")
+    if any(device.share < 1 for device in stage.devices):
+        raise OptionError(f"{where}.devices: every share must be at least 1")
+    by_samples = stage.allocation is Allocation.SAMPLES
+    expected = plan.micro_batch if by_samples else plan.micro_batches
+    found = sum(device.share for device in stage.devices)
+    if found != expected:
+        what = "micro_batch" if by_samples else "micro_batches"
+        raise OptionError(f"{where}.devices: shares sum to {found}, not to {what} = {expected}")
+
+
+def _check_places(plan: Plan) -> None:
+    """No device twice, but one device alone in the first and in the last stage (`--private`)."""
+    placed: dict[str, int] = {}
+    last = len(plan.stages) - 1
+    for i, stage in enumerate(plan.stages):
+        for device in stage.devices:
+            before = placed.setdefault(device.name, i)
+            alone = len(stage.devices) == 1 and len(plan.stages[before].devices) == 1
+            if before != i and not (before == 0 and i == last and alone):
+                raise OptionError(
+                    f'plan.stages[{i}].devices: "{device.name}" stands in stage {before} already; '
+                    "only the holder may stand twice, in the first and in the last stage"
+                )
+        if len({device.name for device in stage.devices}) != len(stage.devices):
+            raise OptionError(f"plan.stages[{i}].devices: a device is listed twice")
+    for out in plan.left_out:
+        if out.name in placed:
+            raise OptionError(f'plan.left_out: "{out.name}" stands in stage {placed[out.name]}')
+        placed[out.name] = -1
+
+
+def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> int:
+    full = micro_batch * micro_batches
+    samples = predicted.round_seconds * predicted.samples_per_s
+    exact = abs(samples - round(samples)) <= 1e-6 * samples
+    return round(samples) if exact and full - micro_batch < samples < full else full
+
+
+def _stage(value: object, where: str) -> PlannedStage:
+    entry = fields.members(value, where, ("units", "devices", "warmup"), ("allocation",))
+    units = fields.items(entry["units"], f"{where}.units")
+    if len(units) != 2:
+        raise OptionError(f"{where}.units: expected [first, end), found {len(units)} numbers")
+    first, end = (fields.whole(unit, f"{where}.units[{i}]") for i, unit in enumerate(units))
+    devices = fields.items(entry["devices"], f"{where}.devices")
+    return PlannedStage(
+        units=(first, end),
+        devices=tuple(_share(d, f"{where}.devices[{i}]") for i, d in enumerate(devices)),
+        warmup=fields.whole(entry["warmup"], f"{where}.warmup", least=1),
+        allocation=_allocation(entry.get("allocation", "samples"), f"{where}.allocation"),
+    )
+
+
+def _allocation(value: object, where: str) -> Allocation:
+    name = fields.text(value, where)
+    if name not in set(Allocation):
+        known = ", ".join(Allocation)
+        raise OptionError(f'{where}: "{name}" is not known here (known: {known})')
+    return Allocation(name)
+
+
+def _share(value: object, where: str) -> DeviceShare:
+    entry = fields.members(value, where, ("name", "share"))
+    name = fields.text(entry["name"], f"{where}.name")
+    return DeviceShare(name, fields.whole(entry["share"], f"{where}.share", least=1))
+
+
+def _predicted(value: object, where: str) -> Predicted:
+    entry = fields.members(value, where, ("round_seconds", "samples_per_s", "peak_bytes"))
+    peaks = entry["peak_bytes"]
+    if not isinstance(peaks, dict):
+        raise OptionError(f"{where}.peak_bytes: expected bytes by device name")
+    return Predicted(
+        round_seconds=fields.number(entry["round_seconds"], f"{where}.round_seconds"),
+        samples_per_s=fields.number(entry["samples_per_s"], f"{where}.samples_per_s"),
+        peak_bytes={k: fields.whole(v, f'{where}.peak_bytes["{k}"]') for k, v in peaks.items()},
+    )
+
+
+def _left_out(value: object, where: str) -> LeftOut:
+    entry = fields.members(value, where, ("name", "reason"))
+    return LeftOut(
+        fields.text(entry["name"], f"{where}.name"), fields.text(entry["reason"], f"{where}.reason")
+    )
+
+
+def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "units": list(stage.units),
+        "devices": [{"name": device.name, "share": device.share} for device in stage.devices],
+        "warmup": stage.warmup,
+    }
+    if stage.allocation is not Allocation.SAMPLES:
+        content["allocation"] = str(stage.allocation)
+    return content

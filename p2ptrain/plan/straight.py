@@ -1,0 +1,186 @@
+"""The best straight pipeline: one device a stage, over subsets and orders of devices.
+
+Small questions are enumerated. Larger ones: likely orders for every micro-batch size, then every
+subset and order (up to 8 devices) for the most promising sizes, each by the dynamic programme of
+`partition.py`; the candidates are judged by bound and simulation, and the best ones improved by
+small changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from itertools import combinations, permutations
+from math import comb, isfinite, perm
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.judge import WORTH, Judge, Judged
+from p2ptrain.plan.neighbours import neighbours
+from p2ptrain.plan.orders import likely_orders, whole_seconds
+from p2ptrain.plan.partition import Partition, Placement, Suffix, every_subset, in_order
+from p2ptrain.plan.split import BatchSplit
+
+MOST_ENUMERATED = 300
+"""Placements of one batch split that are enumerated rather than searched."""
+MOST_SUBSET_DEVICES = 8
+"""Devices whose subsets are all tried: 2^7 · 8 extensions of about a tenth of a millisecond."""
+MOST_SCREENED_DEVICES = 16
+"""Devices among which the promising micro-batch sizes are found."""
+KEPT = 12
+"""Candidates of one dynamic programme."""
+PROMISING = 3
+"""Micro-batch sizes that are searched thoroughly."""
+CLIMBED = 2
+"""Candidates that are improved by small changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StraightSearch:
+    """One search; `run` gives the best draft of every set of devices it came across.
+
+    Attributes:
+        devices: those that may be used (with `private`, the holder is among them).
+        private: the holder has both ends.
+    """
+
+    judge: Judge
+    devices: tuple[int, ...]
+    splits: Sequence[BatchSplit]
+    private: bool = False
+    pool: dict[Draft, None] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> CostModel:
+        """The judge's cost model."""
+        return self.judge.cost
+
+    @property
+    def _inner(self) -> tuple[int, ...]:
+        """Devices that may have a stage which is not pinned to the holder."""
+        return tuple(d for d in self.devices if not (self.private and d == self.cost.holder))
+
+    def run(self, best: Judged | None = None) -> Judged | None:
+        """The fastest straight pipeline found, or `best` where none is faster."""
+        if not self._inner:
+            return best
+        if self._count_placements() <= MOST_ENUMERATED:
+            for split in self.splits:
+                self._collect(split, self._every_placement())
+        else:
+            self._search()
+        best = self.judge.best_of(self.pool, best)
+        return self._climb(best)
+
+    def _count_placements(self) -> int:
+        units, devices = self.cost.unit_count, len(self._inner)
+        ends = 2 if self.private else 0
+        return sum(perm(devices, n) * comb(units - 1, n + ends - 1) for n in range(1, devices + 1))
+
+    def _every_placement(self) -> Iterator[Placement]:
+        units, holder = self.cost.unit_count, (self.cost.holder,) if self.private else ()
+        for n in range(1, len(self._inner) + 1):
+            for middle in permutations(self._inner, n):
+                devices = (*holder, *middle, *holder)
+                for cuts in combinations(range(1, units), len(devices) - 1):
+                    yield (0, *cuts, units), devices
+
+    def _search(self) -> None:
+        values = []
+        for split in self.splits:
+            few = self._fastest(MOST_SCREENED_DEVICES)
+            partition = Partition(self.cost, split)
+            found = [self._ordered(partition, order) for order in self._orders(few)[:2]]
+            values.append((min(found), split))
+        values.sort(key=lambda value: value[0])
+        for _, split in values[:PROMISING]:
+            self._search_split(split)
+
+    def _search_split(self, split: BatchSplit) -> None:
+        inner = self._inner
+        for duplex in (True, False):
+            partition = Partition(self.cost, split, duplex=duplex)
+            if len(inner) > MOST_SUBSET_DEVICES:
+                for order in self._orders(inner):
+                    self._ordered(partition, order)
+            chosen = self._fastest(MOST_SUBSET_DEVICES)
+            self._gather(partition, list(every_subset(partition, chosen, self._tail(partition))))
+
+    def _fastest(self, most: int) -> tuple[int, ...]:
+        """At most `most` devices, fastest first; all of them where that is no more."""
+        if len(self._inner) <= most:
+            return self._inner
+        by_speed = sorted(self._inner, key=lambda device: whole_seconds(self.cost, device))
+        return tuple(by_speed[:most])
+
+    def _orders(self, devices: Sequence[int]) -> list[tuple[int, ...]]:
+        return likely_orders(self.cost, devices)
+
+    def _tail(self, partition: Partition) -> Suffix | None:
+        return partition.last(self.cost.holder) if self.private else None
+
+    def _ordered(self, partition: Partition, order: Sequence[int]) -> float:
+        return self._gather(partition, list(in_order(partition, order, self._tail(partition))))
+
+    def _gather(self, partition: Partition, suffixes: list[Suffix]) -> float:
+        """Put the best whole pipelines into the pool; the value of the best one."""
+        if self.private:
+            suffixes = _with_holder_in_front(partition, suffixes, self.cost.holder)
+        possible = [suffix for suffix in suffixes if isfinite(suffix.value[0])]
+        kept = nsmallest(KEPT, possible, key=lambda suffix: float(suffix.value[0]))
+        self._collect(partition.split, (suffix.placement() for suffix in kept))
+        return float(kept[0].value[0]) if kept else float("inf")
+
+    def _collect(self, split: BatchSplit, placements: Iterable[Placement]) -> None:
+        for borders, devices in placements:
+            draft = self.judge.drafted(split, borders, devices)
+            if draft is not None:
+                self.pool[draft] = None
+
+    def _climb(self, best: Judged | None) -> Judged | None:
+        if best is None:
+            return None
+        starts = nsmallest(CLIMBED, self.pool, key=self.judge.bound)
+        for start in dict.fromkeys([best.draft, *starts]):
+            climbed = climb(self.judge, start, self._inner)
+            if climbed.seconds < best.seconds:
+                best = climbed
+        return best
+
+
+def climb(judge: Judge, start: Draft, devices: Sequence[int]) -> Judged:
+    """Small changes of `start` and of its depths, as long as one helps and the budget lasts."""
+    best = Judged(judge.seconds(start), start)
+    while not judge.exhausted:
+        spare = [device for device in devices if device not in best.draft.devices]
+        better = _first_better(judge, best, spare)
+        if better is None:
+            break
+        best = better
+    for draft in judge.depths(best.draft):
+        if judge.bound(draft) < best.seconds and judge.seconds(draft) < best.seconds * WORTH:
+            best = Judged(judge.seconds(draft), draft)
+    return best
+
+
+def _first_better(judge: Judge, best: Judged, spare: Sequence[int]) -> Judged | None:
+    split = best.draft.split
+    drafts = {judge.drafted(split, *placement) for placement in neighbours(best.draft, spare)}
+    hopeful = [d for d in drafts if d is not None and judge.bound(d) < best.seconds]
+    for draft in sorted(hopeful, key=lambda d: (judge.bound(d), d.borders, d.devices)):
+        if judge.exhausted:
+            break
+        if judge.seconds(draft) < best.seconds * (1 - 1e-9):
+            return Judged(judge.seconds(draft), draft)
+    return None
+
+
+def _with_holder_in_front(
+    partition: Partition, suffixes: Sequence[Suffix], holder: int
+) -> list[Suffix]:
+    """The holder before the best suffixes, by the suffixes' heads."""
+    by_head: dict[int, list[Suffix]] = {}
+    for suffix in suffixes:
+        by_head.setdefault(suffix.device, []).append(suffix)
+    return [partition.extend(holder, group, twice=True) for group in by_head.values()]

@@ -1,0 +1,118 @@
+"""Measured times of a model's units by batch size, and what lies between the measurements.
+
+Time is not linear in the number of samples (a batch of 1 costs far more than a sixteenth of a
+batch of 16), so several sizes are measured and joined by straight lines.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from p2ptrain.errors import OptionError
+from p2ptrain.plan import fields
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTimes:
+    """Seconds of each unit, forward and backward, for one number of samples."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTable:
+    """Seconds per unit by batch size; `sizes` ascends, `times` is parallel to it."""
+
+    sizes: tuple[int, ...]
+    times: tuple[UnitTimes, ...]
+
+    @property
+    def unit_count(self) -> int:
+        """How many units were measured."""
+        return len(self.times[0].forward)
+
+    def at(self, samples: int) -> UnitTimes:
+        """Seconds of each unit for `samples` samples.
+
+        Linear between measured sizes; above the largest its cost per sample; below the smallest
+        proportional, but at least half of the smallest's time (a kernel launch is never free).
+        """
+        place = bisect_left(self.sizes, samples)
+        if place == len(self.sizes):
+            return _scaled(self.times[-1], samples / self.sizes[-1])
+        if self.sizes[place] == samples:
+            return self.times[place]
+        if place == 0:
+            return _scaled(self.times[0], max(samples / self.sizes[0], 0.5))
+        low, high = self.sizes[place - 1], self.sizes[place]
+        return _between(self.times[place - 1], self.times[place], (samples - low) / (high - low))
+
+    def times_slowdown(self, slowdown: float) -> TimeTable:
+        """The same table on a device that takes `slowdown` times as long."""
+        return TimeTable(self.sizes, tuple(_scaled(times, slowdown) for times in self.times))
+
+    def to_json(self) -> dict[str, dict[str, list[float]]]:
+        """As in a profile's or a device's "times"."""
+        return {
+            str(size): {"forward": list(times.forward), "backward": list(times.backward)}
+            for size, times in zip(self.sizes, self.times, strict=True)
+        }
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> TimeTable:
+        """Read "times"; OptionError names the field that is wrong."""
+        if not isinstance(value, dict) or not value:
+            raise OptionError(f"{where}: expected times by batch size, at least one size")
+        by_size: dict[int, UnitTimes] = {}
+        for key, entry in value.items():
+            size = _batch_size(key, where)
+            if size in by_size:
+                raise OptionError(f'{where}: batch size {size} is given twice ("{key}")')
+            by_size[size] = _unit_times(entry, f'{where}["{key}"]')
+        counts = {len(times.forward) for times in by_size.values()}
+        if len(counts) != 1:
+            raise OptionError(f"{where}: batch sizes differ in their number of units")
+        sizes = tuple(sorted(by_size))
+        return cls(sizes, tuple(by_size[size] for size in sizes))
+
+
+def _batch_size(key: object, where: str) -> int:
+    if not isinstance(key, str) or not key.isascii() or not key.isdigit() or len(key) > 9:
+        raise OptionError(f"{where}: a batch size must be a whole number, found {key!r}")
+    if int(key) == 0:
+        raise OptionError(f"{where}: a batch size must be at least 1, found {key!r}")
+    return int(key)
+
+
+def _unit_times(value: object, where: str) -> UnitTimes:
+    entry = fields.members(value, where, ("forward", "backward"))
+    forward = _seconds(entry["forward"], f"{where}.forward")
+    backward = _seconds(entry["backward"], f"{where}.backward")
+    if len(forward) != len(backward):
+        raise OptionError(f"{where}: {len(forward)} forward times but {len(backward)} backward")
+    return UnitTimes(forward, backward)
+
+
+def _seconds(value: object, where: str) -> tuple[float, ...]:
+    listed = fields.items(value, where)
+    if not listed:
+        raise OptionError(f"{where}: expected one time a unit, found none")
+    return tuple(fields.number(item, f"{where}[{i}]") for i, item in enumerate(listed))
+
+
+def _scaled(times: UnitTimes, factor: float) -> UnitTimes:
+    if factor == 1.0:
+        return times
+    return UnitTimes(
+        tuple(seconds * factor for seconds in times.forward),
+        tuple(seconds * factor for seconds in times.backward),
+    )
+
+
+def _between(low: UnitTimes, high: UnitTimes, part: float) -> UnitTimes:
+    return UnitTimes(
+        tuple(a + (b - a) * part for a, b in zip(low.forward, high.forward, strict=True)),
+        tuple(a + (b - a) * part for a, b in zip(low.backward, high.backward, strict=True)),
+    )
