@@ -14,9 +14,8 @@ from p2ptrain.cli.usage import DONE
 from p2ptrain.cli.waiting import first_of, stop_event
 from p2ptrain.control.lock import FolderLock
 from p2ptrain.control.place import Lender, Place
+from p2ptrain.mesh.window import WINDOW_SECONDS
 from p2ptrain.observe.events import Event, Failed, Pairing, Stopped, Warned
-
-PAIRING_WINDOW_SECONDS = 600.0
 
 _DESCRIPTION = """\
 Makes this device a member of the household until it is stopped. It trains for whichever
@@ -105,6 +104,6 @@ class MemberEvents:
 
     def open_code(self) -> str | None:
         """The code of the pairing window, while it is open."""
-        if self._code is None or time.monotonic() - self._code[1] > PAIRING_WINDOW_SECONDS:
+        if self._code is None or time.monotonic() - self._code[1] > WINDOW_SECONDS:
             return None
         return self._code[0]

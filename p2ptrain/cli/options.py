@@ -9,6 +9,9 @@ import os
 import re
 from pathlib import Path
 
+from p2ptrain.errors import OptionError
+from p2ptrain.mesh.window import normalised_code
+
 STATE_DIR_VARIABLE = "P2PTRAIN_STATE_DIR"
 
 _UNITS_BYTES = {
@@ -24,7 +27,6 @@ _UNITS_BYTES = {
     "TIB": 1024**4,
 }
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
-_CODE = re.compile(r"[0-9]{8}", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})", re.ASCII)
 
@@ -68,12 +70,10 @@ def port(text: str) -> int:
 
 def code(text: str) -> str:
     """A pairing code: eight digits, without the spaces and dashes people write."""
-    digits = re.sub(r"[\s-]", "", text)
-    if _CODE.fullmatch(digits) is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a pairing code: it has eight digits, such as 1234 5678"
-        )
-    return digits
+    try:
+        return normalised_code(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 
 
 def peer(text: str) -> str:

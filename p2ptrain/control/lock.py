@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from p2ptrain.errors import UserError
+from p2ptrain.mesh.state_folder import StateFolder
 
 LOCK_NAME = "lock"
 _LOCKED_BYTE = 1 << 30
@@ -40,9 +41,9 @@ class FolderLock:
 
         Raises:
             FolderBusy: another process holds it; the message names that process.
-            OSError: the folder cannot be created or written.
+            UserError: the folder cannot be used, or others may read it.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        StateFolder(self._folder)
         path = self._folder / LOCK_NAME
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from p2ptrain.errors import UserError
+from p2ptrain.mesh.state_folder import StateFolder
 
 RECORD_NAME = "control.json"
-_LIMIT_BYTES = 4096
 
 
 class NotRunning(UserError):
@@ -38,17 +36,8 @@ class ControlRecord:
 
 
 def write_record(folder: Path, record: ControlRecord) -> None:
-    """Put `record` into `folder` in one step, readable by its owner only."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".control-")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(asdict(record), file)
-        os.replace(temporary, folder / RECORD_NAME)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    """Put `record` into `folder` in one step, readable by its owner only. Raises UserError."""
+    StateFolder(folder).write_json(RECORD_NAME, asdict(record))
 
 
 def read_record(folder: Path) -> ControlRecord:
@@ -56,22 +45,23 @@ def read_record(folder: Path) -> ControlRecord:
 
     Raises:
         NotRunning: there is none, or it is not one that p2ptrain wrote.
+        UserError: others may read the folder or the file.
     """
+    content = StateFolder(folder).read(RECORD_NAME) if folder.is_dir() else None
+    if content is None:
+        raise not_running(folder)
     try:
-        with open(folder / RECORD_NAME, "rb") as file:
-            body = json.loads(file.read(_LIMIT_BYTES))
+        body = json.loads(content)
         return ControlRecord(str(body["address"]), str(body["token"]), int(body["pid"]))
-    except (FileNotFoundError, NotADirectoryError):
-        raise not_running(folder) from None
     except (ValueError, KeyError, TypeError) as error:
         raise NotRunning(f"{folder / RECORD_NAME} is damaged: restart `p2ptrain join`") from error
 
 
 def remove_record(folder: Path, record: ControlRecord) -> None:
     """Remove `record` unless another process has put its own in its place."""
-    with contextlib.suppress(NotRunning, FileNotFoundError):
+    with contextlib.suppress(NotRunning):
         if read_record(folder) == record:
-            os.unlink(folder / RECORD_NAME)
+            StateFolder(folder).remove(RECORD_NAME)
 
 
 def not_running(folder: Path) -> NotRunning:

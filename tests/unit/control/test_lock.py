@@ -28,6 +28,8 @@ def test_the_lock_ends_with_its_context(tmp_path: Path) -> None:
 
 
 def test_a_lock_file_left_by_a_dead_process_does_not_lock(tmp_path: Path) -> None:
+    with FolderLock(tmp_path, "join"):
+        pass
     (tmp_path / "lock").write_text("p2ptrain join (process 1)")
     with FolderLock(tmp_path, "join"):
         pass

@@ -43,6 +43,7 @@ def test_no_record_means_no_member(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"address": "x", "token": "y"}', "\xff"])
 def test_a_damaged_record_says_so(tmp_path: Path, text: str) -> None:
+    write_record(tmp_path, RECORD)
     (tmp_path / "control.json").write_text(text, encoding="latin-1")
     with pytest.raises(NotRunning, match="damaged"):
         read_record(tmp_path)
