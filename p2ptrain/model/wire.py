@@ -115,7 +115,7 @@ def _compact(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
         if tuple(tensor.stride()) != layout.strides:
             tensor = _laid_out(tensor, layout)
         return tensor.as_strided((layout.compact_elements,), (1,))
-    return tensor[_first_of_repeated(layout)].reshape(-1)
+    return tensor[_first_of_repeated(layout)].contiguous().view(-1)
 
 
 def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
