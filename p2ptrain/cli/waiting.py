@@ -22,18 +22,29 @@ def stop_event() -> Iterator[asyncio.Event]:
 
     def on_signal() -> None:
         stop.set()
-        _restore(previous)
+        _restore(loop, previous)
 
     for number in _STOPS:
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(on_signal))
+        _handle(loop, number, on_signal)
     try:
         yield stop
     finally:
-        _restore(previous)
+        _restore(loop, previous)
 
 
-def _restore(previous: _Handlers) -> None:
+def _handle(
+    loop: asyncio.AbstractEventLoop, number: signal.Signals, action: Callable[[], None]
+) -> None:
+    try:
+        loop.add_signal_handler(number, action)  # wakes the loop whichever thread is signalled
+    except NotImplementedError:  # Windows
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(action))
+
+
+def _restore(loop: asyncio.AbstractEventLoop, previous: _Handlers) -> None:
     for number, handler in previous.items():
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(number)
         signal.signal(number, handler)
 
 

@@ -1,0 +1,104 @@
+"""`join`: a member until it is stopped, that lends its place to `train` meanwhile."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2ptrain.cli import main as cli
+from p2ptrain.cli.ask import ask
+from p2ptrain.control.client import ControlClient
+from p2ptrain.control.lock import FolderLock
+from tests.unit.cli.conftest import FakeNode
+
+
+def _events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_gracefully(
+    node: type[FakeNode], tmp_path: Path, capfd: pytest.CaptureFixture[str], number: int
+) -> None:
+    node.on_ready = lambda _: signal.raise_signal(number)
+    before = signal.getsignal(number)
+    assert cli.main(["join", "--json", "--state-dir", str(tmp_path)]) == 0
+    kinds = [event["event"] for event in _events(capfd.readouterr().out)]
+    assert kinds == ["ready", "pairing", "stopped"]
+    assert [made.inside for made in node.made] == [False]
+    assert signal.getsignal(number) is before
+
+
+def test_options_reach_the_node(node: type[FakeNode], tmp_path: Path) -> None:
+    node.on_ready = lambda _: signal.raise_signal(signal.SIGTERM)
+    argv = ["join", "--name", "pi", "--code", "1234-5678", "--peer", "a:1", "--peer", "b"]
+    argv += ["--interface", "eth0", "--port", "4001", "--memory", "2GiB", "--threads", "2"]
+    assert cli.main([*argv, "--state-dir", str(tmp_path)]) == 0
+    assert node.made[0].options == {
+        "name": "pi",
+        "code": "12345678",
+        "peers": ("a:1", "b"),
+        "interfaces": ("eth0",),
+        "port": 4001,
+        "memory_bytes": 2 * 1024**3,
+        "threads": 2,
+        "state_dir": tmp_path,
+        "role": "member",
+    }
+
+
+def test_a_second_join_with_the_folder_is_refused(
+    node: type[FakeNode], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FolderLock(tmp_path, "join"):
+        assert cli.main(["join", "--state-dir", str(tmp_path)]) == 1
+    assert "p2ptrain join (process" in capsys.readouterr().err
+    assert node.made == []
+
+
+def test_the_place_is_lent_and_the_member_comes_back(
+    node: type[FakeNode], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A borrower in a thread of its own asks the running member, as `train` would."""
+    lent: list[Any] = []
+
+    async def borrow(client: ControlClient) -> None:
+        async with client.step_aside() as place:
+            lent.append((place, node.made[0].inside))
+
+    def come(made: FakeNode) -> None:
+        if len(node.made) == 1:
+            threading.Thread(target=ask, args=(tmp_path, borrow), daemon=True).start()
+        else:
+            signal.raise_signal(signal.SIGTERM)
+
+    node.on_ready = come
+    argv = ["join", "--name", "pi", "--json", "--port", "4001", "--state-dir", str(tmp_path)]
+    assert cli.main(argv) == 0
+    ((place, was_inside),) = lent
+    assert (place.name, place.port, place.code) == ("pi", 4001, "12345678")
+    assert not was_inside
+    assert [made.options["name"] for made in node.made] == ["pi", "pi"]
+    assert [made.options["port"] for made in node.made] == [4001, 4001]
+    kinds = [event["event"] for event in _events(capfd.readouterr().out)]
+    assert kinds == ["ready", "pairing", "warning", "ready", "pairing", "stopped"]
+
+
+def test_questions_are_answered_meanwhile(
+    node: type[FakeNode], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers: list[Any] = []
+
+    def ask_it() -> None:
+        answers.append(ask(tmp_path, lambda client: client.status()))
+        answers.append(ask(tmp_path, lambda client: client.devices()))
+        signal.raise_signal(signal.SIGTERM)
+
+    node.on_ready = lambda _: threading.Thread(target=ask_it, daemon=True).start()
+    assert cli.main(["join", "--state-dir", str(tmp_path)]) == 0
+    assert answers == [node.made[0].status(), node.made[0].devices()]

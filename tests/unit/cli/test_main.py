@@ -1,0 +1,144 @@
+"""Every end of a command has its exit code and its one line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from p2ptrain.cli import main as cli
+from p2ptrain.cli import status
+from p2ptrain.cli.usage import UsageError
+from p2ptrain.errors import DeviceLost, TrainingError
+
+COMMANDS = ("join", "train", "status", "invite", "devices", "remove")
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Make `status` end with an error."""
+
+    def fail_with(error: BaseException) -> None:
+        def run(args: argparse.Namespace, output: Any) -> int:
+            raise error
+
+        monkeypatch.setattr(status, "run", run)
+
+    return fail_with
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--help"])
+    assert end.value.code == 0
+    assert f"example:\n  p2ptrain {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["fly"],
+        ["join", "--memory", "2 elephants"],
+        ["join", "--code", "123"],
+        ["join", "--cod", "12345678"],
+        ["train"],
+        ["train", "x.py", "--planner", "dp"],
+        ["train", "x.py", "--mode", "async"],
+        ["train", "x.py", "--steps", "0"],
+        ["train", "x.py", "--out", "weights.bin"],
+        ["train", "x.py", "-o", "hidden"],
+        ["remove"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(argv)
+    assert end.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_a_planner_that_is_not_here_names_those_that_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "x.py", "--planner", "hybrid"])
+    assert "no planner 'hybrid' here: choose from auto, pp, single" in capsys.readouterr().err
+
+
+def test_usage_found_late_is_exit_code_2(
+    failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(UsageError("-o x: unknown"))
+    assert cli.main(["status"]) == 2
+    assert capsys.readouterr().err == "p2ptrain: error: -o x: unknown\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TrainingError("the loss is not finite\nafter step 3"),
+        ExceptionGroup("tasks", [DeviceLost("pi is gone", name="pi"), ValueError("later")]),
+        PermissionError(13, "Permission denied", "/root/x"),
+    ],
+)
+def test_a_failure_is_one_line(
+    error: Exception,
+    failing: Callable[[BaseException], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failing(error)
+    assert cli.main(["status"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("p2ptrain: error: ")
+    assert captured.err.count("\n") == 1
+    assert "internal" not in captured.err
+
+
+def test_a_bug_says_how_to_see_more(
+    failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(KeyError("x"))
+    assert cli.main(["status"]) == 1
+    err = capsys.readouterr().err
+    assert "internal error: KeyError: 'x' (run again with --debug" in err
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(
+    failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(KeyError("x"))
+    assert cli.main(["status", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130(
+    failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(KeyboardInterrupt())
+    assert cli.main(["status"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_json_tells_errors_on_stdout_too(
+    failing: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    failing(TrainingError("the disk is full"))
+    assert cli.main(["status", "--json"]) == 1
+    captured = capfd.readouterr()
+    assert json.loads(captured.out) == {"event": "error", "message": "the disk is full"}
+    assert "p2ptrain: error: the disk is full" in captured.err
+
+
+def test_without_a_member_questions_end_in_one_line(
+    tmp_path: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["status"], ["invite"], ["devices"], ["remove", "pi"]):
+        assert cli.main([*command, "--state-dir", f"{tmp_path}/none"]) == 1
+        assert "start `p2ptrain join`" in capsys.readouterr().err

@@ -1,0 +1,140 @@
+"""`train`: script and options become a Job and TrainOptions, and the Node does the rest."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.cli import main as cli
+from p2ptrain.control.place import FixedMember
+from p2ptrain.control.server import ControlServer
+from p2ptrain.errors import DeviceLost
+from tests.unit.cli.conftest import FakeNode
+
+
+def test_events_alone_stand_on_stdout(
+    node: type[FakeNode], script: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", script, "--json", "--state-dir", str(tmp_path / "s")]) == 0
+    captured = capfd.readouterr()
+    kinds = [json.loads(line)["event"] for line in captured.out.splitlines()]
+    assert kinds == ["ready", "pairing", "step", "step", "done"]
+    assert "a script may print" in captured.err
+
+
+def test_options_reach_the_job_and_the_run(
+    node: type[FakeNode], script: str, tmp_path: Path
+) -> None:
+    argv = ["train", script, "-o", "hidden=6", "--epochs", "2", "--batch-size", "2"]
+    argv += ["--micro-batch", "1", "--steps", "5", "--wait-for", "3", "--wait-timeout", "9.5"]
+    argv += ["--planner", "pp", "--out", str(tmp_path / "w.safetensors"), "--no-replan", "--fresh"]
+    argv += ["--checkpoint", str(tmp_path / "c"), "--private", "--name", "desk"]
+    assert cli.main([*argv, "--state-dir", str(tmp_path / "s")]) == 0
+    ((job, options),) = node.made[0].trained
+    assert (job.epochs, job.batch_size, job.micro_batch) == (2, 2, 1)
+    assert job.model.in_features == 6
+    assert (options.steps, options.wait_for, options.wait_timeout_seconds) == (5, 3, 9.5)
+    assert (options.planner, options.replan, options.fresh, options.private) == (
+        "pp",
+        False,
+        True,
+        True,
+    )
+    assert (options.out, options.checkpoint) == (tmp_path / "w.safetensors", tmp_path / "c")
+    assert node.made[0].options["role"] == "holder"
+    assert node.made[0].options["name"] == "desk"
+
+
+def test_local_needs_no_node(
+    node: type[FakeNode], script: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", script, "--local", "--json", "--state-dir", str(tmp_path)]) == 0
+    assert node.made == []
+    assert json.loads(capfd.readouterr().out)["event"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--local", "--wait-for", "2"], "leave out --wait-for"),
+        (["--resume", "/nowhere/at/all"], "no such folder"),
+        (["--out", "/nowhere/at/all/w.safetensors"], "does not exist"),
+        (["-o", "width=3"], "it takes hidden"),
+        (["--micro-batch", "9"], "micro_batch 9 is larger than batch_size 4"),
+    ],
+)
+def test_wrong_usage_is_told_before_the_network_is_touched(
+    node: type[FakeNode],
+    script: str,
+    options: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["train", script, *options]) == 2
+    assert words in capsys.readouterr().err
+    assert node.made == []
+
+
+def test_a_lost_device_is_named(
+    node: type[FakeNode], script: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def lose(_: FakeNode) -> None:
+        raise DeviceLost("pi stopped answering: start it again", name="pi")
+
+    node.script = lose
+    assert cli.main(["train", script, "--json", "--state-dir", str(tmp_path / "s")]) == 1
+    captured = capfd.readouterr()
+    assert json.loads(captured.out.splitlines()[-1]) == {
+        "event": "error",
+        "message": "pi stopped answering: start it again",
+    }
+    assert not node.made[0].inside
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_the_household_and_ends_with_130(
+    node: type[FakeNode], script: str, tmp_path: Path, number: int
+) -> None:
+    async def forever(_: FakeNode) -> None:
+        import asyncio
+
+        asyncio.get_running_loop().call_soon(signal.raise_signal, number)
+        await asyncio.Event().wait()
+
+    node.script = forever
+    assert cli.main(["train", script, "--state-dir", str(tmp_path / "s")]) == 130
+    assert not node.made[0].inside
+
+
+def test_two_trains_with_one_folder_do_not_fight(
+    node: type[FakeNode], script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "s"
+    messages: list[str] = []
+
+    async def second(made: FakeNode) -> None:
+        from p2ptrain.cli.groups import NodeOptions
+        from p2ptrain.cli.own_place import own_place
+        from p2ptrain.errors import UserError
+
+        options: NodeOptions = {**made.options, "state_dir": folder}  # type: ignore[typeddict-item]
+        try:
+            async with own_place(options):
+                pass
+        except UserError as error:
+            messages.append(str(error))
+
+    node.script = second
+    assert cli.main(["train", script, "--state-dir", str(folder)]) == 0
+    assert ["already runs with this state folder" in m for m in messages] == [True]
+
+
+async def test_train_is_a_member_that_answers(tmp_path: Path, node: type[FakeNode]) -> None:
+    from p2ptrain.control.client import ControlClient
+
+    fake = node(on_event=lambda _: None, name="desk", port=1, code=None)
+    async with ControlServer(tmp_path, FixedMember(fake)), ControlClient(tmp_path) as client:
+        assert (await client.status())["name"] == "desk"
