@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from spake2 import SPAKE2_A, SPAKE2_B
+from spake2.ed25519_basic import NotOnCurve
 from spake2.spake2 import SPAKEError
 
 from p2ptrain.errors import ProtocolError
@@ -56,6 +57,6 @@ class Spake2:
             raise ProtocolError("a pairing message has the wrong length")
         try:
             return bytes(self._run.finish(message))
-        except (SPAKEError, ValueError, AssertionError) as error:
-            # The package reports bad points in all three ways.
+        except (SPAKEError, NotOnCurve, ValueError, AssertionError) as error:
+            # The package reports bad points in all four ways.
             raise ProtocolError("a pairing message is not valid") from error

@@ -1,0 +1,97 @@
+"""The state folder is private and its files are replaced as a whole."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.errors import UserError
+from p2ptrain.mesh.state_folder import StateFolder
+
+posix_only = pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX modes here")
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@posix_only
+def test_folder_and_files_are_private(tmp_path: Path) -> None:
+    os.umask(0o022)
+    folder = StateFolder(tmp_path / "deep" / "state")
+    folder.write("key", b"secret")
+    assert (_mode(folder.path), _mode(folder.path / "key")) == (0o700, 0o600)
+    assert folder.read("key") == b"secret"
+
+
+@posix_only
+def test_an_empty_folder_of_ours_is_made_private(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.mkdir(mode=0o755)
+    StateFolder(path)
+    assert _mode(path) == 0o700
+
+
+@posix_only
+@pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
+def test_a_folder_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    StateFolder(tmp_path / "state").write("key", b"secret")
+    (tmp_path / "state").chmod(mode)
+    with pytest.raises(UserError, match="chmod 700"):
+        StateFolder(tmp_path / "state")
+
+
+@posix_only
+def test_a_file_others_may_read_is_refused(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.write("key", b"secret")
+    (folder.path / "key").chmod(0o640)
+    with pytest.raises(UserError, match="chmod 600"):
+        folder.read("key")
+
+
+def test_a_missing_file_is_none(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    assert folder.read("nothing") is None
+    assert folder.read_json("nothing") is None
+
+
+def test_a_file_that_is_not_json_is_broken(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.write("table.json", b"{")
+    with pytest.raises(UserError, match=r"table\.json is broken"):
+        folder.read_json("table.json")
+
+
+def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    with pytest.raises(UserError, match="state"):
+        StateFolder(tmp_path / "state")
+
+
+def _rewrite_for_ever(path: Path) -> None:
+    folder = StateFolder(path)
+    for content in (b"a" * 100_000, b"b" * 100_000) * 1_000_000:
+        folder.write("file", content)
+
+
+@posix_only
+def test_a_killed_writer_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.write("file", b"a" * 100_000)
+    fork = multiprocessing.get_context("fork")
+    for _ in range(5):
+        writer = fork.Process(target=_rewrite_for_ever, args=(folder.path,))
+        writer.start()
+        before = (folder.path / "file").stat().st_mtime_ns
+        while (folder.path / "file").stat().st_mtime_ns == before:
+            pass
+        os.kill(writer.pid or 0, signal.SIGKILL)
+        writer.join()
+        assert folder.read("file") in (b"a" * 100_000, b"b" * 100_000)
+    StateFolder(folder.path)
+    assert [file.name for file in folder.path.iterdir()] == ["file"]
