@@ -1,0 +1,441 @@
+"""Who coordinates: an election with rising terms among the members believed alive.
+
+Source: Raft (Ongaro, Ousterhout, 2014), its leader election with pre-vote and leader stickiness.
+What differs: there is no fixed list of voters, because devices come and go; a majority is one of
+the devices that the candidate believes alive. Two halves of a split network therefore each elect a
+coordinator; nothing is lost by that, since an epoch of training is valid only where the holder is.
+When the halves meet, coordinator_claims.py says who stays. What always holds:
+
+* a device votes once per term, and never for a term at or below its `term_floor`;
+* the terms that a device follows never fall;
+* no election while the coordinator lives: voters that follow a living coordinator refuse.
+
+This class is a pure core: feed it events and ticks with the time, carry out what it returns, call
+it at `next_wakeup` at the latest. The shell stores `term` durably when it rises and gives it back
+as `term_floor` after a restart, so that no device votes twice in one term.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from random import Random
+
+from p2ptrain.errors import InternalError, ProtocolError
+from p2ptrain.mesh.coordinator_claims import CoordinatorClaim, Verdict, judge
+from p2ptrain.mesh.election_config import ElectionConfig
+from p2ptrain.mesh.election_wire import (
+    SUPPORT_LIMIT,
+    ElectionKind,
+    ElectionMessage,
+    decode,
+    encode,
+)
+from p2ptrain.mesh.events import (
+    CoordinatorIs,
+    CoordinatorLost,
+    ElectionEvent,
+    ElectionInstruction,
+    MembersChanged,
+    MessageReceived,
+    SendTo,
+)
+
+__all__ = [
+    "CoordinatorIs",
+    "CoordinatorLost",
+    "Election",
+    "ElectionConfig",
+    "MembersChanged",
+    "MessageReceived",
+    "SendTo",
+]
+
+_NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class _Campaign:
+    """A poll (binds nobody) or a vote under way; `yes` includes this device."""
+
+    term: int
+    poll: bool
+    deadline: float
+    yes: set[str] = field(default_factory=set)
+
+
+class Election:
+    """One device's view of who coordinates.
+
+    Args:
+        self_id: this device.
+        config: see ElectionConfig.
+        rng: seeded by the caller; the only source of chance.
+        term_floor: highest `term` this device ever had, from its disk.
+    """
+
+    def __init__(
+        self, self_id: str, config: ElectionConfig, rng: Random, term_floor: int = 0
+    ) -> None:
+        self._self_id = self_id
+        self._config = config
+        self._rng = rng
+        self._term = term_floor
+        self._voted_for: str | None = None  # in the term `_term`
+        self._alive: frozenset[str] = frozenset({self_id})
+        self._claim: CoordinatorClaim | None = None  # whom we follow; may be ourselves
+        self._unplaced: CoordinatorClaim | None = None  # of a device not known to be alive yet
+        self._supporters: dict[str, float] = {}  # follower -> time of its last answer
+        self._campaign: _Campaign | None = None
+        self._stand_at = _NEVER
+        self._announce_at = _NEVER
+        self._refresh_at = _NEVER
+        self._now = float("-inf")
+        self._out: list[ElectionInstruction] = []
+
+    @property
+    def coordinator(self) -> tuple[str, int] | None:
+        """(id, term) of the coordinator followed, or None."""
+        return None if self._claim is None else (self._claim.id, self._claim.term)
+
+    @property
+    def term(self) -> int:
+        """Highest term seen: what a restart needs as `term_floor`. Never falls."""
+        return self._term
+
+    @property
+    def next_wakeup(self) -> float:
+        """When to call `tick` at the latest; infinity where nothing is due."""
+        if self._now == float("-inf"):
+            return self._now
+        deadline = self._campaign.deadline if self._campaign else _NEVER
+        return min(self._stand_at, self._announce_at, self._refresh_at, deadline)
+
+    def handle(self, event: ElectionEvent, now: float) -> list[ElectionInstruction]:
+        """Take in one event.
+
+        Raises:
+            ProtocolError: the payload is not what the protocol allows; nothing was changed, the
+                link to that peer should be closed.
+        """
+        message = self._decode(event) if isinstance(event, MessageReceived) else None
+        self._begin(now)
+        match event:
+            case MembersChanged(alive):
+                self._on_members(alive)
+            case MessageReceived(peer) if message is not None:
+                self._on_message(peer, message)
+            case _:
+                raise InternalError(f"election has no rule for {type(event).__name__}")
+        return self._finish()
+
+    def tick(self, now: float) -> list[ElectionInstruction]:
+        """Do what is due."""
+        self._begin(now)
+        if self._campaign is not None and self._campaign.deadline <= self._now:
+            self._campaign = None
+            self._stand_at = self._now
+        if self._stand_at <= self._now:
+            self._stand()
+        if self._announce_at <= self._now:
+            self._announce_some()
+        if self._refresh_at <= self._now:
+            self._ask_coordinator()
+        return self._finish()
+
+    def _begin(self, now: float) -> None:
+        self._now = max(self._now, now)
+
+    def _finish(self) -> list[ElectionInstruction]:
+        if self._claim is None and self._campaign is None and self._stand_at == _NEVER:
+            self._stand_soon()
+        out, self._out = self._out, []
+        return out
+
+    def _decode(self, event: MessageReceived) -> ElectionMessage:
+        message = decode(event.payload)
+        jump = self._config.term_jump
+        if max(message.term, message.seen) > max(self._term, jump) + jump:
+            raise ProtocolError("election message with a term that no election can have reached")
+        return message
+
+    # -- members ---------------------------------------------------------------------------
+
+    def _on_members(self, alive: frozenset[str]) -> None:
+        alive |= {self._self_id}
+        newcomers = sorted(alive - self._alive)
+        self._alive = alive
+        if self._claim is not None and self._claim.id not in alive:
+            self._lose("the coordinator is gone")
+        elif len(alive) == 1:
+            self._stand_at = _NEVER  # nobody to wait for
+        if self._coordinates:
+            for peer in newcomers:
+                self._announce_to(peer)
+        if self._campaign is not None:
+            self._count()
+        unplaced = self._unplaced
+        if unplaced is not None and unplaced.id in alive:
+            self._unplaced = None
+            self._on_claim(unplaced)
+
+    def _lose(self, reason: str) -> None:
+        self._claim = self._campaign = None
+        self._supporters.clear()
+        self._stand_at = self._announce_at = self._refresh_at = _NEVER
+        self._out.append(CoordinatorLost(reason))
+
+    # -- standing --------------------------------------------------------------------------
+
+    def _stand_soon(self) -> None:
+        """Stand after a random delay, at once where nobody else is there to be asked."""
+        if len(self._alive) == 1:
+            self._stand()
+        else:
+            self._stand_at = self._now + self._rng.uniform(*self._config.stand_delay_seconds)
+
+    def _stand(self) -> None:
+        """Ask for votes: a coordinator for a higher term, anybody else by a poll first."""
+        self._stand_at = _NEVER
+        self._start_campaign(poll=self._claim is None)
+
+    def _start_campaign(self, *, poll: bool) -> None:
+        term = self._term + 1
+        deadline = self._now + self._rng.uniform(*self._config.campaign_seconds)
+        self._campaign = _Campaign(term, poll, deadline, {self._self_id})
+        if not poll:
+            self._term = term
+            self._voted_for = self._self_id
+        kind = ElectionKind.POLL if poll else ElectionKind.VOTE
+        self._send_all(ElectionMessage(kind, term))
+        self._count()
+
+    def _count(self) -> None:
+        """Go from poll to vote, or from vote to office, where a majority said yes."""
+        campaign = self._campaign
+        if campaign is None or len(campaign.yes & self._alive) <= len(self._alive) // 2:
+            return
+        if campaign.poll:
+            self._start_campaign(poll=False)
+        else:
+            self._win(campaign)
+
+    def _win(self, campaign: _Campaign) -> None:
+        voters = campaign.yes & self._alive
+        self._campaign = None
+        self._stand_at = self._refresh_at = _NEVER
+        self._supporters = {v: self._now for v in sorted(voters) if v != self._self_id}
+        self._claim = CoordinatorClaim(self._self_id, campaign.term, len(voters))
+        reason = f"elected by {len(voters)} of {len(self._alive)} devices"
+        self._out.append(CoordinatorIs(self._self_id, campaign.term, reason))
+        for peer in self._others:
+            self._announce_to(peer)
+        self._announce_at = self._now + self._config.announce_interval_seconds
+
+    # -- messages --------------------------------------------------------------------------
+
+    def _on_message(self, peer: str, message: ElectionMessage) -> None:
+        term = message.term
+        match message.kind:
+            case ElectionKind.POLL:
+                self._on_poll(peer, term)
+            case ElectionKind.VOTE:
+                self._on_vote(peer, term)
+            case ElectionKind.REPLY:
+                self._on_reply(peer, message)
+            case ElectionKind.ANNOUNCE:
+                self._on_claim(CoordinatorClaim(peer, term, message.support))
+            case ElectionKind.FOLLOW:
+                self._on_follow(peer, term)
+            case ElectionKind.STALE:
+                self._on_stale(peer, term, message.leader)
+            case ElectionKind.ASK:
+                self._on_ask(peer)
+
+    def _on_poll(self, peer: str, term: int) -> None:
+        yes = term > self._term and self._may_vote_for(peer)
+        self._send_reply(peer, term, yes=yes, poll=True)
+
+    def _on_vote(self, peer: str, term: int) -> None:
+        again = term == self._term and self._voted_for == peer
+        yes = again or (term > self._term and self._may_vote_for(peer))
+        if yes:
+            self._see(term)
+            self._voted_for = peer
+            if self._campaign is not None and self._campaign.term <= term:
+                self._campaign = None
+        self._send_reply(peer, term, yes=yes, poll=False)
+
+    def _may_vote_for(self, peer: str) -> bool:
+        """Only for the living, and never against a living coordinator."""
+        free = self._claim is None or self._claim.id == peer
+        return peer in self._alive and free
+
+    def _send_reply(self, peer: str, term: int, *, yes: bool, poll: bool) -> None:
+        reply = ElectionMessage(ElectionKind.REPLY, term, yes=yes, poll=poll, seen=self._term)
+        self._send(peer, reply)
+        if self._coordinates:
+            self._announce_to(peer)
+
+    def _on_reply(self, peer: str, message: ElectionMessage) -> None:
+        campaign = self._campaign
+        self._see(message.seen)
+        if campaign is None or (message.term, message.poll) != (campaign.term, campaign.poll):
+            return
+        if message.yes:
+            campaign.yes.add(peer)
+            self._count()
+        elif campaign.poll and self._term >= campaign.term:
+            self._start_campaign(poll=True)
+
+    def _on_follow(self, peer: str, term: int) -> None:
+        if self._coordinates and self._claim is not None and term == self._claim.term:
+            self._supporters[peer] = self._now
+
+    def _on_stale(self, peer: str, term: int, leader: str) -> None:
+        self._see(term)
+        claim = self._claim
+        if claim is None:
+            return
+        if self._coordinates:
+            if term <= claim.term:
+                return
+            self._supporters.pop(peer, None)
+            if leader in ("", self._self_id):
+                self._raise_term()
+            elif leader in self._alive:
+                self._send(leader, ElectionMessage(ElectionKind.ASK))
+        elif peer == claim.id and leader != peer:
+            self._lose("the device followed does not coordinate any more")
+
+    def _on_ask(self, peer: str) -> None:
+        if self._coordinates:
+            self._announce_to(peer)
+        else:
+            self._send_stale(peer)
+
+    # -- claims ----------------------------------------------------------------------------
+
+    def _on_claim(self, theirs: CoordinatorClaim) -> None:
+        if theirs.id not in self._alive:
+            self._unplaced = theirs
+            return
+        ours = self._own_view()
+        if ours is None:
+            self._follow_or_refuse(theirs, "it announced itself")
+        elif ours.id == theirs.id:
+            self._on_same_coordinator(ours, theirs)
+        else:
+            self._on_rival(ours, theirs)
+
+    def _on_same_coordinator(self, ours: CoordinatorClaim, theirs: CoordinatorClaim) -> None:
+        if theirs.term < ours.term:
+            self._send_stale(theirs.id)
+        elif theirs.term > ours.term:
+            self._follow_or_refuse(theirs, "re-elected in a higher term")
+        else:
+            self._claim = theirs
+            self._refresh_soon()
+            self._send(theirs.id, ElectionMessage(ElectionKind.FOLLOW, theirs.term))
+
+    def _on_rival(self, ours: CoordinatorClaim, theirs: CoordinatorClaim) -> None:
+        verdict, reason = judge(ours, theirs)
+        match verdict:
+            case Verdict.FOLLOW:
+                self._follow_or_refuse(theirs, reason)
+            case Verdict.YIELD:
+                self._see(theirs.term)
+                self._lose(reason)
+                self._send_stale(theirs.id)
+            case Verdict.RAISE if self._coordinates:
+                self._see(theirs.term)
+                self._raise_term()
+                self._announce_to(theirs.id)
+            case Verdict.STAY if self._coordinates:
+                self._announce_to(theirs.id)
+            case _:
+                self._send_stale(theirs.id)
+
+    def _follow_or_refuse(self, theirs: CoordinatorClaim, reason: str) -> None:
+        if theirs.term < self._term:
+            self._send_stale(theirs.id)
+            return
+        self._see(theirs.term)
+        self._claim = theirs
+        self._campaign = None
+        self._supporters.clear()
+        self._stand_at = self._announce_at = _NEVER
+        self._refresh_soon()
+        self._out.append(CoordinatorIs(theirs.id, theirs.term, reason))
+        self._send(theirs.id, ElectionMessage(ElectionKind.FOLLOW, theirs.term))
+
+    def _own_view(self) -> CoordinatorClaim | None:
+        """The claim we hold to, with its support as far as we know it."""
+        claim = self._claim
+        if claim is None:
+            return None
+        support = self._support() if self._coordinates else max(2, claim.support)
+        return dataclasses.replace(claim, support=support)
+
+    def _support(self) -> int:
+        horizon = self._now - self._config.support_seconds
+        fresh = [p for p, heard in self._supporters.items() if heard >= horizon]
+        return 1 + len(self._alive.intersection(fresh))
+
+    def _raise_term(self) -> None:
+        """As coordinator, have ourselves voted into a term above all seen."""
+        if self._campaign is None:
+            self._start_campaign(poll=False)
+
+    def _see(self, term: int) -> None:
+        if term <= self._term:
+            return
+        self._term = term
+        self._voted_for = None
+        campaign = self._campaign
+        if campaign is not None and not campaign.poll and campaign.term < term:
+            self._campaign = None  # winning it would be worth nothing
+            self._stand_at = self._now + self._rng.uniform(*self._config.stand_delay_seconds)
+
+    # -- sending ---------------------------------------------------------------------------
+
+    @property
+    def _coordinates(self) -> bool:
+        return self._claim is not None and self._claim.id == self._self_id
+
+    @property
+    def _others(self) -> list[str]:
+        return sorted(self._alive - {self._self_id})
+
+    def _announce_some(self) -> None:
+        others, fanout = self._others, self._config.announce_fanout
+        chosen = others if len(others) <= fanout else self._rng.sample(others, fanout)
+        for peer in chosen:
+            self._announce_to(peer)
+        self._announce_at = self._now + self._config.announce_interval_seconds
+
+    def _announce_to(self, peer: str) -> None:
+        claim = self._own_view()
+        if claim is not None:
+            support = min(claim.support, SUPPORT_LIMIT)
+            self._send(peer, ElectionMessage(ElectionKind.ANNOUNCE, claim.term, support=support))
+
+    def _ask_coordinator(self) -> None:
+        if self._claim is not None and not self._coordinates:
+            self._send(self._claim.id, ElectionMessage(ElectionKind.ASK))
+        self._refresh_soon()
+
+    def _refresh_soon(self) -> None:
+        stretch = max(1.0, len(self._alive) / self._config.announce_fanout)
+        self._refresh_at = self._now + self._config.refresh_seconds * stretch
+
+    def _send_stale(self, peer: str) -> None:
+        leader = "" if self._claim is None else self._claim.id
+        self._send(peer, ElectionMessage(ElectionKind.STALE, self._term, leader=leader))
+
+    def _send_all(self, message: ElectionMessage) -> None:
+        for peer in self._others:
+            self._send(peer, message)
+
+    def _send(self, peer: str, message: ElectionMessage) -> None:
+        self._out.append(SendTo(peer, encode(message)))

@@ -1,0 +1,39 @@
+"""Every knob of the election: unit, cost of raising and of lowering it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionConfig:
+    """Knobs of one device; all devices of a group should use the same.
+
+    Attributes:
+        stand_delay_seconds: a device without coordinator stands after a random time between these
+            two. Raise the spread: fewer split votes. Lower: a new coordinator sooner.
+        campaign_seconds: a poll or vote without majority is given up after a random time between
+            these two. Must exceed the way there and back. Raise: slower after a split vote. Lower:
+            slow links never finish a vote.
+        announce_interval_seconds: the coordinator repeats itself this often. Raise: latecomers wait
+            longer. Lower: traffic.
+        announce_fanout: at most this many are told per interval, in random choice; newcomers and
+            the whole group after an election are told at once. Raise: bursts in large groups.
+            Lower: repairs take longer.
+        support_seconds: a follower that has not answered for this long no longer counts as
+            support. Raise: a coordinator thawed after a freeze overrates itself. Lower: a busy
+            group looks like a lone device to a newcomer.
+        refresh_seconds: a follower that has not heard its coordinator for this long asks it,
+            times max(1, members / announce_fanout). Raise: a coordinator that quietly stopped
+            being one is noticed later. Lower: traffic.
+        term_jump: a term above max(own, this) + this is refused as absurd. Raise: poison goes
+            further. Lower: a device long away may not come back.
+    """
+
+    stand_delay_seconds: tuple[float, float] = (0.05, 0.3)
+    campaign_seconds: tuple[float, float] = (0.3, 0.6)
+    announce_interval_seconds: float = 0.5
+    announce_fanout: int = 16
+    support_seconds: float = 1.6
+    refresh_seconds: float = 2.0
+    term_jump: int = 1 << 20

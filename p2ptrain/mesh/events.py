@@ -1,0 +1,144 @@
+"""What goes into and comes out of the mesh's pure cores, membership and election.
+
+A core never sends, waits or reads a clock. The shell feeds it events together with the time, and
+carries out the instructions that come back, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from p2ptrain.mesh.interface import MemberState
+
+Info: TypeAlias = Mapping[str, int | float | str]
+Payload: TypeAlias = dict[str, Any]
+"""A plain dictionary that survives CBOR, at most `MembershipConfig.message_limit_bytes` of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """One device as somebody knows it.
+
+    Attributes:
+        id: the device's id; 1 to 64 printable ASCII characters.
+        name: shown to people; 1 to 64 printable characters.
+        incarnation: raised by the device itself, to contradict what others say of it.
+        state: as the holder of this record sees the device.
+        info: what the device says of itself; at most 1 KiB in CBOR.
+        instance: drawn anew by every process, so that a restart is never mistaken for the
+            process before it. Empty in the record given to `Membership`: it draws one.
+    """
+
+    id: str
+    name: str
+    incarnation: int = 1
+    state: MemberState = MemberState.ALIVE
+    info: Info = field(default_factory=dict)
+    instance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    """`peer` is who the link's certificate says it is, never what the payload says."""
+
+    peer: str
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """The first link to `peer` is up: its application hello was answered."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The last link to `peer` ended.
+
+    Attributes:
+        refused: a redial was refused, so nobody listens there: its process is gone. May follow
+            an earlier `LinkLost(peer, refused=False)` of the same loss.
+    """
+
+    peer: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """This device leaves; carry out the instructions, then close."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfChanged:
+    """This device describes itself anew; None keeps what was."""
+
+    name: str | None = None
+    info: Info | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrustChanged:
+    """The ids of all paired devices; members no longer among them are dead at once.
+
+    None trusts every id (simulations only).
+    """
+
+    trusted: frozenset[str] | None
+
+
+MembershipEvent: TypeAlias = (
+    MessageReceived | LinkUp | LinkLost | Leave | SelfChanged | TrustChanged
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SendTo:
+    """Send `payload` to `peer`; drop it where there is no link (and, for a member, make one)."""
+
+    peer: str
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A member appeared (previous state None) or changed its state, its name or its info."""
+
+    record: MemberRecord
+    previous_state: MemberState | None
+    reason: str
+
+
+Instruction: TypeAlias = SendTo | Changed
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """For the election: the ids alive or suspect, this device included."""
+
+    alive: frozenset[str]
+
+
+ElectionEvent: TypeAlias = MembersChanged | MessageReceived
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorIs:
+    """This device now follows, or is, the coordinator of `term`."""
+
+    id: str
+    term: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLost:
+    """No coordinator is known until the next `CoordinatorIs`."""
+
+    reason: str
+
+
+ElectionInstruction: TypeAlias = SendTo | CoordinatorIs | CoordinatorLost

@@ -1,0 +1,147 @@
+"""What a member believes of all members, and which claims may change that.
+
+Claims about one device are ordered by (incarnation, state): alive < suspect < dead < left. Only
+the device itself raises its incarnation, so it has the last word about itself, whatever is said
+meanwhile (SWIM, Das et al. 2002, section 4.2).
+
+Poison is kept out here: ids that are not trusted, and incarnations so high that their owner could
+not outbid them. What a device says of itself over its own link is exempt from the second rule.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from p2ptrain.mesh.events import MemberRecord
+from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.membership_config import MembershipConfig
+
+_RANK = {
+    MemberState.ALIVE: 0,
+    MemberState.SUSPECT: 1,
+    MemberState.DEAD: 2,
+    MemberState.LEFT: 3,
+}
+LIVE = frozenset({MemberState.ALIVE, MemberState.SUSPECT})
+GONE = frozenset({MemberState.DEAD, MemberState.LEFT})
+
+
+def supersedes(claim: MemberRecord, known: MemberRecord) -> bool:
+    """True where `claim` is later than what is known of the same device."""
+    return _order(claim) > _order(known)
+
+
+def _order(record: MemberRecord) -> tuple[int, int]:
+    return record.incarnation, _RANK[record.state]
+
+
+class MemberTable:
+    """Records by id, this device's own included; at most `table_limit` of them."""
+
+    def __init__(self, self_record: MemberRecord, config: MembershipConfig) -> None:
+        self._self_id = self_record.id
+        self._config = config
+        self._records: dict[str, MemberRecord] = {self_record.id: self_record}
+        self._gone_since: dict[str, float] = {}  # exactly the ids in a state of GONE
+        self._trusted: frozenset[str] | None = None
+        self.refused_claims = 0
+
+    @property
+    def records(self) -> Mapping[str, MemberRecord]:
+        """All records, read-only."""
+        return MappingProxyType(self._records)
+
+    def live(self) -> list[str]:
+        """Ids alive or suspect, this device's own included, in order of id."""
+        return sorted(id_ for id_, record in self._records.items() if record.state in LIVE)
+
+    def dead(self) -> list[str]:
+        """Ids dead (not left), in order of id."""
+        gone = self._gone_since
+        return sorted(i for i in gone if self._records[i].state is MemberState.DEAD)
+
+    def trusts(self, device: str) -> bool:
+        """True where `device` is paired with this one."""
+        return self._trusted is None or device in self._trusted
+
+    def trust(self, trusted: frozenset[str] | None) -> list[MemberRecord]:
+        """Trust exactly `trusted`; returns the records dropped for that."""
+        self._trusted = trusted
+        dropped = [
+            record
+            for id_, record in self._records.items()
+            if id_ != self._self_id and not self.trusts(id_)
+        ]
+        for record in dropped:
+            self._remove(record.id)
+        return dropped
+
+    def refusal(self, claim: MemberRecord, source: str) -> str | None:
+        """Why a claim that came over the link of `source` must not be believed, or None.
+
+        Counts refusals in `refused_claims`.
+        """
+        reason = self._refusal(claim, source)
+        if reason is not None:
+            self.refused_claims += 1
+        return reason
+
+    def _refusal(self, claim: MemberRecord, source: str) -> str | None:
+        if not self.trusts(claim.id):
+            return "this device is not paired with it"
+        known = self._records.get(claim.id)
+        if known is None and not self._has_room():
+            return f"the table is full with {self._config.table_limit} members"
+        if source != claim.id and claim.incarnation > self.believable_incarnation(claim.id):
+            return "its incarnation leaps beyond what it could contradict"
+        return None
+
+    def believable_incarnation(self, device: str) -> int:
+        """Highest incarnation of `device` that a third party may tell."""
+        first = self._config.first_incarnation_limit
+        known = self._records.get(device)
+        if known is None:
+            return first
+        if device == self._self_id:
+            return max(first, known.incarnation + self._config.incarnation_jump)
+        return known.incarnation + self._config.incarnation_jump
+
+    def put(self, record: MemberRecord, now: float) -> None:
+        """Store `record`; the longest gone makes room where the table is full."""
+        if record.id not in self._records and len(self._records) >= self._config.table_limit:
+            self._remove(min(self._gone_since, key=lambda id_: (self._gone_since[id_], id_)))
+        self._records[record.id] = record
+        if record.state in GONE:
+            self._gone_since.setdefault(record.id, now)
+        else:
+            self._gone_since.pop(record.id, None)
+
+    def forget_old(self, now: float) -> None:
+        """Forget who has been gone for `remember_seconds`."""
+        horizon = now - self._config.remember_seconds
+        for id_ in [i for i, since in self._gone_since.items() if since < horizon]:
+            self._remove(id_)
+
+    def digest(self) -> int:
+        """64 bits that are equal where two tables list the same live processes."""
+        value = 0
+        for record in self._records.values():
+            if record.state in LIVE:
+                value ^= _fingerprint(record.id, record.incarnation, record.instance)
+        return value
+
+    def _has_room(self) -> bool:
+        return bool(self._gone_since) or len(self._records) < self._config.table_limit
+
+    def _remove(self, device: str) -> None:
+        self._records.pop(device, None)
+        self._gone_since.pop(device, None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _fingerprint(device: str, incarnation: int, instance: str) -> int:
+    text = f"{device}/{incarnation}/{instance}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

@@ -1,0 +1,88 @@
+"""A suspicion: the time a silent member has to refute before it is declared dead.
+
+Lifeguard's dynamic suspicion timeout (Dadgar et al. 2017, section 4.2). A suspicion held by one
+device alone waits long, because that device may be the slow one; each further device that finds
+the same by its own probe shortens the wait, logarithmically, down to the least timeout:
+
+    timeout = greatest - (greatest - least) * log(c + 1) / log(k + 1)
+
+with c independent confirmations of the k expected.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def suspicion_timeout(
+    confirmations: int, expected: int, least_seconds: float, greatest_seconds: float
+) -> float:
+    """Seconds from the start of a suspicion to the verdict.
+
+    Args:
+        confirmations: devices beyond the first that found the same.
+        expected: confirmations after which nothing is gained by waiting; 0 where nobody else
+            could confirm, and then the least timeout holds.
+        least_seconds: time enough for a frozen device to wake up and refute.
+        greatest_seconds: timeout without any confirmation.
+    """
+    if confirmations >= expected:
+        return least_seconds
+    share = math.log(confirmations + 1) / math.log(expected + 1)
+    return greatest_seconds - (greatest_seconds - least_seconds) * share
+
+
+class Suspicion:
+    """One running suspicion.
+
+    Attributes:
+        incarnation: of the suspect; a higher one refutes.
+        accusers: ids that found it silent by their own probe or link, in order of hearing;
+            at most `ACCUSERS_LIMIT`, which is more than shorten the timeout.
+    """
+
+    ACCUSERS_LIMIT = 4
+
+    def __init__(
+        self,
+        incarnation: int,
+        started: float,
+        expected: int,
+        least_seconds: float,
+        greatest_seconds: float,
+    ) -> None:
+        self.incarnation = incarnation
+        self.accusers: tuple[str, ...] = ()
+        self._started = started
+        self._expected = expected
+        self._bounds = (least_seconds, greatest_seconds)
+        self._not_before = started
+
+    @property
+    def deadline(self) -> float:
+        """When the suspect is dead unless it refutes."""
+        confirmations = max(0, len(self.accusers) - 1)
+        timeout = suspicion_timeout(confirmations, self._expected, *self._bounds)
+        return max(self._started + timeout, self._not_before)
+
+    def seconds(self, now: float) -> float:
+        """How long the suspicion has run, without the time this device was frozen."""
+        return now - self._started
+
+    def confirm(self, accusers: tuple[str, ...]) -> bool:
+        """Add accusers; True where at least one was new."""
+        room = self.ACCUSERS_LIMIT - len(self.accusers)
+        new = tuple(a for a in accusers if a not in self.accusers)[:room]
+        self.accusers += new
+        return bool(new)
+
+    def pause(self, frozen_seconds: float, not_before: float) -> None:
+        """Do not count time in which this device itself was frozen and could not hear.
+
+        Args:
+            frozen_seconds: how long.
+            not_before: no verdict before this time, so that what lies in the sockets, perhaps
+                the refutation, is read first.
+        """
+        self._started += frozen_seconds
+        self._not_before = not_before
