@@ -3,8 +3,8 @@
     link ──> open_parts ──> deliver ──> lane of (peer, kind) ──> handler ──> reply ──> link
                                    └──> a waiting call (replies overtake the lanes)
 
-A lane holds at most `LANE_LIMIT` messages; a full one makes `deliver` wait, so a peer that sends
-faster than its messages are handled is slowed down by its own link.
+A peer that sends faster than its messages are handled is slowed down by its own link: a full lane
+makes `deliver` wait, `put` say so.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from p2ptrain.errors import Error, InternalError, LinkClosed, PeerError, Protoco
 from p2ptrain.mesh import remote_errors
 from p2ptrain.mesh.calls import Calls
 from p2ptrain.mesh.interface import Handler
+from p2ptrain.mesh.lanes import Lanes
 from p2ptrain.net.message import Fields, Message, PartsAllocator, Priority
 
 log = structlog.get_logger(__name__)
-
-LANE_LIMIT = 1024
-"""Most messages of one (peer, kind) waiting for their handler."""
 
 REFUSED_KINDS_LIMIT = 64
 """Most different unrouted kinds counted by name: a peer chooses them."""
@@ -39,7 +37,6 @@ _KIND = "_kind"  # a reply's own kind
 _UNROUTED = ""  # one lane for all refusals: a peer must not be able to open lanes at will
 
 Send: TypeAlias = Callable[[str, Message, Priority], Awaitable[None]]
-_Lane: TypeAlias = "asyncio.Queue[Message]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +58,22 @@ class Router:
         refused: how often each unrouted kind was refused.
     """
 
-    def __init__(self, name: str, send: Send) -> None:
+    def __init__(
+        self, name: str, send: Send, on_room: Callable[[str], None] = lambda _peer_id: None
+    ) -> None:
+        """Route for the device `name`.
+
+        Args:
+            name: shown in errors that peers get.
+            send: how replies leave.
+            on_room: (peer id) called when `put` had said that a lane is full and it no longer is.
+        """
         self.refused: Counter[str] = Counter()
         self._name = name
         self._send = send
         self._routes: dict[str, _Route] = {}
         self._calls = Calls()
-        self._lanes: dict[tuple[str, str], _Lane] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._lanes = Lanes(self._handle, on_room)
         self._closed = False
 
     def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:
@@ -102,21 +107,28 @@ class Router:
             raise ProtocolError(f"a message {kind!r} must not carry parts")
         return allocator(peer_id, _without_marks(fields), sizes)
 
-    async def deliver(self, peer_id: str, message: Message) -> None:
-        """Take in one message; waits while its lane is full.
+    def put(self, peer_id: str, message: Message) -> bool:
+        """Take in one message; False: a lane is full, bring no more before `on_room`.
 
         Raises:
             ProtocolError: the message is malformed; its link must close.
         """
         if message.kind in (REPLY_KIND, ERROR_KIND):
             self._take_reply(peer_id, message)
-            return
+            return True
         _reply_to(message.fields)  # refused here, where the link can still be closed
-        routed = message.kind in self._routes
-        if not routed:
+        if message.kind not in self._routes:
             self._count_refused(peer_id, message.kind)
-        if not self._closed:
-            await self._lane(peer_id, message.kind if routed else _UNROUTED).put(message)
+        return self._lanes.put(self._lane_key(peer_id, message.kind), message)
+
+    async def deliver(self, peer_id: str, message: Message) -> None:
+        """Take in one message, once its lane has room. Raises as `put`."""
+        await self._lanes.room(self._lane_key(peer_id, message.kind))
+        self.put(peer_id, message)
+
+    def has_room(self, peer_id: str) -> bool:
+        """Whether none of the peer's lanes is full."""
+        return self._lanes.has_room(peer_id)
 
     async def call(
         self,
@@ -145,26 +157,10 @@ class Router:
     async def close(self) -> None:
         """Stop all handlers and wait for them to end."""
         self._closed = True
-        others = self._tasks - {asyncio.current_task()}  # a handler may be the one that closes
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        for lane in self._lanes.values():
-            while not lane.empty():  # whoever waits for room in a lane goes on
-                lane.get_nowait()
+        await self._lanes.close()
 
-    def _lane(self, peer_id: str, kind: str) -> _Lane:
-        lane = self._lanes.get((peer_id, kind))
-        if lane is None:
-            lane = self._lanes[peer_id, kind] = asyncio.Queue(LANE_LIMIT)
-            task = asyncio.create_task(self._run_lane(peer_id, lane), name=f"lane {kind}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return lane
-
-    async def _run_lane(self, peer_id: str, lane: _Lane) -> None:
-        while True:
-            await self._handle(peer_id, await lane.get())
+    def _lane_key(self, peer_id: str, kind: str) -> tuple[str, str]:
+        return peer_id, kind if kind in self._routes else _UNROUTED
 
     async def _handle(self, peer_id: str, message: Message) -> None:
         route = self._routes.get(message.kind)

@@ -186,7 +186,7 @@ def test_any_changed_byte_pairs_nobody(identities: list[Identity], data: st.Data
     def flip(number: int, message: bytes) -> bytes:
         if number != where:
             return message
-        at = data.draw(st.integers(0, len(message) - 1))
+        at = data.draw(st.integers(0, 5000)) % len(message)  # signatures differ in length
         changed = bytearray(message)
         changed[at] ^= data.draw(st.integers(1, 255))
         return bytes(changed)

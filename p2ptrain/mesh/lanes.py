@@ -1,0 +1,92 @@
+"""Queues of messages, one a key, each worked off by one task in the order of arrival.
+
+A lane is bounded by its sender: `put` says when a lane is full, the sender then stops (a link
+stops reading its socket) until `on_room` says that there is room again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from p2ptrain.net.message import Message
+
+LANE_LIMIT = 1024
+"""Messages waiting in a lane from which on its sender has to stop."""
+LANE_RESUME = 512
+"""Messages waiting in a lane at which a stopped sender may go on."""
+
+Handle: TypeAlias = Callable[[str, Message], Awaitable[None]]
+LaneKey: TypeAlias = tuple[str, str]
+"""(peer id, kind)."""
+
+
+class _Lane:
+    def __init__(self) -> None:
+        self.waiting: deque[Message] = deque()
+        self.filled = asyncio.Event()  # set while something waits
+        self.room = asyncio.Event()  # cleared from LANE_LIMIT down to LANE_RESUME
+        self.room.set()
+
+
+class Lanes:
+    """All lanes of one device."""
+
+    def __init__(self, handle: Handle, on_room: Callable[[str], None]) -> None:
+        """`handle` must not raise; `on_room(peer id)` is called when a full lane has room."""
+        self._handle = handle
+        self._on_room = on_room
+        self._lanes: dict[LaneKey, _Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def put(self, key: LaneKey, message: Message) -> bool:
+        """Queue `message`; False: this was the last one before `on_room`."""
+        if self._closed:
+            return True
+        lane = self._lanes.get(key) or self._open(key)
+        lane.waiting.append(message)
+        lane.filled.set()
+        if len(lane.waiting) >= LANE_LIMIT:
+            lane.room.clear()
+        return lane.room.is_set()
+
+    async def room(self, key: LaneKey) -> None:
+        """Wait until the lane is not full."""
+        if key in self._lanes:
+            await self._lanes[key].room.wait()
+
+    def has_room(self, peer_id: str) -> bool:
+        """Whether none of the peer's lanes is full."""
+        return all(lane.room.is_set() for key, lane in self._lanes.items() if key[0] == peer_id)
+
+    async def close(self) -> None:
+        """Stop all lanes; what waits in them is dropped."""
+        self._closed = True
+        others = self._tasks - {asyncio.current_task()}  # a handler may be the one that closes
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for lane in self._lanes.values():
+            lane.waiting.clear()
+            lane.room.set()  # whoever waits for room goes on
+
+    def _open(self, key: LaneKey) -> _Lane:
+        lane = self._lanes[key] = _Lane()
+        task = asyncio.create_task(self._run(key[0], lane), name=f"lane {key[1]}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return lane
+
+    async def _run(self, peer_id: str, lane: _Lane) -> None:
+        while True:
+            await lane.filled.wait()
+            message = lane.waiting.popleft()
+            if not lane.waiting:
+                lane.filled.clear()
+            await self._handle(peer_id, message)
+            if len(lane.waiting) <= LANE_RESUME and not lane.room.is_set():
+                lane.room.set()
+                self._on_room(peer_id)
