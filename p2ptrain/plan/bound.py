@@ -21,7 +21,7 @@ from p2ptrain.plan.draft import Draft
 def lower_bound(cost: CostModel, draft: Draft) -> float:
     """Seconds that a round of `draft` takes at least."""
     trips = _Trips(cost, draft)
-    interface = max(_interface_seconds(cost, draft).values(), default=0.0)
+    interface = max(interface_seconds(cost, draft).values(), default=0.0)
     return max(trips.longest_chain(), interface)
 
 
@@ -108,7 +108,7 @@ def _suffix_trips(
     return trips
 
 
-def _interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:
+def interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:
     """Occupation of every device's uplink ("up") and downlink ("down") in a round."""
     seconds: dict[tuple[str, int], float] = defaultdict(float)
 

@@ -1,7 +1,7 @@
 """Judging drafts: the bound first, the simulation where the bound leaves hope, each once.
 
-The budget counts simulated tasks, not seconds, so the same question has the same answer on every
-machine.
+The budget counts simulated tasks (a bound in a climb counts as a round of one micro-batch), not
+seconds, so the same question has the same answer on every machine.
 """
 
 from __future__ import annotations
@@ -92,14 +92,17 @@ class Judge:
             if other is not None and other.warmup != draft.warmup:
                 yield other
 
-    def best_of(self, drafts: Iterable[Draft], best: Judged | None = None) -> Judged | None:
+    def best_of(
+        self, drafts: Iterable[Draft], best: Judged | None = None, reserve_tasks: int = 0
+    ) -> Judged | None:
         """The fastest of `drafts`, or `best` where none is faster.
 
         Drafts are simulated in order of their bounds until the next bound shows that no other can
-        win, or the budget is used up (the first is always simulated).
+        win, or the budget falls to `reserve_tasks` (the first is always simulated).
         """
         for draft in sorted(drafts, key=self.bound):
-            if best is not None and (self.bound(draft) >= best.seconds or self.exhausted):
+            spent = self.budget_tasks <= reserve_tasks
+            if best is not None and (self.bound(draft) >= best.seconds or spent):
                 break
             seconds = self.seconds(draft)
             if best is None or seconds < best.seconds:

@@ -1,4 +1,4 @@
-"""Small changes of a straight pipeline, for hill-climbing: what a search by value may have missed."""
+"""Small changes of a straight pipeline, for hill-climbing after the search by value."""
 
 from __future__ import annotations
 

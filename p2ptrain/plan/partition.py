@@ -1,4 +1,4 @@
-"""The dynamic programme behind the straight pipeline: cuts and devices from the last unit backwards.
+"""The dynamic programme behind the straight pipeline: cuts and devices, last unit first.
 
 PipeDream (SOSP 2019, section 3.1) and FTPipeHD minimise the slowest stage. Here a suffix of the
 pipeline has a *round time* instead, from its first input to its last gradient, because with few
@@ -69,15 +69,12 @@ class Partition:
     Arguments:
         duplex: count a link's two directions side by side (the optimistic view) or one after the
             other, as they are at a device that sends outputs on and gradients back.
-        links: False = links cost nothing (equal shares of compute time).
     """
 
-    def __init__(
-        self, cost: CostModel, split: BatchSplit, *, duplex: bool = True, links: bool = True
-    ) -> None:
+    def __init__(self, cost: CostModel, split: BatchSplit, *, duplex: bool = True) -> None:
         self.cost, self.split, self.evaluations = cost, split, 0
         self._rounds = split.batch_size / split.first_samples
-        self._duplex, self._links = duplex, links
+        self._duplex = duplex
         self._stages: dict[int, tuple[Floats, Floats | None]] = {}
         self._cuts: dict[tuple[int, int], tuple[Floats, Floats]] = {}
         units = cost.profile.units
@@ -86,7 +83,7 @@ class Partition:
 
     def last(self, device: int) -> Suffix:
         """Pipelines of one stage."""
-        seconds, trips = self._stage(device)
+        seconds, trips = self.stage(device)
         alone = seconds[:, -1]
         value = alone * self._rounds
         if trips is not None:
@@ -118,7 +115,7 @@ class Partition:
         last: Floats,
         twice: bool,
     ) -> Suffix:
-        seconds, trips = self._stage(device)
+        seconds, trips = self.stage(device)
         seconds = seconds[:, :-1]  # [L, L]: the head ends where the follower begins
         work = seconds + last if twice else seconds
         total = np.maximum(work * self._rounds, seconds + behind)
@@ -148,7 +145,7 @@ class Partition:
         key = sender, receiver
         if key not in self._cuts:
             there, back = self.cost.link(sender, receiver), self.cost.link(receiver, sender)
-            if not self._links or sender == receiver:
+            if sender == receiver:
                 self._cuts[key] = np.zeros_like(self._carried), np.zeros_like(self._carried)
                 return self._cuts[key]
             forward, backward = self._carried / there.bytes_per_s, self._carried / back.bytes_per_s
@@ -157,7 +154,7 @@ class Partition:
             self._cuts[key] = hop, occupation * self._rounds
         return self._cuts[key]
 
-    def _stage(self, device: int) -> tuple[Floats, Floats | None]:
+    def stage(self, device: int) -> tuple[Floats, Floats | None]:
         """([L, L+1] seconds of units [i, j), inf where impossible; round trips forced, or None)."""
         if device not in self._stages:
             times = self.cost.unit_times(device, self.split.first_samples)

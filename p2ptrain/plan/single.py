@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from p2ptrain.errors import PlanError
 from p2ptrain.plan.draft import draft_pipeline
+from p2ptrain.plan.infeasible import explain
 from p2ptrain.plan.judge import Judge, Judged
+from p2ptrain.plan.planner import Answer, Question
 from p2ptrain.plan.split import BatchSplit
 
 
@@ -26,3 +29,29 @@ def best_singles(
         if found is not None:
             best[device] = judge.exact(found.draft)
     return best
+
+
+def plan_single(question: Question) -> Answer:
+    """The fastest device alone (with `private` the holder); PlanError where it fits none."""
+    cost = question.cost
+    allowed = (cost.holder,) if question.private else question.devices
+    singles = best_singles(question.judge, question.splits, allowed)
+    if not singles:
+        raise PlanError(explain(question, one_device=True))
+    best = min(singles, key=lambda device: (singles[device].seconds, device))
+    others = [device for device in question.devices if device != best]
+    reasons = {device: _reason(question, singles, best, device) for device in others}
+    return Answer(singles[best].draft, reasons)
+
+
+def _reason(question: Question, singles: dict[int, Judged], best: int, device: int) -> str:
+    cost = question.cost
+    chosen = f"{cost.name(best)}'s {singles[best].seconds:.3g} s"
+    if question.private:
+        return "planner single with --private uses the data holder alone"
+    if device in singles:
+        seconds = singles[device].seconds
+        return f"planner single uses one device: {seconds:.3g} s a round here, not {chosen}"
+    needed = cost.peak_bytes(0, cost.unit_count, question.splits[0].first_samples)
+    memory = cost.devices[device].memory_bytes
+    return f"the whole model needs {needed} bytes, this device has {memory}"

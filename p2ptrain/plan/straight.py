@@ -32,6 +32,8 @@ KEPT = 12
 """Candidates of one dynamic programme."""
 PROMISING = 3
 """Micro-batch sizes that are searched thoroughly."""
+CLIMBING_SHARE = 0.6
+"""Part of the budget kept for small changes."""
 CLIMBED = 2
 """Candidates that are improved by small changes."""
 
@@ -70,8 +72,8 @@ class StraightSearch:
                 self._collect(split, self._every_placement())
         else:
             self._search()
-        best = self.judge.best_of(self.pool, best)
-        return self._climb(best)
+        reserve = int(self.judge.budget_tasks * CLIMBING_SHARE)
+        return self._climb(self.judge.best_of(self.pool, best, reserve))
 
     def _count_placements(self) -> int:
         units, devices = self.cost.unit_count, len(self._inner)
@@ -165,10 +167,15 @@ def climb(judge: Judge, start: Draft, devices: Sequence[int]) -> Judged:
 
 
 def _first_better(judge: Judge, best: Judged, spare: Sequence[int]) -> Judged | None:
-    split = best.draft.split
-    drafts = {judge.drafted(split, *placement) for placement in neighbours(best.draft, spare)}
-    hopeful = [d for d in drafts if d is not None and judge.bound(d) < best.seconds]
-    for draft in sorted(hopeful, key=lambda d: (judge.bound(d), d.borders, d.devices)):
+    hopeful = []
+    for placement in dict.fromkeys(neighbours(best.draft, spare)):
+        draft = judge.drafted(best.draft.split, *placement)
+        judge.budget_tasks -= 2 * len(best.draft.devices)
+        if draft is not None and judge.bound(draft) < best.seconds:
+            hopeful.append(draft)
+        if judge.exhausted:
+            break
+    for draft in sorted(hopeful, key=judge.bound):
         if judge.exhausted:
             break
         if judge.seconds(draft) < best.seconds * (1 - 1e-9):

@@ -1,0 +1,104 @@
+"""Why nothing fits: the unit or the memory budget that cannot be met, in bytes."""
+
+from __future__ import annotations
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.planner import Question
+
+
+def explain(question: Question, *, every_device: bool = False, one_device: bool = False) -> str:
+    """One line for a PlanError, about the smallest micro-batch that may be used.
+
+    Arguments:
+        every_device: the planner must give every device a stage.
+        one_device: the planner puts the whole model on one device.
+    """
+    cost, samples = question.cost, question.splits[0].first_samples
+    reasons = [
+        _ends(question, samples) if question.private else None,
+        None if one_device else _largest_unit(question, samples),
+        _whole_model(question, samples, one_device=one_device),
+        _useless_device(question, samples) if every_device else None,
+    ]
+    for reason in reasons:
+        if reason is not None:
+            return f"{reason} ({_what(cost, samples)})"
+    return (
+        f"no way to cut the model's {cost.unit_count} units into consecutive stages fits the "
+        f"memory of {_names(question)}, though it would fit all together "
+        f"({_what(cost, samples)})"
+    )
+
+
+def unit_bytes(cost: CostModel, unit: int, samples: int) -> int:
+    """The least memory in which a device can have that unit."""
+    return cost.peak_bytes(unit, unit + 1, samples)
+
+
+def _what(cost: CostModel, samples: int) -> str:
+    state = 2 + cost.profile.optimizer_state_ratio
+    return (
+        f"parameters x {state:g} for weights, gradients and optimizer, and activations for a "
+        f"micro-batch of {samples}; try a smaller --micro-batch, a leaner optimizer or more devices"
+    )
+
+
+def _largest_unit(question: Question, samples: int) -> str | None:
+    cost = question.cost
+    biggest = max(question.devices, key=lambda device: (cost.devices[device].memory_bytes, -device))
+    memory = cost.devices[biggest].memory_bytes
+    needs = [unit_bytes(cost, unit, samples) for unit in range(cost.unit_count)]
+    if max(needs) <= memory:
+        return None
+    unit = needs.index(max(needs))
+    return (
+        f'unit "{cost.profile.units[unit].name}" needs {needs[unit]} bytes, and no device offers '
+        f'more than the {memory} bytes of "{cost.name(biggest)}": {needs[unit] - memory} bytes '
+        "missing"
+    )
+
+
+def _whole_model(question: Question, samples: int, *, one_device: bool) -> str | None:
+    cost = question.cost
+    devices = (cost.holder,) if one_device and question.private else question.devices
+    memories = [cost.devices[device].memory_bytes for device in devices]
+    offered = max(memories) if one_device else sum(memories)
+    needed = cost.peak_bytes(0, cost.unit_count, samples)
+    if needed <= offered:
+        return None
+    who = "the largest device offers" if one_device else "all devices together offer"
+    if len(devices) == 1:
+        who = f'"{cost.name(devices[0])}" offers'
+    return f"the model needs {needed} bytes, and {who} {offered}: {needed - offered} bytes missing"
+
+
+def _ends(question: Question, samples: int) -> str | None:
+    """With --private the holder keeps the first and the last unit at least."""
+    cost = question.cost
+    holder, last = cost.devices[cost.holder], cost.unit_count - 1
+    needed = unit_bytes(cost, 0, samples) + (unit_bytes(cost, last, samples) if last else 0)
+    if needed <= holder.memory_bytes:
+        return None
+    units = cost.profile.units
+    return (
+        f'with --private "{holder.name}" keeps the first and the last unit ("{units[0].name}" and '
+        f'"{units[last].name}"), which need {needed} bytes, and it has {holder.memory_bytes}: '
+        f"{needed - holder.memory_bytes} bytes missing"
+    )
+
+
+def _useless_device(question: Question, samples: int) -> str | None:
+    cost = question.cost
+    least, unit = min((unit_bytes(cost, u, samples), u) for u in range(cost.unit_count))
+    for device in question.devices:
+        memory = cost.devices[device].memory_bytes
+        if memory < least:
+            return (
+                f'device "{cost.name(device)}" has {memory} bytes, and the smallest unit '
+                f'"{cost.profile.units[unit].name}" needs {least}: {least - memory} bytes missing'
+            )
+    return None
+
+
+def _names(question: Question) -> str:
+    return ", ".join(f'"{question.cost.name(device)}"' for device in question.devices)

@@ -1,0 +1,50 @@
+"""What every planner takes and gives, so that the registry can treat them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.judge import Judge
+from p2ptrain.plan.split import BatchSplit
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request, resolved against a profile and a cluster.
+
+    Attributes:
+        splits: the micro-batch sizes to consider, smallest first.
+        devices: indexes that may be used, in order of their names.
+    """
+
+    judge: Judge
+    splits: Sequence[BatchSplit]
+    devices: tuple[int, ...]
+    private: bool
+
+    @property
+    def cost(self) -> CostModel:
+        """The judge's cost model."""
+        return self.judge.cost
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A planner's decision.
+
+    Attributes:
+        reasons: why a device of the question is in no stage, by index.
+        found_by: where the planner asked others, whose draft this is.
+    """
+
+    draft: Draft
+    reasons: Mapping[int, str]
+    found_by: str | None = None
+
+
+Planner: TypeAlias = Callable[[Question], Answer]
+"""Raises PlanError where nothing fits."""

@@ -1,0 +1,85 @@
+"""The planners by name, and the way from a request to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan.auto import plan_auto
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.equal_shares import plan_pp
+from p2ptrain.plan.judge import Judge
+from p2ptrain.plan.micro_batches import candidate_splits
+from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
+from p2ptrain.plan.planner import Answer, Planner, Question
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.simulate import simulate_draft
+from p2ptrain.plan.single import plan_single
+
+PLANNERS: Mapping[str, Planner] = {"auto": plan_auto, "pp": plan_pp, "single": plan_single}
+
+BUDGET_TASKS = 30_000
+"""Simulated tasks a search may spend, about three microseconds each."""
+
+
+def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
+    """Answer `request`. The order in which `cluster` lists its devices does not matter.
+
+    Raises:
+        OptionError: an unknown planner, a batch size below 1, times of another model.
+        PlanError: nothing fits; names the unit or the memory, and the bytes missing.
+    """
+    planner = PLANNERS.get(request.planner)
+    if planner is None:
+        known = ", ".join(sorted(PLANNERS))
+        raise OptionError(f'unknown planner "{request.planner}" (known: {known})')
+    cost = CostModel(profile, cluster)
+    question = Question(
+        judge=Judge(cost, BUDGET_TASKS),
+        splits=candidate_splits(cost, request.batch_size, request.micro_batch),
+        devices=_allowed(cost, request),
+        private=request.private,
+    )
+    return plan_of(cost, request.planner, planner(question))
+
+
+def plan_of(cost: CostModel, planner: str, answer: Answer) -> Plan:
+    """The draft decided, simulated, as a plan."""
+    draft = answer.draft
+    simulation = simulate_draft(cost, draft)
+    unused = [device for device in range(len(cost.devices)) if device not in draft.devices]
+    return Plan(
+        planner=planner,
+        split=draft.split,
+        stages=_stages(cost, draft),
+        predicted=Predicted(
+            simulation.round_seconds, simulation.samples_per_s, simulation.peak_bytes
+        ),
+        left_out=tuple(
+            LeftOut(cost.name(device), answer.reasons.get(device, "the request does not allow it"))
+            for device in unused
+        ),
+        found_by=answer.found_by,
+    )
+
+
+def _stages(cost: CostModel, draft: Draft) -> tuple[PlannedStage, ...]:
+    return tuple(
+        PlannedStage(units, (DeviceShare(cost.name(device), draft.split.micro_batch),), warmup)
+        for units, device, warmup in zip(draft.units, draft.devices, draft.warmup, strict=True)
+    )
+
+
+def _allowed(cost: CostModel, request: PlanRequest) -> tuple[int, ...]:
+    if request.only is None:
+        return tuple(range(len(cost.devices)))
+    allowed = sorted(cost.index(name) for name in request.only)
+    if not allowed:
+        raise PlanError("no device is left that the plan may use")
+    if request.private and cost.holder not in allowed:
+        name = cost.name(cost.holder)
+        raise PlanError(f'with --private the plan needs the data holder "{name}"')
+    return tuple(allowed)
