@@ -1,0 +1,1 @@
+"""The questions that `p2ptrain doctor` asks, a file a subject."""

@@ -1,0 +1,45 @@
+"""What a question found, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the doctor's.
+
+    Attributes:
+        subject: what was looked at, a word or two.
+        found: what was seen.
+        advice: what to do; empty where there is nothing to do.
+    """
+
+    verdict: Verdict
+    subject: str
+    found: str
+    advice: str = ""
+
+
+def ok(subject: str, found: str) -> Check:
+    """All is well."""
+    return Check(Verdict.OK, subject, found)
+
+
+def warn(subject: str, found: str, advice: str) -> Check:
+    """It works, but slowly or not everywhere."""
+    return Check(Verdict.WARN, subject, found, advice)
+
+
+def bad(subject: str, found: str, advice: str) -> Check:
+    """It does not work."""
+    return Check(Verdict.BAD, subject, found, advice)

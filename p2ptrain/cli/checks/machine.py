@@ -1,0 +1,88 @@
+"""What is installed, the clock, and the state folder."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+from pathlib import Path
+
+import psutil
+
+from p2ptrain._version import PROTOCOL_VERSION, __version__
+from p2ptrain.cli.checks.check import Check, bad, ok, warn
+from p2ptrain.errors import UserError
+
+_OLDEST_TORCH = (2, 9)
+_LITTLE_MEMORY_BYTES = 512 * 1024**2
+
+
+def versions() -> list[Check]:
+    """Of Python, p2ptrain and what matters most below it; torch is not loaded for this."""
+    found = [
+        ok("p2ptrain", f"{__version__}, protocol version {PROTOCOL_VERSION}"),
+        ok("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        _torch(),
+    ]
+    return [*found, _zeroconf()]
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch() -> Check:
+    version = _installed("torch")
+    if version is None:
+        return bad("torch", "is not installed", "run  pip install torch")
+    if _numbers(version) < _OLDEST_TORCH:
+        oldest = ".".join(map(str, _OLDEST_TORCH))
+        return bad("torch", f"{version} is too old", f"run  pip install 'torch>={oldest}'")
+    return ok("torch", version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def _zeroconf() -> Check:
+    from p2ptrain.mesh.discovery import check_zeroconf_version
+
+    try:
+        check_zeroconf_version()
+    except UserError as error:
+        return bad("zeroconf", str(error), "run  pip install --upgrade zeroconf")
+    return ok("zeroconf", str(_installed("zeroconf")))
+
+
+def clock(today: datetime.date) -> Check:
+    """A clock from before this version breaks certificates' dates, nothing subtler: training
+    does not ask what time it is."""
+    if today < datetime.date(2025, 1, 1):
+        return bad("clock", f"says {today}", "set this device's date and time")
+    return ok("clock", f"says {today}")
+
+
+def memory() -> Check:
+    """What is free now."""
+    free_bytes = psutil.virtual_memory().available
+    found = f"{free_bytes / 1024**3:.1f} GiB free, {psutil.cpu_count() or 1} CPU threads"
+    if free_bytes < _LITTLE_MEMORY_BYTES:
+        return warn("memory", found, "close other programs: there is hardly room for a stage")
+    return ok("memory", found)
+
+
+def state_folder(folder: Path) -> Check:
+    """Whether the identity there is private and usable."""
+    from p2ptrain.mesh.state_folder import StateFolder
+
+    if not folder.exists():
+        return ok("state folder", f"{folder} will be made at the first start")
+    try:
+        StateFolder(folder)
+    except UserError as error:
+        return bad("state folder", str(error), "see above")
+    return ok("state folder", f"{folder} is private")

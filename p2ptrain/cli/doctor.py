@@ -1,0 +1,70 @@
+"""`p2ptrain doctor`: why devices do not find each other, or are slow."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import datetime
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.cli import groups
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.usage import DONE
+
+if TYPE_CHECKING:
+    from p2ptrain.cli.checks.check import Check
+
+_DESCRIPTION = """\
+Looks at this device and its network: versions, clock, memory, the state folder, the network
+interfaces, whether multicast works on each, and which other devices are heard within three
+seconds. Each line is ok, warn or bad, and says what to do."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `doctor` to the command line."""
+    parser = groups.command(
+        commands,
+        "doctor",
+        summary="why devices don't find each other or are slow",
+        description=_DESCRIPTION,
+        example="  p2ptrain doctor\n  p2ptrain doctor --json",
+    )
+    groups.add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Ask everything, show each answer as it comes."""
+    asyncio.run(_examine(groups.state_dir(args), output))
+    return DONE
+
+
+async def _examine(folder: Path, output: Output) -> None:
+    async for check in _checks(folder):
+        body = {"event": "check", **dataclasses.asdict(check)}
+        output.result(body, check_text(check))
+
+
+async def _checks(folder: Path) -> AsyncIterator[Check]:
+    from p2ptrain.cli.checks import machine, multicast, network
+
+    for check in machine.versions():
+        yield check
+    yield machine.clock(datetime.date.today())
+    yield machine.memory()
+    yield machine.state_folder(folder)
+    for check in network.interfaces():
+        yield check
+    for check in await multicast.echoes():
+        yield check
+    for check in await multicast.neighbours():
+        yield check
+
+
+def check_text(check: Check) -> str:
+    """The verdict, what was found, and below it what to do."""
+    line = f"{check.verdict:<5} {check.subject}: {check.found}"
+    return f"{line}\n      -> {check.advice}" if check.advice else line

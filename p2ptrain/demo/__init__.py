@@ -1,0 +1,1 @@
+"""What `p2ptrain demo` needs besides the command: a real training script and device processes."""

@@ -1,0 +1,110 @@
+"""A `p2ptrain` command as a process of its own, seen through its `--json` events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+LINE_LIMIT_BYTES = 16 * 1024 * 1024
+"""A plan names every parameter of the model on one line."""
+
+STDERR_LINES = 40
+"""Lines kept of what the process says on stderr, for the error when it fails."""
+
+STOP_SECONDS = 10.0
+"""A device that leaves moves its work away first; then it is killed."""
+
+
+class DeviceProcess:
+    """One running command.
+
+    Attributes:
+        name: for people.
+        stderr: the last lines it wrote there.
+    """
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.stderr: deque[str] = deque(maxlen=STDERR_LINES)
+        self._process = process
+        self._stderr_task = asyncio.create_task(self._read_stderr(), name=f"stderr of {name}")
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> DeviceProcess:
+        """Start `p2ptrain ARGUMENTS... --json`, behind `prefix` (such as `nsenter ...`)."""
+        process = await asyncio.create_subprocess_exec(
+            *prefix,
+            sys.executable,
+            "-m",
+            "p2ptrain",
+            *arguments,
+            "--json",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
+            limit=LINE_LIMIT_BYTES,
+            start_new_session=True,  # Ctrl-C on our terminal is ours to handle, in order
+        )
+        return cls(name, process)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Its events as they come, until it closes its stdout. Use once."""
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            yield json.loads(line)
+
+    async def wait(self) -> int:
+        """Wait for its end; returns the exit code (negative: the signal that killed it)."""
+        exit_code = await self._process.wait()
+        await self._stderr_task
+        return exit_code
+
+    def signal(self, number: int) -> None:
+        """Send it a signal; harmless when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def stop(self) -> int:
+        """Ask it to leave, kill it if it does not; returns the exit code."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                return await self.wait()
+        except TimeoutError:
+            return await self.kill()
+
+    async def kill(self) -> int:
+        """Kill it, as a power cut would."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        return await self.wait()
+
+    async def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        while line := await self._process.stderr.readline():
+            self.stderr.append(line.decode(errors="replace").rstrip())
