@@ -1,0 +1,215 @@
+"""The receiving half of the framing, without IO: memory to fill goes out, messages come back.
+
+Bytes of large raw parts are written by the transport straight into the buffers their owner gave;
+everything small is read through one scratch buffer, many small messages at a time.
+
+    transport: view = decoder.get_buffer(); n = read_into(view); decoder.received(n)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from p2ptrain.errors import InternalError, ProtocolError
+from p2ptrain.net.blocks import Filling, decode_block, fill_blocks
+from p2ptrain.net.frame import NUMBER_MODULUS, PREFIX_BYTES, Codec, Prefix, decode_prefix
+from p2ptrain.net.header import Header, decode_header
+from p2ptrain.net.message import HEADER_LIMIT_BYTES, Message, Priority
+
+SCRATCH_BYTES = 32 * 1024
+DIRECT_BYTES = 16 * 1024
+"""From here on a read goes straight into its destination; below it, one read takes several."""
+
+assert SCRATCH_BYTES >= PREFIX_BYTES + HEADER_LIMIT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSink:
+    """What a decoder calls.
+
+    Attributes:
+        open_parts: (lane, header) -> writable buffers of exactly `header.part_bytes`; asked once
+            for each message with parts, before its body is read. Raises ProtocolError to refuse.
+        deliver: (lane, message), in order within a lane.
+        decode: decompresses one block into its place (`blocks.decode_block`).
+    """
+
+    open_parts: Callable[[Priority, Header], Sequence[memoryview]]
+    deliver: Callable[[Priority, Message], None]
+    decode: Callable[[memoryview, memoryview], None] = decode_block
+
+
+class _Incoming:
+    """One unfinished message: `target` is the memory its next bytes belong to, empty at its end."""
+
+    __slots__ = ("_filling", "message", "target")
+
+    def __init__(self, message: Message, filling: Filling) -> None:
+        self.message = message
+        self.target = memoryview(b"")
+        self._filling = filling
+        self._next()
+
+    def advance(self, count: int) -> None:
+        """The first `count` bytes of `target` are there now."""
+        self.target = self.target[count:]
+        if not self.target:
+            self._next()
+
+    def _next(self) -> None:
+        for target in self._filling:
+            if target:
+                self.target = target
+                return
+
+
+class FrameDecoder:
+    """Frames in, messages out; any breach of the protocol raises and ends the decoder's life."""
+
+    def __init__(self, sink: DecoderSink) -> None:
+        self._sink = sink
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._begin = 0  # unparsed bytes are _scratch[_begin:_end]
+        self._end = 0
+        self._direct = False  # whether the last get_buffer() gave a part's own memory
+        self._frame: Prefix | None = None  # whose payload is being read
+        self._payload_left = 0
+        self._unfinished: dict[Priority, _Incoming] = {}
+        self._numbers = dict.fromkeys(Priority, 0)
+        self._stopped = False
+
+    @property
+    def partial(self) -> bool:
+        """Whether a message has begun and not ended: its sender owes us bytes."""
+        return bool(self._unfinished) or self._begin < self._end
+
+    def stop(self) -> None:
+        """Deliver nothing more, whatever is still in the scratch buffer."""
+        self._stopped = True
+        self._begin = self._end = 0
+        self._unfinished.clear()
+        self._payload_left = 0
+
+    def get_buffer(self) -> memoryview:
+        """Writable memory, never empty, for the next bytes of the stream."""
+        target = self._target()
+        self._direct = self._begin == self._end and len(target) >= DIRECT_BYTES
+        if self._direct:
+            return target
+        self._make_room()
+        return self._scratch[self._end :]
+
+    def received(self, count: int) -> None:
+        """The first `count` bytes of the last `get_buffer()` are there now.
+
+        Raises:
+            ProtocolError: the peer broke the protocol; use the decoder no more.
+        """
+        if self._direct:
+            self._consume_payload(count)
+            return
+        self._end += count
+        while not self._stopped and self._parse():
+            pass
+
+    def _target(self) -> memoryview:
+        """Where payload goes next: empty between payloads."""
+        if self._frame is None:
+            return self._scratch[:0]
+        return self._unfinished[self._frame.lane].target[: self._payload_left]
+
+    def _make_room(self) -> None:
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        elif self._end > SCRATCH_BYTES - PREFIX_BYTES - HEADER_LIMIT_BYTES:
+            rest = bytes(self._scratch[self._begin : self._end])
+            self._scratch[: len(rest)] = rest
+            self._begin, self._end = 0, len(rest)
+
+    def _parse(self) -> bool:
+        """Take one step through the scratch buffer; False when it holds too little."""
+        if self._frame is not None:
+            return self._copy_payload()
+        body = self._begin + PREFIX_BYTES
+        if body > self._end:
+            return False
+        prefix = decode_prefix(self._scratch[self._begin : body])
+        if body + prefix.header_bytes > self._end:
+            return False
+        self._begin = body + prefix.header_bytes
+        self._open_frame(prefix, bytes(self._scratch[body : self._begin]))
+        return True
+
+    def _copy_payload(self) -> bool:
+        target = self._target()
+        count = min(len(target), self._end - self._begin)
+        if not count:
+            return False
+        target[:count] = self._scratch[self._begin : self._begin + count]
+        self._begin += count
+        self._consume_payload(count)
+        return True
+
+    def _open_frame(self, prefix: Prefix, header: bytes) -> None:
+        lane = prefix.lane
+        if prefix.number != self._numbers[lane]:
+            raise ProtocolError(f"message {prefix.number} came out of order on lane {lane.name}")
+        if prefix.first:
+            if lane in self._unfinished:
+                raise ProtocolError(f"a message began inside another on lane {lane.name}")
+            self._unfinished[lane] = self._open_message(lane, decode_header(header))
+        elif lane not in self._unfinished:
+            raise ProtocolError(f"a message goes on that never began on lane {lane.name}")
+        if self._stopped:
+            return
+        self._frame = prefix
+        self._payload_left = prefix.payload_bytes
+        self._consume_payload(0)
+
+    def _open_message(self, lane: Priority, header: Header) -> _Incoming:
+        buffers: tuple[memoryview, ...] = ()
+        if header.part_bytes:
+            buffers = tuple(self._sink.open_parts(lane, header))
+            if tuple(buffer.nbytes for buffer in buffers) != header.part_bytes:
+                raise InternalError(f"the receiver of {header.kind!r} opened other buffers")
+        message = Message(header.kind, header.fields, buffers, header.part_kinds)
+        return _Incoming(message, _fill(buffers, self._sink.decode))
+
+    def _consume_payload(self, count: int) -> None:
+        """`count` payload bytes have reached their target; finish the frame with its last one."""
+        if self._frame is None or self._stopped:
+            return
+        incoming = self._unfinished[self._frame.lane]
+        self._payload_left -= count
+        if count:
+            incoming.advance(count)
+        if self._payload_left:
+            if not incoming.target:
+                raise ProtocolError("a message is longer than its parts")
+            return
+        if self._frame.last != (not incoming.target):
+            raise ProtocolError("a message ends before or after its parts do")
+        frame, self._frame = self._frame, None
+        if frame.last:
+            self._finish(frame.lane)
+
+    def _finish(self, lane: Priority) -> None:
+        message = self._unfinished.pop(lane).message
+        self._numbers[lane] = (self._numbers[lane] + 1) % NUMBER_MODULUS
+        self._sink.deliver(lane, message)
+
+
+def _fill(
+    buffers: Sequence[memoryview], decode: Callable[[memoryview, memoryview], None]
+) -> Filling:
+    """The body of a message: the codecs of its parts, then each part."""
+    codecs = memoryview(bytearray(len(buffers)))
+    yield codecs
+    for codec, buffer in zip(codecs, buffers, strict=True):
+        if codec == Codec.RAW:
+            yield buffer
+        elif codec == Codec.LZ4:
+            yield from fill_blocks(buffer, decode)
+        else:
+            raise ProtocolError(f"a part has the unknown codec {codec}")

@@ -1,0 +1,362 @@
+"""A link: messages to and from one device, over one byte stream.
+
+    send() -> Outbox (lanes, budgets) -> frames -> stream ... stream -> FrameDecoder -> deliver()
+
+One frame at a time is handed to the stream, and only while its buffers have room, so an urgent
+message waits for at most the frames already on their way. The peer's identity comes from the
+stream's certificate, never from a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from p2ptrain.errors import LinkClosed, PeerError
+from p2ptrain.net.compression import ChooserSettings, CompressionChooser
+from p2ptrain.net.decoder import DecoderSink, FrameDecoder
+from p2ptrain.net.header import Header
+from p2ptrain.net.link_compression import LinkCompression
+from p2ptrain.net.message import Message, Priority
+from p2ptrain.net.outbox import Outbox
+from p2ptrain.net.outgoing import OutgoingMessage
+from p2ptrain.net.rate import LinkRateMeter
+from p2ptrain.net.send_queue import SendQueue
+from p2ptrain.net.stall import StallWatch
+from p2ptrain.net.stream import ByteStream
+
+FRAMES_A_TURN = 8
+"""Frames written before the event loop gets its turn, where the stream takes all we give."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Timer(Protocol):
+    """What `call_later` gives back."""
+
+    def cancel(self) -> None:
+        """Do not call."""
+
+
+class Clock(Protocol):
+    """The part of an event loop that tells time; tests bring their own."""
+
+    def time(self) -> float:
+        """Monotonic seconds."""
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer:
+        """Call `callback` in `delay` seconds."""
+
+
+class Receiver(Protocol):
+    """Who takes a link's messages. Called on the event loop; nothing here may block."""
+
+    def open_parts(self, link: Link, header: Header) -> Sequence[memoryview]:
+        """Writable flat byte buffers of exactly `header.part_bytes`, for a message with parts.
+
+        Raises ProtocolError where the message or its sizes are not expected: the link closes.
+        """
+
+    def deliver(self, link: Link, message: Message) -> None:
+        """A whole message, in order within its lane."""
+
+    def lost(self, link: Link, error: PeerError) -> None:
+        """Last call, exactly once: the link has ended, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """Bounds of a link.
+
+    Attributes:
+        budget_bytes: most bytes queued in a lane other than CONTROL. Larger: senders wait less;
+            smaller: less memory, and newer data waits behind less old data.
+        control_budget_bytes: the same for CONTROL.
+        stall_seconds: an unfinished message must bring `stall_bytes` in this time, or the link
+            ends. Shorter: a hostile peer holds memory less long; longer: patience with devices
+            that freeze.
+        stall_bytes: see `stall_seconds`.
+        flush_seconds: how long `close` tries to send what is queued.
+        compression: how LZ4 is decided on.
+    """
+
+    budget_bytes: int = 8 * 2**20
+    control_budget_bytes: int = 2**20
+    stall_seconds: float = 10.0
+    stall_bytes: int = 4096
+    flush_seconds: float = 2.0
+    compression: ChooserSettings = field(default_factory=ChooserSettings)
+
+    def budgets_bytes(self) -> dict[Priority, int]:
+        """Budget of each lane."""
+        budgets = dict.fromkeys(Priority, self.budget_bytes)
+        budgets[Priority.CONTROL] = self.control_budget_bytes
+        return budgets
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCounters:
+    """Totals since the link was made.
+
+    Attributes:
+        sent_bytes, received_bytes: on the wire, frames and headers included, TLS not.
+        sent_parts_bytes: part bytes queued for sending, before compression.
+        sent_messages, received_messages: of all lanes.
+        queued_bytes: waiting to be framed now, all lanes, before compression.
+        link_bytes_per_s: what the link takes while it is the limit; None while it never was.
+        decompress_bytes_per_s: what this device unpacks, for the peer's decisions; None so far.
+    """
+
+    sent_bytes: int
+    received_bytes: int
+    sent_parts_bytes: int
+    sent_messages: int
+    received_messages: int
+    queued_bytes: int
+    link_bytes_per_s: float | None
+    decompress_bytes_per_s: float | None
+
+
+class Link:
+    """One link. Made by `endpoint` or `memory`; then `send`, and `close` or `abort`."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        receiver: Receiver,
+        settings: LinkSettings | None = None,
+        executor: Executor | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.peer_id = peer_id
+        self._receiver = receiver
+        self._settings = settings or LinkSettings()
+        self._clock: Clock = clock or loop
+        self._loop = loop
+        self._compression = LinkCompression(
+            CompressionChooser(self._settings.compression),
+            executor,
+            self._clock.time,
+            self._blocks_ready,
+        )
+        self._outbox = Outbox(self._settings.budgets_bytes(), self._compression.choose)
+        self._queue = SendQueue(self._outbox)
+        sink = DecoderSink(self._open_parts, self._deliver, self._compression.decode)
+        self._decoder = FrameDecoder(sink)
+        self._meter = LinkRateMeter()
+        self._stall = StallWatch(self._settings.stall_seconds, self._settings.stall_bytes)
+        self._stall_timer: Timer | None = None
+        self._flush_timer: Timer | None = None
+        self._stream: ByteStream | None = None
+        self._error: PeerError | None = None  # why it ends; sending is over once this is set
+        self._writing_paused = False
+        self._receiving_paused = False
+        self._turn_taken = False  # whether a further _pump is already scheduled
+        self._closed: asyncio.Future[None] = loop.create_future()
+        self._sent_bytes = self._received_bytes = self._sent_parts_bytes = 0
+        self._sent_messages = self._received_messages = 0
+
+    # For the rooms above
+
+    @property
+    def closed(self) -> asyncio.Future[None]:
+        """Await it to know that the link has ended; `done()` says so at once."""
+        return asyncio.shield(self._closed)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `send` still takes messages."""
+        return self._stream is not None and self._error is None
+
+    async def send(self, message: Message, priority: Priority = Priority.CONTROL) -> None:
+        """Queue `message`, once its lane's budget has room.
+
+        Its parts must not change before they are on the wire: the caller gives them away.
+
+        Raises:
+            LinkClosed: the link has ended, or ended while this waited.
+            InternalError: the message cannot be encoded.
+        """
+        outgoing = OutgoingMessage(message, priority)
+        if not self.is_open:
+            raise self._refusal()
+        await self._queue.put(outgoing)
+        self._sent_messages += 1
+        self._sent_parts_bytes += message.parts_bytes
+        self._pump()
+
+    def pause_receiving(self) -> None:
+        """Take no more bytes for now: all lanes of the peer wait, heartbeats too."""
+        self._receiving_paused = True
+        if self._stream is not None:
+            self._stream.pause_reading()
+
+    def resume_receiving(self) -> None:
+        """Take bytes again."""
+        self._receiving_paused = False
+        if self._stream is not None:
+            self._stream.resume_reading()
+
+    def close(self, reason: str) -> None:
+        """Refuse further messages, send what is queued (for `flush_seconds`), then end the link."""
+        if not self.is_open:
+            return
+        self._stop_sending(LinkClosed(f"this device closed the link: {reason}"))
+        self._flush_timer = self._clock.call_later(self._settings.flush_seconds, self._end_now)
+        self._pump()
+
+    def abort(self, reason: str = "aborted") -> None:
+        """End the link now; what is queued is lost."""
+        self._fail(LinkClosed(f"this device closed the link: {reason}"))
+
+    def peer_decompresses(self, bytes_per_s: float) -> None:
+        """The peer told how fast it unpacks LZ4: counted when compression is decided on."""
+        self._compression.chooser.observe_decompression(bytes_per_s)
+
+    def statistics(self) -> LinkCounters:
+        """Counters up to now."""
+        unpacking = self._compression
+        seconds = unpacking.decompress_seconds
+        return LinkCounters(
+            sent_bytes=self._sent_bytes,
+            received_bytes=self._received_bytes,
+            sent_parts_bytes=self._sent_parts_bytes,
+            sent_messages=self._sent_messages,
+            received_messages=self._received_messages,
+            queued_bytes=sum(self._outbox.queued_bytes(lane) for lane in Priority),
+            link_bytes_per_s=self._meter.bytes_per_s,
+            decompress_bytes_per_s=unpacking.decompressed_bytes / seconds if seconds else None,
+        )
+
+    # For the stream below (StreamUser)
+
+    def opened(self, stream: ByteStream) -> None:
+        """The stream is connected."""
+        self._stream = stream
+        self._watch_stall()
+
+    def get_buffer(self) -> memoryview:
+        """Memory for the next bytes."""
+        return self._decoder.get_buffer()
+
+    def received(self, count: int) -> None:
+        """Bytes came."""
+        self._received_bytes += count
+        try:
+            self._decoder.received(count)
+        except PeerError as error:
+            _log.warning("link broken by the peer", peer=self.peer_id, error=str(error))
+            self._fail(error)
+
+    def pause_writing(self) -> None:
+        """The stream is full."""
+        self._writing_paused = True
+        self._meter.waited()
+
+    def resume_writing(self) -> None:
+        """The stream has room."""
+        self._writing_paused = False
+        self._pump()
+
+    def ended(self, error: PeerError | None) -> None:
+        """The stream is gone."""
+        reason = self._error or error or LinkClosed("the other device closed the link")
+        self._stop_sending(reason)
+        self._decoder.stop()
+        self._outbox.clear()
+        self._compression.cancel()
+        for timer in (self._stall_timer, self._flush_timer):
+            if timer is not None:
+                timer.cancel()
+        if not self._closed.done():
+            self._closed.set_result(None)
+            self._receiver.lost(self, reason)
+
+    # Sending
+
+    def _pump(self) -> None:
+        """Hand frames to the stream while it takes them, the most urgent first."""
+        for _ in range(FRAMES_A_TURN):
+            if self._writing_paused or self._stream is None:
+                return
+            if not self._write_frame(self._stream):
+                self._rest(self._stream)
+                return
+        if not self._turn_taken:
+            self._turn_taken = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn_taken = False
+        self._pump()
+
+    def _write_frame(self, stream: ByteStream) -> bool:
+        """Write one frame, if one is ready."""
+        self._compression.start_jobs(self._outbox)
+        frame = self._outbox.next_frame()
+        if frame is None:
+            return False
+        self._sent_bytes += frame.wire_bytes
+        stream.write(frame.buffers)
+        self._meter.wrote(frame.wire_bytes, self._clock.time())
+        self._compression.chooser.observe_link(self._meter.bytes_per_s)
+        self._queue.admit(frame.lane)
+        return True
+
+    def _rest(self, stream: ByteStream) -> None:
+        """No frame is ready: nothing is queued, or its compression is under way."""
+        if self._outbox:
+            return
+        self._meter.idle(self._clock.time())
+        if self._error is not None:
+            stream.close()
+
+    def _blocks_ready(self, error: BaseException | None) -> None:
+        if error is None:
+            self._pump()
+        else:
+            self._fail(LinkClosed(f"compression failed on this device: {error}"))
+
+    # Receiving
+
+    def _open_parts(self, lane: Priority, header: Header) -> Sequence[memoryview]:
+        return self._receiver.open_parts(self, header)
+
+    def _deliver(self, lane: Priority, message: Message) -> None:
+        self._received_messages += 1
+        self._receiver.deliver(self, message)
+
+    def _watch_stall(self) -> None:
+        partial = self._decoder.partial and not self._receiving_paused
+        seconds = self._settings.stall_seconds
+        if self._stall.stalled(partial, self._received_bytes, self._clock.time()):
+            self._fail(LinkClosed(f"the other device stopped for {seconds:g} s within a message"))
+        else:
+            self._stall_timer = self._clock.call_later(seconds / 10, self._watch_stall)
+
+    # Ending
+
+    def _refusal(self) -> LinkClosed:
+        return LinkClosed(f"no link to device {self.peer_id[:8]}: {self._error or 'not open yet'}")
+
+    def _stop_sending(self, error: PeerError) -> None:
+        """From now on nothing new is taken; the first reason stays."""
+        if self._error is None:
+            self._error = error
+        self._queue.fail(self._refusal())
+
+    def _fail(self, error: PeerError) -> None:
+        if not self._closed.done():
+            self._stop_sending(error)
+            self._end_now()
+
+    def _end_now(self) -> None:
+        self._decoder.stop()
+        if self._stream is not None:
+            self._stream.abort()

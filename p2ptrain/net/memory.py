@@ -1,0 +1,141 @@
+"""Links inside one process: the same framing, lanes and codecs, without sockets or TLS.
+
+For tests and for jobs of one device. Bytes are copied between the two sides, as a network would;
+each direction holds at most a set number of bytes before its writer is paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2ptrain.errors import LinkClosed, PeerError
+from p2ptrain.net.link import Link
+from p2ptrain.net.stream import StreamUser
+
+CAPACITY_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPair:
+    """Two connected links and the streams below them."""
+
+    left: Link
+    right: Link
+    left_stream: MemoryStream
+    right_stream: MemoryStream
+
+
+def connect(left: Link, right: Link, capacity_bytes: int = CAPACITY_BYTES) -> MemoryPair:
+    """Join two links that are not connected yet; both are open when this returns."""
+    left_stream = MemoryStream(left, capacity_bytes)
+    right_stream = MemoryStream(right, capacity_bytes)
+    left_stream.join(right_stream)
+    return MemoryPair(left, right, left_stream, right_stream)
+
+
+class MemoryStream:
+    """One end of an in-memory stream (`ByteStream`)."""
+
+    def __init__(self, user: StreamUser, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        self._user = user
+        self._capacity_bytes = capacity_bytes
+        self._loop = asyncio.get_running_loop()
+        self._peer: MemoryStream | None = None
+        self._arrived: deque[memoryview | None] = deque()  # None: the peer has closed
+        self._arrived_bytes = 0
+        self._reading_paused = False
+        self._writer_paused = False  # whether the peer was told to pause
+        self._scheduled = False
+        self._closing = False
+        self._over = False
+
+    def join(self, peer: MemoryStream) -> None:
+        """Connect with `peer` and tell both users."""
+        self._peer, peer._peer = peer, self
+        self._user.opened(self)
+        peer._user.opened(peer)
+
+    def write(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """See `ByteStream.write`."""
+        if self._closing or self._over or self._peer is None:
+            return
+        self._peer._arrive(memoryview(b"".join(buffers)))
+
+    def pause_reading(self) -> None:
+        """See `ByteStream.pause_reading`."""
+        self._reading_paused = True
+
+    def resume_reading(self) -> None:
+        """See `ByteStream.resume_reading`."""
+        self._reading_paused = False
+        self._schedule()
+
+    def close(self) -> None:
+        """See `ByteStream.close`."""
+        if not self._closing and not self._over:
+            self._closing = True
+            assert self._peer is not None
+            self._peer._arrive(None)
+
+    def abort(self) -> None:
+        """See `ByteStream.abort`."""
+        self._finish(None)
+        if self._peer is not None:
+            self._peer._finish(LinkClosed("the connection was cut"))
+
+    def _arrive(self, data: memoryview | None) -> None:
+        if self._over:
+            return
+        self._arrived.append(data)
+        self._arrived_bytes += 0 if data is None else len(data)
+        if self._arrived_bytes > self._capacity_bytes and not self._writer_paused:
+            self._writer_paused = True
+            assert self._peer is not None
+            self._peer._user.pause_writing()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        """Give the user what arrived, until it has enough or nothing is left."""
+        self._scheduled = False
+        while self._arrived and not self._over and not self._reading_paused:
+            data = self._arrived.popleft()
+            if data is None:
+                self._peer_closed()
+            elif not self._closing:
+                self._give(data)
+        if self._writer_paused and not self._arrived and not self._over:
+            self._writer_paused = False
+            assert self._peer is not None
+            self._peer._user.resume_writing()
+
+    def _give(self, data: memoryview) -> None:
+        buffer = self._user.get_buffer()
+        count = min(len(buffer), len(data))
+        buffer[:count] = data[:count]
+        if count < len(data):
+            self._arrived.appendleft(data[count:])
+        self._arrived_bytes -= count
+        try:
+            self._user.received(count)
+        except Exception:
+            self.abort()  # as a transport does; the loop reports the bug
+            raise
+
+    def _peer_closed(self) -> None:
+        self._finish(None)
+        if self._peer is not None:
+            self._peer._finish(None)
+
+    def _finish(self, error: PeerError | None) -> None:
+        if not self._over:
+            self._over = True
+            self._arrived.clear()
+            self._loop.call_soon(self._user.ended, error)

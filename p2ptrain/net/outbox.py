@@ -1,0 +1,81 @@
+"""What waits to be sent on a link: four lanes, each bounded, the most urgent first.
+
+A lane sends one message at a time; between two frames any more urgent lane goes first. Each lane
+has its own budget of queued bytes, so that bulk data can never keep a heartbeat out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from p2ptrain.net.frame import CHUNK_BYTES, NUMBER_MODULUS
+from p2ptrain.net.message import Priority
+from p2ptrain.net.outgoing import ChooseCodec, CompressionJob, Frame, OutgoingMessage
+
+
+@dataclass(slots=True)
+class _Lane:
+    budget_bytes: int
+    queue: deque[OutgoingMessage] = field(default_factory=deque)
+    queued_bytes: int = 0
+    number: int = 0  # of the next message to start
+
+
+class Outbox:
+    """Bounded priority queue of messages, taken frame by frame."""
+
+    def __init__(self, budgets_bytes: Mapping[Priority, int], choose: ChooseCodec) -> None:
+        self._lanes = {lane: _Lane(budgets_bytes[lane]) for lane in Priority}
+        self._choose = choose
+
+    def __bool__(self) -> bool:
+        return any(lane.queue for lane in self._lanes.values())
+
+    def queued_bytes(self, priority: Priority) -> int:
+        """Bytes of the lane's messages that are not in a frame yet, before compression."""
+        return self._lanes[priority].queued_bytes
+
+    def has_room(self, message: OutgoingMessage) -> bool:
+        """Whether the lane's budget admits `message`; an empty lane admits any one message."""
+        lane = self._lanes[message.lane]
+        fits = lane.queued_bytes + message.unsent_bytes <= lane.budget_bytes
+        return fits or not lane.queue
+
+    def put(self, message: OutgoingMessage) -> None:
+        """Queue `message`, whether or not it has room."""
+        lane = self._lanes[message.lane]
+        lane.queue.append(message)
+        lane.queued_bytes += message.unsent_bytes
+
+    def next_frame(self, limit_bytes: int = CHUNK_BYTES) -> Frame | None:
+        """A frame of the most urgent lane that has one ready."""
+        for lane in self._lanes.values():
+            if lane.queue and (frame := self._lane_frame(lane, limit_bytes)):
+                return frame
+        return None
+
+    def compression_jobs(self) -> list[tuple[OutgoingMessage, CompressionJob]]:
+        """Blocks that the messages in transit want compressed now."""
+        heads = [lane.queue[0] for lane in self._lanes.values() if lane.queue]
+        jobs = [(head, head.compression_job()) for head in heads if head.started]
+        return [(head, job) for head, job in jobs if job is not None]
+
+    def clear(self) -> None:
+        """Drop everything: the link is gone."""
+        for lane in self._lanes.values():
+            lane.queue.clear()
+            lane.queued_bytes = 0
+
+    def _lane_frame(self, lane: _Lane, limit_bytes: int) -> Frame | None:
+        message = lane.queue[0]
+        if not message.started:
+            message.start(lane.number, self._choose)
+            lane.number = (lane.number + 1) % NUMBER_MODULUS
+        frame = message.next_frame(limit_bytes)
+        if frame is not None:
+            lane.queued_bytes -= frame.freed_bytes
+        if message.finished:
+            lane.queue.popleft()
+        return frame

@@ -1,0 +1,55 @@
+"""How fast a link takes what we write, measured from the writing itself.
+
+While we have something to send, windows of WINDOW_SECONDS are measured. In a window where the
+transport made us wait, bytes / time is the link's rate; in one where it did not, the rate is at
+least that, so an estimate only rises. Idle time counts for nothing.
+"""
+
+from __future__ import annotations
+
+WINDOW_SECONDS = 0.1
+SHORTEST_SECONDS = 0.02
+"""A shorter window mostly measures the kernel's buffers."""
+NEWEST_WEIGHT = 0.5
+
+
+class LinkRateMeter:
+    """Estimates a link's bytes/s; `bytes_per_s` is None until something was measured."""
+
+    def __init__(self) -> None:
+        self.bytes_per_s: float | None = None
+        self._since: float | None = None
+        self._bytes = 0
+        self._waited = False
+
+    def wrote(self, count: int, now: float) -> None:
+        """`count` bytes went to the transport."""
+        if self._since is None:
+            self._since = now
+        self._bytes += count
+        if now - self._since >= WINDOW_SECONDS:
+            self._close_window(now)
+            self._since = now
+
+    def waited(self) -> None:
+        """The transport's buffers are full: the link is what limits us."""
+        self._waited = True
+
+    def idle(self, now: float) -> None:
+        """Nothing is left to send."""
+        if self._since is not None and now - self._since >= SHORTEST_SECONDS:
+            self._close_window(now)
+        self._since = None
+        self._bytes = 0
+        self._waited = False
+
+    def _close_window(self, now: float) -> None:
+        assert self._since is not None
+        rate = self._bytes / (now - self._since)
+        old = self.bytes_per_s
+        if self._waited:
+            self.bytes_per_s = rate if old is None else old + NEWEST_WEIGHT * (rate - old)
+        elif old is not None:
+            self.bytes_per_s = max(old, rate)
+        self._bytes = 0
+        self._waited = False

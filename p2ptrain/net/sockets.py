@@ -1,0 +1,44 @@
+"""Socket options of a link, each where the platform has it.
+
+TCP_NOTSENT_LOWAT keeps what the kernel holds unsent small, so that a heartbeat does not queue
+behind megabytes (it applies to writing, too: a full kernel queue makes the transport wait).
+TCP_USER_TIMEOUT ends a connection whose data nobody acknowledges: without it Linux tries for many
+minutes after a cable is pulled. Keepalive does the same for a silent one.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import structlog
+
+NOTSENT_LOWAT_BYTES = 128 * 1024
+USER_TIMEOUT_MS = 10_000
+KEEPALIVE_IDLE_SECONDS = 5
+KEEPALIVE_INTERVAL_SECONDS = 2
+KEEPALIVE_PROBES = 3
+
+_OPTIONS = (
+    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+    (socket.IPPROTO_TCP, "TCP_NOTSENT_LOWAT", NOTSENT_LOWAT_BYTES),
+    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
+    (socket.IPPROTO_TCP, "TCP_KEEPALIVE", KEEPALIVE_IDLE_SECONDS),  # macOS's name of KEEPIDLE
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT", KEEPALIVE_PROBES),
+)
+
+_log = structlog.get_logger(__name__)
+
+
+def tune(connection: socket.socket) -> None:
+    """Set every option this platform knows; one it refuses is logged and left at its default."""
+    for level, name, value in _OPTIONS:
+        option = getattr(socket, name, None)
+        if option is None:
+            continue
+        try:
+            connection.setsockopt(level, option, value)
+        except OSError as error:
+            _log.debug("socket option refused", option=name, error=str(error))

@@ -1,0 +1,56 @@
+"""What lies between a link and whatever carries its bytes: two small interfaces.
+
+`tls_stream.TlsStream` carries them over TLS and TCP, `memory.MemoryStream` inside one process.
+Reading goes straight into the memory that the user of the stream offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from p2ptrain.errors import PeerError
+
+
+class ByteStream(Protocol):
+    """A connected, ordered, reliable stream. Use from its event loop only."""
+
+    def write(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """Send `buffers` in order; they are not needed any more when this returns.
+
+        Never blocks; may call the user's `pause_writing` before it returns.
+        """
+
+    def pause_reading(self) -> None:
+        """Read nothing until `resume_reading`; the sender is slowed down by TCP."""
+
+    def resume_reading(self) -> None:
+        """Read again."""
+
+    def close(self) -> None:
+        """Send what was written, then end the stream; the user's `ended` follows."""
+
+    def abort(self) -> None:
+        """End the stream now; the user's `ended` follows."""
+
+
+class StreamUser(Protocol):
+    """What a stream calls, from its event loop."""
+
+    def opened(self, stream: ByteStream) -> None:
+        """First call: the stream is connected, its peer known."""
+
+    def get_buffer(self) -> memoryview:
+        """Writable memory, never empty, for the next bytes."""
+
+    def received(self, count: int) -> None:
+        """The first `count` bytes of the last `get_buffer` were read."""
+
+    def pause_writing(self) -> None:
+        """Buffers are full: write no more for now."""
+
+    def resume_writing(self) -> None:
+        """Buffers have room again."""
+
+    def ended(self, error: PeerError | None) -> None:
+        """Last call; `error` is None where either side closed the stream in order."""

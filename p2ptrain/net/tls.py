@@ -1,0 +1,84 @@
+"""TLS contexts of a household: version 1.3 only, trust by pinned certificates, nothing resumed.
+
+A device's certificate is self-signed with CA:FALSE, so that a paired device cannot sign further
+identities; the pinned certificates are the whole trust store. After every handshake the SHA-256 of
+the peer's certificate is its identity. Contexts are never changed: where trust changes, a new one
+is made, so that nothing learnt under the old trust (tickets, store entries) survives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2ptrain.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """This device's own certificate and private key, as PEM files (`ssl` reads files only)."""
+
+    certificate_path: Path
+    key_path: Path
+
+
+def certificate_id(certificate_der: bytes) -> str:
+    """A device's id: 64 lower-case hex digits, SHA-256 of its certificate."""
+    return hashlib.sha256(certificate_der).hexdigest()
+
+
+def pem_to_der(certificate_pem: str) -> bytes:
+    """The DER form of one PEM certificate."""
+    return ssl.PEM_cert_to_DER_cert(certificate_pem)
+
+
+def server_context(credentials: Credentials, pinned_der: Iterable[bytes]) -> ssl.SSLContext:
+    """For accepting: a client shows a pinned certificate, or none and may then only try to pair."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0
+    context.verify_mode = ssl.CERT_OPTIONAL
+    _load(context, credentials)
+    _pin(context, pinned_der)
+    return context
+
+
+def client_context(credentials: Credentials, pinned_der: Iterable[bytes]) -> ssl.SSLContext:
+    """For dialling a paired device, whose certificate must be among `pinned_der`."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_mode = ssl.CERT_REQUIRED
+    _load(context, credentials)
+    _pin(context, pinned_der)
+    return context
+
+
+def unpaired_client_context() -> ssl.SSLContext:
+    """For a first contact: encrypted to whoever answers; pairing then proves who that is.
+
+    It shows no certificate, so that a stranger learns nothing about this device.
+    """
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # devices have no host names; the certificate itself is pinned
+    return context
+
+
+def _load(context: ssl.SSLContext, credentials: Credentials) -> None:
+    context.load_cert_chain(credentials.certificate_path, credentials.key_path, password=_no_prompt)
+
+
+def _pin(context: ssl.SSLContext, pinned_der: Iterable[bytes]) -> None:
+    for certificate_der in pinned_der:
+        context.load_verify_locations(cadata=certificate_der)
+
+
+def _no_prompt() -> str:
+    raise InternalError("the device key is encrypted; p2ptrain keeps it as a plain 0600 file")

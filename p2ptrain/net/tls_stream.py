@@ -1,0 +1,270 @@
+"""TLS over an asyncio transport, as a `ByteStream`.
+
+Why not asyncio's own TLS: with a `BufferedProtocol` it drops what is decrypted but not yet taken
+when the peer closes, so a farewell can be lost; its lower write buffer cannot be bounded, so a
+heartbeat waits longer; and it takes one turn of the event loop for each buffer it fills. Here one
+`ssl.SSLObject` stands between two memory buffers and the transport:
+
+    TCP -> _cipher -> ssl incoming -> the user's memory        user's memory -> ssl outgoing -> TCP
+
+Ends: `close` sends close_notify and then only reads until the peer has closed too, so that no reset
+can overtake what was sent. A stream that ends without close_notify was cut, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TypeAlias
+
+from p2ptrain.errors import LinkClosed, NotPaired, PeerError
+from p2ptrain.net import sockets
+from p2ptrain.net.stream import StreamUser
+
+CIPHER_BYTES = 256 * 1024
+WRITE_HIGH_BYTES = 64 * 1024
+WRITE_LOW_BYTES = 16 * 1024
+"""The transport pauses us above HIGH and resumes below LOW, so at most LOW and one frame wait."""
+CLOSE_SECONDS = 2.0
+
+ChooseUser: TypeAlias = Callable[[bytes | None], StreamUser]
+"""(the peer's certificate in DER, or None) -> who uses the stream. Raises PeerError to refuse."""
+
+_TRUST_REASONS = (
+    "CERTIFICATE_REQUIRED",
+    "UNKNOWN_CA",
+    "BAD_CERTIFICATE",
+    "CERTIFICATE_UNKNOWN",
+    "ACCESS_DENIED",
+    "DECRYPT_ERROR",
+    "VERIFY_FAILED",
+)
+
+
+class _State(Enum):
+    HANDSHAKE = "handshake"
+    OPEN = "open"
+    CLOSING = "closing"  # we send nothing more, and drop whatever still arrives
+    ENDED = "ended"
+
+
+class TlsStream(asyncio.BufferedProtocol):
+    """One TLS connection. `handshake` is done when its user was chosen, or fails with PeerError."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        choose_user: ChooseUser,
+        *,
+        server_side: bool,
+        announce: Callable[[StreamUser], None] | None = None,
+    ) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._cipher = memoryview(bytearray(CIPHER_BYTES))
+        self._choose_user = choose_user
+        self._announce = announce  # called with the user once it can write, before it reads
+        self._user: StreamUser | None = None
+        self._state = _State.HANDSHAKE
+        self._error: PeerError | None = None
+        self._peer_closed = False
+        self._reading_paused = False
+        self._close_timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self.handshake: asyncio.Future[StreamUser] = self._loop.create_future()
+
+    @property
+    def user(self) -> StreamUser | None:
+        """Whose stream it is; None before the handshake has succeeded."""
+        return self._user
+
+    # What the user of the stream calls
+
+    def write(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """See `ByteStream.write`. Ignored once the stream is closing."""
+        if self._state is not _State.OPEN:
+            return
+        for buffer in buffers:
+            self._tls.write(buffer)
+        self._flush()
+
+    def pause_reading(self) -> None:
+        """See `ByteStream.pause_reading`."""
+        if self._transport is not None and self._state is _State.OPEN:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See `ByteStream.resume_reading`."""
+        if self._reading_paused:
+            self._reading_paused = False
+            self._loop.call_soon(self._resume)
+
+    def close(self) -> None:
+        """See `ByteStream.close`; the peer has CLOSE_SECONDS to close too."""
+        if self._state in (_State.HANDSHAKE, _State.OPEN):
+            self._end(None)
+
+    def abort(self) -> None:
+        """See `ByteStream.abort`."""
+        self._state = _State.CLOSING
+        if self._transport is not None:
+            self._transport.abort()
+
+    def get_extra_info(self, name: str) -> object:
+        """The transport's extra information, such as "peername"."""
+        return None if self._transport is None else self._transport.get_extra_info(name)
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """TCP is connected: begin the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        if connection := transport.get_extra_info("socket"):
+            sockets.tune(connection)
+        if self._state is _State.HANDSHAKE:
+            self._shake_hands()
+        else:
+            transport.abort()  # given up before it was connected
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Memory for cipher text."""
+        return self._cipher
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Cipher text came."""
+        if self._state is _State.HANDSHAKE:
+            self._incoming.write(self._cipher[:nbytes])
+            self._shake_hands()
+        elif self._state is _State.OPEN:
+            self._incoming.write(self._cipher[:nbytes])
+            self._read()
+
+    def eof_received(self) -> None:
+        """TCP ended; returning None closes the transport. Without close_notify it was a cut."""
+        if self._state is _State.OPEN:
+            self._error = LinkClosed("the connection was cut")
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is full."""
+        if self._user is not None:
+            self._user.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The transport's buffer has drained."""
+        if self._user is not None:
+            self._user.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """TCP is gone, for whatever reason."""
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        closing, self._state = self._state is _State.CLOSING, _State.ENDED
+        error = self._error
+        if error is None and exc is not None and not closing:
+            error = LinkClosed(f"the connection was lost: {exc}")
+        if not self.handshake.done():
+            self.handshake.set_exception(error or LinkClosed("the other device hung up"))
+            self.handshake.exception()  # marked as seen: not everybody awaits it
+        if self._user is not None:
+            self._user.ended(error)
+
+    # TLS
+
+    def _shake_hands(self) -> None:
+        try:
+            self._tls.do_handshake()
+            user = self._choose_user(self._tls.getpeercert(binary_form=True))
+        except ssl.SSLWantReadError:
+            self._flush()
+        except ssl.SSLError as error:
+            self._end(_explain(error))
+        except PeerError as error:
+            self._end(error)
+        else:
+            self._open(user)
+
+    def _open(self, user: StreamUser) -> None:
+        self._state = _State.OPEN
+        self._flush()
+        self._user = user
+        user.opened(self)
+        if self._announce is not None:
+            self._announce(user)
+        if not self.handshake.done():
+            self.handshake.set_result(user)
+        self._read()
+
+    def _resume(self) -> None:
+        if self._state is _State.OPEN and not self._reading_paused:
+            assert self._transport is not None
+            self._transport.resume_reading()
+            self._read()
+
+    def _read(self) -> None:
+        """Decrypt all there is into the user's memory."""
+        assert self._user is not None
+        full = True
+        while full and self._state is _State.OPEN and not self._reading_paused:
+            buffer = self._user.get_buffer()
+            count = self._fill(buffer)
+            full = count == len(buffer)
+            if count:
+                self._user.received(count)
+        if self._state is _State.OPEN:
+            if self._error is not None or self._peer_closed:
+                self._end(self._error)
+            else:
+                self._flush()  # a key update is answered while reading
+
+    def _fill(self, buffer: memoryview) -> int:
+        """Decrypt records until `buffer` is full or nothing is left."""
+        count = 0
+        size = len(buffer)
+        try:
+            while count < size:
+                more = self._tls.read(size - count, buffer[count:])
+                if not more:
+                    self._peer_closed = True
+                    break
+                count += more  # type: ignore[operator]
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self._error = _explain(error)
+        return count
+
+    def _end(self, error: PeerError | None) -> None:
+        """Say goodbye, send nothing more, and wait for the peer's end so that no reset harms."""
+        assert self._transport is not None
+        opened, self._state = self._state is _State.OPEN, _State.CLOSING
+        self._error = error
+        if opened:
+            with contextlib.suppress(ssl.SSLError):  # it waits for the peer's: we do not
+                self._tls.unwrap()
+        self._flush()
+        self._close_timer = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
+        if self._reading_paused:
+            self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _flush(self) -> None:
+        cipher = self._outgoing.read()
+        if cipher and self._transport is not None:
+            self._transport.write(cipher)
+
+
+def _explain(error: ssl.SSLError) -> PeerError:
+    """Our error for what OpenSSL says; an alert about a certificate means the trust is missing."""
+    reason = error.reason or str(error)
+    if any(sign in reason for sign in _TRUST_REASONS):
+        return NotPaired(f"the devices do not trust one another ({reason}): pair them again")
+    return LinkClosed(f"TLS failed: {reason}")
