@@ -1,0 +1,140 @@
+"""How long each unit takes on this device, from a few passes within a budget of time.
+
+A device may have a fifth of a core, handed out in slices of ten milliseconds: the wall time of one
+operator is then either its CPU time or ten milliseconds more, by chance. So units are compared by
+the CPU time of the computing thread, medians of several passes, and all are scaled by one factor,
+wall over CPU time of everything that was run. On a machine of its own that factor is near 1.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+MAXIMUM_PASSES = 9
+"""More make the medians no better."""
+
+
+class UnitRunner(Protocol):
+    """A model cut into its units, run one at a time with real values flowing between them."""
+
+    @property
+    def unit_count(self) -> int:
+        """How many units."""
+
+    def begin(self, batch: int) -> None:
+        """Make inputs and targets for `batch` samples; forwards in order, then backwards follow."""
+
+    def forward(self, unit: int) -> None:
+        """Run one unit's forward."""
+
+    def backward(self, unit: int) -> None:
+        """Run one unit's backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Seconds, both monotonic: `wall` of the world, `cpu` used by the calling thread."""
+
+    wall: Callable[[], float] = time.perf_counter
+    cpu: Callable[[], float] = time.thread_time
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTimes:
+    """Seconds of each unit for one batch size."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """CPU seconds of each unit in one pass; wall and CPU seconds of all units together."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    wall: float
+
+    @property
+    def cpu(self) -> float:
+        return sum(self.forward) + sum(self.backward)
+
+
+def time_units(
+    runner: UnitRunner,
+    batch_sizes: Sequence[int],
+    budget_seconds: float,
+    *,
+    clock: Clock | None = None,
+    may_run: Callable[[int], bool] = lambda batch: True,
+) -> dict[int, UnitTimes]:
+    """Time every unit for each batch size, ascending, as far as the budget goes.
+
+    The smallest size is always measured: one pass to warm up, at least one that counts. A larger
+    one is left out, with all above it, when two passes of it are expected to exceed the budget, or
+    where `may_run` forbids it.
+    """
+    clock = clock or Clock()
+    deadline = clock.wall() + budget_seconds
+    sizes = sorted(set(batch_sizes))
+    passes: dict[int, list[_Pass]] = {}
+    for place, batch in enumerate(sizes):
+        if place and not _fits(batch, sizes[place - 1], passes, deadline - clock.wall()):
+            break
+        if place and not may_run(batch):
+            break
+        share = (deadline - clock.wall()) / (len(sizes) - place)
+        passes[batch] = _passes(runner, batch, clock, clock.wall() + share)
+    return _scaled(passes)
+
+
+def _fits(batch: int, previous: int, passes: dict[int, list[_Pass]], left: float) -> bool:
+    """Whether a warm-up and one pass of `batch` samples fit into `left` seconds, if linear."""
+    one = statistics.median(done.wall for done in passes[previous]) * batch / previous
+    return 2 * one <= left
+
+
+def _passes(runner: UnitRunner, batch: int, clock: Clock, until: float) -> list[_Pass]:
+    """Passes that count: one, and more while the next is expected to end before `until`."""
+    _one_pass(runner, batch, clock)
+    done = [_one_pass(runner, batch, clock)]
+    while len(done) < MAXIMUM_PASSES and clock.wall() + done[-1].wall <= until:
+        done.append(_one_pass(runner, batch, clock))
+    return done
+
+
+def _one_pass(runner: UnitRunner, batch: int, clock: Clock) -> _Pass:
+    runner.begin(batch)
+    units = range(runner.unit_count)
+    started = clock.wall()
+    forward = [_timed(runner.forward, unit, clock) for unit in units]
+    backward = [_timed(runner.backward, unit, clock) for unit in reversed(units)]
+    return _Pass(tuple(forward), tuple(reversed(backward)), clock.wall() - started)
+
+
+def _timed(run: Callable[[int], None], unit: int, clock: Clock) -> float:
+    started = clock.cpu()
+    run(unit)
+    return clock.cpu() - started
+
+
+def _scaled(passes: dict[int, list[_Pass]]) -> dict[int, UnitTimes]:
+    """Median CPU times, times wall over CPU of all passes: what the device gives us of itself."""
+    everything = [one for done in passes.values() for one in done]
+    cpu = sum(one.cpu for one in everything)
+    factor = max(1.0, sum(one.wall for one in everything) / cpu) if cpu > 0 else 1.0
+    return {
+        batch: UnitTimes(
+            _medians([one.forward for one in done], factor),
+            _medians([one.backward for one in done], factor),
+        )
+        for batch, done in passes.items()
+    }
+
+
+def _medians(rows: list[tuple[float, ...]], factor: float) -> tuple[float, ...]:
+    return tuple(factor * statistics.median(column) for column in zip(*rows, strict=True))

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from p2ptrain.model.timing import MAXIMUM_PASSES, Clock, UnitTimes, time_units
+
+COSTS = [(0.001, 0.002), (0.003, 0.004), (0.0, 0.0005)]
+"""CPU seconds a sample of three units, forward and backward."""
+
+
+class Device:
+    """A fake device on a virtual clock: a share of one core in slices of a period.
+
+    Attributes:
+        first_pass_factor: how much slower the first pass of each batch size is.
+        jitter: largest relative error of a pass.
+    """
+
+    def __init__(
+        self,
+        share: float = 1.0,
+        *,
+        period: float = 0.01,
+        first_pass_factor: float = 1.0,
+        jitter: float = 0.0,
+    ) -> None:
+        self.wall = self.cpu = self.in_period = 0.0
+        self.share, self.period = share, period
+        self.first_pass_factor, self.jitter = first_pass_factor, jitter
+        self.random = random.Random(0)
+        self.passes: list[int] = []
+        self.calls: list[tuple[str, int]] = []
+
+    @property
+    def unit_count(self) -> int:
+        return len(COSTS)
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(wall=lambda: self.wall, cpu=lambda: self.cpu)
+
+    def begin(self, batch: int) -> None:
+        self.passes.append(batch)
+
+    def forward(self, unit: int) -> None:
+        self.calls.append(("forward", unit))
+        self._spend(COSTS[unit][0])
+
+    def backward(self, unit: int) -> None:
+        self.calls.append(("backward", unit))
+        self._spend(COSTS[unit][1])
+
+    def _spend(self, seconds_per_sample: float) -> None:
+        batch = self.passes[-1]
+        seconds = seconds_per_sample * batch * (1 + self.jitter * self.random.random())
+        if self.passes.count(batch) == 1:
+            seconds *= self.first_pass_factor
+        self.cpu += seconds
+        while seconds > 0:
+            # Like the kernel: run until the quota is used up, then wait for the next period.
+            slice_ = min(seconds, self.share * self.period - self.in_period)
+            self.wall += slice_
+            self.in_period += slice_
+            seconds -= slice_
+            if self.share < 1 and self.in_period >= self.share * self.period - 1e-12:
+                self.wall += self.period * (1 - self.share)
+            if self.in_period >= self.share * self.period - 1e-12:
+                self.in_period = 0.0
+
+
+def assert_close(times: UnitTimes, batch: int, slowdown: float, relative: float) -> None:
+    for unit, (forward, backward) in enumerate(COSTS):
+        assert times.forward[unit] == pytest.approx(forward * batch * slowdown, rel=relative)
+        assert times.backward[unit] == pytest.approx(backward * batch * slowdown, rel=relative)
+
+
+def test_a_device_of_its_own_is_timed_exactly() -> None:
+    device = Device()
+    times = time_units(device, [1, 4], 2.0, clock=device.clock)
+    assert list(times) == [1, 4]
+    assert_close(times[1], 1, 1.0, 1e-9)
+    assert_close(times[4], 4, 1.0, 1e-9)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.35, 0.7])
+def test_a_quota_shows_in_the_scale_not_in_single_units(share: float) -> None:
+    device = Device(share)
+    times = time_units(device, [1, 2, 8], 3.0, clock=device.clock)
+    for batch, measured in times.items():
+        assert_close(measured, batch, 1 / share, 0.1)
+
+
+def test_the_first_pass_of_a_size_does_not_count() -> None:
+    device = Device(first_pass_factor=50.0)
+    times = time_units(device, [1, 2], 5.0, clock=device.clock)
+    assert_close(times[2], 2, 1.0, 1e-9)
+
+
+def test_a_pass_runs_all_forwards_in_order_then_all_backwards_in_reverse() -> None:
+    device = Device()
+    time_units(device, [1], 0.0, clock=device.clock)
+    one_pass = [("forward", 0), ("forward", 1), ("forward", 2)]
+    one_pass += [("backward", 2), ("backward", 1), ("backward", 0)]
+    assert device.calls == one_pass * 2
+
+
+def test_the_smallest_size_is_measured_whatever_it_costs() -> None:
+    device = Device(0.2)
+    assert list(time_units(device, [16, 4, 64], 0.0, clock=device.clock)) == [4]
+    assert device.passes == [4, 4]
+
+
+def test_a_size_that_would_exceed_the_budget_is_left_out() -> None:
+    device = Device()
+    times = time_units(device, [1, 8, 64, 512], 2.5, clock=device.clock)
+    assert list(times) == [1, 8, 64]
+    assert device.wall <= 2.5
+
+
+@pytest.mark.parametrize("budget", [0.1, 0.5, 2.5])
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_the_budget_holds_once_the_smallest_size_fits(budget: float, share: float) -> None:
+    device = Device(share, jitter=0.05)
+    smallest = 2 * sum(map(sum, COSTS)) / share + 0.02
+    time_units(device, [1, 2, 4, 8, 16, 32], budget, clock=device.clock)
+    assert device.wall <= max(budget * 1.2, smallest * 1.2)
+
+
+def test_passes_are_bounded() -> None:
+    device = Device()
+    time_units(device, [1], 1e9, clock=device.clock)
+    assert len(device.passes) == 1 + MAXIMUM_PASSES
+
+
+def test_a_size_that_may_not_run_ends_the_series() -> None:
+    device = Device()
+    times = time_units(device, [1, 2, 4], 9.0, clock=device.clock, may_run=lambda b: b < 2)
+    assert list(times) == [1]
+
+
+def test_sizes_are_measured_once_and_ascending() -> None:
+    device = Device()
+    assert list(time_units(device, [4, 1, 4], 9.0, clock=device.clock)) == [1, 4]
