@@ -54,9 +54,18 @@ class MemberTable:
         """All records, read-only."""
         return MappingProxyType(self._records)
 
+    @property
+    def me(self) -> MemberRecord:
+        """This device's own record."""
+        return self._records[self._self_id]
+
     def live(self) -> list[str]:
         """Ids alive or suspect, this device's own included, in order of id."""
         return sorted(id_ for id_, record in self._records.items() if record.state in LIVE)
+
+    def live_others(self) -> list[str]:
+        """Ids alive or suspect other than this device's, in order of id."""
+        return [device for device in self.live() if device != self._self_id]
 
     def dead(self) -> list[str]:
         """Ids dead (not left), in order of id."""

@@ -100,6 +100,10 @@ class Prober:
         """Probes to be decided now, oldest first."""
         return [(n, probe) for n, probe in self.probes.items() if probe.due <= now]
 
+    def end(self, sequence: int) -> None:
+        """End a probe."""
+        del self.probes[sequence]
+
     def pop_relays(self, now: float | None = None, target: str | None = None) -> list[Relay]:
         """End and return the relays due by `now`, or those to `target`."""
         chosen = [

@@ -32,30 +32,31 @@ def suspicion_timeout(
     return greatest_seconds - (greatest_seconds - least_seconds) * share
 
 
+def group_factor(members: int) -> float:
+    """What the least timeout is multiplied with: news takes a logarithmic time to get around."""
+    return max(1.0, math.log10(members))
+
+
 class Suspicion:
     """One running suspicion.
 
+    Args:
+        started: now.
+        expected: confirmations after which nothing is gained by waiting.
+        bounds: least and greatest timeout in seconds.
+
     Attributes:
-        incarnation: of the suspect; a higher one refutes.
         accusers: ids that found it silent by their own probe or link, in order of hearing;
             at most `ACCUSERS_LIMIT`, which is more than shorten the timeout.
     """
 
     ACCUSERS_LIMIT = 4
 
-    def __init__(
-        self,
-        incarnation: int,
-        started: float,
-        expected: int,
-        least_seconds: float,
-        greatest_seconds: float,
-    ) -> None:
-        self.incarnation = incarnation
+    def __init__(self, started: float, expected: int, bounds: tuple[float, float]) -> None:
         self.accusers: tuple[str, ...] = ()
         self._started = started
         self._expected = expected
-        self._bounds = (least_seconds, greatest_seconds)
+        self._bounds = bounds
         self._not_before = started
 
     @property

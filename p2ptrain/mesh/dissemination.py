@@ -1,0 +1,164 @@
+"""How news gets around: piggybacked, gossiped, and by comparing tables.
+
+Every message carries news as far as it fits (SWIM, section 4.1). What no probe carries soon enough
+is gossiped, at once to a few members and at an interval to the others. Tables are compared by
+digest when a link comes up, now and then with a random member, and with the dead, so that the two
+halves of a split network find each other again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from random import Random
+
+from p2ptrain.mesh.broadcasts import BroadcastQueue
+from p2ptrain.mesh.events import Instruction, MemberRecord, SendTo
+from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.member_table import MemberTable
+from p2ptrain.mesh.membership_config import MembershipConfig
+from p2ptrain.mesh.membership_wire import (
+    CLAIMS_LIMIT,
+    ENVELOPE_BYTES,
+    Claim,
+    Kind,
+    MembershipMessage,
+    claim_bytes,
+    encode,
+)
+from p2ptrain.mesh.peer_links import PeerLinks
+from p2ptrain.mesh.suspicion import Suspicion
+
+
+class Dissemination:
+    """Everything a member sends goes through here; instructions collect in `out`."""
+
+    def __init__(
+        self,
+        table: MemberTable,
+        links: PeerLinks,
+        suspicions: Mapping[str, Suspicion],
+        config: MembershipConfig,
+        rng: Random,
+    ) -> None:
+        self._table = table
+        self._links = links
+        self._suspicions = suspicions
+        self._config = config
+        self._rng = rng
+        self._news = BroadcastQueue(config.gossip_limit_factor)
+        self._eager = False  # the next gossip goes to eager_fanout members, without waiting
+        self._next_gossip = self._next_sync = self._next_reconnect = 0.0
+        self.out: list[Instruction] = []
+
+    def schedule_first(self, now: float) -> None:
+        """Start the timers."""
+        self._next_gossip = now
+        self._next_sync = now + self._rng.uniform(0, self._config.sync_interval_seconds)
+        self._next_reconnect = now + self._config.reconnect_interval_seconds
+
+    def next_due(self) -> float:
+        """When `tick` or `gossip` next has something to do."""
+        times = [self._next_sync, self._next_reconnect]
+        if self._news:
+            times.append(self._next_gossip)
+        return min(times)
+
+    def tick(self, now: float) -> None:
+        """Compare tables where it is time to."""
+        if now >= self._next_sync:
+            others = self.reachable()
+            stretch = max(1.0, len(others) / 32)
+            self._next_sync = now + self._config.sync_interval_seconds * stretch
+            self._sync_with_some(others)
+        if now >= self._next_reconnect:
+            self._next_reconnect = now + self._config.reconnect_interval_seconds
+            self._sync_with_some(self._table.dead())
+
+    def reachable(self) -> list[str]:
+        """Live members other than this device whose link is not lost, in order of id."""
+        return [peer for peer in self._table.live_others() if not self._links.is_lost(peer)]
+
+    def sample(self, peers: list[str], count: int) -> list[str]:
+        """At most `count` of `peers`, chosen at random."""
+        return list(peers) if len(peers) <= count else self._rng.sample(peers, count)
+
+    def claim(self, record: MemberRecord) -> Claim:
+        """`record` with the accusers known here."""
+        suspicion = self._suspicions.get(record.id)
+        if suspicion is None or record.state is not MemberState.SUSPECT:
+            return Claim(record)
+        return Claim(record, suspicion.accusers)
+
+    def spread(
+        self, record: MemberRecord, told: Collection[str] = (), *, eager: bool = False
+    ) -> None:
+        """Pass `record` on, except to `told`; `eager`: to many members at once."""
+        self._news.put(self.claim(record), told)
+        self._eager = self._eager or eager
+
+    def stop_spreading(self, device: str) -> None:
+        """Pass on nothing more about `device`."""
+        self._news.discard(device)
+
+    def send(self, peer: str, message: MembershipMessage) -> None:
+        """Send `message` with what `peer` must know of itself, and with news that fits."""
+        claims = list(message.claims)
+        view = self._table.records.get(peer)
+        told = any(claim.record.id == peer for claim in claims)
+        if view is not None and view.state is not MemberState.ALIVE and not told:
+            claims.append(self.claim(view))
+        if not self._links.is_lost(peer):
+            used = sum(claim_bytes(claim) for claim in claims)
+            claims += self._news.take(peer, self._room_bytes - used)
+        full = dataclasses.replace(message, claims=tuple(claims))
+        self.out.append(SendTo(peer, encode(full)))
+
+    def gossip(self, now: float) -> None:
+        """Pass news on where it is time to."""
+        if not self._news or (now < self._next_gossip and not self._eager):
+            return
+        peers = self.reachable()
+        fanout = self._config.eager_fanout if self._eager else self._config.gossip_fanout
+        for peer in self.sample(self._news.untold(peers), fanout):
+            self.send(peer, MembershipMessage(Kind.GOSSIP))
+        self._news.prune(peers)
+        self._eager = False
+        self._next_gossip = now + self._config.gossip_interval_seconds
+
+    def sync_with(self, peer: str, *, answer: bool) -> None:
+        """Tell `peer` who we are and what our table sums up to."""
+        me = (Claim(self._table.me),)
+        digest = self._table.digest()
+        self.send(peer, MembershipMessage(Kind.SYNC, me, digest=digest, answer=answer))
+
+    def on_sync(self, peer: str, message: MembershipMessage) -> None:
+        """Send our table where the digests differ, our digest where it was asked for."""
+        if message.digest != self._table.digest():
+            self._send_table(peer)
+        if message.answer:
+            self.sync_with(peer, answer=False)
+
+    @property
+    def _room_bytes(self) -> int:
+        return self._config.message_limit_bytes - ENVELOPE_BYTES
+
+    def _sync_with_some(self, peers: list[str]) -> None:
+        for peer in self.sample(peers, 1):
+            self.sync_with(peer, answer=True)
+
+    def _send_table(self, peer: str) -> None:
+        page: list[Claim] = []
+        used = 0
+        for record in self._table.records.values():
+            claim = self.claim(record)
+            size = claim_bytes(claim)
+            if page and (used + size > self._room_bytes or len(page) == CLAIMS_LIMIT // 2):
+                self._send_page(peer, page)
+                page, used = [], 0
+            page.append(claim)
+            used += size
+        self._send_page(peer, page)
+
+    def _send_page(self, peer: str, page: list[Claim]) -> None:
+        self.out.append(SendTo(peer, encode(MembershipMessage(Kind.GOSSIP, tuple(page)))))

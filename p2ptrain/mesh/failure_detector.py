@@ -1,0 +1,172 @@
+"""Who does not answer: direct probes, probes through helpers, probes done for others.
+
+SWIM's failure detector (Das et al. 2002, section 3) with Lifeguard's nack (Dadgar et al. 2017,
+section 4.1). It finds silence; what follows from a finding is membership.py's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from p2ptrain.mesh.dissemination import Dissemination
+from p2ptrain.mesh.local_health import LocalHealth
+from p2ptrain.mesh.member_table import MemberTable
+from p2ptrain.mesh.membership_config import MembershipConfig
+from p2ptrain.mesh.membership_wire import Kind, MembershipMessage
+from p2ptrain.mesh.peer_links import PeerLinks
+from p2ptrain.mesh.probing import Probe, Prober, Relay
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`target` was found silent, or (certain) surely gone."""
+
+    target: str
+    certain: bool
+    reason: str
+
+
+class FailureDetector:
+    """Probes one member an interval, answers the probes of others."""
+
+    def __init__(
+        self,
+        table: MemberTable,
+        links: PeerLinks,
+        dissemination: Dissemination,
+        config: MembershipConfig,
+        rng: Random,
+    ) -> None:
+        self._table = table
+        self._links = links
+        self._dissemination = dissemination
+        self._config = config
+        self._rng = rng
+        self._prober = Prober(rng, config.relays_limit)
+        self._next_probe = 0.0
+        self.health = LocalHealth(config.health_score_limit, config.late_tick_seconds)
+
+    def schedule_first(self, now: float) -> None:
+        """Start the timer at a random phase, so that members do not probe in step."""
+        self._next_probe = now + self._rng.uniform(0, self._config.probe_interval_seconds)
+
+    def next_due(self) -> float:
+        """When `tick` next has something to do."""
+        return min(self._next_probe, self._prober.next_due())
+
+    def tick(self, now: float) -> list[Finding]:
+        """End what is due, probe the next member; returns who was found silent."""
+        findings = self._judge_probes(now)
+        for relay in self._prober.pop_relays(now=now):
+            self._answer_relay(relay)
+        self._probe_next(now)
+        return findings
+
+    def wake_up(self) -> None:
+        """This process was frozen: what did not arrive meanwhile proves nothing."""
+        self._prober.clear()
+
+    def forget(self, target: str) -> None:
+        """`target` is gone: its probes end without a finding."""
+        self._prober.forget(target)
+
+    def probe_now(self, target: str, now: float) -> None:
+        """Probe `target` out of turn, afresh."""
+        self._prober.forget(target)
+        self._probe(target, now)
+
+    def link_lost(self, peer: str) -> None:
+        """Tell those who asked us to reach `peer` that we cannot."""
+        for relay in self._prober.pop_relays(target=peer):
+            self._answer_relay(relay)
+
+    # -- our own probes --------------------------------------------------------------------
+
+    def _probe_next(self, now: float) -> None:
+        if now < self._next_probe:
+            return
+        interval = self._config.probe_interval_seconds * self.health.multiplier
+        self._next_probe = max(self._next_probe + interval, now)
+        target = self._prober.next_target(self._table.live_others())
+        if target is not None and not self._prober.is_probing(target):
+            self._probe(target, now)
+
+    def _probe(self, target: str, now: float) -> None:
+        due = now + self._config.probe_timeout_seconds * self.health.multiplier
+        number = self._prober.start(target, now, due)
+        if self._links.is_lost(target):
+            self._ask_helpers(number, self._prober.probes[number])
+        else:
+            self._send(target, MembershipMessage(Kind.PING, sequence=number))
+
+    def _ask_helpers(self, number: int, probe: Probe) -> None:
+        others = [peer for peer in self._dissemination.reachable() if peer != probe.target]
+        probe.helpers = tuple(self._dissemination.sample(others, self._config.helpers))
+        probe.indirect = True
+        deadline = self._config.probe_deadline_seconds * self.health.multiplier
+        probe.due = probe.started + deadline
+        claim = (self._dissemination.claim(self._table.records[probe.target]),)
+        for helper in probe.helpers:
+            self._send(helper, MembershipMessage(Kind.REQUEST, claim, number, probe.target))
+
+    def _judge_probes(self, now: float) -> list[Finding]:
+        findings: list[Finding] = []
+        for number, probe in self._prober.due_probes(now):
+            if not probe.indirect:
+                self._ask_helpers(number, probe)
+                continue
+            self._prober.end(number)
+            if self._config.local_health:
+                self.health.penalise(len(set(probe.helpers) - probe.nacks))
+            reason = f"it did not answer a probe within {now - probe.started:.1f} s"
+            findings.append(Finding(probe.target, certain=False, reason=reason))
+        return findings
+
+    def on_ack(self, peer: str, sequence: int) -> None:
+        """A probe of ours, or one that we do for another, was answered."""
+        relay = self._prober.relayed(sequence, peer)
+        if relay is not None:
+            self._send(relay.origin, MembershipMessage(Kind.ACK, sequence=relay.sequence))
+        elif self._prober.answered(sequence, peer) is not None:
+            self.health.reward()
+
+    def on_nack(self, peer: str, message: MembershipMessage) -> Finding | None:
+        """A helper did not reach our target.
+
+        Where our own link to the target has ended, and so have those of all helpers asked, its
+        process must have ended: nothing else ends links that have nothing else in common.
+        """
+        probe = self._prober.probes.get(message.sequence)
+        if probe is None or peer not in probe.helpers:
+            return None
+        probe.nacks.add(peer)
+        if message.lost:
+            probe.lost.add(peer)
+        if not self._links.is_lost(probe.target) or probe.lost != set(probe.helpers):
+            return None
+        reason = f"its links to this device and to {len(probe.lost)} others ended"
+        return Finding(probe.target, certain=True, reason=reason)
+
+    # -- probes for others -----------------------------------------------------------------
+
+    def on_request(self, peer: str, message: MembershipMessage, now: float) -> None:
+        """Probe the target for `peer`, or say at once that we cannot."""
+        target = message.target
+        due = now + self._config.relay_timeout_seconds
+        if target == self._table.me.id:
+            self._send(peer, MembershipMessage(Kind.ACK, sequence=message.sequence))
+        elif self._links.is_lost(target):
+            self._answer_relay(Relay(peer, message.sequence, target, due))
+        elif target in self._table.records:
+            number = self._prober.start_relay(peer, message.sequence, target, due)
+            if number is not None:
+                self._send(target, MembershipMessage(Kind.PING, sequence=number))
+
+    def _answer_relay(self, relay: Relay) -> None:
+        lost = self._links.is_lost(relay.target)
+        nack = MembershipMessage(Kind.NACK, sequence=relay.sequence, lost=lost)
+        self._send(relay.origin, nack)
+
+    def _send(self, peer: str, message: MembershipMessage) -> None:
+        self._dissemination.send(peer, message)

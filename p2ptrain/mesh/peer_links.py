@@ -1,0 +1,42 @@
+"""Which members this device has a link to, which it lost, and when it last heard over one."""
+
+from __future__ import annotations
+
+
+class PeerLinks:
+    """A peer never linked is neither linked nor lost: messages to it may or may not arrive."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, float] = {}  # linked peers -> time of their last sign of life
+        self._lost: set[str] = set()
+
+    def up(self, peer: str, now: float) -> None:
+        """The first link to `peer` is up."""
+        self._lost.discard(peer)
+        self._heard[peer] = now
+
+    def lost(self, peer: str) -> None:
+        """The last link to `peer` ended."""
+        self._heard.pop(peer, None)
+        self._lost.add(peer)
+
+    def heard(self, peer: str, now: float) -> None:
+        """A message came over the link to `peer`."""
+        if peer in self._heard:
+            self._heard[peer] = now
+
+    def forget_loss(self, peer: str) -> None:
+        """The loss is dealt with: `peer` is gone."""
+        self._lost.discard(peer)
+
+    def is_up(self, peer: str) -> bool:
+        """True while there is a link."""
+        return peer in self._heard
+
+    def is_lost(self, peer: str) -> bool:
+        """True from the loss of a link until it is back or the peer is gone."""
+        return peer in self._lost
+
+    def silent_seconds(self, peer: str, now: float) -> float:
+        """Time since the last message over an open link; infinity where there is no link."""
+        return now - self._heard.get(peer, float("-inf"))
