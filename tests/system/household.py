@@ -1,0 +1,195 @@
+"""Devices as real processes, and a way to wait for what they say without ever sleeping.
+
+async with Household(tmp_path) as household:
+    laptop = await household.start("laptop", "join", "--code", CODE)
+    await laptop.expect("ready", within_seconds=10)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from p2ptrain.demo.device_process import DeviceProcess
+
+EXPECT_SECONDS = 30.0
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+Event = dict[str, Any]
+
+
+class Device:
+    """A running command and everything it has said.
+
+    Attributes:
+        said: its events so far, in order.
+    """
+
+    def __init__(self, process: DeviceProcess) -> None:
+        self.said: list[Event] = []
+        self._process = process
+        self._news = asyncio.Condition()
+        self._ended = False
+        self._reading = asyncio.create_task(self._read(), name=f"events of {process.name}")
+
+    @property
+    def name(self) -> str:
+        """As the test called it; `ready` says how the household does."""
+        return self._process.name
+
+    @property
+    def stderr(self) -> str:
+        """The last lines of its stderr."""
+        return "\n".join(self._process.stderr)
+
+    def events(self, kind: str) -> list[Event]:
+        """What it has said so far of one kind."""
+        return [event for event in self.said if event["event"] == kind]
+
+    async def expect(
+        self, kind: str, within_seconds: float = EXPECT_SECONDS, **fields: object
+    ) -> Event:
+        """The first event of `kind` with these fields, past or future. Raises AssertionError."""
+
+        def wanted(event: Event) -> bool:
+            return event["event"] == kind and fields.items() <= event.items()
+
+        return await self.expect_that(wanted, f"{kind} {fields}", within_seconds)
+
+    async def expect_that(
+        self, wanted: Callable[[Event], bool], words: str, within_seconds: float = EXPECT_SECONDS
+    ) -> Event:
+        """The first event that `wanted` takes, past or future. Raises AssertionError."""
+        try:
+            async with asyncio.timeout(within_seconds), self._news:
+                await self._news.wait_for(lambda: self._ended or any(map(wanted, self.said)))
+        except TimeoutError:
+            raise AssertionError(self._story(f"not within {within_seconds} s: {words}")) from None
+        found = next(filter(wanted, self.said), None)
+        if found is None:
+            raise AssertionError(self._story(f"it ended without: {words}"))
+        return found
+
+    async def exit_code(self, within_seconds: float = EXPECT_SECONDS) -> int:
+        """Wait for its end, and for its last words."""
+        try:
+            async with asyncio.timeout(within_seconds):
+                exit_code = await self._process.wait()
+                await self._reading
+        except TimeoutError:
+            raise AssertionError(self._story(f"still runs after {within_seconds} s")) from None
+        return exit_code
+
+    async def succeed(self, within_seconds: float = EXPECT_SECONDS) -> list[Event]:
+        """Wait for its end, which must be exit code 0; returns everything it said."""
+        exit_code = await self.exit_code(within_seconds)
+        assert exit_code == 0, self._story(f"exit code {exit_code}")
+        return self.said
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self._process.signal(signal.SIGINT)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._process.signal(signal.SIGTERM)
+
+    def freeze(self) -> None:
+        """SIGSTOP: it neither answers nor closes its connections."""
+        self._process.signal(signal.SIGSTOP)
+
+    async def kill(self) -> None:
+        """SIGKILL, as a power cut."""
+        await self._process.kill()
+
+    async def close(self) -> None:
+        """End it whatever it does."""
+        self._process.signal(signal.SIGCONT)
+        await self._process.kill()
+        await self._reading
+
+    async def _read(self) -> None:
+        try:
+            async for event in self._process.events():
+                async with self._news:
+                    self.said.append(event)
+                    self._news.notify_all()
+        finally:
+            async with self._news:
+                self._ended = True
+                self._news.notify_all()
+
+    def _story(self, words: str) -> str:
+        said = "\n".join(f"  {event}" for event in self.said[-40:])
+        return f"{self.name}: {words}\nit said:\n{said}\nstderr:\n{self.stderr}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command that ends by itself said."""
+
+    exit_code: int
+    events: list[Event]
+    stderr: str
+
+
+class Household:
+    """Starts devices, each with a state folder of its own, and ends them all at the end.
+
+    Args:
+        folder: for the state folders; a device that is started again keeps its own.
+        prefixes: name -> what stands before its commands (`Network.prefix`).
+    """
+
+    def __init__(self, folder: Path, prefixes: dict[str, Sequence[str]] | None = None) -> None:
+        self._folder = folder
+        self._prefixes = prefixes or {}
+        self._devices: list[Device] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.gather(*(device.close() for device in self._devices))
+
+    def state_dir(self, name: str) -> Path:
+        """The state folder of the device that the test calls `name`."""
+        return self._folder / f"state-{name}"
+
+    async def start(self, name: str, command: str, *arguments: str, call: str = "") -> Device:
+        """Start `join` or `train` with the device's name and state folder.
+
+        Args:
+            call: the `--name` to give, where it is not `name`.
+        """
+        own = ("--name", call or name, "--threads", "1")
+        device = await self._start(name, command, *arguments, *own)
+        self._devices.append(device)
+        return device
+
+    async def ask(self, name: str, command: str, *arguments: str) -> Answer:
+        """Run a command that ends by itself (`status`, `remove` ...) on the device `name`."""
+        device = await self._start(name, command, *arguments)
+        self._devices.append(device)
+        exit_code = await device.exit_code()
+        return Answer(exit_code, device.said, device.stderr)
+
+    async def _start(self, name: str, command: str, *arguments: str) -> Device:
+        state = ("--state-dir", str(self.state_dir(name)))
+        process = await DeviceProcess.start(
+            name,
+            [command, *arguments, *state],
+            prefix=self._prefixes.get(name, ()),
+            environment=ENVIRONMENT,
+        )
+        return Device(process)
