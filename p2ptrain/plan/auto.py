@@ -106,11 +106,10 @@ def _best_by_device(search: StraightSearch) -> dict[int, list[Draft]]:
 
 def _with_device(question: Question, best: Judged, device: int) -> Iterator[Draft]:
     judge = question.judge
-    placements = (p for p in neighbours(best.draft, [device]) if device in p[1])
+    changes = neighbours(best.draft, [device], private=question.private)
+    placements = (placement for placement in changes if device in placement[1])
     for placement in islice(placements, FEW if judge.exhausted else None):
-        draft = judge.drafted(best.draft.split, *placement)
-        if draft is not None:
-            yield draft
+        yield from judge.drafted(best.draft.split, *placement)
 
 
 def _best_of_found(best: _Found, others: Iterable[Judged]) -> _Found:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.plan import Plan
@@ -45,7 +47,7 @@ def _check_holder(plan: Plan, holder: str, *, private: bool) -> None:
         )
 
 
-def check_memory(peak_bytes: dict[str, int], cluster: Cluster) -> None:
+def check_memory(peak_bytes: Mapping[str, int], cluster: Cluster) -> None:
     """PlanError naming the device whose memory is too small for its peak."""
     for device in cluster.devices:
         needed = peak_bytes.get(device.name, 0)

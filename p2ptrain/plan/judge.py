@@ -65,24 +65,28 @@ class Judge:
 
     def drafted(
         self, split: BatchSplit, borders: Sequence[int], devices: Sequence[int]
-    ) -> Draft | None:
-        """The placement with the least of `depths` whose bound is as good as the deepest's."""
+    ) -> tuple[Draft, ...]:
+        """The placement with usual depths; if deeper ones may be faster, with such depths too.
+
+        Of the deeper ones the first whose bound is about as good as the deepest's: more would only
+        cost memory. Empty where memory does not allow the placement.
+        """
         usual = draft_pipeline(self.cost, split, borders, devices)
-        if usual is None or len(devices) == 1:
-            return usual
+        if usual is None:
+            return ()
         deepest = draft_pipeline(self.cost, split, borders, devices, _deepest(split, devices))
         if deepest is None or self.bound(usual) * WORTH <= self.bound(deepest):
-            return usual
+            return (usual,)
         for draft in self.depths(usual):
             if self.bound(draft) * WORTH <= self.bound(deepest):
-                return draft
-        return deepest
+                return usual, draft
+        return usual, deepest
 
     def depths(self, draft: Draft) -> Iterator[Draft]:
         """The same placement with other warm-up depths, shallow ones first."""
         stages, count = len(draft.devices), draft.split.micro_batches
         usual = usual_warmup(stages, count)
-        wanted = [tuple(stages - p for p in range(stages))]
+        wanted = [tuple(stages - p for p in range(stages)), usual]
         wanted += [tuple(depth + more for depth in usual) for more in (1, 2, 4)]
         wanted += [tuple(depth * times for depth in usual) for times in (2, 4)]
         wanted.append(_deepest(draft.split, draft.devices))

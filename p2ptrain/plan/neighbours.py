@@ -11,20 +11,24 @@ STEPS = (1, 2, 4, 8)
 """How many units a border moves at once."""
 
 
-def neighbours(draft: Draft, spare: Sequence[int]) -> Iterator[Placement]:
+def neighbours(draft: Draft, spare: Sequence[int], *, private: bool) -> Iterator[Placement]:
     """Placements one change away: a border moved, devices swapped, one dropped, changed or added.
 
     Arguments:
-        spare: devices that `draft` does not use. A device with both ends keeps them.
+        spare: devices that `draft` does not use.
+        private: both ends stay where they are; one device alone has no neighbours then.
     """
+    if private and len(draft.devices) == 1:
+        return
     yield from _moved_borders(draft)
-    fixed = {0, len(draft.devices) - 1} if draft.shared_ends else set[int]()
-    free = [p for p in range(len(draft.devices)) if p not in fixed]
+    last = len(draft.devices) - 1
+    free = [p for p in range(last + 1) if not (private and p in (0, last))]
     yield from _swapped(draft, free)
-    yield from _dropped(draft, free)
+    if len(draft.devices) > (3 if private else 1):
+        yield from _dropped(draft, free)
     for device in spare:
         yield from _changed(draft, free, device)
-        yield from _added(draft, device)
+        yield from _added(draft, device, private=private)
 
 
 def _moved_borders(draft: Draft) -> Iterator[Placement]:
@@ -47,11 +51,9 @@ def _swapped(draft: Draft, free: Sequence[int]) -> Iterator[Placement]:
 
 def _dropped(draft: Draft, free: Sequence[int]) -> Iterator[Placement]:
     borders, devices = draft.borders, draft.devices
-    if len(devices) == 1:
-        return
     for p in free:
         rest = (*devices[:p], *devices[p + 1 :])
-        # An end of a private pipeline must not become an end of another device's.
+        # Its units go to the stage before or to the one after; the pipeline's ends stay.
         for cut in {p, p + 1} - {0, len(devices)}:
             yield (*borders[:cut], *borders[cut + 1 :]), rest
 
@@ -62,16 +64,16 @@ def _changed(draft: Draft, free: Sequence[int], device: int) -> Iterator[Placeme
         yield draft.borders, (*devices[:p], device, *devices[p + 1 :])
 
 
-def _added(draft: Draft, device: int) -> Iterator[Placement]:
+def _added(draft: Draft, device: int, *, private: bool) -> Iterator[Placement]:
     """The new device takes the second or the first half of a stage, or a unit of it."""
     borders, devices = draft.borders, draft.devices
     for p, (first, end) in enumerate(draft.units):
         middle = (first + end) // 2
         for cut in sorted({middle, end - 1} - {first}):
             after = (*devices[: p + 1], device, *devices[p + 1 :])
-            if not (draft.shared_ends and p == len(devices) - 1):
+            if not (private and p == len(devices) - 1):
                 yield (*borders[: p + 1], cut, *borders[p + 1 :]), after
         for cut in sorted({middle, first + 1} - {first, end}):
             before = (*devices[:p], device, *devices[p:])
-            if not (draft.shared_ends and p == 0):
+            if not (private and p == 0):
                 yield (*borders[: p + 1], cut, *borders[p + 1 :]), before

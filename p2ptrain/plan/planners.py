@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.auto import plan_auto
+from p2ptrain.plan.check import check_memory, check_plan
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
@@ -21,7 +22,7 @@ from p2ptrain.plan.single import plan_single
 
 PLANNERS: Mapping[str, Planner] = {"auto": plan_auto, "pp": plan_pp, "single": plan_single}
 
-BUDGET_TASKS = 30_000
+BUDGET_TASKS = 24_000
 """Simulated tasks a search may spend, about three microseconds each."""
 
 
@@ -43,7 +44,10 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
         devices=_allowed(cost, request),
         private=request.private,
     )
-    return plan_of(cost, request.planner, planner(question))
+    plan = plan_of(cost, request.planner, planner(question))
+    check_plan(plan, profile, cluster, private=request.private)
+    check_memory(plan.predicted.peak_bytes, cluster)
+    return plan
 
 
 def plan_of(cost: CostModel, planner: str, answer: Answer) -> Plan:

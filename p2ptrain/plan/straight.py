@@ -51,7 +51,7 @@ class StraightSearch:
     devices: tuple[int, ...]
     splits: Sequence[BatchSplit]
     private: bool = False
-    pool: dict[Draft, None] = field(default_factory=dict)
+    pools: dict[BatchSplit, dict[Draft, None]] = field(default_factory=dict)
 
     @property
     def cost(self) -> CostModel:
@@ -72,8 +72,42 @@ class StraightSearch:
                 self._collect(split, self._every_placement())
         else:
             self._search()
-        reserve = int(self.judge.budget_tasks * CLIMBING_SHARE)
-        return self._climb(self.judge.best_of(self.pool, best, reserve))
+        return self._climb(self._winners(best))
+
+    @property
+    def pool(self) -> Iterator[Draft]:
+        """Every candidate found by value."""
+        return (draft for pool in self.pools.values() for draft in pool)
+
+    def _winners(self, best: Judged | None) -> list[Judged]:
+        """`best` and the best candidate of every split, fastest first.
+
+        The most promising splits share a part of the budget; the others get one simulation each.
+        Bounds alone would not do: they are lower for small micro-batches and distant devices.
+        """
+        firsts = [(self.judge.best_of([self._least(pool)]), pool) for pool in self.pools.values()]
+        ranked = [(winner, pool) for winner, pool in firsts if winner is not None]
+        ranked.sort(key=lambda pair: pair[0].seconds)
+        winners = [] if best is None else [best]
+        budget = self.judge.budget_tasks
+        for i, (winner, pool) in enumerate(ranked):
+            if i < PROMISING:
+                reserve = int(budget * (1 - (1 - CLIMBING_SHARE) * (i + 1) / PROMISING))
+                winner = self._best_of_pool(pool, winner, reserve)
+            winners.append(winner)
+        return sorted(winners, key=lambda judged: judged.seconds)
+
+    def _least(self, pool: Iterable[Draft]) -> Draft:
+        return min(pool, key=self.judge.bound)
+
+    def _best_of_pool(self, pool: Iterable[Draft], winner: Judged, reserve: int) -> Judged:
+        """First one candidate of every set of devices, then all."""
+        by_set: dict[frozenset[int], list[Draft]] = {}
+        for draft in pool:
+            by_set.setdefault(frozenset(draft.devices), []).append(draft)
+        firsts = [self._least(drafts) for drafts in by_set.values()]
+        best = self.judge.best_of(firsts, winner, reserve)
+        return self.judge.best_of(pool, best, reserve) or winner
 
     def _count_placements(self) -> int:
         units, devices = self.cost.unit_count, len(self._inner)
@@ -136,27 +170,24 @@ class StraightSearch:
 
     def _collect(self, split: BatchSplit, placements: Iterable[Placement]) -> None:
         for borders, devices in placements:
-            draft = self.judge.drafted(split, borders, devices)
-            if draft is not None:
-                self.pool[draft] = None
+            drafts = self.judge.drafted(split, borders, devices)
+            self.pools.setdefault(split, {}).update(dict.fromkeys(drafts))
 
-    def _climb(self, best: Judged | None) -> Judged | None:
-        if best is None:
-            return None
-        starts = nsmallest(CLIMBED, self.pool, key=self.judge.bound)
-        for start in dict.fromkeys([best.draft, *starts]):
-            climbed = climb(self.judge, start, self._inner)
-            if climbed.seconds < best.seconds:
+    def _climb(self, winners: list[Judged]) -> Judged | None:
+        best = winners[0] if winners else None
+        for start in winners[:CLIMBED]:
+            climbed = climb(self.judge, start.draft, self._inner, private=self.private)
+            if best is None or climbed.seconds < best.seconds:
                 best = climbed
         return best
 
 
-def climb(judge: Judge, start: Draft, devices: Sequence[int]) -> Judged:
+def climb(judge: Judge, start: Draft, devices: Sequence[int], *, private: bool) -> Judged:
     """Small changes of `start` and of its depths, as long as one helps and the budget lasts."""
     best = Judged(judge.seconds(start), start)
     while not judge.exhausted:
         spare = [device for device in devices if device not in best.draft.devices]
-        better = _first_better(judge, best, spare)
+        better = _first_better(judge, best, neighbours(best.draft, spare, private=private))
         if better is None:
             break
         best = better
@@ -166,13 +197,12 @@ def climb(judge: Judge, start: Draft, devices: Sequence[int]) -> Judged:
     return best
 
 
-def _first_better(judge: Judge, best: Judged, spare: Sequence[int]) -> Judged | None:
+def _first_better(judge: Judge, best: Judged, placements: Iterable[Placement]) -> Judged | None:
     hopeful = []
-    for placement in dict.fromkeys(neighbours(best.draft, spare)):
-        draft = judge.drafted(best.draft.split, *placement)
+    for placement in dict.fromkeys(placements):
+        drafts = judge.drafted(best.draft.split, *placement)
         judge.budget_tasks -= 2 * len(best.draft.devices)
-        if draft is not None and judge.bound(draft) < best.seconds:
-            hopeful.append(draft)
+        hopeful += [draft for draft in drafts if judge.bound(draft) < best.seconds]
         if judge.exhausted:
             break
     for draft in sorted(hopeful, key=judge.bound):
