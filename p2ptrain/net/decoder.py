@@ -21,6 +21,8 @@ SCRATCH_BYTES = 32 * 1024
 DIRECT_BYTES = 16 * 1024
 """From here on a read goes straight into its destination; below it, one read takes several."""
 
+_BYTE_FORMATS = ("B", "<B", "@B")
+
 assert SCRATCH_BYTES >= PREFIX_BYTES + HEADER_LIMIT_BYTES
 
 
@@ -89,7 +91,7 @@ class FrameDecoder:
         self._stopped = True
         self._begin = self._end = 0
         self._unfinished.clear()
-        self._payload_left = 0
+        self._frame = None
 
     def get_buffer(self) -> memoryview:
         """Writable memory, never empty, for the next bytes of the stream."""
@@ -171,8 +173,7 @@ class FrameDecoder:
         buffers: tuple[memoryview, ...] = ()
         if header.part_bytes:
             buffers = tuple(self._sink.open_parts(lane, header))
-            if tuple(buffer.nbytes for buffer in buffers) != header.part_bytes:
-                raise InternalError(f"the receiver of {header.kind!r} opened other buffers")
+            _check_buffers(header, buffers)
         message = Message(header.kind, header.fields, buffers, header.part_kinds)
         return _Incoming(message, _fill(buffers, self._sink.decode))
 
@@ -198,6 +199,17 @@ class FrameDecoder:
         message = self._unfinished.pop(lane).message
         self._numbers[lane] = (self._numbers[lane] + 1) % NUMBER_MODULUS
         self._sink.deliver(lane, message)
+
+
+def _check_buffers(header: Header, buffers: Sequence[memoryview]) -> None:
+    """A receiver that opens other memory than asked for has a bug: better here than in the data."""
+    sizes = tuple(buffer.nbytes for buffer in buffers)
+    flat = all(buffer.format in _BYTE_FORMATS and buffer.ndim == 1 for buffer in buffers)
+    if sizes != header.part_bytes or not flat or any(buffer.readonly for buffer in buffers):
+        raise InternalError(
+            f"the receiver of {header.kind!r} opened buffers of {sizes} bytes for parts of "
+            f"{header.part_bytes}, or not as flat writable bytes"
+        )
 
 
 def _fill(

@@ -124,7 +124,17 @@ class Listener:
             group.create_task(self._greet(connection, str(address[0])))
 
     async def _greet(self, connection: socket.socket, host: str) -> None:
-        """See one connection through until it is authenticated or gone."""
+        """See one connection through; a bug on its way must not end the listener."""
+        try:
+            await self._see_through(connection, host)
+        except (PeerError, OSError) as error:  # TimeoutError included
+            _log.debug("connection refused", host=host, error=str(error))
+        except Exception:
+            connection.close()
+            _log.exception("greeting a connection failed", host=host)
+
+    async def _see_through(self, connection: socket.socket, host: str) -> None:
+        """Until it is authenticated or gone."""
         stream = TlsStream(
             self._door.context(),
             lambda certificate_der: self._choose(certificate_der, host),
@@ -138,8 +148,6 @@ class Listener:
             user = await self._handshake(stream, connection)
             if isinstance(user, PairingChannel):
                 await user.closed
-        except (PeerError, OSError) as error:  # TimeoutError included
-            _log.debug("connection refused", host=host, error=str(error))
         finally:
             self._admission.release(stream)
             if not isinstance(stream.user, Link):

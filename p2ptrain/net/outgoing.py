@@ -175,5 +175,5 @@ class OutgoingMessage:
 
 def _check_parts(message: Message) -> None:
     for part in message.parts:
-        if not (part.c_contiguous and part.format == "B" and part.ndim == 1):
+        if not (part.c_contiguous and part.itemsize == 1 and part.ndim == 1):
             raise InternalError(f"a part of message {message.kind!r} is not a flat byte buffer")
