@@ -58,12 +58,18 @@ class Checkpointer:
     """
 
     def __init__(
-        self, folder: Path, cadence: Cadence, gather: Gather, progress: Callable[[int], Progress]
+        self,
+        folder: Path,
+        cadence: Cadence,
+        gather: Gather,
+        progress: Callable[[int], Progress],
+        warn: Callable[[TrainingError], None],
     ) -> None:
         self._folder = folder
         self._cadence = cadence
         self._gather = gather
         self._progress = progress
+        self._warn = warn
         self._idle = asyncio.Event()
         self._idle.set()
         self.failure: TrainingError | None = None
@@ -87,6 +93,7 @@ class Checkpointer:
             self.failure = None
         except TrainingError as error:
             self.failure = error
+            self._warn(error)
         finally:
             now = monotonic()
             self._cadence.taken(now - started, now)

@@ -15,9 +15,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import thread_time
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
+_Setter: TypeAlias = Callable[[asyncio.Future[Any], Any], None]
 
 
 @dataclass(order=True)
@@ -93,7 +94,7 @@ class ComputeThread:
         self.busy_seconds += thread_time() - started
 
     @staticmethod
-    def _answer(task: _Task, setter: Callable[[asyncio.Future[Any], Any], None], value: Any) -> None:
+    def _answer(task: _Task, setter: _Setter, value: Any) -> None:
         if not task.loop.is_closed():
             task.loop.call_soon_threadsafe(setter, task.future, value)
 

@@ -24,9 +24,11 @@ from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.plan import LeftOut, Plan
-from p2ptrain.plan.planners import PlanRequest, make_plan
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.times import TimeTable
 from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
 from p2ptrain.training.profiling import batch_sizes_to_measure, to_profile
 from p2ptrain.training.protocol import (
@@ -38,7 +40,7 @@ from p2ptrain.training.protocol import (
     SURVEY_LINKS,
     EpochKey,
 )
-from p2ptrain.training.state_transfer import limited
+from p2ptrain.training.routes import Route
 from p2ptrain.training.survey import LinkTable
 
 log = structlog.get_logger(__name__)
@@ -66,8 +68,14 @@ class CoordinatorService:
         self._links = LinkTable()
         self._surveying = asyncio.Lock()
         self._epochs: dict[str, int] = {}
-        mesh.route(PLAN_REQUEST, self._plan, limited(BLOB_LIMIT_BYTES))
-        mesh.route(SURVEY_LINKS, self._survey)
+
+    @property
+    def routes(self) -> Mapping[str, Route]:
+        """What this device answers, by kind."""
+        return {
+            PLAN_REQUEST: Route(self._plan, limited(BLOB_LIMIT_BYTES)),
+            SURVEY_LINKS: Route(self._survey),
+        }
 
     async def _survey(self, peer: str, message: Message) -> Message:
         """Measure the links ahead of a request, while the holder still exports its model."""
@@ -129,12 +137,11 @@ class CoordinatorService:
                 Message(MEASURE_LINKS, {"peers": [receiver]}),
                 timeout_seconds=LINK_TIMEOUT_SECONDS,
             )
+            for _, bytes_per_s, latency_s in _speeds(reply):
+                speed = LinkSpeed(bytes_per_s, latency_s)
+                self._links.record(sender, receiver, speed, monotonic())
         except (PeerError, TimeoutError) as error:
             log.info("link_not_measured", sender=sender[:12], why=str(error))
-            return
-        for _, bytes_per_s, latency_s in _speeds(reply):
-            speed = LinkSpeed(bytes_per_s, latency_s)
-            self._links.record(sender, receiver, speed, monotonic())
 
     async def _profile(
         self, request: PlanningRequest, holder: str, devices: list[str]
@@ -146,7 +153,7 @@ class CoordinatorService:
         candidates = [answer for answer in answers if isinstance(answer, Candidate)]
         left_out = [answer for answer in answers if isinstance(answer, LeftOut)]
         if not any(candidate.id == holder for candidate in candidates):
-            reason = next((l.reason for l in left_out if l.name == self._name(holder)), "unknown")
+            reason = next(out.reason for out in left_out if out.name == self._name(holder))
             raise PlanError(f"the data holder's own profile failed: {reason}")
         return candidates, left_out
 
@@ -201,8 +208,7 @@ class CoordinatorService:
             batch_size=request.batch_size,
             micro_batch=request.micro_batch or None,
             planner=request.planner,
-            private_first=request.private_first,
-            private_last=request.private_last,
+            private=request.private_first > 0,
         )
         return await asyncio.to_thread(make_plan, profile, cluster, wanted)
 

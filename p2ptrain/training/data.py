@@ -14,7 +14,7 @@ import hashlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -82,18 +82,19 @@ class Samples:
         Raises:
             ScriptError: a sample cannot be read, or does not look like sample 0; names its index.
         """
-        return self.collate_pieces([indices], seed)[0]
+        return next(self.collate_pieces([indices], seed))
 
     def collate_pieces(
-        self, pieces: Sequence[Sequence[int]], seed: str
-    ) -> list[tuple[Collated, Collated]]:
-        """Several batches; the random streams run on from piece to piece.
+        self, pieces: Iterable[Sequence[int]], seed: str
+    ) -> Iterator[tuple[Collated, Collated]]:
+        """Several batches, each made when it is asked for.
 
-        So the samples are the same however a batch is cut into micro-batches.
+        The random streams run on from piece to piece, so the samples are the same however a batch
+        is cut into micro-batches.
         """
-        wanted = [index for piece in pieces for index in piece]
-        rows = iter(self._rows(wanted, _Streams(seed)))
-        return [self._stack([next(rows) for _ in piece]) for piece in pieces]
+        streams = _Streams(seed)
+        for piece in pieces:
+            yield self._stack(list(self._rows(piece, streams)))
 
     def _rows(self, indices: Sequence[int], streams: _Streams) -> Iterator[list[torch.Tensor]]:
         """One list of leaves a sample; the lock is given up between slices of time."""

@@ -7,16 +7,16 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.model.description import ModelDescription, ValueDescription
+from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.optimizer_spec import OptimizerSpec
 from p2ptrain.model.stage import Stage
+from p2ptrain.model.values import ValueDescription
 from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.epoch_links import EpochLinks, Shell, Ties
+from p2ptrain.training.epoch_links import EpochLinks, Shell
 from p2ptrain.training.inlet import Expected, Inlet
 from p2ptrain.training.protocol import RoundOrder
 from p2ptrain.training.rounds import Mode
@@ -37,9 +37,7 @@ EARLY_PIECES = 4
 class Engagement:
     """The stages of one assignment that live on this device."""
 
-    def __init__(
-        self, assignment: Assignment, description: ModelDescription, shell: Shell
-    ) -> None:
+    def __init__(self, assignment: Assignment, description: ModelDescription, shell: Shell) -> None:
         self.assignment = assignment
         self.description = description
         self.runners: dict[int, StageRunner] = {}
@@ -106,7 +104,7 @@ class Engagement:
             return stage, optimizer
 
         stage, optimizer = await self._shell.compute.run((0,), build)
-        links = EpochLinks(self.assignment, index, stage, self._ties(index), self._shell)
+        links = EpochLinks(self.assignment, index, stage, self.description, self._shell)
         self._links[index] = links
         self.runners[index] = StageRunner(
             self._task(index),
@@ -127,14 +125,6 @@ class Engagement:
             seed=self.assignment.seed,
             uses_targets=any(uses),
         )
-
-    def _ties(self, index: int) -> Ties:
-        bounds = [(place.first, place.end) for place in self.assignment.stages]
-        users: dict[str, list[int]] = {}
-        for stage, (first, end) in enumerate(bounds):
-            for name in self.description.trainable_names(first, end):
-                users.setdefault(name, []).append(stage)
-        return Ties.of(index, {name: used for name, used in users.items() if len(used) > 1})
 
     def _connect_inlets(self, index: int) -> tuple[Inlet, Inlet, Inlet]:
         place = self.assignment.stages[index]
@@ -205,10 +195,8 @@ def expected_targets(description: ModelDescription, size: int) -> Sequence[Expec
 
 
 def _expected(value: ValueDescription, size: int) -> Expected:
-    if value.kind != "tensor":
-        return None
-    if not isinstance(value.dtype, torch.dtype):
-        raise InternalError(f"value {value.name} has no dtype")
+    if value.dtype is None:
+        raise InternalError(f"{value.name} is a whole number, which never crosses a cut")
     return value.dtype, value.shape(size)
 
 

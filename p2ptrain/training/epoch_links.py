@@ -17,11 +17,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model import clip
+from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.stage import Stage
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.training.assignment import Assignment
@@ -74,13 +74,14 @@ class EpochLinks:
         assignment: Assignment,
         index: int,
         stage: Stage,
-        ties: Ties,
+        description: ModelDescription,
         shell: Shell,
     ) -> None:
         self._assignment = assignment
         self._index = index
         self._stage = stage
-        self._ties = ties
+        self._description = description
+        self._ties = Ties.of(index, _shared(assignment, description))
         self._shell = shell
         self._last = len(assignment.stages) - 1
         self._credits = Credits(EVALUATION_PIECES_AHEAD)
@@ -135,12 +136,12 @@ class EpochLinks:
         """Send this stage's norms to the holder, and scale by the coefficient it answers."""
         if not self._assignment.clip:
             return
-        owned = self.owned_parameters()
+        owned = {name: self._gradient(name) for name in self._owned_names()}
         norms = await self._shell.compute.run((0,), lambda: clip.tensor_norms(owned))
         await self._report_norms(order, norms)
         number, coefficient = await self._coefficients.get()
         assert number == order.round.index, "rounds are clipped one after the other"
-        gradients = [p.grad for p in self._stage.parameters().values() if p.grad is not None]
+        gradients = [parameter.grad for parameter in self._stage.parameters().values()]
         await self._shell.compute.run((0,), lambda: clip.scale_(gradients, coefficient))
 
     async def report(self, report: RoundReport) -> None:
@@ -160,12 +161,14 @@ class EpochLinks:
         """The holder's answer to this stage's norms."""
         self._coefficients.put_nowait((round_index, value))
 
-    def owned_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Parameters whose norm this stage reports: all but those an earlier stage owns."""
-        borrowed = {name for names in self._ties.borrowed.values() for name in names}
-        return {n: p for n, p in self._stage.parameters().items() if n not in borrowed}
-
     # -- inside ----------------------------------------------------------------------------------
+
+    def _owned_names(self) -> list[str]:
+        """Trainable parameters whose norm this stage reports: not those an earlier stage owns."""
+        place = self._assignment.stages[self._index]
+        borrowed = {name for names in self._ties.borrowed.values() for name in names}
+        names = self._description.trainable_names(place.first, place.end)
+        return [name for name in names if name not in borrowed]
 
     def _connect(self) -> None:
         switchboard = self._shell.switchboard
@@ -187,7 +190,8 @@ class EpochLinks:
         return inlet
 
     def _gradient(self, name: str) -> Tensor | None:
-        return self._stage.parameters()[name].grad
+        gradient: Tensor | None = self._stage.parameters()[name].grad
+        return gradient
 
     def _add(self, names: Sequence[str], others: Sequence[Value]) -> None:
         for name, other in zip(names, others, strict=True):
@@ -201,8 +205,7 @@ class EpochLinks:
             self._stage.parameters()[name].grad = total
 
     async def _report_norms(self, order: RoundOrder, norms: Mapping[str, Tensor]) -> None:
-        names = list(self.owned_parameters())
-        values = [norms[name].item() if name in norms else None for name in names]
+        values = [norms[name].item() if name in norms else None for name in self._owned_names()]
         for first in range(0, max(len(values), 1), NORMS_PER_MESSAGE):
             fields = {
                 **self._assignment.key.fields(),
@@ -232,6 +235,11 @@ class EpochLinks:
         """The device of a stage; the holder stands behind the last one."""
         stages = self._assignment.stages
         return self._assignment.holder if stage == len(stages) else stages[stage].device
+
+
+def _shared(assignment: Assignment, description: ModelDescription) -> Mapping[str, Sequence[int]]:
+    boundaries = [0, *(place.end for place in assignment.stages)]
+    return description.shared_between(boundaries)
 
 
 @dataclass(frozen=True, slots=True)

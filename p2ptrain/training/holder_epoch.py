@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from p2ptrain.errors import (
     ProtocolError,
     TrainingError,
 )
-from p2ptrain.mesh.interface import LinkLost, MemberChanged, MemberState, Mesh, MeshEvent
+from p2ptrain.mesh.interface import LinkLost, MemberChanged, MemberState, MeshEvent
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.net.message import Message
 from p2ptrain.training.assignment import Assignment
@@ -39,9 +39,9 @@ from p2ptrain.training.protocol import (
     text,
 )
 from p2ptrain.training.rounds import Mode
+from p2ptrain.training.service import TrainingService
 from p2ptrain.training.stage_runner import RoundReport
-from p2ptrain.training.state_check import state_check
-from p2ptrain.training.state_transfer import StateRequest, StateServer, read_state
+from p2ptrain.training.state_transfer import Check, StateRequest, read_state
 from p2ptrain.training.switchboard import Line, Switchboard
 from p2ptrain.training.tracker import Tracker
 
@@ -50,29 +50,39 @@ DIAGNOSE_TIMEOUT_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Where values first stopped being finite: a unit, and whether its weights already were so."""
+    """Where values first stopped being finite, and whether weights there already were not.
 
-    unit: int
+    Attributes:
+        unit: its index; None where the stage's inputs already were not finite.
+    """
+
+    unit: int | None
     parameters: bool
 
 
 class HolderEpoch:
-    """One plan in force, seen from the device that holds the data."""
+    """One plan in force, seen from the device that holds the data.
+
+    Attributes:
+        evaluated_ahead: pieces of an evaluation that may be under way, or wait to be measured.
+    """
 
     def __init__(
         self,
         assignment: Assignment,
         description: ModelDescription,
-        mesh: Mesh,
-        switchboard: Switchboard,
-        states: StateServer,
+        service: TrainingService,
+        check: Check,
     ) -> None:
         self.assignment = assignment
+        self.evaluated_ahead = 2 * len(assignment.stages) + 8
         self.tracker = Tracker(len(assignment.stages))
+        switchboard = service.switchboard
         self.feeder = Feeder(assignment, _target_stages(assignment, description), switchboard)
         self._description = description
-        self._mesh = mesh
-        self._states = states
+        self._mesh = mesh = service.mesh
+        self._states = service.states
+        self._check = check
         self._norms: NormGathering | None = None
         self._outputs = self._connect_outputs(switchboard)
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
@@ -80,8 +90,8 @@ class HolderEpoch:
         mesh.route(FAILED, self._failed)
         mesh.route(NORMS, self._norm)
 
-    def clip_to(self, max_norm: float, order: Sequence[str]) -> None:
-        """Answer norms with coefficients for `max_norm`; `order` is the model's parameters'."""
+    def clip_to(self, max_norm: float) -> None:
+        """Answer norms with coefficients for `max_norm`."""
         owned: set[str] = set()
         names: list[list[str]] = []
         for place in self.assignment.stages:
@@ -89,6 +99,7 @@ class HolderEpoch:
             names.append([name for name in here if name not in owned])
             owned.update(here)
         dtypes = {tensor.name: tensor.dtype for tensor in self._description.tensors}
+        order = [tensor.name for tensor in self._description.tensors if tensor.trainable]
         self._norms = NormGathering(order, names, dtypes, max_norm)
 
     async def order(self, order: RoundOrder) -> None:
@@ -103,7 +114,6 @@ class HolderEpoch:
 
     async def gather(self, source: str) -> dict[str, Tensor]:
         """The whole state, by `model:` and `optimizer:` names, from `source` of every stage."""
-        check = state_check(self._description)
         job = self.assignment.key.job
         parts: list[dict[str, Tensor]] = [{} for _ in self.assignment.stages]
 
@@ -113,7 +123,7 @@ class HolderEpoch:
                 parts[index] = self._states.local(job, source, place.first, place.end)
                 return
             request = StateRequest(place.device, job, source, place.first, place.end)
-            parts[index] = await read_state(self._mesh, request, check)
+            parts[index] = await read_state(self._mesh, request, self._check)
 
         async with asyncio.TaskGroup() as group:
             for index in range(len(parts)):
@@ -132,10 +142,16 @@ class HolderEpoch:
                 )
             except (PeerError, TimeoutError):
                 return None  # the loss is reported all the same
-            if reply.fields.get("unit") is not None:
-                unit = integer(reply.fields, "unit", 0, len(self._description.units) - 1)
-                return Finding(unit, bool(reply.fields.get("parameters")))
+            if reply.fields.get("found"):
+                return self._finding(reply)
         return None
+
+    def _finding(self, reply: Message) -> Finding:
+        parameters = bool(reply.fields.get("parameters"))
+        if reply.fields.get("unit") is None:
+            return Finding(None, parameters)
+        unit = integer(reply.fields, "unit", 0, len(self._description.units) - 1)
+        return Finding(unit, parameters)
 
     async def end(self, reason: str) -> None:
         """Let every device go; those out of reach notice by themselves."""
@@ -231,7 +247,7 @@ class HolderEpoch:
         inlet = Inlet(
             "outputs",
             expected,  # type: ignore[arg-type]
-            capacity=4 * stages[0].warmup + 64,
+            capacity=self.evaluated_ahead,
             largest=self.assignment.micro_batch,
         )
         line = Line(self.assignment.key, len(stages), "outputs")
@@ -270,8 +286,3 @@ def _target_stages(assignment: Assignment, description: ModelDescription) -> lis
         for index, place in enumerate(assignment.stages)
         if any(description.target_uses(place.first, place.end, mode.value) for mode in Mode)
     ]
-
-
-def gathered_members(mesh: Mesh) -> Mapping[str, str]:
-    """Names of the members that are alive, by id."""
-    return {m.id: m.name for m in mesh.members.values() if m.state is MemberState.ALIVE}

@@ -1,7 +1,7 @@
 """Values of one flow into one stage: checked before a byte is read, rebuilt, handed over by piece.
 
-A flow carries, for each piece (round, micro-batch), an ordered list of values: tensors, whole
-numbers (symbolic sizes) or None (no gradient). What dtype and shape each must have follows from the
+A flow carries, for each piece (round, micro-batch), an ordered list of tensors (gradients may be
+None). What dtype and shape each must have follows from the
 receiver's own model description and the piece's number of samples; a frame that says otherwise is
 refused before memory is taken. Lists of many values are cut into several messages, because a
 message's header holds at most 4 KiB.
@@ -22,9 +22,9 @@ from p2ptrain.training.mailbox import Mailbox
 from p2ptrain.training.protocol import PieceKey, integer, text
 from p2ptrain.training.rounds import Mode
 
-Value: TypeAlias = Tensor | int | None
-Expected: TypeAlias = tuple[dtype, tuple[int, ...]] | None
-"""dtype and shape of a tensor, or None where a whole number is expected."""
+Value: TypeAlias = Tensor | None
+Expected: TypeAlias = tuple[dtype, tuple[int, ...]]
+"""dtype and shape of a tensor."""
 
 VALUES_PER_MESSAGE = 24
 
@@ -63,12 +63,9 @@ def to_messages(
         entries: list[Any] = []
         parts: list[memoryview] = []
         for value in values[first : first + VALUES_PER_MESSAGE]:
-            if isinstance(value, Tensor):
-                packed = pack(value)
-                entries.append(packed.meta)
-                parts.append(packed.part)
-            else:
-                entries.append(value)
+            packed = None if value is None else pack(value)
+            entries.append(None if packed is None else packed.meta)
+            parts += [] if packed is None else [packed.part]
         fields = {
             **address,
             **piece.fields(),
@@ -91,7 +88,7 @@ class _Assembly:
 
     count: int
     values: dict[int, Value] = field(default_factory=dict)
-    pending: dict[int, list[Value | Unpacking]] = field(default_factory=dict)
+    pending: dict[int, list[Unpacking | None]] = field(default_factory=dict)
 
 
 class Inlet:
@@ -135,7 +132,7 @@ class Inlet:
         received = [
             self._receive(entry, expected[first + offset]) for offset, entry in enumerate(entries)
         ]
-        buffers = [item.buffer for item in received if isinstance(item, Unpacking)]
+        buffers = [item.buffer for item in received if item is not None]
         if [buffer.nbytes for buffer in buffers] != list(part_bytes):
             raise ProtocolError(f"{self._name}: parts of {list(part_bytes)} bytes do not fit")
         self._assembly(piece.key, len(expected)).pending[first] = received
@@ -149,8 +146,7 @@ class Inlet:
         if assembly is None or first not in assembly.pending:
             raise ProtocolError(f"{self._name}: {key} was never opened")
         for offset, item in enumerate(assembly.pending.pop(first)):
-            value = item.tensor() if isinstance(item, Unpacking) else item
-            assembly.values[first + offset] = value
+            assembly.values[first + offset] = None if item is None else item.tensor()
         if len(assembly.values) == assembly.count:
             del self._assemblies[key]
             self.put(key, [assembly.values[index] for index in range(assembly.count)])
@@ -179,11 +175,7 @@ class Inlet:
             raise ProtocolError(f"{self._name}: {fields['count']} values instead of {count}")
         return first, entries
 
-    def _receive(self, entry: Any, expected: Expected) -> Value | Unpacking:
+    def _receive(self, entry: Any, expected: Expected) -> Unpacking | None:
         if entry is None and self._optional:
             return None
-        if expected is None:
-            if isinstance(entry, bool) or not isinstance(entry, int):
-                raise ProtocolError(f"{self._name}: a whole number was expected")
-            return entry
         return Unpacking(entry, expected)

@@ -18,14 +18,15 @@ from torch import Tensor
 from p2ptrain.errors import Error, PeerError, ProtocolError, UserError
 from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.optimizer_spec import spec_from_fields
+from p2ptrain.model.optimizer_spec import optimizer_from_fields
 from p2ptrain.net import cbor
-from p2ptrain.net.message import Message, PartKind, Priority
+from p2ptrain.net.message import Message, Priority
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
+from p2ptrain.training.parts import limited
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
@@ -45,9 +46,10 @@ from p2ptrain.training.protocol import (
     number,
     text,
 )
+from p2ptrain.training.routes import Route
 from p2ptrain.training.stage_runner import NotFinite
 from p2ptrain.training.state_check import state_check
-from p2ptrain.training.state_transfer import StateRequest, StateServer, limited, read_state
+from p2ptrain.training.state_transfer import Check, StateRequest, StateServer, read_state
 from p2ptrain.training.switchboard import Switchboard
 
 log = structlog.get_logger(__name__)
@@ -79,7 +81,20 @@ class TrainingService:
         self._shell = Shell(mesh, self.switchboard, compute)
         self._endings: set[asyncio.Task[None]] = set()
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
-        self._route()
+
+    @property
+    def routes(self) -> Mapping[str, Route]:
+        """What this device answers, by kind."""
+        blob = limited(BLOB_LIMIT_BYTES)
+        return {
+            MEASURE_PROFILE: Route(self._measure_profile),
+            MEASURE_LINKS: Route(self._measure_links),
+            PREPARE: Route(self._prepare, blob),
+            ROUND: Route(self._round),
+            CLIP: Route(self._clip),
+            DIAGNOSE: Route(self._diagnose),
+            END: Route(self._end),
+        }
 
     @property
     def job(self) -> str | None:
@@ -107,16 +122,6 @@ class TrainingService:
         await engagement.stop()
 
     # -- routes ----------------------------------------------------------------------------------
-
-    def _route(self) -> None:
-        route = self.mesh.route
-        route(MEASURE_PROFILE, self._measure_profile)
-        route(MEASURE_LINKS, self._measure_links)
-        route(PREPARE, self._prepare, limited(BLOB_LIMIT_BYTES))
-        route(ROUND, self._round)
-        route(CLIP, self._clip)
-        route(DIAGNOSE, self._diagnose)
-        route(END, self._end)
 
     async def _measure_profile(self, peer: str, message: Message) -> Message:
         """Unit times of a model on this device, and the memory it offers now."""
@@ -156,8 +161,9 @@ class TrainingService:
         self.engagement = engagement
         self._newest = {assignment.key.job: assignment.key.epoch}
         try:
-            spec = spec_from_fields(assignment.optimizer)
-            await engagement.prepare(partial(self._fetch, assignment, description), spec)
+            spec = optimizer_from_fields(assignment.optimizer)
+            check = state_check(description, spec)
+            await engagement.prepare(partial(self._fetch, assignment, check), spec)
         except BaseException:
             await self._abandon(engagement)
             raise
@@ -180,13 +186,13 @@ class TrainingService:
             self.engagement = None
 
     async def _fetch(
-        self, assignment: Assignment, description: ModelDescription, place: StagePlace
+        self, assignment: Assignment, check: Check, place: StagePlace
     ) -> Mapping[str, Tensor]:
         job = assignment.key.job
         if assignment.holder == self.mesh.self_id:
             return self.states.local(job, INITIAL, place.first, place.end)
         request = StateRequest(assignment.holder, job, INITIAL, place.first, place.end)
-        return await read_state(self.mesh, request, state_check(description))
+        return await read_state(self.mesh, request, check)
 
     async def _round(self, peer: str, message: Message) -> None:
         engagement = self._engaged(peer, message)
@@ -217,15 +223,17 @@ class TrainingService:
             run = partial(runner.stage.first_non_finite, piece)
             found = await self.compute.run((0, index), run)
             if found is not None:
-                fields = {"unit": found.unit, "parameters": found.parameters}
+                fields = {"found": True, "unit": found.unit, "parameters": found.parameters}
                 return Message(DIAGNOSE, fields)
-        return Message(DIAGNOSE, {"unit": None, "parameters": False})
+        return Message(DIAGNOSE, {"found": False})
 
     async def _end(self, peer: str, message: Message) -> None:
         if self._engaged(peer, message, any_epoch=True) is not None:
             await self.drop(text(message.fields, "reason", 1024))
 
-    def _engaged(self, peer: str, message: Message, *, any_epoch: bool = False) -> Engagement | None:
+    def _engaged(
+        self, peer: str, message: Message, *, any_epoch: bool = False
+    ) -> Engagement | None:
         """The engagement a holder's message is for, or None if it is over. Refuses strangers."""
         key = EpochKey.read(message.fields)
         engagement = self.engagement
@@ -285,9 +293,14 @@ def _failure_fields(error: BaseException) -> dict[str, object]:
             "step": error.step,
             "micro_batch": error.key.micro_batch,
         }
-    cause = "user" if isinstance(error, UserError) else "peer" if isinstance(error, PeerError) else "bug"
     message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-    return {"cause": cause, "message": message[:FAILURE_TEXT_LIMIT]}
+    return {"cause": _cause(error), "message": message[:FAILURE_TEXT_LIMIT]}
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, UserError):
+        return "user"
+    return "peer" if isinstance(error, PeerError) else "bug"
 
 
 def _sizes(value: object) -> Sequence[int]:

@@ -185,7 +185,7 @@ class StageRunner:
         if not self.task.last:
             await self._forwards.put((piece, list(outputs)))
             return 0.0
-        return self._checked_loss(outputs[0], order, piece.key)
+        return self._checked_loss(outputs[0].item(), order, piece.key)
 
     async def _backward(self, piece: Piece) -> None:
         number = piece.key.micro_batch
@@ -219,21 +219,21 @@ class StageRunner:
             piece = self._piece(order, number)
             inputs, targets = await self._inputs(piece)
             run = partial(self.stage.evaluate, inputs, targets)
-            outputs = list(await self._run((1, -self.task.index), run))
+            outputs: list[Value] = list(await self._run((1, -self.task.index), run))
             if not self.task.last:
                 await self._forwards.put((piece, outputs))
                 continue
-            loss += outputs[0].item() * shape.weight(number)
+            loss += _tensors(outputs)[0].item() * shape.weight(number)
             if order.outputs:
                 await self._links.send_output(piece, outputs[1:])
         return loss
 
-    async def _inputs(self, piece: Piece) -> tuple[list[Value], list[Value]]:
-        inputs = await self.activations.take(piece.key)
+    async def _inputs(self, piece: Piece) -> tuple[list[Tensor], list[Tensor]]:
+        inputs = _tensors(await self.activations.take(piece.key))
         await self._links.send_started(piece, targets=False)
         if not self.task.uses_targets:
             return inputs, []
-        targets = await self.targets.take(piece.key)
+        targets = _tensors(await self.targets.take(piece.key))
         await self._links.send_started(piece, targets=True)
         return inputs, targets
 
@@ -259,14 +259,17 @@ class StageRunner:
             self._compute_seconds += monotonic() - started
 
     @staticmethod
-    def _checked_loss(loss: Value, order: RoundOrder, key: PieceKey) -> float:
-        assert isinstance(loss, Tensor), "the last stage's first output is the loss"
-        value = loss.item()
-        if not math.isfinite(value):
-            raise NotFinite(value, order.round.step + 1, key)
-        return value
+    def _checked_loss(loss: float, order: RoundOrder, key: PieceKey) -> float:
+        if not math.isfinite(loss):
+            raise NotFinite(loss, order.round.step + 1, key)
+        return loss
 
     @staticmethod
     def _piece(order: RoundOrder, number: int) -> Piece:
         key = PieceKey(order.round.index, number)
         return Piece(key, order.round.mode, order.round.size(number))
+
+
+def _tensors(values: Sequence[Value]) -> list[Tensor]:
+    """Activations are never None; the inlets have made sure of it."""
+    return [value for value in values if value is not None]

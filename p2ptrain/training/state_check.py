@@ -6,23 +6,25 @@ import torch
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.optimizer import state_layout
+from p2ptrain.model.optimizer_spec import OptimizerSpec
 from p2ptrain.training.state_transfer import Check
 
 
-def state_check(description: ModelDescription) -> Check:
-    """A `Check` for `model:<name>` and `optimizer:<parameter>.<slot>`.
-
-    An optimizer slot has its parameter's shape, or is a 0-dim float32 count (Adam's step).
-    """
-    tensors = {tensor.name: (tensor.dtype, tuple(tensor.shape)) for tensor in description.tensors}
+def state_check(description: ModelDescription, spec: OptimizerSpec) -> Check:
+    """A `Check` for `model:<name>` and `optimizer:<parameter>.<slot>`."""
+    trainable = {
+        tensor.name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        for tensor in description.tensors
+        if tensor.trainable
+    }
+    slots = state_layout(spec, trainable)
+    expected = {f"model:{t.name}": (t.dtype, t.shape) for t in description.tensors}
+    expected |= {f"optimizer:{name}": layout for name, layout in slots.items()}
 
     def check(name: str) -> tuple[torch.dtype, tuple[int, ...]]:
-        kind, _, rest = name.partition(":")
-        if kind == "model" and rest in tensors:
-            return tensors[rest]
-        parameter, _, slot = rest.rpartition(".")
-        if kind == "optimizer" and parameter in tensors:
-            return (torch.float32, ()) if slot == "step" else tensors[parameter]
-        raise ProtocolError(f"the state of another model: {name[:128]!r}")
+        if name not in expected:
+            raise ProtocolError(f"the state of another model: {name[:128]!r}")
+        return expected[name]
 
     return check

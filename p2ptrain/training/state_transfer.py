@@ -28,6 +28,7 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.wire import PackedTensor, Unpacking, pack
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
+from p2ptrain.training.parts import limited
 from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
     STATE_MANIFEST,
@@ -68,7 +69,8 @@ class StateServer:
 
     def local(self, job: str, source: str, first: int, end: int) -> dict[str, Tensor]:
         """The same tensors for this device itself, copied."""
-        return {name: tensor.clone() for name, tensor in self._source(job, source)(first, end).items()}
+        named = self._source(job, source)(first, end)
+        return {name: tensor.clone() for name, tensor in named.items()}
 
     async def _manifest(self, peer: str, message: Message) -> Message:
         key = self._key(peer, message.fields)
@@ -188,17 +190,6 @@ def _exactly(
     if [buffer.nbytes for buffer in buffers] != list(sizes):
         raise ProtocolError("the tensors that came are not those of the manifest")
     return buffers
-
-
-def limited(limit_bytes: int) -> Callable[[str, Fields, Sequence[int]], Sequence[memoryview]]:
-    """A PartsAllocator for one blob of at most `limit_bytes`."""
-
-    def allocate(peer: str, fields: Fields, sizes: Sequence[int]) -> list[memoryview]:
-        if len(sizes) != 1 or sizes[0] > limit_bytes:
-            raise ProtocolError(f"one part of at most {limit_bytes} bytes was expected")
-        return [memoryview(bytearray(sizes[0]))]
-
-    return allocate
 
 
 def _entry_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:

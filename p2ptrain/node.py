@@ -1,0 +1,412 @@
+"""p2ptrain inside an app: a Node joins the household, trains, and leaves.
+
+    async with p2ptrain.Node(name="laptop") as node:
+        run = await node.train(job)
+        async for event in run:
+            ...
+        model = await run.result()
+
+`p2ptrain.train(job)` does the same for those without an event loop, notebooks included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from p2ptrain.errors import InternalError, OptionError, PeerError
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.mesh.mesh import MeshConfig, NetworkMesh
+from p2ptrain.net.message import Message
+from p2ptrain.observe.events import Event, Failed
+from p2ptrain.observe.stream import EventStream
+from p2ptrain.training.parts import limited
+from p2ptrain.training.progress import ProgressBoard, ProgressReporter
+from p2ptrain.training.protocol import (
+    BLOB_LIMIT_BYTES,
+    MEASURE_LINKS,
+    MEASURE_PROFILE,
+    PLAN_REQUEST,
+    PREPARE,
+    SURVEY_LINKS,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from p2ptrain.mesh.interface import Mesh
+    from p2ptrain.training.job import Job
+    from p2ptrain.training.member import TrainingMember
+    from p2ptrain.training.options import TrainOptions
+
+EARLY_KINDS = {
+    PLAN_REQUEST: limited(BLOB_LIMIT_BYTES),
+    SURVEY_LINKS: None,
+    MEASURE_PROFILE: None,
+    MEASURE_LINKS: None,
+    PREPARE: limited(BLOB_LIMIT_BYTES),
+}
+"""What may be asked of a device while it still imports torch: the answer waits."""
+
+
+class Node:
+    """This device as a member of its household. An async context manager.
+
+    Args:
+        name: shown to people; the host's name by default, NAME-2 if another member has it.
+        code: the household's eight-digit pairing code, needed once.
+        peers: "host" or "host:port" of members, for networks that block multicast.
+        interfaces: names or addresses to use; all usable ones by default.
+        port: to listen on; any free one by default.
+        state_dir: folder of this device's identity and trusted devices.
+        memory_bytes: what p2ptrain may use here; by default what is available.
+        threads: torch's threads.
+        role: "member", or "holder" for one that trains its own data.
+        on_event: called with every event, on the event loop; must not block.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        code: str | None = None,
+        peers: Sequence[str] = (),
+        interfaces: Sequence[str] = (),
+        port: int | None = None,
+        state_dir: Path | None = None,
+        memory_bytes: int | None = None,
+        threads: int | None = None,
+        role: str = "member",
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        if threads is not None and threads < 1:
+            raise OptionError("threads must be 1 or more")
+        if memory_bytes is not None and memory_bytes < 1:
+            raise OptionError("memory_bytes must be 1 or more")
+        self._events = EventStream()
+        self._on_event = on_event
+        self._memory_bytes = memory_bytes
+        self._threads = threads
+        self._config = MeshConfig.make(
+            name=name,
+            code=code,
+            peers=tuple(peers),
+            interfaces=tuple(interfaces),
+            port=port,
+            state_dir=state_dir,
+            role=role,
+        )
+        self._mesh = NetworkMesh(self._config, self._emit)
+        self._member: TrainingMember | None = None
+        self._member_ready = asyncio.Event()
+        self._loading: asyncio.Task[None] | None = None
+        self._board: ProgressBoard | None = None
+        self._run: Run | None = None
+
+    async def __aenter__(self) -> Self:
+        """Join: listen, be advertised, then load torch in the background."""
+        await self._mesh.__aenter__()
+        self._board = ProgressBoard(self._mesh)
+        for kind, parts in EARLY_KINDS.items():
+            self._mesh.route(kind, self._answer_early, parts)
+        self._loading = asyncio.create_task(self._load(), name="load torch")
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave: any run of this node is cancelled, the members are told."""
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Leave the household gracefully; harmless when it has been left."""
+        if self._run is not None:
+            await self._run.cancel()
+        if self._loading is not None:
+            self._loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._loading
+            self._loading = None
+        if self._member is not None:
+            member, self._member = self._member, None
+            await member.close()
+        await self._mesh.leave()
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Every event of this device from now on; a slow reader misses the oldest."""
+        async with contextlib.aclosing(self._events.subscribe()) as stream:
+            async for event in stream:
+                yield event
+
+    async def train(self, job: Job, options: TrainOptions | None = None) -> Run:
+        """Start to train `job` with the household; one job at a time.
+
+        Raises:
+            OptionError: a run of this node is still going on.
+        """
+        from p2ptrain.training.options import TrainOptions
+
+        options = options or TrainOptions()
+        if self._run is not None and not self._run.done:
+            raise OptionError("this node already trains a job: wait for its result or cancel it")
+        member = await self._loaded_member()
+        self._run = _start(self._mesh, member, job, options, self._emit)
+        return self._run
+
+    def status(self) -> dict[str, Any]:
+        """Members, coordinator and the running job, as this device sees them."""
+        mesh = self._mesh
+        coordinator = mesh.coordinator
+        return {
+            "name": mesh.name,
+            "id": mesh.self_id,
+            "address": mesh.address,
+            "port": mesh.port,
+            "members": [
+                {"name": m.name, "id": m.id, "state": str(m.state), **dict(m.info)}
+                for m in sorted(mesh.members.values(), key=lambda m: (m.name, m.id))
+            ],
+            "coordinator": coordinator
+            and {"name": coordinator.name, "id": coordinator.id, "term": coordinator.term},
+            "job": self._board.line if self._board else None,
+        }
+
+    def invite(self) -> str:
+        """Open the pairing window again and return its code."""
+        return self._mesh.invite()
+
+    def devices(self) -> list[dict[str, Any]]:
+        """The devices this one trusts."""
+        return self._mesh.devices()
+
+    async def remove(self, name: str) -> None:
+        """Revoke a device's trust, everywhere and at once. Raises UserError for unknown names."""
+        await self._mesh.remove(name)
+
+    def _emit(self, event: Event) -> None:
+        self._events.publish(event)
+        if self._on_event is not None:
+            self._on_event(event)
+
+    # -- loading torch ---------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        try:
+            await asyncio.to_thread(_import_training)
+            self._member = self._make_member()
+        finally:
+            self._member_ready.set()
+
+    def _make_member(self) -> TrainingMember:
+        from p2ptrain.training.member import TrainingMember
+
+        member = TrainingMember(
+            self._mesh,
+            profiles=self._config.state_dir / "profiles",
+            memory_bytes=self._memory_bytes,
+            threads=self._threads,
+        )
+        for kind, route in member.routes.items():
+            self._mesh.route(kind, route.handler, route.parts)
+        return member
+
+    async def _loaded_member(self) -> TrainingMember:
+        await self._member_ready.wait()
+        if self._member is None:
+            if self._loading is not None:
+                await self._loading  # raises why
+            raise PeerError("this device is leaving the household")
+        return self._member
+
+    async def _answer_early(self, peer: str, message: Message) -> Message | None:
+        member = await self._loaded_member()
+        return await member.routes[message.kind].handler(peer, message)
+
+
+class Run:
+    """A job that is being trained: an async iterator of its events.
+
+    Iteration ends with the job; like `result`, it raises what the job failed with.
+    """
+
+    def __init__(self, job: Job, task: asyncio.Task[None], events: EventStream) -> None:
+        self._job = job
+        self._task = task
+        self._stream = events.subscribe()
+
+    @property
+    def done(self) -> bool:
+        """Whether the job has ended, well or not."""
+        return self._task.done()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            return await anext(self._stream)
+        except StopAsyncIteration:
+            await asyncio.shield(self._task)
+            raise
+
+    async def result(self) -> torch.nn.Module:
+        """Wait for the end; returns the user's own model with the trained weights.
+
+        Raises:
+            UserError, PeerError: why the job failed.
+            asyncio.CancelledError: it was cancelled.
+        """
+        await asyncio.shield(self._task)
+        return self._job.model
+
+    async def cancel(self) -> None:
+        """Stop training; the other devices are let go. Harmless after the end."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+def train(
+    job: Job,
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    options: TrainOptions | None = None,
+    **node_options: Any,
+) -> torch.nn.Module:
+    """Train `job` and return its model; blocks. For scripts and notebooks.
+
+    Args:
+        job: what to train.
+        on_event: called with every event.
+        options: how to run it; `TrainOptions(local=True)` stays on this device.
+        node_options: as for `Node`.
+
+    Raises:
+        UserError, PeerError: why the job failed.
+    """
+    main = _train_alone if options is not None and options.local else _train_together
+    coroutine = main(job, options, on_event, node_options)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    return _in_own_thread(lambda: asyncio.run(coroutine))
+
+
+async def _train_together(
+    job: Job,
+    options: TrainOptions | None,
+    on_event: Callable[[Event], None] | None,
+    node_options: dict[str, Any],
+) -> torch.nn.Module:
+    async with Node(role="holder", on_event=on_event, **node_options) as node:
+        run = await node.train(job, options)
+        return await run.result()
+
+
+async def _train_alone(
+    job: Job,
+    options: TrainOptions | None,
+    on_event: Callable[[Event], None] | None,
+    node_options: dict[str, Any],
+) -> torch.nn.Module:
+    """The same code without a network: a household of one, in memory."""
+    from p2ptrain.training.member import TrainingMember
+
+    assert options is not None
+    name = node_options.get("name") or "here"
+    async with MemoryHousehold([name]) as household:
+        mesh = household[name]
+        member = TrainingMember(
+            mesh,
+            memory_bytes=node_options.get("memory_bytes"),
+            threads=node_options.get("threads"),
+        )
+        for kind, route in member.routes.items():
+            mesh.route(kind, route.handler, route.parts)
+        run = _start(mesh, member, job, options, on_event or _ignore)
+        try:
+            return await run.result()
+        finally:
+            await run.cancel()
+            await member.close()
+
+
+def _start(
+    mesh: Mesh,
+    member: TrainingMember,
+    job: Job,
+    options: TrainOptions,
+    emit: Callable[[Event], None],
+) -> Run:
+    from p2ptrain.training.holder import HolderRun
+
+    events = EventStream()
+    reporter = ProgressReporter(mesh, type(job.model).__name__)
+    told = asyncio.Event()
+
+    def announce(event: Event) -> None:
+        reporter.note(event)
+        told.set()
+        events.publish(event)
+        emit(event)
+
+    async def report() -> None:
+        while True:
+            await told.wait()
+            told.clear()
+            await reporter.tell(monotonic())
+
+    async def run() -> None:
+        reporting = asyncio.create_task(report(), name="report progress")
+        try:
+            await HolderRun(mesh, member.service, job, options, announce).run()
+        except Exception as error:
+            announce(Failed(str(error)))
+            raise
+        finally:
+            reporting.cancel()
+            reporter.over()
+            await reporter.tell(monotonic())
+            events.close()
+
+    return Run(job, asyncio.create_task(run(), name="train"), events)
+
+
+def _ignore(_event: Event) -> None:
+    """Nobody listens."""
+
+
+def _import_training() -> None:
+    """Import torch and the rooms that need it; seconds on a small device."""
+    import p2ptrain.training.holder
+    import p2ptrain.training.member  # noqa: F401
+
+
+def _in_own_thread(main: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """Run `main` in a thread of its own: a notebook's loop is already running in this one."""
+    results: list[torch.nn.Module] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(main())
+        except BaseException as error:  # raised again by the caller below
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="p2ptrain")
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    if not results:
+        raise InternalError("the training thread ended without a result")
+    return results[0]

@@ -1,0 +1,246 @@
+"""One job from beginning to end, on the device that holds the data.
+
+capture, wait for members --> a plan from the coordinator --> rounds --> weights home
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
+import structlog
+
+from p2ptrain.errors import DeviceLost, LinkClosed, ProtocolError, TrainingError
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.model.optimizer import optimizer_state_ratio
+from p2ptrain.net.message import Message, PartKind
+from p2ptrain.observe.events import Done, Event, Failure, Warned
+from p2ptrain.training.checkpoint import save_weights
+from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
+from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite
+from p2ptrain.training.job import Job
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
+from p2ptrain.training.planning import (
+    plan_event,
+    request_plan,
+    settle,
+    survey_links,
+    wait_for_members,
+)
+from p2ptrain.training.preparation import Prepared, prepare
+from p2ptrain.training.privacy import private_units
+from p2ptrain.training.protocol import FETCH_MODEL, text
+from p2ptrain.training.rounds import Course
+from p2ptrain.training.service import INITIAL, TrainingService
+from p2ptrain.training.state_check import state_check
+from p2ptrain.training.training_loop import TrainingLoop
+
+log = structlog.get_logger(__name__)
+
+END_TIMEOUT_SECONDS = 2.0
+VERDICT_SECONDS = 3.0
+
+
+class HolderRun:
+    """Trains one job. Create it, then `run` once."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        service: TrainingService,
+        job: Job,
+        options: TrainOptions,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._mesh = mesh
+        self._service = service
+        self._job = job
+        self._options = options
+        self._emit = emit
+        self._id = secrets.token_hex(8)
+        self._unwritten: TrainingError | None = None
+
+    async def run(self) -> None:
+        """Train; in the end the weights are in the user's module and in `options.out`.
+
+        Raises:
+            UserError: the job, the script's data or the options have to change.
+            DeviceLost: a device that held a part is gone.
+            PeerError: the household could not do it.
+        """
+        try:
+            prepared = await self._prepare()
+            answer = await self._plan(prepared)
+            await self._train(prepared, answer)
+        except DeviceLost as lost:
+            self._emit(Failure(lost.name))
+            raise
+        finally:
+            self._service.states.withdraw(self._id)
+            self._mesh.unroute(FETCH_MODEL)
+            await self._service.drop("the job is over")
+
+    # -- before ----------------------------------------------------------------------------------
+
+    async def _prepare(self) -> Prepared:
+        """Export the model while the household gathers and measures its links."""
+        async with asyncio.TaskGroup() as group:
+            capturing = group.create_task(asyncio.to_thread(prepare, self._job, self._options))
+            group.create_task(self._gather_household())
+        return capturing.result()
+
+    async def _gather_household(self) -> None:
+        if self._options.local:
+            return
+        await wait_for_members(
+            self._mesh, self._options.wait_for, self._options.wait_timeout_seconds
+        )
+        if self._options.wait_for == 1:
+            await settle(self._mesh)
+        await survey_links(self._mesh)
+
+    async def _plan(self, prepared: Prepared) -> PlanningAnswer:
+        description = prepared.captured.description
+        model = description.to_bytes()
+        self._service.know_model(description)
+        self._service.states.offer(self._id, INITIAL, prepared.slice_state)
+        self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
+        answer = await request_plan(self._mesh, self._request(prepared))
+        if answer.assignment.key.job != self._id:
+            raise ProtocolError("the coordinator answered for another job")
+        self._emit(plan_event(answer, description, "start"))
+        return answer
+
+    async def _send_model(self, digest: str, model: bytes, peer: str, message: Message) -> Message:
+        if text(message.fields, "digest", 64) != digest:
+            raise ProtocolError("this device holds another model")
+        return Message(FETCH_MODEL, {}, (memoryview(model),), (PartKind.WEIGHT,))
+
+    def _request(self, prepared: Prepared) -> PlanningRequest:
+        job, description = self._job, prepared.captured.description
+        private = private_units(description) if self._options.private else (0, 0)
+        return PlanningRequest(
+            job=self._id,
+            digest=description.digest,
+            model=type(job.model).__name__,
+            input_bytes=prepared.input_bytes,
+            target_bytes=prepared.target_bytes,
+            optimizer_state_ratio=optimizer_state_ratio(job.optimizer),
+            batch_size=job.batch_size,
+            micro_batch=job.micro_batch or 0,
+            planner=self._options.planner,
+            private_first=private[0],
+            private_last=private[1],
+            optimizer=job.optimizer.to_fields(),
+            seed=job.seed,
+            clip=job.clip_grad_norm is not None,
+            first_step=prepared.first_step,
+            epoch=1,
+            alone=self._options.local,
+        )
+
+    # -- while -----------------------------------------------------------------------------------
+
+    async def _train(self, prepared: Prepared, answer: PlanningAnswer) -> None:
+        check = state_check(prepared.captured.description, self._job.optimizer)
+        epoch = HolderEpoch(answer.assignment, prepared.captured.description, self._service, check)
+        reason = "the training has ended"
+        started = monotonic()
+        try:
+            steps = await self._run_rounds(prepared, epoch)
+            await self._bring_home(prepared, epoch)
+            self._finish(prepared, steps, monotonic() - started)
+        except LossNotFinite as error:
+            reason = str(error)
+            raise TrainingError(await self._diagnosis(prepared, epoch, error)) from None
+        except LinkClosed as error:
+            reason = str(error)
+            raise await self._lost(epoch, error) from error
+        except BaseException as error:
+            reason = str(error) or type(error).__name__
+            raise
+        finally:
+            await self._end(epoch, reason)
+
+    async def _run_rounds(self, prepared: Prepared, epoch: HolderEpoch) -> int:
+        """Returns the number of updates made by this run."""
+        job = self._job
+        course = Course(
+            steps_per_epoch=job.steps_per_epoch,
+            steps=prepared.steps,
+            batch_size=job.batch_size,
+            micro_batch=epoch.assignment.micro_batch,
+            eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
+        )
+        if job.clip_grad_norm is not None:
+            epoch.clip_to(job.clip_grad_norm)
+        checkpointer = self._checkpointer(prepared, epoch)
+        loop = TrainingLoop(prepared, course, epoch, checkpointer, self._emit)
+        await loop.run()
+        self._unwritten = checkpointer.failure if checkpointer else None
+        return loop.steps_done - prepared.first_step
+
+    def _checkpointer(self, prepared: Prepared, epoch: HolderEpoch) -> Checkpointer | None:
+        folder = self._options.checkpoint
+        if folder is None:
+            return None
+        return Checkpointer(
+            folder,
+            Cadence(self._options.checkpoint_every, monotonic()),
+            lambda step: epoch.gather(f"snapshot:{step}"),
+            prepared.progress,
+            lambda failure: self._emit(Warned(str(failure))),
+        )
+
+    async def _end(self, epoch: HolderEpoch, reason: str) -> None:
+        try:
+            async with asyncio.timeout(END_TIMEOUT_SECONDS):
+                await epoch.end(reason)
+        except TimeoutError:
+            log.info("end_not_delivered")  # the devices notice when this one leaves
+
+    # -- after -----------------------------------------------------------------------------------
+
+    async def _bring_home(self, prepared: Prepared, epoch: HolderEpoch) -> None:
+        state, _ = split_state(await epoch.gather("stage"))
+        prepared.captured.load_state(state)
+
+    def _finish(self, prepared: Prepared, steps: int, seconds: float) -> None:
+        out = self._options.out
+        if out is not None:
+            save_weights(out, self._job.model.state_dict())
+        if self._unwritten is not None:
+            raise self._unwritten
+        rate = steps * self._job.batch_size / seconds
+        self._emit(Done(prepared.steps, seconds, rate, str(out) if out else None))
+
+    async def _diagnosis(self, prepared: Prepared, epoch: HolderEpoch, error: LossNotFinite) -> str:
+        finding = await epoch.diagnose(error.micro_batch)
+        advice = "lower the learning rate, clip the gradients, or look at that unit's input"
+        return f"{error}{_where(prepared, finding)}; {advice}"
+
+    async def _lost(self, epoch: HolderEpoch, error: LinkClosed) -> DeviceLost | LinkClosed:
+        """Wait shortly for the membership's verdict: it knows which device is gone."""
+        try:
+            async with asyncio.timeout(VERDICT_SECONDS):
+                await epoch.tracker.failed()
+        except DeviceLost as lost:
+            return lost
+        except TimeoutError:
+            pass
+        return error
+
+
+def _where(prepared: Prepared, finding: Finding | None) -> str:
+    if finding is None:
+        return ""
+    if finding.unit is None:
+        return "; the input data of that micro-batch is not finite"
+    name = prepared.captured.description.units[finding.unit].name
+    if finding.parameters:
+        return f"; the weights of unit {name} had stopped being finite by an earlier update"
+    return f"; values first stopped being finite in unit {name}"

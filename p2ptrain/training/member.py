@@ -1,0 +1,49 @@
+"""Everything a member does for training, in one place: it is loaded once torch is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.coordinator import CoordinatorService
+from p2ptrain.training.profiling import ProfileCache
+from p2ptrain.training.routes import Route
+from p2ptrain.training.service import TrainingService
+
+
+class TrainingMember:
+    """The compute thread and the services of one device.
+
+    Args:
+        profiles: folder that keeps measured profiles, or None.
+        memory_bytes: what p2ptrain may use here, or None: what is available.
+        threads: torch's threads, or None: torch's choice.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        *,
+        profiles: Path | None = None,
+        memory_bytes: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.compute = ComputeThread()
+        self.service = TrainingService(mesh, self.compute, ProfileCache(profiles), memory_bytes)
+        self._coordinator = CoordinatorService(mesh)
+
+    @property
+    def routes(self) -> Mapping[str, Route]:
+        """What this device answers, by kind."""
+        return {**self.service.routes, **self._coordinator.routes}
+
+    async def close(self) -> None:
+        """Drop any job and end the compute thread."""
+        await self.service.close()
+        await self.compute.close()

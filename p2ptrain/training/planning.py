@@ -1,0 +1,149 @@
+"""The holder's way to a plan: wait for members, ask the coordinator, announce what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+
+from p2ptrain.errors import LinkClosed, PeerError, UserError
+from p2ptrain.mesh.interface import MemberState, Mesh
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.net.message import Message
+from p2ptrain.observe.events import LeftOut, PlanEvent, PlannedDevice, PlannedStage
+from p2ptrain.training.parts import limited
+from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, PLAN_REQUEST, SURVEY_LINKS
+
+log = structlog.get_logger(__name__)
+
+PLAN_TIMEOUT_SECONDS = 900.0
+SURVEY_TIMEOUT_SECONDS = 60.0
+SETTLE_SECONDS = 1.5
+OFFICE_TIMEOUT_SECONDS = 30.0
+
+
+async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None) -> None:
+    """Wait until `count` devices are alive, this one included.
+
+    Raises:
+        UserError: not within `timeout_seconds`.
+    """
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await _until(mesh, lambda: len(_alive(mesh)) >= count)
+    except TimeoutError:
+        names = ", ".join(sorted(_alive(mesh)))
+        raise UserError(
+            f"waited {timeout_seconds:g} s for {count} devices, but only {len(_alive(mesh))} "
+            f"are here ({names}); start `p2ptrain join` on the others, or ask `p2ptrain doctor` "
+            "why they are not seen"
+        ) from None
+
+
+async def settle(mesh: Mesh, seconds: float = SETTLE_SECONDS) -> None:
+    """Wait until the membership has not changed for `seconds`."""
+    with _changes(mesh) as changed:
+        while True:
+            changed.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await changed.wait()
+            except TimeoutError:
+                return
+
+
+async def survey_links(mesh: Mesh) -> None:
+    """Have the links between the others measured while this device still exports its model."""
+    try:
+        coordinator = await _office(mesh)
+        message = Message(SURVEY_LINKS)
+        await mesh.call(coordinator, message, timeout_seconds=SURVEY_TIMEOUT_SECONDS)
+    except (PeerError, TimeoutError) as error:
+        log.info("early_survey_failed", why=str(error))  # the plan's own survey follows
+
+
+async def request_plan(mesh: Mesh, request: PlanningRequest) -> PlanningAnswer:
+    """Ask whoever coordinates, again if the office changes hands meanwhile.
+
+    Raises:
+        PlanError: nothing fits.
+        PeerError: no coordinator could be reached.
+    """
+    while True:
+        coordinator = await _office(mesh)
+        try:
+            reply = await mesh.call(
+                coordinator,
+                Message(PLAN_REQUEST, {}, (memoryview(request.to_bytes()),)),
+                timeout_seconds=PLAN_TIMEOUT_SECONDS,
+                reply_parts=limited(BLOB_LIMIT_BYTES),
+            )
+            return PlanningAnswer.from_bytes(reply.parts[0])
+        except LinkClosed:
+            log.info("coordinator_lost_while_planning")
+            await _until(mesh, lambda gone=coordinator: _coordinator_id(mesh) != gone)  # type: ignore[misc]
+
+
+def plan_event(answer: PlanningAnswer, description: ModelDescription, reason: str) -> PlanEvent:
+    """The event that announces a plan."""
+    plan: dict[str, Any] = dict(answer.plan)
+    return PlanEvent(
+        epoch=answer.assignment.key.epoch,
+        reason=reason,
+        stages=tuple(_stage(stage, description) for stage in plan["stages"]),
+        micro_batch=plan["micro_batch"],
+        micro_batches=plan["micro_batches"],
+        predicted_samples_per_s=plan["predicted"]["samples_per_s"],
+        left_out=tuple(LeftOut(out["name"], out["reason"]) for out in plan["left_out"]),
+    )
+
+
+def _stage(stage: dict[str, Any], description: ModelDescription) -> PlannedStage:
+    first, end = stage["units"]
+    return PlannedStage(
+        units=(first, end),
+        devices=tuple(PlannedDevice(d["name"], d["share"]) for d in stage["devices"]),
+        parameters=tuple(description.state_dict_names(first, end)),
+    )
+
+
+async def _office(mesh: Mesh) -> str:
+    """The coordinator's id, once there is one."""
+    try:
+        async with asyncio.timeout(OFFICE_TIMEOUT_SECONDS):
+            await _until(mesh, lambda: _coordinator_id(mesh) is not None)
+    except TimeoutError:
+        raise PeerError("the devices did not agree on a coordinator") from None
+    coordinator = _coordinator_id(mesh)
+    assert coordinator is not None
+    return coordinator
+
+
+async def _until(mesh: Mesh, condition: Callable[[], bool]) -> None:
+    with _changes(mesh) as changed:
+        while not condition():
+            changed.clear()
+            await changed.wait()
+
+
+@contextmanager
+def _changes(mesh: Mesh) -> Iterator[asyncio.Event]:
+    """An event that is set at each change of membership or office."""
+    changed = asyncio.Event()
+    unsubscribe = mesh.subscribe(lambda _event: changed.set())
+    try:
+        yield changed
+    finally:
+        unsubscribe()
+
+
+def _alive(mesh: Mesh) -> list[str]:
+    return [m.name for m in mesh.members.values() if m.state is MemberState.ALIVE]
+
+
+def _coordinator_id(mesh: Mesh) -> str | None:
+    return mesh.coordinator.id if mesh.coordinator else None

@@ -1,0 +1,116 @@
+"""From a user's Job to everything a run needs, before any other device is asked for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import OptionError
+from p2ptrain.model.capture import capture
+from p2ptrain.model.captured import Captured
+from p2ptrain.model.randomness import randomness_lock
+from p2ptrain.training import checkpoint
+from p2ptrain.training.checkpoint import Progress
+from p2ptrain.training.data import Samples
+from p2ptrain.training.job import Job
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.order import SampleOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job, captured and checked.
+
+    Attributes:
+        input_bytes, target_bytes: per sample.
+        state: initial tensors by `model:` and `optimizer:` names.
+        first_step: updates that the state has behind it.
+        steps: updates in all.
+    """
+
+    job: Job
+    captured: Captured
+    samples: Samples
+    evaluation: Samples | None
+    order: SampleOrder
+    input_bytes: int
+    target_bytes: int
+    state: Mapping[str, Tensor]
+    first_step: int
+    steps: int
+
+    def progress(self, step: int) -> Progress:
+        """What a checkpoint of update `step` says of the job."""
+        return Progress(
+            step=step,
+            digest=self.captured.description.digest,
+            samples=len(self.samples),
+            batch_size=self.job.batch_size,
+            seed=self.job.seed,
+            optimizer=self.job.optimizer.name,
+        )
+
+    def slice_state(self, first: int, end: int) -> dict[str, Tensor]:
+        """The initial tensors that units [first, end) need."""
+        names = set(self.captured.description.state_names(first, end))
+        chosen = {}
+        for name, tensor in self.state.items():
+            kind, _, rest = name.partition(":")
+            owner = rest if kind == "model" else rest.rpartition(".")[0]
+            if owner in names:
+                chosen[name] = tensor
+        return chosen
+
+
+def prepare(job: Job, options: TrainOptions) -> Prepared:
+    """Read the first samples, export the model, and read the checkpoint to go on from.
+
+    Runs the user's code and torch.export, for seconds: call it off the event loop.
+
+    Raises:
+        ScriptError, CaptureError, OptionError: what the user has to change.
+    """
+    samples = Samples(job.data, lock=randomness_lock)
+    evaluation = None
+    if job.eval_data is not None:
+        evaluation = Samples(job.eval_data, "eval_data", lock=randomness_lock)
+    example = samples.collate([0, 1 % len(samples)], "example")
+    captured = capture(job.model, job.loss, example)
+    steps = job.total_steps(options.steps)
+    prepared = Prepared(
+        job=job,
+        captured=captured,
+        samples=samples,
+        evaluation=evaluation,
+        order=SampleOrder(len(samples), job.batch_size, job.seed),
+        input_bytes=_bytes_per_sample(captured.flatten_input(example[0])),
+        target_bytes=_bytes_per_sample(captured.flatten_target(example[1])),
+        state={f"model:{n}": t for n, t in captured.state().items()},
+        first_step=0,
+        steps=steps,
+    )
+    return prepared if options.resume is None else _resumed(prepared, options)
+
+
+def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
+    assert options.resume is not None
+    found = checkpoint.load(options.resume)
+    wanted = prepared.progress(found.progress.step)
+    for field in ("digest", "samples", "batch_size", "seed", "optimizer"):
+        if getattr(found.progress, field) != getattr(wanted, field):
+            raise OptionError(
+                f"the checkpoint in {options.resume} is of another job: its "
+                f"{'model' if field == 'digest' else field} differs"
+            )
+    model = {f"model:{name}": tensor for name, tensor in found.model.items()}
+    slots = {f"optimizer:{name}": tensor for name, tensor in found.optimizer.items()}
+    state = {**prepared.state, **model, **slots}
+    step = min(found.progress.step, prepared.steps)
+    return replace(prepared, state=state, first_step=step)
+
+
+def _bytes_per_sample(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.nbytes // max(len(tensor), 1) for tensor in tensors)

@@ -1,0 +1,102 @@
+"""A device's profile of a model: measured once, then kept by the model's digest.
+
+The file holds what was measured with which number of threads; another number measures anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+
+from p2ptrain.errors import UserError
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.measure import measure_units
+from p2ptrain.plan.profile import Profile
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.plan_request import PlanningRequest
+
+log = structlog.get_logger(__name__)
+
+CANDIDATE_SIZES = (4, 16, 64)
+BUDGET_SECONDS = 2.5
+
+
+def batch_sizes_to_measure(batch_size: int, micro_batch: int) -> list[int]:
+    """Which numbers of samples to time: the fixed micro-batch, or a spread to choose among."""
+    if micro_batch:
+        return [micro_batch]
+    sizes = [size for size in CANDIDATE_SIZES if size < batch_size]
+    return sizes or [batch_size]
+
+
+class ProfileCache:
+    """Measured profiles, in memory and in a folder of this device's state."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = None if folder is None else StateFolder(folder)
+        self._known: dict[str, Mapping[str, Any]] = {}
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        """The profile kept under `key`, if it is there and whole."""
+        if key not in self._known and self._folder is not None:
+            try:
+                found = self._folder.read_json(f"{key}.json")
+            except UserError as error:
+                log.warning("profile_unreadable", why=str(error))  # it is measured anew
+                return None
+            if isinstance(found, dict):
+                self._known[key] = found
+        return self._known.get(key)
+
+    def put(self, key: str, measured: Mapping[str, Any]) -> None:
+        """Keep a profile; a cache that cannot be written only costs time later."""
+        self._known[key] = measured
+        if self._folder is None:
+            return
+        try:
+            self._folder.write_json(f"{key}.json", dict(measured))
+        except (OSError, UserError) as error:
+            log.warning("profile_not_kept", why=str(error))
+
+
+async def measure(
+    description: ModelDescription,
+    batch_sizes: Sequence[int],
+    compute: ComputeThread,
+    cache: ProfileCache,
+) -> Mapping[str, Any]:
+    """The profile of `description` on this device; see `model.measure` for its content."""
+    sizes = "-".join(str(size) for size in batch_sizes)
+    key = f"{description.digest[:32]}-{torch.get_num_threads()}-{sizes}"
+    known = cache.get(key)
+    if known is not None:
+        return known
+    run = partial(
+        measure_units, description, batch_sizes=batch_sizes, budget_seconds=BUDGET_SECONDS
+    )
+    measured = (await compute.run((1,), run)).to_json()
+    await asyncio.to_thread(cache.put, key, measured)
+    return measured
+
+
+def to_profile(measured: Mapping[str, Any], request: PlanningRequest) -> Profile:
+    """The holder's measurements as the planners read them. Raises OptionError."""
+    return Profile.from_json(
+        {
+            "format": "p2ptrain.profile/1",
+            "model": request.model,
+            "input_bytes": request.input_bytes,
+            "target_bytes": request.target_bytes,
+            "optimizer_state_ratio": request.optimizer_state_ratio,
+            "units": measured["units"],
+            "times": measured["times"],
+        },
+        "profile",
+    )

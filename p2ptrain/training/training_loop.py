@@ -1,0 +1,152 @@
+"""The rounds of one epoch, driven from the holder: order, feed, gather, report.
+
+Two rounds are under way at most: while the stages finish one, the next one's first pieces already
+lie at the first stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from time import monotonic
+
+from torch import Tensor
+
+from p2ptrain.observe.events import Eval, Event, Step
+from p2ptrain.training.checkpointer import Checkpointer
+from p2ptrain.training.evaluation import MetricMeans
+from p2ptrain.training.feeder import Feed
+from p2ptrain.training.holder_epoch import HolderEpoch
+from p2ptrain.training.loader import Loaded, PieceLoader
+from p2ptrain.training.preparation import Prepared
+from p2ptrain.training.protocol import PieceKey, RoundOrder
+from p2ptrain.training.rounds import Course, Mode, Round
+from p2ptrain.training.stage_runner import RoundReport
+
+ROUNDS_AHEAD = 2
+
+
+class TrainingLoop:
+    """Runs a course of rounds on one epoch.
+
+    Attributes:
+        steps_done: updates completed everywhere, resumed ones included.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        course: Course,
+        epoch: HolderEpoch,
+        checkpointer: Checkpointer | None,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.steps_done = prepared.first_step
+        self._prepared = prepared
+        self._course = course
+        self._epoch = epoch
+        self._checkpointer = checkpointer
+        self._emit = emit
+        self._ahead = asyncio.Semaphore(ROUNDS_AHEAD)
+        self._ordered: asyncio.Queue[RoundOrder] = asyncio.Queue(ROUNDS_AHEAD + 1)
+        self._targets: asyncio.Queue[tuple[PieceKey, object]] = asyncio.Queue(epoch.evaluated_ahead)
+        self._last_step_at = monotonic()
+
+    async def run(self) -> None:
+        """Run every round. Raises what failed first, here or on any device."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._epoch.tracker.failed())
+                group.create_task(self._order_rounds())
+                group.create_task(self._epoch.feeder.run(self._feeds()))
+                await self._gather_rounds(group)
+                watch.cancel()
+        except BaseExceptionGroup as failures:
+            raise _cause(failures) from None
+
+    # -- out -------------------------------------------------------------------------------------
+
+    async def _order_rounds(self) -> None:
+        for shape in self._rounds():
+            await self._ahead.acquire()
+            order = RoundOrder(
+                shape,
+                lr_factor=self._prepared.job.lr_factor(shape.step),
+                snapshot=await self._snapshot(shape),
+                outputs=shape.mode is Mode.EVAL and bool(self._prepared.job.metrics),
+            )
+            await self._epoch.order(order)
+            await self._ordered.put(order)
+
+    async def _snapshot(self, shape: Round) -> bool:
+        if self._checkpointer is None or shape.mode is not Mode.TRAIN:
+            return False
+        step = shape.step + 1
+        return await self._checkpointer.wants(step, ends_epoch=self._course.ends_epoch(step))
+
+    async def _feeds(self) -> AsyncIterator[Feed]:
+        prepared = self._prepared
+        loader = PieceLoader(
+            prepared.captured, prepared.samples, prepared.order, prepared.evaluation
+        )
+        async for loaded in loader.pieces(self._rounds()):
+            await self._keep_target(loaded)
+            yield loaded.feed
+
+    async def _keep_target(self, loaded: Loaded) -> None:
+        """Metrics need it when the output is back; the queue bounds the pieces under way."""
+        if loaded.feed.piece.mode is Mode.EVAL and self._prepared.job.metrics:
+            await self._targets.put((loaded.feed.piece.key, loaded.target))
+
+    # -- in --------------------------------------------------------------------------------------
+
+    async def _gather_rounds(self, group: asyncio.TaskGroup) -> None:
+        for shape in self._rounds():
+            order = await self._ordered.get()
+            if shape.mode is Mode.TRAIN:
+                await self._finish_step(order, group)
+            else:
+                await self._finish_evaluation(order)
+            self._ahead.release()
+        if self._checkpointer is not None:
+            await self._checkpointer.idle()
+
+    async def _finish_step(self, order: RoundOrder, group: asyncio.TaskGroup) -> None:
+        reports = await self._epoch.tracker.complete(order.round.index)
+        now = monotonic()
+        seconds, self._last_step_at = now - self._last_step_at, now
+        self.steps_done = order.round.step + 1
+        self._emit(Step(self.steps_done, _loss(reports), order.round.samples / seconds, seconds))
+        if order.snapshot and self._checkpointer is not None:
+            group.create_task(self._checkpointer.take(self.steps_done))
+
+    async def _finish_evaluation(self, order: RoundOrder) -> None:
+        means = MetricMeans(self._prepared.job.metrics)
+        if order.outputs:
+            for number in range(order.round.micro_batches):
+                await self._measure(means, order.round, number)
+        reports = await self._epoch.tracker.complete(order.round.index)
+        self._emit(Eval(order.round.step, means.result(_loss(reports))))
+
+    async def _measure(self, means: MetricMeans, shape: Round, number: int) -> None:
+        key, target = await self._targets.get()
+        assert key == PieceKey(shape.index, number), "pieces are fed and evaluated in order"
+        leaves = await self._epoch.output(key)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        output = self._prepared.captured.unflatten_output(tensors)
+        means.add(output, target, shape.size(number))
+
+    def _rounds(self) -> Iterator[Round]:
+        return self._course.rounds(self._prepared.first_step)
+
+
+def _loss(reports: Mapping[int, RoundReport]) -> float:
+    """Only the last stage has one; the others report zero."""
+    return reports[max(reports)].loss
+
+
+def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first leaf that is not a mere cancellation."""
+    for error in failures.exceptions:
+        return _cause(error) if isinstance(error, BaseExceptionGroup) else error
+    return failures
