@@ -1,0 +1,195 @@
+"""From the user's module and loss to a description that can travel.
+
+export (twice) -> translate -> possible cuts -> units -> description
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from p2ptrain.errors import CaptureError, ScriptError
+from p2ptrain.model.aliases import Aliases
+from p2ptrain.model.captured import Captured, StateTable
+from p2ptrain.model.cuts import Cuts, crossing_at, last_uses, possible_cuts
+from p2ptrain.model.description import ModelDescription, UnitDescription
+from p2ptrain.model.export import Example, Exported, Loss, Scored, export
+from p2ptrain.model.flops import is_heavy, node_flops
+from p2ptrain.model.graph import Graph, InputRef, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.matching import Matched, match_cuts
+from p2ptrain.model.structure import structure_of
+from p2ptrain.model.translate import Translated, translate
+from p2ptrain.model.units import Landscape, choose_cuts, unit_names
+from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
+
+_FLOPS_BATCH = 16
+
+
+def capture(module: nn.Module, loss: Loss, example: tuple[Any, Any]) -> Captured:
+    """Export `module` and `loss` together, in train and in evaluation mode, and cut them to units.
+
+    Args:
+        module: unmodified; left as it was.
+        loss: (output, target) -> a tensor with one number, the mean over the samples.
+        example: (input, target), a batch of at least two samples, batch in dimension 0.
+
+    Raises:
+        CaptureError: torch.export cannot take it; names the user's line and what to change.
+        ScriptError: the example is unusable.
+    """
+    taken = _take_apart(example)
+    table = StateTable(module)
+    scored = Scored(module, loss, taken)
+    modes = [export(scored, taken, training) for training in (True, False)]
+    train, evaluate = (_translate(mode, taken, table) for mode in modes)
+    description = _describe(type(module).__name__, taken, table, train, evaluate)
+    return Captured(description, taken, modes[1].output, table)
+
+
+def _take_apart(example: tuple[Any, Any]) -> Example:
+    inputs, input_structure = structure_of(example[0], _keep_constant)
+    targets, target_structure = structure_of(example[1], _keep_constant)
+    sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in (*inputs, *targets)}
+    if not inputs or len(sizes) != 1 or min(sizes) < 2:
+        raise ScriptError(
+            "a batch must consist of tensors with the samples in dimension 0, two or more of them "
+            f"to capture the model; got sizes {sorted(sizes)}"
+        )
+    return Example(input_structure, target_structure, inputs, targets)
+
+
+def _keep_constant(leaf: object) -> object:
+    if leaf is None or isinstance(leaf, bool | int | float | str):
+        return leaf
+    raise ScriptError(f"samples must be made of tensors, but one holds a {type(leaf).__name__}")
+
+
+def _translate(mode: Exported, example: Example, table: StateTable) -> Translated:
+    return translate(mode.program, len(example.input_leaves), table.name_of)
+
+
+def _describe(
+    name: str, example: Example, table: StateTable, train: Translated, evaluate: Translated
+) -> ModelDescription:
+    inputs = _leaves("input", example.input_leaves)
+    trainable = table.trainable_names()
+    aliases = Aliases(train)
+    train_cuts = possible_cuts(train, aliases, inputs, trainable)
+    evaluate_cuts = possible_cuts(evaluate, Aliases(evaluate), inputs, frozenset())
+    landscape = _landscape(train, train_cuts)
+    written = {ref.name for ref in aliases.mutated() if isinstance(ref, StateRef)}
+    matched = match_cuts(
+        train,
+        evaluate,
+        choose_cuts(landscape),
+        evaluate_cuts.widths,
+        trainable | written,
+    )
+    return ModelDescription(
+        name=name,
+        inputs=inputs,
+        targets=_leaves("target", example.target_leaves),
+        tensors=table.describe(_state_used(train, evaluate)),
+        tied=table.tied(),
+        state_dict=table.state_dict_names(),
+        train=_graph(train, matched.train, train_cuts),
+        evaluate=_graph(evaluate, matched.evaluate, evaluate_cuts),
+        units=_units(landscape, matched, len(evaluate.nodes)),
+    )
+
+
+def _leaves(kind: str, leaves: Sequence[Tensor]) -> tuple[ValueDescription, ...]:
+    return tuple(
+        ValueDescription(
+            f"{kind}_{index}",
+            ValueKind.TENSOR,
+            leaf.dtype,
+            (BATCH, *(Polynomial((size,)) for size in leaf.shape[1:])),
+            False,
+        )
+        for index, leaf in enumerate(leaves)
+    )
+
+
+def _landscape(graph: Translated, cuts: Cuts) -> Landscape:
+    arguments = [[_traced(graph, argument) for argument in node.args] for node in graph.nodes]
+    from_state = _from_state(graph)
+    return Landscape(
+        work=[
+            node_flops(graph, given, index, _FLOPS_BATCH) / _FLOPS_BATCH
+            for index, given in enumerate(arguments)
+        ],
+        heavy=[
+            is_heavy(node.operator.split(".")[1].rstrip("_"))
+            and not from_state.isdisjoint(node.references())
+            for node in graph.nodes
+        ],
+        modules=[traced.module for traced in graph.traced],
+        widths=cuts.widths,
+    )
+
+
+def _traced(graph: Translated, argument: object) -> Any:
+    """The fake tensor that stands for an argument, where it is one."""
+    match argument:
+        case NodeRef():
+            return graph.traced[argument.index].value
+        case InputRef():
+            return graph.inputs[argument.index]
+        case TargetRef():
+            return graph.targets[argument.index]
+        case StateRef():
+            return graph.state[argument]
+    return None
+
+
+def _from_state(graph: Translated) -> frozenset[Reference]:
+    """State, and nodes that compute with nothing but state: transposed or normalised weights."""
+    found: set[Reference] = set()
+    for index, node in enumerate(graph.nodes):
+        references = list(node.references())
+        found.update(r for r in references if isinstance(r, StateRef))
+        if references and all(reference in found for reference in references):
+            found.add(NodeRef(index))
+    return frozenset(found)
+
+
+def _state_used(*graphs: Translated) -> frozenset[str]:
+    return frozenset(
+        reference.name
+        for graph in graphs
+        for node in graph.nodes
+        for reference in node.references()
+        if isinstance(reference, StateRef)
+    )
+
+
+def _graph(graph: Translated, positions: Sequence[int], cuts: Cuts) -> Graph:
+    """The finished graph, with a description of every value that crosses a cut between units."""
+    last = last_uses(graph.nodes, graph.outputs)
+    bare = Graph(graph.nodes, graph.outputs, {})
+    crossing = {v for position in positions for v in crossing_at(bare, position, last)}
+    wanted = sorted({v.index for v in (*crossing, *graph.outputs) if isinstance(v, NodeRef)})
+    missing = [index for index in wanted if index not in cuts.values]
+    if missing:
+        names = ", ".join(graph.nodes[index].name for index in missing[:4])
+        raise CaptureError(
+            f"the model's output has a shape that does not follow from the batch size ({names}), "
+            "or is no plain tensor. Return tensors whose shapes do not depend on values"
+        )
+    return Graph(graph.nodes, graph.outputs, {index: cuts.values[index] for index in wanted})
+
+
+def _units(
+    landscape: Landscape, matched: Matched, evaluate_nodes: int
+) -> tuple[UnitDescription, ...]:
+    names = unit_names(matched.train, landscape.modules)
+    train = pairwise((0, *matched.train, len(landscape.work)))
+    evaluate = pairwise((0, *matched.evaluate, evaluate_nodes))
+    return tuple(
+        UnitDescription(name, round(sum(landscape.work[slice(*nodes)])), nodes, others)
+        for name, nodes, others in zip(names, train, evaluate, strict=True)
+    )

@@ -1,0 +1,176 @@
+"""A captured model on the data holder: its description, and the way back to the user's module."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from p2ptrain.errors import CaptureError, InternalError
+from p2ptrain.model.decoding import is_dense
+from p2ptrain.model.description import ModelDescription, TensorDescription, TensorKind
+from p2ptrain.model.export import Example
+from p2ptrain.model.structure import Structure
+
+
+class StateTable:
+    """The tensors of the user's module (and of the loss), each under one canonical name.
+
+    Names of the user's state_dict are kept; of several names of one tensor the first is canonical.
+    Tensors that torch.export found elsewhere (in the loss, in closures, in plain attributes) are
+    constants, named in angle brackets.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        self._kinds: dict[str, TensorKind] = {}
+        self._names: dict[int, str] = {}
+        self._tied: dict[str, str] = {}
+        self._constants: dict[tuple[object, ...], str] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            self._add(name, parameter, TensorKind.PARAMETER)
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            self._add(name, buffer, TensorKind.BUFFER)
+        self._state_dict = tuple(
+            name for name, value in module.state_dict().items() if isinstance(value, Tensor)
+        )
+        unknown = [n for n in self._state_dict if n not in self._tensors and n not in self._tied]
+        if unknown:
+            raise CaptureError(f"the model's state_dict has tensors it does not own: {unknown[:4]}")
+
+    def _add(self, name: str, tensor: Tensor, kind: TensorKind) -> str:
+        known = self._names.setdefault(id(tensor), name)
+        if known != name:
+            self._tied[name] = known
+            return known
+        self._tensors[name] = tensor
+        self._kinds[name] = kind
+        return name
+
+    def name_of(self, exported: str, tensor: Tensor) -> str:
+        """Canonical name of a tensor that the exported program takes."""
+        own = exported.removeprefix("module.")
+        if exported.startswith("module.") and (own in self._tensors or own in self._tied):
+            return self._tied.get(own, own)
+        if id(tensor) in self._names:
+            return self._names[id(tensor)]
+        return self._constant(tensor)
+
+    def _constant(self, tensor: Tensor) -> str:
+        """One name for equal constants: the two modes lift them separately."""
+        plain = tensor.detach().contiguous()
+        content = hashlib.sha256(plain.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+        key = (tensor.dtype, tuple(tensor.shape), tensor.stride(), content)
+        if key not in self._constants:
+            self._constants[key] = f"<constant>.{len(self._constants)}"
+            self._add(self._constants[key], tensor.detach(), TensorKind.CONSTANT)
+        return self._constants[key]
+
+    def trainable_names(self) -> frozenset[str]:
+        """Parameters that take gradients."""
+        return frozenset(
+            name
+            for name, tensor in self._tensors.items()
+            if self._kinds[name] is TensorKind.PARAMETER and tensor.requires_grad
+        )
+
+    def describe(self, used: frozenset[str]) -> tuple[TensorDescription, ...]:
+        """Every tensor of the state_dict, and those of the others that are `used`."""
+        listed = set(self._state_dict)
+        trainable = self.trainable_names()
+        return tuple(
+            TensorDescription(
+                name,
+                self._kinds[name],
+                tensor.dtype,
+                tuple(tensor.shape),
+                _strides(tensor),
+                name in trainable,
+            )
+            for name, tensor in self._tensors.items()
+            if name in used or name in listed
+        )
+
+    def tied(self) -> dict[str, str]:
+        """Other name -> canonical name."""
+        return dict(self._tied)
+
+    def state_dict_names(self) -> tuple[str, ...]:
+        """Names in the user's state_dict, in its order."""
+        return self._state_dict
+
+    def tensor(self, name: str) -> Tensor:
+        """The user's own tensor of that canonical or tied name."""
+        return self._tensors[self._tied.get(name, name)]
+
+
+class Captured:
+    """What `capture` gives.
+
+    Attributes:
+        description: what travels.
+    """
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        example: Example,
+        output: Structure,
+        table: StateTable,
+    ) -> None:
+        self.description = description
+        self._input = example.input
+        self._target = example.target
+        self._output = output
+        self._table = table
+
+    def flatten_input(self, value: Any) -> list[Tensor]:
+        """The tensors of a collated input, in the order of `description.inputs`.
+
+        Raises:
+            ScriptError: it is not built like the example.
+        """
+        return self._input.flatten(value)
+
+    def flatten_target(self, value: Any) -> list[Tensor]:
+        """The tensors of a collated target, in the order of `description.targets`."""
+        return self._target.flatten(value)
+
+    def unflatten_output(self, tensors: Sequence[Tensor]) -> Any:
+        """The model's output from its tensors (what evaluation gives after the loss).
+
+        Leaves that are no tensors have the value they had at capture; caches are None.
+        """
+        return self._output.unflatten(tensors)
+
+    def state(self) -> dict[str, Tensor]:
+        """The user's own tensors (not copies) by name, tied names and constants included."""
+        names = (*self.description.tensors_by_name, *self.description.tied)
+        return {name: self._table.tensor(name).detach() for name in names}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Write tensors, by canonical name, into the user's module in place.
+
+        Raises:
+            InternalError: the model has no tensor of that name and shape.
+        """
+        for name, tensor in state.items():
+            if name not in self.description.tensors_by_name:
+                if name in self.description.tied:
+                    continue
+                raise InternalError(f"the model has no tensor {name!r}")
+            own = self._table.tensor(name)
+            if own.shape != tensor.shape or own.dtype != tensor.dtype:
+                raise InternalError(f"tensor {name!r} has another shape or type than the model's")
+            with torch.no_grad():
+                own.copy_(tensor)
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """The tensor's own strides; plain ones where its memory has gaps or overlaps."""
+    if is_dense(tensor.shape, tensor.stride()):
+        return tensor.stride()
+    return torch.empty(tensor.shape, device="meta").stride()

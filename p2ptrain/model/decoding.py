@@ -1,0 +1,342 @@
+"""Reading a model description that another device sent: nothing in it is believed.
+
+Sizes are capped before anything is built, every name and number is checked, nodes refer only to
+what comes before them, and operators are looked up in the allow-list. What passes can be run
+without further checks of its form; torch itself checks shapes and index ranges while it runs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import torch
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.model.cuts import last_uses
+from p2ptrain.model.description import (
+    ModelDescription,
+    TensorDescription,
+    TensorKind,
+    UnitDescription,
+)
+from p2ptrain.model.encoding import FORMAT, name_of
+from p2ptrain.model.graph import (
+    Argument,
+    Graph,
+    InputRef,
+    Node,
+    NodeRef,
+    Reference,
+    StateRef,
+    TargetRef,
+)
+from p2ptrain.model.operators import resolve
+from p2ptrain.model.polynomials import CROSSING_DTYPES
+from p2ptrain.model.values import MAXIMUM_DEGREE, Polynomial, ValueDescription, ValueKind
+from p2ptrain.net import cbor
+
+T = TypeVar("T")
+
+LIMIT_BYTES = 4 << 20
+"""A graph of 10,000 nodes takes 1.5 MB; decoding takes up to 70 times as much memory."""
+_NODES = 50_000
+_LEAVES = 4_096
+_TENSORS = 20_000
+_UNITS = 1_024
+_DIMENSIONS = 16
+_LIST_ITEMS = 4_096
+_ELEMENTS = 1 << 38
+"""Most elements of one tensor, and the largest size: 1 TiB of float32, more than any home has."""
+_NAME_LENGTH = 512
+_NODE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+
+_DTYPES = {name_of(dtype): dtype for dtype in CROSSING_DTYPES}
+_ARGUMENT_DTYPES = {**_DTYPES, "complex64": torch.complex64, "complex128": torch.complex128}
+_MEMORY_FORMATS = {
+    name_of(value): value
+    for value in (
+        torch.contiguous_format,
+        torch.preserve_format,
+        torch.channels_last,
+        torch.channels_last_3d,
+    )
+}
+
+
+def decode(blob: bytes) -> ModelDescription:
+    """What `ModelDescription.from_bytes` gives."""
+    fields = _map(cbor.loads(blob, LIMIT_BYTES))
+    if fields.get("format") != FORMAT:
+        _refuse("it is of another format")
+    inputs = _list(fields.get("inputs"), _value, _LEAVES)
+    targets = _list(fields.get("targets"), _value, _LEAVES)
+    tensors = _list(fields.get("tensors"), _tensor, _TENSORS)
+    names = frozenset(tensor.name for tensor in tensors)
+    if len(names) < len(tensors):
+        _refuse("two tensors have one name")
+    read = _GraphReader(len(inputs), len(targets), names)
+    model = ModelDescription(
+        name=_name(fields.get("name")),
+        inputs=inputs,
+        targets=targets,
+        tensors=tensors,
+        tied=_tied(fields.get("tied"), names),
+        state_dict=_list(fields.get("state_dict"), _name, _TENSORS),
+        train=read.graph(fields.get("train")),
+        evaluate=read.graph(fields.get("eval")),
+        units=_list(fields.get("units"), _unit, _UNITS),
+    )
+    _check(model)
+    return model
+
+
+def _check(model: ModelDescription) -> None:
+    """What only shows when the parts are put together."""
+    if not model.units or not model.inputs:
+        _refuse("it has no units or no inputs")
+    if len(model.train.outputs) != 1 or not model.evaluate.outputs:
+        _refuse("it has no loss")
+    for mode in ("train", "eval"):
+        position = 0
+        for unit in model.units:
+            first, end = unit.nodes(mode)
+            if first != position or end < first:
+                _refuse("its units do not divide its graph")
+            position = end
+        if position != len(model.graph(mode).nodes):
+            _refuse("its units do not cover its graph")
+        _check_crossings(model, mode)
+    known = {*model.tensors_by_name, *model.tied}
+    if not known.issuperset(model.state_dict) or len(set(model.state_dict)) < len(model.state_dict):
+        _refuse("its state_dict has names without tensors, or one name twice")
+
+
+def _check_crossings(model: ModelDescription, mode: str) -> None:
+    described = model.graph(mode).crossing_values
+    for boundary in range(len(model.units) + 1):
+        for value in model.crossing_values(boundary, mode):
+            if isinstance(value, NodeRef) and value.index not in described:
+                _refuse("a value that crosses a cut is not described")
+
+
+class _GraphReader:
+    def __init__(self, inputs: int, targets: int, states: frozenset[str]) -> None:
+        self._inputs = inputs
+        self._targets = targets
+        self._states = states
+
+    def graph(self, value: Any) -> Graph:
+        fields = _map(value)
+        listed = _items(fields.get("nodes"), _NODES)
+        nodes = tuple(self._node(item, index) for index, item in enumerate(listed))
+        if len({node.name for node in nodes}) < len(nodes):
+            _refuse("two nodes have one name")
+        outputs = _list(fields.get("outputs"), lambda o: self._output(o, len(nodes)), _LEAVES)
+        values = dict(_list(fields.get("values"), lambda v: _node_value(v, len(nodes)), _NODES))
+        last_uses(nodes, outputs)
+        return Graph(nodes, outputs, values)
+
+    def _node(self, value: Any, index: int) -> Node:
+        name, operator, args, kwargs, grad_enabled = _fields(value, 5)
+        if not isinstance(name, str) or not _NODE_NAME.fullmatch(name):
+            _refuse("a node's name is no identifier")
+        if not isinstance(operator, str) or not isinstance(grad_enabled, bool):
+            _refuse("a node is malformed")
+        allowed = resolve(operator)
+        node = Node(
+            name,
+            operator,
+            tuple(self._argument(item, index, 4) for item in _items(args, 64)),
+            tuple(self._named(item, index) for item in _items(kwargs, 64)),
+            grad_enabled,
+        )
+        names = [key for key, _ in node.kwargs]
+        if len(node.args) > max(len(allowed.schema_arguments), 2) or len(set(names)) < len(names):
+            _refuse(f"{operator} gets arguments that it does not have")
+        if not set(names) <= set(allowed.schema_arguments) - {"generator"}:
+            _refuse(f"{operator} gets an argument that it does not have")
+        return node
+
+    def _named(self, value: Any, index: int) -> tuple[str, Argument]:
+        name, argument = _fields(value, 2)
+        return _name(name), self._argument(argument, index, 4)
+
+    def _output(self, value: Any, nodes: int) -> InputRef | NodeRef:
+        argument = self._argument(value, nodes, 1)
+        if not isinstance(argument, InputRef | NodeRef):
+            _refuse("an output is neither a node nor an input")
+        return argument
+
+    def _argument(self, value: Any, before: int, depth: int) -> Argument:
+        if value is None or isinstance(value, bool | float):
+            return value
+        if isinstance(value, int):
+            return _integer(value, -(2**63), 2**63 - 1)
+        if isinstance(value, str):
+            return _text(value)
+        if isinstance(value, list) and depth:
+            items = tuple(self._argument(i, before, depth - 1) for i in _items(value, _LIST_ITEMS))
+            _check_size(items)
+            return items
+        if not isinstance(value, dict) or len(value) != 1:
+            _refuse("an argument is malformed")
+        ((kind, content),) = value.items()
+        return _plain(kind, content) or self._reference(kind, content, before)
+
+    def _reference(self, kind: str, content: Any, before: int) -> Reference:
+        if kind == "s" and isinstance(content, str) and content in self._states:
+            return StateRef(content)
+        if kind == "i":
+            return InputRef(_integer(content, 0, self._inputs - 1))
+        if kind == "t":
+            return TargetRef(_integer(content, 0, self._targets - 1))
+        if kind == "n":
+            return NodeRef(_integer(content, 0, before - 1))
+        return _refuse("an argument refers to nothing")
+
+
+def _plain(kind: str, content: Any) -> Argument:
+    """An argument that is no reference, or None."""
+    if kind == "p":
+        return _polynomial(content)
+    tables: Mapping[str, Mapping[str, Argument]] = {
+        "d": _ARGUMENT_DTYPES,
+        "m": _MEMORY_FORMATS,
+        "l": {"strided": torch.strided},
+        "c": {"cpu": torch.device("cpu")},
+    }
+    if kind not in tables:
+        return None
+    return _choice(content, tables[kind])
+
+
+def _check_size(items: Sequence[Argument]) -> None:
+    """A list of numbers may be the shape of a tensor to be made."""
+    numbers = [abs(i) for i in items if isinstance(i, int) and not isinstance(i, bool)]
+    if math.prod(n for n in numbers if n < 2**62) > _ELEMENTS:
+        _refuse("a tensor would be too large")
+
+
+def _node_value(value: Any, nodes: int) -> tuple[int, ValueDescription]:
+    index, described = _fields(value, 2)
+    return _integer(index, 0, nodes - 1), _value(described)
+
+
+def _value(value: Any) -> ValueDescription:
+    name, kind, dtype, dimensions, may_require_grad = _fields(value, 5)
+    if kind != ValueKind.TENSOR.value or not isinstance(may_require_grad, bool):
+        _refuse("a value is malformed")
+    return ValueDescription(
+        _name(name),
+        ValueKind.TENSOR,
+        _choice(dtype, _DTYPES),
+        _list(dimensions, _polynomial, _DIMENSIONS),
+        may_require_grad,
+    )
+
+
+def _polynomial(value: Any) -> Polynomial:
+    coefficients = _list(value, lambda c: _integer(c, -_ELEMENTS, _ELEMENTS), MAXIMUM_DEGREE + 1)
+    if not coefficients or (len(coefficients) > 1 and coefficients[-1] == 0):
+        _refuse("a size is malformed")
+    return Polynomial(coefficients)
+
+
+def _tensor(value: Any) -> TensorDescription:
+    name, kind, dtype, shape, strides, trainable = _fields(value, 6)
+    sizes = _list(shape, lambda n: _integer(n, 0, _ELEMENTS), _DIMENSIONS)
+    steps = _list(strides, lambda n: _integer(n, 0, _ELEMENTS), _DIMENSIONS)
+    if math.prod(sizes) > _ELEMENTS or not is_dense(sizes, steps):
+        _refuse("a tensor has an impossible layout")
+    described = _choice(dtype, _ARGUMENT_DTYPES)
+    kinds = {kind.value: kind for kind in TensorKind}
+    if not isinstance(trainable, bool) or (trainable and not described.is_floating_point):
+        _refuse("a tensor is malformed")
+    return TensorDescription(_name(name), _choice(kind, kinds), described, sizes, steps, trainable)
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements of that layout fill their memory without gaps or overlaps.
+
+    Strides of dimensions of size 1 are free up to the number of elements.
+    """
+    if len(shape) != len(strides):
+        return False
+    count = math.prod(shape)
+    if count == 0 or any(s > max(count, 1) for s in strides):
+        return count == 0 and all(s <= _ELEMENTS for s in strides)
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _unit(value: Any) -> UnitDescription:
+    name, flops, train, evaluate = _fields(value, 4)
+    return UnitDescription(_name(name), _integer(flops, 0, 2**62), _range(train), _range(evaluate))
+
+
+def _range(value: Any) -> tuple[int, int]:
+    first, end = _fields(value, 2)
+    return _integer(first, 0, _NODES), _integer(end, 0, _NODES)
+
+
+def _tied(value: Any, names: frozenset[str]) -> dict[str, str]:
+    pairs = _list(value, lambda pair: _fields(pair, 2), _TENSORS)
+    tied = {_name(alias): _name(name) for alias, name in pairs}
+    if not names.issuperset(tied.values()) or not names.isdisjoint(tied):
+        _refuse("its tied names are malformed")
+    return tied
+
+
+# -- readers of one item -------------------------------------------------------------------------
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ProtocolError(f"a model description was refused: {why}")
+
+
+def _map(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else _refuse("a part of it is missing")
+
+
+def _items(value: Any, most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        _refuse(f"a list is missing or has more than {most} items")
+    return value
+
+
+def _fields(value: Any, count: int) -> list[Any]:
+    return value if isinstance(value, list) and len(value) == count else _refuse("it is malformed")
+
+
+def _list(value: Any, read: Callable[[Any], T], most: int) -> tuple[T, ...]:
+    return tuple(read(item) for item in _items(value, most))
+
+
+def _integer(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        _refuse("a number is out of its range")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _NAME_LENGTH:
+        _refuse("a text is too long")
+    return value
+
+
+def _name(value: Any) -> str:
+    text = _text(value)
+    return text if text.isprintable() else _refuse("a name is not printable")
+
+
+def _choice(value: Any, table: Mapping[str, T]) -> T:
+    if not isinstance(value, str) or value not in table:
+        _refuse("a type is unknown")
+    return table[value]

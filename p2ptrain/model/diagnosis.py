@@ -1,0 +1,69 @@
+"""Finding the unit in which a loss that is not finite began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.program import Program, Seed
+from p2ptrain.model.values import ValueDescription
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """What was found.
+
+    Attributes:
+        unit: index of the first unit with a result that is not finite; None where the units'
+            inputs already were not.
+        parameters: whether a parameter of that unit (of any here, where `unit` is None) is not
+            finite, so that an earlier update is to blame.
+    """
+
+    unit: int | None
+    parameters: bool
+
+
+def find_non_finite(
+    description: ModelDescription,
+    units: range,
+    state: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    seed: Seed,
+) -> NonFinite | None:
+    """Run `units` one by one without gradients; None where all that crosses is finite.
+
+    Buffers are copied first, so that running statistics do not move.
+    """
+    private = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
+    values = list(inputs)
+    if not _all_finite(description.crossing(units.start, "train"), values):
+        return NonFinite(None, _any_broken(private.values()))
+    for unit in units:
+        program = Program(description, unit, unit + 1, "train", private)
+        needed = targets if description.target_uses(unit, unit + 1, "train") else ()
+        with torch.no_grad():
+            values = program.run(values, needed, seed)
+        if not _all_finite(program.outputs, values):
+            names = description.state_names(unit, unit + 1)
+            return NonFinite(unit, _any_broken(private[name] for name in names))
+    return None
+
+
+def _all_finite(described: Sequence[ValueDescription], values: Sequence[Tensor]) -> bool:
+    """An infinity counts only where gradients flow: attention masks are made of them."""
+    for value, tensor in zip(described, values, strict=True):
+        if not tensor.is_floating_point():
+            continue
+        if tensor.isnan().any() or (value.may_require_grad and not tensor.isfinite().all()):
+            return False
+    return True
+
+
+def _any_broken(tensors: Iterable[Tensor]) -> bool:
+    return any(isinstance(t, nn.Parameter) and not bool(t.isfinite().all()) for t in tensors)

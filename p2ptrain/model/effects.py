@@ -1,0 +1,51 @@
+"""What a node does besides computing: writing to its arguments, drawing random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from p2ptrain.model.graph import Argument, Node, Reference, references_in
+from p2ptrain.model.operators import Operator, resolve
+
+_SWITCHES = ("train", "training", "use_input_stats")
+_PROBABILITIES = ("p", "dropout_p", "dropout")
+
+
+def mutated_references(node: Node) -> tuple[Reference, ...]:
+    """The values that `node` writes to."""
+    operator = resolve(node.operator)
+    if not operator.mutates or (_is_statistics(operator) and _is_switched_off(operator, node)):
+        return ()
+    written = [node.args[i] for i in sorted(operator.mutates) if i < len(node.args)]
+    names = {operator.schema_arguments[i] for i in operator.mutates}
+    written += [argument for name, argument in node.kwargs if name in names]
+    return tuple(reference for argument in written for reference in references_in(argument))
+
+
+def draws_random_numbers(node: Node) -> bool:
+    """Whether running `node` in the graph's mode draws from the random generator."""
+    operator = resolve(node.operator)
+    if not operator.seeded or _is_switched_off(operator, node):
+        return False
+    for name, argument in _named_arguments(operator, node):
+        if name in _PROBABILITIES and argument == 0 and "bernoulli" not in node.operator:
+            return False
+    # With dropout_p left out, attention draws nothing.
+    given = dict(_named_arguments(operator, node))
+    return "scaled_dot_product_attention" not in node.operator or "dropout_p" in given
+
+
+def _is_statistics(operator: Operator) -> bool:
+    return "running_mean" in operator.schema_arguments
+
+
+def _is_switched_off(operator: Operator, node: Node) -> bool:
+    return any(
+        name in _SWITCHES and argument is False
+        for name, argument in _named_arguments(operator, node)
+    )
+
+
+def _named_arguments(operator: Operator, node: Node) -> Iterator[tuple[str, Argument]]:
+    yield from zip(operator.schema_arguments, node.args, strict=False)
+    yield from node.kwargs

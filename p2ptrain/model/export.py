@@ -1,0 +1,275 @@
+"""Model and loss through `torch.export`, in train and in evaluation mode.
+
+The two travel as one graph, so that the last stage computes the loss wherever it is. Three things
+that torch.export gets wrong silently are put right or refused here, each seen with torch 2.13: a
+buffer that is reassigned (`self.ema = ...`) or written through `out=` keeps its old value, a
+`torch.autograd.Function` loses its own backward, and attributes that forward() assigns stay
+symbolic in the user's module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.model.export_errors import explain
+from p2ptrain.model.structure import Structure, structure_of
+
+Loss = Callable[[Any, Any], Tensor]
+
+_EXPORT_BATCHES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
+"""Batch sizes to trace with: odd ones, so that no other dimension is mistaken for the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One mode's graph.
+
+    Attributes:
+        program: inputs are the model's input leaves, then the target's.
+        output: how the model's output is built; its leaves follow the loss in evaluation mode.
+    """
+
+    program: torch.export.ExportedProgram
+    output: Structure
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A batch, taken apart.
+
+    Attributes:
+        input, target: how the two are built.
+        input_leaves, target_leaves: tensors with the batch in dimension 0.
+    """
+
+    input: Structure
+    target: Structure
+    input_leaves: list[Tensor]
+    target_leaves: list[Tensor]
+
+
+class Scored(nn.Module):
+    """The user's module, then the user's loss, over flat leaves."""
+
+    def __init__(self, module: nn.Module, loss: Loss, example: Example) -> None:
+        super().__init__()
+        self.module = module
+        self.loss = loss
+        self._example = example
+        self._record = _Record()
+
+    def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
+        """The loss, and in evaluation mode the tensors of the model's output."""
+        buffers = _Buffers(self.module)
+        with _OutArguments():
+            output = call_model(self.module, self._example.input.unflatten(inputs))
+            loss = self.loss(output, self._example.target.unflatten(targets))
+        buffers.write_back()
+        _check_loss(loss)
+        leaves, structure = structure_of(output, _kept, is_leaf=_is_cache)
+        self._record.output = structure
+        return (loss,) if self.module.training else (loss, *leaves)
+
+    @property
+    def last_output(self) -> Structure:
+        """How the output of the last call was built."""
+        if self._record.output is None:
+            raise CaptureError("the model was not run")
+        return self._record.output
+
+
+class _Record:
+    """Out of reach of torch.export, which puts a module's plain attributes back."""
+
+    output: Structure | None = None
+
+
+def call_model(module: nn.Module, value: Any) -> Any:
+    """A tuple is passed as `module(*value)`, a dict as `module(**value)`."""
+    if isinstance(value, tuple):
+        return module(*value)
+    if isinstance(value, dict):
+        return module(**value)
+    return module(value)
+
+
+def export(scored: Scored, example: Example, training: bool) -> Exported:
+    """Trace one mode; the user's module is as it was afterwards.
+
+    Raises:
+        CaptureError: the model cannot be exported; says where and what to change.
+    """
+    size = _export_batch(scored, example)
+    inputs = _resized(example.input_leaves, size)
+    targets = _resized(example.target_leaves, size)
+
+    def probe() -> None:
+        fewer = size - 2
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            scored(_resized(example.input_leaves, fewer), _resized(example.target_leaves, fewer))
+
+    with _undisturbed(scored.module, training), _no_custom_gradients():
+        try:
+            program = _export(scored, inputs, targets)
+        except CaptureError:
+            raise
+        except Exception as error:  # everything the user's code may raise, and torch.export's own
+            raise explain(error, probe) from error
+    return Exported(program, scored.last_output)
+
+
+def _export(
+    scored: Scored, inputs: list[Tensor], targets: list[Tensor]
+) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch")
+    dynamic = ([{0: batch} for _ in inputs], [{0: batch} for _ in targets])
+    # torch.export prints the half-made graph to stderr when it fails.
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        return torch.export.export(scored, (inputs, targets), dynamic_shapes=dynamic, strict=False)
+
+
+def _export_batch(scored: Scored, example: Example) -> int:
+    """A batch size that is no dimension of any tensor, so that equal sizes are no coincidence."""
+    taken = {size for tensor in scored.state_dict().values() for size in _sizes(tensor)}
+    for leaf in (*example.input_leaves, *example.target_leaves):
+        taken.update(leaf.shape[1:])
+    return next((size for size in _EXPORT_BATCHES if size not in taken), _EXPORT_BATCHES[-1])
+
+
+def _sizes(value: object) -> Sequence[int]:
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+def _resized(leaves: Sequence[Tensor], size: int) -> list[Tensor]:
+    """The leaves with `size` samples: theirs, repeated or cut off."""
+    return [leaf[torch.arange(size) % leaf.shape[0]] for leaf in leaves]
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor):
+        raise CaptureError(
+            f"the loss must be a tensor with one number, but it is a {type(loss).__name__}"
+        )
+    if loss.dim() != 0 or not loss.dtype.is_floating_point:
+        shape = [int(n) if type(n) is int else "batch" for n in loss.shape]
+        raise CaptureError(
+            f"the loss must be one floating-point number (shape []), but it has shape {shape} and "
+            f"type {loss.dtype}. Take its mean over the samples"
+        )
+
+
+def _kept(leaf: object) -> object:
+    return leaf if isinstance(leaf, bool | int | float | str) else None
+
+
+def _is_cache(value: Any) -> bool:
+    """Key/value caches of text generation: they serve no metric and would travel at each eval."""
+    return hasattr(value, "get_seq_length")
+
+
+class _OutArguments(TorchFunctionMode):
+    """`f(x, out=buffer)` as `buffer.copy_(f(x))`: the same numbers, and the write is seen."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        out = kwargs.get("out")
+        if not isinstance(out, Tensor):
+            return func(*args, **kwargs)
+        del kwargs["out"]
+        with torch.no_grad():
+            return out.copy_(func(*args, **kwargs))
+
+
+class _Buffers:
+    """Buffers as they were before forward(), to find those that it reassigned."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._before = [
+            (owner, name, tensor)
+            for owner in module.modules()
+            for name, tensor in owner._buffers.items()
+            if tensor is not None
+        ]
+
+    def write_back(self) -> None:
+        """Write what was assigned into the buffers themselves, as part of the graph."""
+        for owner, name, before in self._before:
+            after = owner._buffers.get(name)
+            if after is before:
+                continue
+            if after is None or after.shape != before.shape or after.dtype != before.dtype:
+                raise CaptureError(
+                    f"forward() of {type(owner).__name__} replaces its buffer {name!r} by one of "
+                    "another shape or type; buffers keep theirs"
+                )
+            with torch.no_grad():
+                before.copy_(after)
+            owner._buffers[name] = before
+
+
+@contextlib.contextmanager
+def _undisturbed(module: nn.Module, training: bool) -> Iterator[None]:
+    """`module` in the mode asked for; on leaving, every attribute of every part as it was."""
+    before = [(part, _snapshot(part)) for part in module.modules()]
+    try:
+        module.train(training)
+        yield
+    finally:
+        for part, attributes in before:
+            _restore(part, attributes)
+
+
+def _snapshot(part: nn.Module) -> dict[str, tuple[object, object]]:
+    """Each attribute and, of containers, a copy of what they hold."""
+    return {
+        name: (value, value.copy() if isinstance(value, dict | list | set) else None)
+        for name, value in vars(part).items()
+    }
+
+
+def _restore(part: nn.Module, attributes: dict[str, tuple[Any, Any]]) -> None:
+    for value, content in attributes.values():
+        if content is None:
+            continue
+        if isinstance(value, list):
+            value[:] = content
+        else:
+            value.clear()
+            value.update(content)
+    vars(part).clear()
+    vars(part).update({name: value for name, (value, _) in attributes.items()})
+
+
+@contextlib.contextmanager
+def _no_custom_gradients() -> Iterator[None]:
+    """Refuse `torch.autograd.Function` in this thread: its backward would be lost silently."""
+    base = torch.autograd.Function
+    original = base.__dict__["apply"]
+    thread = threading.get_ident()
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and not cls.__module__.startswith("torch."):
+            raise CaptureError(
+                f"the model uses {cls.__module__}.{cls.__qualname__}, a torch.autograd.Function "
+                "with its own backward, which cannot travel. Write it with torch's operators"
+            )
+        return original.__get__(None, cls)(*args, **kwargs)
+
+    base.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        base.apply = original  # type: ignore[method-assign]

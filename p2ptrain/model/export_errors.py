@@ -1,0 +1,113 @@
+"""Why a model cannot be exported, in words for the person who wrote it.
+
+`torch.export` explains itself to people who know its insides. Here the user's own file and line are
+found in the traceback, and the usual causes are named with what to change.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch.fx.experimental.symbolic_shapes import (
+    ConstraintViolationError,
+    GuardOnDataDependentSymNode,
+)
+
+from p2ptrain.errors import CaptureError
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent.parent)
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
+_INSTALLED = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"])
+
+_DATA_DEPENDENT = (
+    "the model decides in Python on the values of a tensor (an `if`, a loop, an index), which "
+    "differ from batch to batch. Use torch.where, a mask, or a shape that does not depend on values"
+)
+_FIXED_BATCH = (
+    "the model works for one batch size only. Use x.shape[0] or -1 where the batch size is written "
+    "as a number, and no `if` on it"
+)
+_NOT_TRACEABLE = (
+    "torch.export cannot follow this. Keep to tensor operations in forward(): no NumPy, no files, "
+    "no random numbers of Python's own"
+)
+
+
+def explain(error: Exception, probe: Callable[[], None]) -> CaptureError:
+    """The `CaptureError` for an `error` of torch.export.
+
+    Args:
+        error: what torch.export raised.
+        probe: runs the model with another batch size; where the batch size is fixed in the code it
+            fails on the line in question, which torch.export's own error does not name.
+    """
+    if isinstance(error, CaptureError):
+        return error
+    cause = _cause(error)
+    place = _place(error)
+    if cause is _FIXED_BATCH:
+        place = _place_of_probe(probe) or place
+    where = f"at {place}: " if place else ""
+    return CaptureError(f"the model cannot be captured: {where}{cause}. ({_first_line(error)})")
+
+
+def _cause(error: BaseException) -> str:
+    for link in _chain(error):
+        text = str(link)
+        if isinstance(link, GuardOnDataDependentSymNode) or "data-dependent" in text:
+            return _DATA_DEPENDENT
+        if isinstance(link, ConstraintViolationError) or "Constraints violated" in text:
+            return _FIXED_BATCH
+        if "is invalid for input of size" in text:
+            return _FIXED_BATCH
+    return _NOT_TRACEABLE
+
+
+def _place_of_probe(probe: Callable[[], None]) -> str | None:
+    try:
+        probe()
+    except Exception as error:  # whatever it is, it only serves to find the line
+        return _place(error)
+    return None
+
+
+def _place(error: BaseException) -> str | None:
+    """The user's innermost "file:line (`code`)" in the traceback; a library's if there is none."""
+    frames = [
+        frame
+        for link in _chain(error)
+        for frame in traceback.extract_tb(link.__traceback__)
+        if not frame.filename.startswith((_TORCH, _OURS, "<"))
+    ]
+    own = [frame for frame in frames if not _belongs_to_library(frame.filename)]
+    libraries = [frame for frame in frames if frame.filename.startswith(_INSTALLED)]
+    if not own and not libraries:
+        return None
+    frame = (own or libraries)[-1]
+    code = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    return f"{frame.filename}:{frame.lineno} (`{code}`)"
+
+
+def _belongs_to_library(filename: str) -> bool:
+    return filename.startswith((*_INSTALLED, _STANDARD_LIBRARY))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """`error`, then what it came from, at most 16 of them."""
+    link: BaseException | None = error
+    for _ in range(16):
+        if link is None:
+            return
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"

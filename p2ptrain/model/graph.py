@@ -1,0 +1,109 @@
+"""A model as data: nodes that each apply one named operator to earlier values.
+
+It is what `torch.export` produces, without the Python: operator names, not functions. See
+`operators` for the names that may occur and `interpreter` for how a graph is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from p2ptrain.model.values import Polynomial, ValueDescription
+
+
+@dataclass(frozen=True, slots=True)
+class InputRef:
+    """The model's input leaf of that index."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRef:
+    """The loss target's leaf of that index."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateRef:
+    """The parameter, buffer or constant of that canonical name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRef:
+    """The result of the node of that index in the same graph."""
+
+    index: int
+
+
+Reference: TypeAlias = InputRef | TargetRef | StateRef | NodeRef
+Scalar: TypeAlias = int | float | bool | str | None
+Argument: TypeAlias = (
+    Reference
+    | Polynomial
+    | Scalar
+    | torch.dtype
+    | torch.memory_format
+    | torch.layout
+    | torch.device
+    | tuple["Argument", ...]
+)
+"""A `Polynomial` stands for the whole number it gives for the batch at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One application of an operator.
+
+    Attributes:
+        name: an identifier, unique in its graph.
+        operator: such as "aten.linear.default"; see `operators`.
+        args: positional arguments.
+        kwargs: keyword arguments, in order.
+        grad_enabled: False inside the user's `torch.no_grad()`.
+    """
+
+    name: str
+    operator: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    grad_enabled: bool
+
+    def references(self) -> Iterator[Reference]:
+        """Every value this node reads, in order of its arguments, repeated where repeated."""
+        for argument in self.args:
+            yield from references_in(argument)
+        for _, argument in self.kwargs:
+            yield from references_in(argument)
+
+
+def references_in(argument: Argument) -> Iterator[Reference]:
+    """The references inside one argument."""
+    if isinstance(argument, tuple):
+        for item in argument:
+            yield from references_in(item)
+    elif isinstance(argument, InputRef | TargetRef | StateRef | NodeRef):
+        yield argument
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes in the order in which they run.
+
+    Attributes:
+        nodes: each refers to earlier ones only.
+        outputs: of the training graph the loss; of the evaluation graph the loss, then the tensor
+            leaves of the model's output. Nodes or inputs.
+        crossing_values: by index of the node, for each node whose value crosses a unit's border.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[InputRef | NodeRef, ...]
+    crossing_values: dict[int, ValueDescription]

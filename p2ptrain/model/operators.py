@@ -1,0 +1,269 @@
+"""Which operators a received model may apply, and what each does besides computing.
+
+A description comes from another device, so it may name anything. Only operators that read and write
+nothing but the tensors they are given are listed: no files, no storages, no private kernels that
+trust their caller's arguments. The list is of ATen's public functions, whole families at a time, so
+that any vision or text model fits; an in-place form (`relu_`) is allowed with its plain form.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from p2ptrain.errors import ProtocolError
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ATEN_FAMILIES = {
+    "elementwise": """
+        abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan
+        arctan2 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not
+        bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clip complex conj
+        conj_physical copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp exp2 expm1
+        fix float_power floor floor_divide fmax fmin fmod frac gcd ge greater greater_equal gt
+        heaviside hypot i0 imag isclose isfinite isinf isnan isneginf isposinf isreal lcm ldexp le
+        lerp less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and
+        logical_not logical_or logical_xor logit lt maximum minimum mul multiply mvlgamma nan_to_num
+        ne neg negative nextafter not_equal polar polygamma positive pow rad2deg real reciprocal
+        remainder round rsqrt rsub sgn sigmoid sign signbit sin sinc sinh sqrt square sub subtract
+        tan tanh true_divide trunc where xlogy __and__ __or__ __xor__ __lshift__ __rshift__
+        resolve_conj resolve_neg view_as_complex view_as_real special_erf special_erfc special_expit
+        special_exp2 special_expm1 special_log1p special_logit special_softmax special_log_softmax
+        special_logsumexp special_xlogy special_entr special_sinc""",
+    "activations": """
+        celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid
+        log_softmax mish prelu relu relu6 rrelu selu silu softmax softplus softshrink threshold
+        _softmax _log_softmax _safe_softmax _prelu_kernel""",
+    "reductions": """
+        all amax amin aminmax any argmax argmin bincount count_nonzero cummax cummin cumprod cumsum
+        diff dist frobenius_norm histc kthvalue logcumsumexp logsumexp max mean median min mode
+        nanmean nanmedian nansum norm nuclear_norm prod quantile nanquantile std std_mean sum
+        sum_to_size trace var var_mean linalg_norm linalg_vector_norm linalg_matrix_norm equal""",
+    "linear_algebra": """
+        addbmm addmm addmv addr baddbmm bilinear bmm cdist chain_matmul cosine_similarity cross det
+        dot einsum inner inverse kron linear logdet matmul matrix_exp matrix_power mm mv outer
+        pairwise_distance pdist slogdet tensordot vdot vander linalg_cross linalg_det linalg_inv
+        linalg_cholesky linalg_solve linalg_matrix_exp linalg_qr linalg_svd linalg_eigh
+        linalg_multi_dot linalg_vecdot linalg_slogdet cholesky _weight_norm norm_except_dim
+        _euclidean_dist""",
+    "convolution_and_pooling": """
+        adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
+        adaptive_max_pool2d adaptive_max_pool3d affine_grid_generator avg_pool1d avg_pool2d
+        avg_pool3d col2im conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d
+        conv_transpose3d convolution grid_sampler grid_sampler_2d grid_sampler_3d im2col max_pool1d
+        max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d
+        max_pool3d_with_indices max_unpool2d max_unpool3d upsample_bicubic2d upsample_bilinear2d
+        upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+        upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+        _upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+        _adaptive_avg_pool2d _adaptive_avg_pool3d""",
+    "normalisation": """
+        batch_norm group_norm instance_norm layer_norm native_batch_norm native_group_norm
+        native_layer_norm rms_norm renorm _fused_rms_norm""",
+    "losses": """
+        binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
+        cross_entropy_loss ctc_loss hinge_embedding_loss huber_loss kl_div l1_loss
+        margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss nll_loss nll_loss2d
+        nll_loss_nd poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss""",
+    "sequences": """
+        embedding embedding_bag gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh
+        rnn_tanh_cell scaled_dot_product_attention _scaled_dot_product_attention_math one_hot
+        bucketize searchsorted pad_sequence""",
+    "shapes": """
+        adjoint alias as_strided atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors
+        broadcast_to cartesian_prod cat channel_shuffle chunk clone column_stack combinations concat
+        concatenate constant_pad_nd contiguous copy detach diag diag_embed diagflat diagonal dsplit
+        dstack expand expand_as flatten flip fliplr flipud hsplit hstack lift_fresh lift_fresh_copy
+        mH mT matrix_H meshgrid moveaxis movedim narrow numpy_T pad permute pixel_shuffle
+        pixel_unshuffle ravel reflection_pad1d reflection_pad2d reflection_pad3d repeat
+        repeat_interleave replication_pad1d replication_pad2d replication_pad3d reshape reshape_as
+        roll rot90 select slice slice_inverse split split_with_sizes squeeze stack swapaxes swapdims
+        t tensor_split tile transpose tril triu unbind unflatten unfold unsafe_chunk unsafe_split
+        unsafe_split_with_sizes unsqueeze view view_as vsplit vstack _unsafe_view _reshape_alias
+        expand_copy permute_copy select_copy slice_copy view_copy unsqueeze_copy squeeze_copy
+        transpose_copy t_copy alias_copy detach_copy""",
+    "indexing": """
+        argsort argwhere fill fill_diagonal gather index index_add index_copy index_fill index_put
+        index_reduce index_select isin masked_fill masked_scatter masked_select msort nonzero
+        nonzero_static put scatter scatter_add scatter_reduce select_scatter slice_scatter
+        diagonal_scatter as_strided_scatter sort take take_along_dim topk unique_consecutive
+        unique_dim zero _unique2 _unsafe_index _unsafe_masked_index""",
+    "types_and_creation": """
+        arange bartlett_window blackman_window empty empty_like empty_permuted eye full full_like
+        hamming_window hann_window linspace logspace new_empty new_full new_ones new_zeros ones
+        ones_like range scalar_tensor to tril_indices triu_indices type_as zeros zeros_like _to_copy
+        item _local_scalar_dense sym_size sym_numel sym_stride sym_storage_offset is_nonzero""",
+    "random": """
+        alpha_dropout bernoulli dropout exponential feature_alpha_dropout feature_dropout
+        multinomial native_dropout normal poisson rand rand_like randint randint_like randn
+        randn_like randperm random uniform""",
+    "signals": """
+        fft_fft fft_fft2 fft_fftn fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ifftshift
+        fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn fft_fftfreq
+        fft_rfftfreq istft stft""",
+}
+_ATEN_NAMES = frozenset(name for names in _ATEN_FAMILIES.values() for name in names.split())
+
+_PYTHON: Mapping[str, Callable[..., Any]] = {
+    "operator.getitem": operator.getitem,
+    "operator.add": operator.add,
+    "operator.sub": operator.sub,
+    "operator.mul": operator.mul,
+    "operator.floordiv": operator.floordiv,
+    "operator.truediv": operator.truediv,
+    "operator.mod": operator.mod,
+    "operator.neg": operator.neg,
+    "operator.eq": operator.eq,
+    "operator.ne": operator.ne,
+    "operator.lt": operator.lt,
+    "operator.le": operator.le,
+    "operator.gt": operator.gt,
+    "operator.ge": operator.ge,
+    "operator.and_": operator.and_,
+    "operator.or_": operator.or_,
+    "math.ceil": math.ceil,
+    "math.floor": math.floor,
+    "math.trunc": math.trunc,
+    "torch.sym_max": max,
+    "torch.sym_min": min,
+    "torch.sym_int": int,
+    "torch.sym_float": float,
+    "torch.sym_not": operator.not_,
+}
+"""Arithmetic on sizes (Python numbers) and picking one of several results. `pow` is not here: it
+would let three small numbers fill a memory."""
+
+_VIEWS_UNDECLARED = _words(
+    """
+        dropout alpha_dropout feature_dropout feature_alpha_dropout type_as
+        broadcast_tensors meshgrid atleast_1d atleast_2d atleast_3d pad constant_pad_nd
+        einsum getitem rrelu
+    """
+)
+"""Operators that may return one of their arguments, or a view of it, without saying so."""
+
+_WITHOUT_GRADIENT = _words(
+    """
+        detach detach_ zeros_like ones_like full_like empty_like rand_like randn_like
+        randint_like new_zeros new_ones new_full new_empty arange zeros ones full empty eye
+        linspace rand randn bernoulli multinomial one_hot
+    """
+)
+"""Operators whose result never requires a gradient even where an argument does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An allowed operator, ready to be called.
+
+    Attributes:
+        name: as it stands in a `Node`.
+        call: the function.
+        schema_arguments: names of its positional arguments, () for arithmetic on sizes.
+        mutates: positions of the arguments that it writes to.
+        may_return_argument: whether its result may share memory with an argument.
+        seeded: whether it may draw from the random generator.
+        differentiable: False where its result never requires a gradient.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    schema_arguments: tuple[str, ...]
+    mutates: frozenset[int]
+    may_return_argument: bool
+    seeded: bool
+    differentiable: bool
+
+
+@cache
+def resolve(name: str) -> Operator:
+    """Look `name` up in the allow-list.
+
+    Raises:
+        ProtocolError: it is not an operator that a model may apply.
+    """
+    if name in _PYTHON:
+        views = name == "operator.getitem"
+        return Operator(name, _PYTHON[name], (), frozenset(), views, False, views)
+    overload = _aten_overload(name)
+    if overload is None:
+        raise ProtocolError(f"a model may not apply the operator {name[:80]!r}")
+    return _describe(name, overload)
+
+
+def is_allowed(name: str) -> bool:
+    """Whether `resolve` knows `name`."""
+    return name in _PYTHON or _aten_overload(name) is not None
+
+
+def name_of(target: object) -> str | None:
+    """The name under which a node's function travels; None where it has none."""
+    if isinstance(target, OpOverload):
+        return str(target)
+    if target in _SIZE_FUNCTIONS:
+        return _SIZE_FUNCTIONS[target]
+    return next((name for name, function in _PYTHON.items() if function is target), None)
+
+
+_SIZE_FUNCTIONS: Mapping[object, str] = {
+    torch.sym_max: "torch.sym_max",
+    torch.sym_min: "torch.sym_min",
+    torch.sym_int: "torch.sym_int",
+    torch.sym_float: "torch.sym_float",
+    torch.sym_not: "torch.sym_not",
+}
+
+
+def _aten_overload(name: str) -> OpOverload | None:
+    parts = name.split(".")
+    if len(parts) != 3 or parts[0] != "aten" or _base(parts[1]) not in _ATEN_NAMES:
+        return None
+    packet = getattr(torch.ops.aten, parts[1], None)
+    if packet is None or parts[2] not in packet.overloads():
+        return None
+    overload = getattr(packet, parts[2])
+    return overload if isinstance(overload, OpOverload) and _is_plain(overload) else None
+
+
+def _base(function: str) -> str:
+    """`relu` for `relu_`; dunder names keep theirs."""
+    return function[:-1] if function.endswith("_") and not function.endswith("__") else function
+
+
+def _is_plain(overload: OpOverload) -> bool:
+    """Whether every argument is plain data: no generators, storages, names or output buffers."""
+    return not any(
+        argument.is_out or any(word in str(argument.type) for word in ("Storage", "Stream"))
+        for argument in overload._schema.arguments
+    ) and not any("Dimname" in str(a.type) for a in overload._schema.arguments)
+
+
+def _describe(name: str, overload: OpOverload) -> Operator:
+    arguments = overload._schema.arguments
+    function = name.split(".")[1]
+    mutates = {i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write}
+    if function in ("batch_norm", "native_batch_norm", "instance_norm"):
+        # The schema does not say that the running statistics are written.
+        names = ("running_mean", "running_var")
+        mutates |= {i for i, a in enumerate(arguments) if a.name in names}
+    views = any(result.alias_info is not None for result in overload._schema.returns)
+    return Operator(
+        name=name,
+        call=overload,
+        schema_arguments=tuple(argument.name for argument in arguments),
+        mutates=frozenset(mutates),
+        may_return_argument=views or _base(function) in _VIEWS_UNDECLARED,
+        seeded=torch.Tag.nondeterministic_seeded in overload.tags,
+        differentiable=function not in _WITHOUT_GRADIENT,
+    )

@@ -1,0 +1,314 @@
+"""From an exported program to our own graph.
+
+Three things become simpler on the way. Regions under `torch.no_grad()` (and under a disabled
+autocast, which do nothing) are flattened into one list of nodes. Whole numbers that follow from the
+batch size become polynomials, so no node ever needs the target only to ask for its length. Nodes
+that nothing uses and that only check something are dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.model import operators
+from p2ptrain.model.effects import draws_random_numbers, mutated_references
+from p2ptrain.model.graph import (
+    Argument,
+    InputRef,
+    Node,
+    NodeRef,
+    Reference,
+    StateRef,
+    TargetRef,
+)
+from p2ptrain.model.polynomials import BatchSymbol
+from p2ptrain.model.values import Polynomial
+
+StateNames: TypeAlias = Callable[[str, Tensor], str]
+"""(name in the exported program, tensor) -> canonical name."""
+
+_CHECKS = re.compile(r"aten\.(_assert|sym_constrain|_functional_assert|_functional_sym)")
+_CALL_NUMBER = re.compile(r"@\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What tracing knows of a node besides the node itself.
+
+    Attributes:
+        value: what it gave: a fake tensor, a symbolic number, or a tuple of them.
+        module: dotted path of the user's module it ran in; "" for the model itself and the loss.
+    """
+
+    value: Any
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """One mode's graph, not yet cut.
+
+    Attributes:
+        nodes: as they run.
+        traced: one for each node.
+        inputs, targets: fake tensors of the leaves.
+        outputs: the loss, then the leaves of the model's output.
+        state: fake tensors of the parameters, buffers and constants.
+        batch: reads the batch size's polynomials off symbolic sizes.
+    """
+
+    nodes: tuple[Node, ...]
+    traced: tuple[Traced, ...]
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+    outputs: tuple[InputRef | NodeRef, ...]
+    state: Mapping[Reference, Tensor]
+    batch: BatchSymbol
+
+
+def translate(
+    program: torch.export.ExportedProgram, leaves: int, state_names: StateNames
+) -> Translated:
+    """Translate one mode.
+
+    Args:
+        program: of `Scored`: first the model's input leaves, then the target's.
+        leaves: how many of its inputs are the model's.
+        state_names: names for the tensors it takes besides.
+
+    Raises:
+        CaptureError: it applies an operator that may not travel.
+    """
+    bindings: list[Argument] = []
+    fakes: list[Tensor] = []
+    state: dict[Reference, Tensor] = {}
+    placeholders = program.graph.find_nodes(op="placeholder")
+    for spec, placeholder in zip(program.graph_signature.input_specs, placeholders, strict=True):
+        if spec.kind is InputKind.USER_INPUT:
+            index = len(fakes)
+            fakes.append(placeholder.meta["val"])
+            bindings.append(InputRef(index) if index < leaves else TargetRef(index - leaves))
+        else:
+            reference = StateRef(_state_name(program, spec, state_names))
+            bindings.append(reference)
+            state[reference] = placeholder.meta["val"]
+    walk = _Walk(BatchSymbol(fakes[0].shape[0]))
+    results = walk.run(program.graph_module, bindings, grad_enabled=True)
+    _check_outputs(program)
+    outputs = walk.as_outputs(results)
+    nodes, traced, outputs = _without_unused(walk.nodes, walk.traced, outputs)
+    return Translated(
+        nodes,
+        traced,
+        tuple(fakes[:leaves]),
+        tuple(fakes[leaves:]),
+        outputs,
+        state,
+        walk.batch,
+    )
+
+
+def _state_name(program: torch.export.ExportedProgram, spec: Any, state_names: StateNames) -> str:
+    if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+        raise CaptureError(
+            f"the model holds something that is no tensor and no module: {spec.kind}"
+        )
+    target = str(spec.target)
+    holder = program.state_dict if target in program.state_dict else program.constants
+    tensor = holder[target]
+    if not isinstance(tensor, Tensor):
+        raise CaptureError(f"the model holds {target!r}, a {type(tensor).__name__}, not a tensor")
+    return state_names(target, tensor)
+
+
+def _check_outputs(program: torch.export.ExportedProgram) -> None:
+    kinds = {spec.kind for spec in program.graph_signature.output_specs}
+    if kinds != {OutputKind.USER_OUTPUT}:
+        raise CaptureError(f"the model writes to its inputs in a way that cannot travel: {kinds}")
+
+
+class _Walk:
+    """Translates graph modules, one inside the other, into one list of nodes."""
+
+    def __init__(self, batch: BatchSymbol) -> None:
+        self.nodes: list[Node] = []
+        self.traced: list[Traced] = []
+        self.batch = batch
+        self._names: set[str] = set()
+
+    def run(
+        self, module: fx.GraphModule, bindings: Sequence[Argument], *, grad_enabled: bool
+    ) -> Any:
+        """Translate `module` with its placeholders bound; returns what it gives."""
+        values: dict[fx.Node, Any] = {}
+        unbound = iter(bindings)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(unbound)
+            elif node.op == "get_attr":
+                values[node] = getattr(module, node.target)
+            elif node.op == "call_function":
+                values[node] = self._call(node, values, grad_enabled)
+            elif node.op == "output":
+                return fx.map_arg(node.args[0], values.__getitem__)
+        raise CaptureError("the exported graph has no output")
+
+    def as_outputs(self, results: Iterable[Any]) -> tuple[InputRef | NodeRef, ...]:
+        """The graph's results; a parameter or target among them gets a node of its own."""
+        outputs: list[InputRef | NodeRef] = []
+        for result in results:
+            if isinstance(result, StateRef | TargetRef):
+                result = self._append("output", "aten.alias.default", (result,), (), True)
+                self.traced.append(Traced(None, ""))
+            if isinstance(result, InputRef | NodeRef):
+                outputs.append(result)
+            else:
+                raise CaptureError(f"the model's output holds {result!r}, which is no tensor")
+        return tuple(outputs)
+
+    def _call(self, node: fx.Node, values: Mapping[fx.Node, Any], grad_enabled: bool) -> Any:
+        args: Any = fx.map_arg(node.args, values.__getitem__)
+        kwargs: Any = fx.map_arg(node.kwargs, values.__getitem__)
+        target = node.target
+        if target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            return self.run(args[1], args[2:], grad_enabled=grad_enabled and args[0])
+        if target is torch.ops.higher_order.wrap_with_autocast:
+            return self._autocast(args, grad_enabled)
+        name = operators.name_of(target)
+        if name is not None and _CHECKS.match(name):
+            return None
+        if name == "operator.getitem" and isinstance(args[0], tuple | list):
+            return args[0][args[1]]
+        value = node.meta.get("val")
+        if isinstance(value, int | torch.SymInt):
+            number = self.batch.polynomial(value)
+            if number is not None:
+                return number
+        return self._node(node, name, args, kwargs, grad_enabled)
+
+    def _autocast(self, args: Sequence[Any], grad_enabled: bool) -> Any:
+        """(device, dtype, enabled, cache, module, *its arguments)."""
+        if args[2]:
+            raise CaptureError(
+                "the model enables torch.autocast, which would compute otherwise on each device. "
+                "Remove it, or convert explicitly with .to(dtype)"
+            )
+        return self.run(args[4], args[5:], grad_enabled=grad_enabled)
+
+    def _node(
+        self, node: fx.Node, name: str | None, args: Any, kwargs: Any, grad_enabled: bool
+    ) -> NodeRef:
+        if name is None or not operators.is_allowed(name):
+            raise CaptureError(
+                f"the model uses {name or node.target}, which p2ptrain does not carry to other "
+                f"devices{_where(node)}"
+            )
+        arguments = tuple(_argument(argument) for argument in args)
+        named = tuple(
+            (key, _argument(argument)) for key, argument in kwargs.items() if key != "generator"
+        )
+        reference = self._append(node.name, name, arguments, named, grad_enabled)
+        self.traced.append(Traced(node.meta.get("val"), module_path(node)))
+        return reference
+
+    def _append(
+        self,
+        name: str,
+        operator: str,
+        args: tuple[Argument, ...],
+        kwargs: tuple[tuple[str, Argument], ...],
+        grad_enabled: bool,
+    ) -> NodeRef:
+        unique, attempt = name, 1
+        while unique in self._names:
+            unique, attempt = f"{name}_r{attempt}", attempt + 1
+        self._names.add(unique)
+        self.nodes.append(Node(unique, operator, args, kwargs, grad_enabled))
+        return NodeRef(len(self.nodes) - 1)
+
+
+def module_path(node: fx.Node) -> str:
+    """Dotted path, in the user's model, of the innermost module that `node` ran in."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [str(entry[0]) for entry in stack.values()]
+    innermost = _CALL_NUMBER.sub("", paths[-1]) if paths else ""
+    first, _, rest = innermost.partition(".")
+    return rest if first == "module" else ""
+
+
+def _argument(value: Any) -> Argument:
+    if isinstance(value, list | tuple):
+        return tuple(_argument(item) for item in value)
+    if isinstance(value, torch.device) and value.type != "cpu":
+        raise CaptureError(f"the model creates tensors on {value}; capture it on the CPU")
+    if isinstance(value, _ARGUMENT_TYPES) or value is None:
+        return value
+    raise CaptureError(f"the model passes {value!r} to an operator, which cannot travel")
+
+
+_ARGUMENT_TYPES = (
+    InputRef,
+    TargetRef,
+    StateRef,
+    NodeRef,
+    Polynomial,
+    bool,
+    int,
+    float,
+    str,
+    torch.dtype,
+    torch.memory_format,
+    torch.layout,
+    torch.device,
+)
+
+
+def _where(node: fx.Node) -> str:
+    """The innermost line of the user's that a node's stack trace names."""
+    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+    files = [line for line in lines if line.startswith("File ")]
+    return f" ({files[-1]})" if files else ""
+
+
+def _without_unused(
+    nodes: Sequence[Node], traced: Sequence[Traced], outputs: tuple[InputRef | NodeRef, ...]
+) -> tuple[tuple[Node, ...], tuple[Traced, ...], tuple[InputRef | NodeRef, ...]]:
+    """Drop nodes that nothing uses, unless they write to something or draw random numbers."""
+    needed = {output.index for output in outputs if isinstance(output, NodeRef)}
+    for index in range(len(nodes) - 1, -1, -1):
+        node = nodes[index]
+        if index in needed or mutated_references(node) or draws_random_numbers(node):
+            needed.add(index)
+            needed.update(r.index for r in node.references() if isinstance(r, NodeRef))
+    kept = sorted(needed)
+    position = {old: new for new, old in enumerate(kept)}
+
+    def moved(argument: Argument) -> Argument:
+        if isinstance(argument, tuple):
+            return tuple(moved(item) for item in argument)
+        return NodeRef(position[argument.index]) if isinstance(argument, NodeRef) else argument
+
+    renumbered = tuple(
+        replace(
+            nodes[old],
+            args=tuple(moved(argument) for argument in nodes[old].args),
+            kwargs=tuple((key, moved(argument)) for key, argument in nodes[old].kwargs),
+        )
+        for old in kept
+    )
+    results = tuple(NodeRef(position[o.index]) if isinstance(o, NodeRef) else o for o in outputs)
+    return renumbered, tuple(traced[old] for old in kept), results
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in a traced value."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

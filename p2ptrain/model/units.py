@@ -1,0 +1,119 @@
+"""Choosing the units: runs of nodes between narrow cuts, that the planners place as a whole.
+
+1. One cut between each two neighbouring heavy operators (products with weights), the narrowest;
+   among equals where the outermost module ends, and then the last.
+2. A cut much wider than a neighbouring one goes, where little work is joined by that.
+3. Beyond `MAXIMUM_UNITS` the cut goes whose removal joins least work for its width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+MAXIMUM_UNITS = 64
+"""More make planning slow (its cost grows with their square or cube) and stages no better."""
+_WIDE = 1.5
+"""A cut that carries this many times as many bytes as one beside it is wide."""
+_LITTLE = 1 / 24
+"""A unit with less than this share of all work is little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landscape:
+    """A graph, reduced to what matters for choosing cuts.
+
+    Attributes:
+        work: operations of each node.
+        heavy: for each node, whether a unit may consist of it alone.
+        modules: path of the user's module of each node.
+        widths: position of each possible cut -> bytes a sample that cross there.
+    """
+
+    work: Sequence[float]
+    heavy: Sequence[bool]
+    modules: Sequence[str]
+    widths: Mapping[int, float]
+
+
+def choose_cuts(landscape: Landscape) -> list[int]:
+    """Positions of the cuts between units, ascending; at most `MAXIMUM_UNITS` - 1."""
+    cuts = _between_heavy(landscape)
+    cuts = _without_wide(cuts, landscape)
+    return _at_most(cuts, landscape, MAXIMUM_UNITS - 1)
+
+
+def _between_heavy(landscape: Landscape) -> list[int]:
+    heavy = [index for index, is_heavy in enumerate(landscape.heavy) if is_heavy]
+    cuts = []
+    for before, after in pairwise(heavy):
+        positions = [p for p in range(before + 1, after + 1) if p in landscape.widths]
+        if positions:
+            cuts.append(min(positions, key=lambda p: _preference(p, landscape)))
+    return cuts
+
+
+def _preference(position: int, landscape: Landscape) -> tuple[float, int, int]:
+    shared = common_path(landscape.modules[position - 1 : position + 1])
+    depth = len(shared.split(".")) if shared else 0
+    return landscape.widths[position], depth, -position
+
+
+def _without_wide(cuts: list[int], landscape: Landscape) -> list[int]:
+    kept = list(cuts)
+    little = sum(landscape.work) * _LITTLE
+    for cut in sorted(cuts, key=lambda p: -landscape.widths[p]):
+        place = kept.index(cut)
+        neighbours = kept[max(place - 1, 0) : place] + kept[place + 1 : place + 2]
+        narrowest = min((landscape.widths[p] for p in neighbours), default=float("inf"))
+        if landscape.widths[cut] > _WIDE * narrowest and _joined(kept, place, landscape) <= little:
+            kept.remove(cut)
+    return kept
+
+
+def _at_most(cuts: list[int], landscape: Landscape, most: int) -> list[int]:
+    kept = list(cuts)
+    while len(kept) > most:
+        worst = min(
+            range(len(kept)),
+            key=lambda k: _joined(kept, k, landscape) / (landscape.widths[kept[k]] + 1.0),
+        )
+        del kept[worst]
+    return kept
+
+
+def _joined(cuts: Sequence[int], place: int, landscape: Landscape) -> float:
+    """Work of the unit that would stand where cut number `place` now separates two."""
+    first = cuts[place - 1] if place else 0
+    end = cuts[place + 1] if place + 1 < len(cuts) else len(landscape.work)
+    return sum(landscape.work[first:end])
+
+
+def unit_names(cuts: Sequence[int], modules: Sequence[str]) -> list[str]:
+    """A name for each unit: the innermost module that holds all of it, made unique."""
+    names: list[str] = []
+    for first, end in pairwise([0, *cuts, len(modules)]):
+        paths = [path for path in modules[first:end] if path]
+        name = common_path(paths) or (paths[0] if paths else "loss")
+        names.append(_unique(name, names))
+    return names
+
+
+def common_path(paths: Sequence[str]) -> str:
+    """The longest dotted prefix of all paths; "" where there is none."""
+    if not paths:
+        return ""
+    first, last = min(paths).split("."), max(paths).split(".")
+    shared = [a for a, b in zip(first, last, strict=False) if a == b]
+    prefix = first[: len(shared)]
+    while prefix and not all((path + ".").startswith(".".join(prefix) + ".") for path in paths):
+        prefix.pop()
+    return ".".join(prefix)
+
+
+def _unique(name: str, taken: Sequence[str]) -> str:
+    candidate, number = name, 2
+    while candidate in taken:
+        candidate, number = f"{name}#{number}", number + 1
+    return candidate

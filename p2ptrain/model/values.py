@@ -1,0 +1,111 @@
+"""What is known of a value before it exists: its type, and its shape as a function of the batch.
+
+Devices allocate what they are about to receive from this, never from what a peer claims. Shapes are
+polynomials in the batch size because exported models only ever multiply and add it (`B`, `197*B`,
+`B*B` for in-batch similarities); anything else is no cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+MAXIMUM_DEGREE = 2
+"""Highest power of the batch size in a dimension that may cross a cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """A whole number that depends on the batch size B: `sum(coefficients[k] * B**k)`.
+
+    Attributes:
+        coefficients: lowest power first; 1 to `MAXIMUM_DEGREE` + 1 of them, the last not 0 unless
+            it is the only one.
+    """
+
+    coefficients: tuple[int, ...]
+
+    def __call__(self, batch: int) -> int:
+        """The number for `batch` samples."""
+        return sum(c * batch**power for power, c in enumerate(self.coefficients))
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is the same for every batch size."""
+        return len(self.coefficients) == 1
+
+    def batch_for(self, size: int) -> int | None:
+        """The batch size at which a linear polynomial gives `size`; None where it tells nothing."""
+        if len(self.coefficients) != 2:
+            return None
+        constant, slope = self.coefficients
+        batch, rest = divmod(size - constant, slope)
+        return batch if rest == 0 and batch >= 0 else None
+
+
+BATCH = Polynomial((0, 1))
+"""The batch size itself."""
+
+
+class ValueKind(StrEnum):
+    """What a value is at run time."""
+
+    TENSOR = "tensor"
+    INT = "int"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDescription:
+    """One value that enters, crosses or leaves the model.
+
+    Attributes:
+        name: unique within its graph.
+        kind: a tensor or a whole number (integers that follow from the batch size never cross a
+            cut: every stage computes them for the samples it has).
+        dtype: element type; None for a whole number.
+        dimensions: one polynomial a dimension, in the batch size.
+        may_require_grad: False means that no gradient ever flows through it.
+    """
+
+    name: str
+    kind: ValueKind
+    dtype: torch.dtype | None
+    dimensions: tuple[Polynomial, ...]
+    may_require_grad: bool
+
+    def shape(self, batch: int) -> tuple[int, ...]:
+        """Its shape for `batch` samples."""
+        return tuple(dimension(batch) for dimension in self.dimensions)
+
+    def nbytes(self, batch: int) -> int:
+        """Bytes of its elements for `batch` samples, each counted once whatever its strides."""
+        size = 8 if self.dtype is None else self.dtype.itemsize
+        for dimension in self.dimensions:
+            size *= dimension(batch)
+        return size
+
+    @property
+    def rows_per_sample(self) -> int | None:
+        """k where dimension 0 has k rows for each sample and no other depends on the batch.
+
+        Then a micro-batch can be divided between devices by rows. None: it cannot.
+        """
+        if not self.dimensions or not all(d.is_constant for d in self.dimensions[1:]):
+            return None
+        constant, *slope = self.dimensions[0].coefficients
+        return slope[0] if constant == 0 and len(slope) == 1 else None
+
+    def batch_of(self, shape: tuple[int, ...]) -> int | None:
+        """The batch size that a tensor of `shape` was computed for; None where it cannot tell."""
+        for dimension, size in zip(self.dimensions, shape, strict=True):
+            batch = dimension.batch_for(size)
+            if batch is not None:
+                return batch
+        return None
+
+    @property
+    def tells_batch(self) -> bool:
+        """Whether `batch_of` can tell."""
+        return any(len(dimension.coefficients) == 2 for dimension in self.dimensions)

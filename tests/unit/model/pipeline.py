@@ -1,0 +1,126 @@
+"""Stages chained in one process, and plain torch beside them, for comparing bits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from p2ptrain.model.capture import capture
+from p2ptrain.model.captured import Captured
+from p2ptrain.model.stage import Stage
+from tests import zoo
+from tests.reference import call, stack
+
+BATCH = 8
+MICRO_BATCH = 3  # the last micro-batch is smaller
+
+
+@dataclass
+class Result:
+    """Of one training step: losses by micro-batch, gradients and state afterwards by name."""
+
+    losses: list[Tensor]
+    gradients: dict[str, Tensor | None]
+    state: dict[str, Tensor]
+
+
+def captured(made: zoo.Made) -> Captured:
+    """The zoo's model, captured with its first three samples."""
+    return capture(made.model, made.loss, stack(made.data[:3]))
+
+
+def plain_step(made: zoo.Made) -> Result:
+    """One step of the contract's loop, on a copy of the model."""
+    model = copy.deepcopy(made.model).train()
+    losses = []
+    for x, y, weight in micro_batches(made):
+        loss = made.loss(call(model, x), y)
+        (loss * weight).backward()
+        losses.append(loss.detach())
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return Result(losses, gradients, state)
+
+
+def pipeline_step(made: zoo.Made, model: Captured, boundaries: Sequence[int]) -> Result:
+    """The same step through stages with the given boundaries."""
+    stages = [
+        Stage(model.description, first, end, model.state()) for first, end in pairwise(boundaries)
+    ]
+    losses = []
+    for key, (x, y, weight) in enumerate(micro_batches(made)):
+        values: list[Tensor] = used_inputs(model, "train", model.flatten_input(x))
+        targets = model.flatten_target(y)
+        for stage in stages:
+            last = stage is stages[-1]
+            values = stage.forward(
+                key, transport(values), targets, weight=weight if last else None, seed=(0, 0, key)
+            )
+        losses.append(values[0])
+        gradients: Sequence[Tensor | None] = ()
+        for stage in reversed(stages):
+            gradients = transport(stage.backward(key, gradients))
+    assert not any(stage.held() for stage in stages)
+    return Result(losses, summed_gradients(stages), joined_state(stages))
+
+
+def evaluate(model: Captured, boundaries: Sequence[int], x: object, y: object) -> list[Tensor]:
+    """Loss and output leaves of the evaluation graph through stages."""
+    values = used_inputs(model, "eval", model.flatten_input(x))
+    for first, end in pairwise(boundaries):
+        stage = Stage(model.description, first, end, model.state())
+        values = stage.evaluate(transport(values), model.flatten_target(y))
+    return values
+
+
+def used_inputs(model: Captured, mode: str, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The leaves that cross boundary 0."""
+    return [leaves[value.index] for value in model.description.crossing_values(0, mode)]
+
+
+def micro_batches(made: zoo.Made) -> list[tuple[object, object, float]]:
+    """(input, target, weight) of each."""
+    samples = made.data[:BATCH]
+    return [
+        (*stack(samples[k : k + MICRO_BATCH]), len(samples[k : k + MICRO_BATCH]) / BATCH)
+        for k in range(0, BATCH, MICRO_BATCH)
+    ]
+
+
+def transport(values: Sequence[Tensor | None]) -> list:
+    """As if over the wire: new memory, the same strides."""
+    return [None if value is None else _moved(value) for value in values]
+
+
+def _moved(value: Tensor) -> Tensor:
+    """Expanded dimensions (stride 0) stay expanded, everything else keeps its order in memory."""
+    index = tuple(
+        slice(0, 1) if s == 0 and n > 1 else slice(None)
+        for s, n in zip(value.stride(), value.shape)
+    )
+    small = value[index]
+    order = sorted(range(small.dim()), key=lambda d: (-small.stride(d), d))
+    copied = small.permute(order).contiguous().clone()
+    back = [order.index(d) for d in range(small.dim())]
+    return copied.permute(back).expand(value.shape)
+
+
+def summed_gradients(stages: Sequence[Stage]) -> dict[str, Tensor | None]:
+    """By name; of a tensor in several stages the sum, later stages first as in plain torch."""
+    total: dict[str, Tensor | None] = {}
+    for stage in reversed(stages):
+        for name, parameter in stage.parameters().items():
+            known, mine = total.get(name), parameter.grad
+            both = known is not None and mine is not None
+            total[name] = known + mine if both else (mine if known is None else known)
+    return total
+
+
+def joined_state(stages: Sequence[Stage]) -> dict[str, Tensor]:
+    """Parameters, buffers and constants of all stages."""
+    return {name: tensor for stage in stages for name, tensor in stage.state().items()}
