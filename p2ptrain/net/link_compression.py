@@ -94,7 +94,11 @@ class LinkCompression:
             finish(_compress(blocks))
             return
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executor, _compress, blocks)
+        try:
+            future = loop.run_in_executor(self._executor, _compress, blocks)
+        except RuntimeError as error:  # the executor was shut down before its links
+            self._ready(error)
+            return
         self._running.add(future)
 
         def done(future: asyncio.Future[_Result]) -> None:

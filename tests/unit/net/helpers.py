@@ -29,6 +29,7 @@ class Inbox:
     losses: list[PeerError] = field(default_factory=list)
     opened: list[Header] = field(default_factory=list)
     open_parts_with: Callable[[Header], Sequence[memoryview]] | None = None
+    on_deliver: Callable[[], None] = lambda: None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open_parts(self, link: Link, header: Header) -> Sequence[memoryview]:
@@ -40,6 +41,7 @@ class Inbox:
     def deliver(self, link: Link, message: Message) -> None:
         self.messages.append(message)
         self.changed.set()
+        self.on_deliver()
 
     def lost(self, link: Link, error: PeerError) -> None:
         self.losses.append(error)
