@@ -86,6 +86,7 @@ class Election:
         self._claim: CoordinatorClaim | None = None  # whom we follow; may be ourselves
         self._unplaced: CoordinatorClaim | None = None  # of a device not known to be alive yet
         self._supporters: dict[str, float] = {}  # follower -> time of its last answer
+        self._answered: dict[str, float] = {}  # living peer -> when it got its last answer
         self._campaign: _Campaign | None = None
         self._stand_at = _NEVER
         self._announce_at = _NEVER
@@ -133,8 +134,9 @@ class Election:
         """Do what is due."""
         self._begin(now)
         if self._campaign is not None and self._campaign.deadline <= self._now:
-            self._campaign = None
-            self._stand_at = self._now
+            self._campaign = None  # a coordinator tries again only if it is told again to
+            if self._claim is None:
+                self._stand_at = self._now
         if self._stand_at <= self._now:
             self._stand()
         if self._announce_at <= self._now:
@@ -165,6 +167,8 @@ class Election:
         alive |= {self._self_id}
         newcomers = sorted(alive - self._alive)
         self._alive = alive
+        for peer in self._answered.keys() - alive:
+            del self._answered[peer]
         if self._claim is not None and self._claim.id not in alive:
             self._lose("the coordinator is gone")
         elif len(alive) == 1:
@@ -195,9 +199,9 @@ class Election:
             self._stand_at = self._now + self._rng.uniform(*self._config.stand_delay_seconds)
 
     def _stand(self) -> None:
-        """Ask for votes: a coordinator for a higher term, anybody else by a poll first."""
+        """Ask for votes, by a poll first: terms do not rise by elections that cannot be won."""
         self._stand_at = _NEVER
-        self._start_campaign(poll=self._claim is None)
+        self._start_campaign(poll=True)
 
     def _start_campaign(self, *, poll: bool) -> None:
         term = self._term + 1
@@ -275,7 +279,7 @@ class Election:
         reply = ElectionMessage(ElectionKind.REPLY, term, yes=yes, poll=poll, seen=self._term)
         self._send(peer, reply)
         if self._coordinates:
-            self._announce_to(peer)
+            self._answer_by_announcing(peer)
 
     def _on_reply(self, peer: str, message: ElectionMessage) -> None:
         campaign = self._campaign
@@ -310,7 +314,7 @@ class Election:
 
     def _on_ask(self, peer: str) -> None:
         if self._coordinates:
-            self._announce_to(peer)
+            self._answer_by_announcing(peer)
         else:
             self._send_stale(peer)
 
@@ -341,18 +345,18 @@ class Election:
     def _on_rival(self, ours: CoordinatorClaim, theirs: CoordinatorClaim) -> None:
         verdict, reason = judge(ours, theirs)
         match verdict:
-            case Verdict.FOLLOW:
+            case Verdict.FOLLOW if theirs.term >= self._term:
                 self._follow_or_refuse(theirs, reason)
-            case Verdict.YIELD:
+            case Verdict.FOLLOW | Verdict.YIELD:
                 self._see(theirs.term)
                 self._lose(reason)
                 self._send_stale(theirs.id)
             case Verdict.RAISE if self._coordinates:
                 self._see(theirs.term)
                 self._raise_term()
-                self._announce_to(theirs.id)
+                self._answer_by_announcing(theirs.id)
             case Verdict.STAY if self._coordinates:
-                self._announce_to(theirs.id)
+                self._answer_by_announcing(theirs.id)
             case _:
                 self._send_stale(theirs.id)
 
@@ -385,7 +389,7 @@ class Election:
     def _raise_term(self) -> None:
         """As coordinator, have ourselves voted into a term above all seen."""
         if self._campaign is None:
-            self._start_campaign(poll=False)
+            self._start_campaign(poll=True)
 
     def _see(self, term: int) -> None:
         if term <= self._term:
@@ -413,6 +417,12 @@ class Election:
         for peer in chosen:
             self._announce_to(peer)
         self._announce_at = self._now + self._config.announce_interval_seconds
+
+    def _answer_by_announcing(self, peer: str) -> None:
+        """Announce to `peer`, but not so often that two who disagree talk without end."""
+        if self._now >= self._answered.get(peer, float("-inf")) + self._config.answer_seconds:
+            self._answered[peer] = self._now
+            self._announce_to(peer)
 
     def _announce_to(self, peer: str) -> None:
         claim = self._own_view()

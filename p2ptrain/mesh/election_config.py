@@ -20,6 +20,8 @@ class ElectionConfig:
         announce_fanout: at most this many are told per interval, in random choice; newcomers and
             the whole group after an election are told at once. Raise: bursts in large groups.
             Lower: repairs take longer.
+        answer_seconds: a peer's message is answered by an announcement at most this often. Raise:
+            repairs take longer. Lower: two who disagree exchange more messages.
         support_seconds: a follower that has not answered for this long no longer counts as
             support. Raise: a coordinator thawed after a freeze overrates itself. Lower: a busy
             group looks like a lone device to a newcomer.
@@ -34,6 +36,7 @@ class ElectionConfig:
     campaign_seconds: tuple[float, float] = (0.3, 0.6)
     announce_interval_seconds: float = 0.5
     announce_fanout: int = 16
+    answer_seconds: float = 0.05
     support_seconds: float = 1.6
     refresh_seconds: float = 2.0
     term_jump: int = 1 << 20
