@@ -13,13 +13,15 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.equal_shares import judge_pp
 from p2ptrain.plan.infeasible import explain
-from p2ptrain.plan.judge import Judged
+from p2ptrain.plan.judge import Judge, Judged
 from p2ptrain.plan.neighbours import neighbours
 from p2ptrain.plan.planner import Answer, Question
 from p2ptrain.plan.reasons import no_gain, too_small
 from p2ptrain.plan.single import best_singles
 from p2ptrain.plan.straight import StraightSearch
 
+OVERDRAFT_TASKS = 12_000
+"""Simulated tasks beyond the budget that the reasons may cost; then bounds must do."""
 FEW = 4
 """Changes looked at for each device left out once the budget is used up."""
 MOST_SECOND_LOOKS = 3
@@ -89,10 +91,15 @@ def _alternatives(question: Question, search: StraightSearch, best: Judged) -> d
             continue
         drafts = [*known.get(device, ()), *_with_device(question, best, device)]
         if drafts:
-            draft = min(drafts, key=judge.bound)
-            cheap = judge.exhausted and judge.bound(draft) > best.seconds
-            others[device] = Judged(judge.bound(draft), draft) if cheap else judge.exact(draft)
+            others[device] = _worth(judge, best, min(drafts, key=judge.bound))
     return others
+
+
+def _worth(judge: Judge, best: Judged, draft: Draft) -> Judged:
+    hopeless = judge.exhausted and judge.bound(draft) > best.seconds
+    if hopeless or judge.budget_tasks < -OVERDRAFT_TASKS:
+        return Judged(max(judge.bound(draft), best.seconds), draft)
+    return judge.exact(draft)
 
 
 def _best_by_device(search: StraightSearch) -> dict[int, list[Draft]]:

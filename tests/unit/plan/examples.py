@@ -1,0 +1,109 @@
+"""Small profiles and clusters for the tests of this room, and random ones for properties."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.profile import Profile, Unit
+from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.times import TimeTable, UnitTimes
+
+FREE = Link(bytes_per_s=1e300, latency_s=0.0)
+PLENTY = 10**15
+
+
+def table(forward: Sequence[float], backward: Sequence[float]) -> TimeTable:
+    """Times of a batch of 1, so that a batch of n takes n times as long."""
+    return TimeTable((1,), (UnitTimes(tuple(forward), tuple(backward)),))
+
+
+def profile(
+    times: Sequence[tuple[float, float]],
+    output_bytes: int = 1,
+    parameter_bytes: int = 0,
+    activation_bytes: int = 0,
+    input_bytes: int = 0,
+    target_bytes: int = 0,
+) -> Profile:
+    """Units that differ in their times (forward, backward) for one sample only."""
+    units = tuple(
+        Unit(f"unit{i}", parameter_bytes, output_bytes, activation_bytes) for i in range(len(times))
+    )
+    forward, backward = zip(*times, strict=True)
+    return Profile("test", input_bytes, target_bytes, units, 1.0, table(forward, backward))
+
+
+def cluster(*names: str, link: Link = FREE, memory_bytes: int = PLENTY) -> Cluster:
+    """Equal devices; the first one is the holder."""
+    devices = tuple(Device(name, memory_bytes, holder=name == names[0]) for name in names)
+    return Cluster(devices, link)
+
+
+def straight_plan(
+    split: BatchSplit, *stages: tuple[str, tuple[int, int], int], planner: str = "test"
+) -> Plan:
+    """Stages given as (device, units, warmup), nothing predicted."""
+    return Plan(
+        planner=planner,
+        split=split,
+        stages=tuple(
+            PlannedStage(units, (DeviceShare(name, split.micro_batch),), warmup)
+            for name, units, warmup in stages
+        ),
+        predicted=Predicted(0.0, 0.0, {}),
+    )
+
+
+# Sixteenths and powers of two: sums of times are exact, so that ties really are ties.
+SIXTEENTHS = st.integers(0, 32).map(lambda n: n / 16)
+RATES = st.sampled_from([16.0, 64.0, 256.0, 4096.0])
+LATENCIES = st.sampled_from([0.0, 0.0625, 1.0])
+LINKS = st.builds(Link, RATES, LATENCIES)
+
+
+@st.composite
+def profiles(draw: st.DrawFn, most_units: int = 5, least_bytes: int = 0) -> Profile:
+    """Profiles of up to `most_units` units with one or two measured sizes.
+
+    Everything that travels has at least `least_bytes` bytes a sample.
+    """
+    count = draw(st.integers(1, most_units))
+    units = tuple(
+        Unit(
+            f"unit{i}",
+            parameter_bytes=draw(st.integers(0, 64)),
+            output_bytes=draw(st.integers(least_bytes, 64)),
+            activation_bytes=draw(st.integers(0, 32)),
+        )
+        for i in range(count)
+    )
+    per_unit = st.tuples(*[SIXTEENTHS.filter(bool)] * count)
+    sizes = draw(st.sampled_from([(1,), (2,), (2, 4), (4, 8)]))
+    times = tuple(UnitTimes(draw(per_unit), draw(per_unit)) for _ in sizes)
+    return Profile(
+        "random",
+        input_bytes=draw(st.integers(least_bytes, 64)),
+        target_bytes=draw(st.integers(least_bytes, 8)),
+        units=units,
+        optimizer_state_ratio=draw(st.sampled_from([0.0, 1.0, 2.0])),
+        times=TimeTable(sizes, times),
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn, most_devices: int = 3, tight: bool = True) -> Cluster:
+    """Clusters of up to `most_devices`, with `tight` some of little memory."""
+    names = ["a", "b", "c", "d", "e"][: draw(st.integers(1, most_devices))]
+    holder = draw(st.sampled_from(names))
+    memory = st.one_of(st.integers(100, 2000), st.just(PLENTY)) if tight else st.just(PLENTY)
+    devices = tuple(
+        Device(name, draw(memory), draw(st.sampled_from([0.5, 1.0, 3.0])), name == holder)
+        for name in draw(st.permutations(names))
+    )
+    pairs = [(a, b) for a in names for b in names if a != b]
+    listed = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    return Cluster(devices, draw(LINKS), {pair: draw(LINKS) for pair in listed})

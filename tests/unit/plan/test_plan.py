@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan.check import check_memory, check_plan
+from p2ptrain.plan.plan import Allocation, Plan
+from tests.unit.plan import examples
+
+CONTENT: dict[str, Any] = {
+    "format": "p2ptrain.plan/1",
+    "planner": "auto",
+    "found_by": "hybrid",
+    "micro_batch": 16,
+    "micro_batches": 32,
+    "stages": [
+        {
+            "units": [0, 12],
+            "devices": [{"name": "laptop", "share": 10}, {"name": "pi", "share": 6}],
+            "warmup": 3,
+        },
+        {"units": [12, 20], "devices": [{"name": "nas", "share": 16}], "warmup": 1},
+    ],
+    "predicted": {"round_seconds": 1.9, "samples_per_s": 269.0, "peak_bytes": {"laptop": 41}},
+    "left_out": [{"name": "old-phone", "reason": "too slow"}],
+}
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def test_a_plan_with_a_group_reads_and_writes_back() -> None:
+    plan = Plan.from_json(CONTENT)
+    assert plan.split.batch_size == 512
+    assert plan.stages[0].allocation is Allocation.SAMPLES
+    assert plan.to_json() == CONTENT
+
+
+def test_whole_micro_batches_may_be_dealt() -> None:
+    content = copy.deepcopy(CONTENT)
+    content["stages"][0]["allocation"] = "micro_batches"
+    content["stages"][0]["devices"][0]["share"] = 26
+    plan = Plan.from_json(content)
+    assert plan.stages[0].allocation is Allocation.MICRO_BATCHES
+    assert plan.to_json() == content
+
+
+def test_the_batch_size_follows_from_what_is_predicted() -> None:
+    content = copy.deepcopy(CONTENT)
+    content["predicted"] |= {"round_seconds": 2.0, "samples_per_s": 250.0}
+    assert Plan.from_json(content).split.batch_size == 500
+    content["predicted"] |= {"round_seconds": 2.0, "samples_per_s": 100.0}
+    assert Plan.from_json(content).split.batch_size == 512
+    assert Plan.from_json(content, batch_size=499).split.batch_size == 499
+    with pytest.raises(OptionError, match="micro_batches: 32, but 100 samples are 7"):
+        Plan.from_json(content, batch_size=100)
+
+
+def stage(p: int, **fields: object) -> Change:
+    return lambda content: content["stages"][p].update(fields)
+
+
+def twice(name: str) -> Change:
+    return stage(1, devices=[{"name": name, "share": 16}])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(stages=[]), "a plan needs at least one stage"),
+        (stage(0, units=[1, 12]), "stages[0].units: [1, 12] must begin at 0"),
+        (stage(1, units=[13, 20]), "stages[1].units: [13, 20] must begin at 12"),
+        (stage(1, units=[12, 12]), "hold at least one unit"),
+        (stage(1, units=[12]), "expected [first, end), found 1 numbers"),
+        (stage(1, warmup=4), "stages[1].warmup: 4 must lie between 1 and 3"),
+        (stage(0, warmup=33), "stages[0].warmup: 33 must lie between 1 and 32"),
+        (stage(0, warmup=0), "stages[0].warmup: expected at least 1"),
+        (stage(1, devices=[{"name": "nas", "share": 15}]), "shares sum to 15, not to micro_batch"),
+        (stage(1, devices=[{"name": "nas", "share": 0}]), "share: expected at least 1"),
+        (stage(1, devices=[]), "a stage needs at least one device"),
+        (stage(1, allocation="micro_batches"), "sum to 16, not to micro_batches = 32"),
+        (stage(1, allocation="bytes"), '"bytes" is not known here'),
+        (twice("pi"), '"pi" stands in stage 0 already'),
+        (twice("old-phone"), 'left_out: "old-phone" stands in stage 1'),
+        (lambda c: c["left_out"].append(c["left_out"][0]), 'left_out: "old-phone" stands in'),
+        (lambda c: c.pop("left_out"), 'the field "left_out" is missing'),
+        (lambda c: c.pop("predicted"), 'the field "predicted" is missing'),
+        (lambda c: c.update(microbatch=1), 'unknown field "microbatch"'),
+    ],
+)
+def test_wrong_plans_are_refused_by_name(change: Change, message: str) -> None:
+    content = copy.deepcopy(CONTENT)
+    change(content)
+    with pytest.raises(OptionError) as caught:
+        Plan.from_json(content)
+    assert message in str(caught.value)
+
+
+PROFILE = examples.profile([(1, 1)] * 3)
+SPLIT = examples.BatchSplit(4, 2)
+
+
+def test_a_plan_must_cover_the_units_and_the_devices() -> None:
+    cluster = examples.cluster("a", "b")
+    whole = examples.straight_plan(SPLIT, ("a", (0, 2), 2), ("b", (2, 3), 1))
+    check_plan(whole, PROFILE, cluster)
+    with pytest.raises(OptionError, match="end at unit 3, of 1 units"):
+        check_plan(whole, examples.profile([(1, 1)]), cluster)
+    with pytest.raises(OptionError, match='"b" is not in the cluster'):
+        check_plan(whole, PROFILE, examples.cluster("a"))
+    with pytest.raises(OptionError, match='"c" is in no stage and not left out'):
+        check_plan(whole, PROFILE, examples.cluster("a", "b", "c"))
+    with pytest.raises(OptionError, match="with --private"):
+        check_plan(whole, PROFILE, cluster, private=True)
+
+
+def test_only_the_holder_may_have_both_ends() -> None:
+    plan = examples.straight_plan(SPLIT, ("a", (0, 1), 2), ("b", (1, 2), 2), ("a", (2, 3), 1))
+    check_plan(plan, PROFILE, examples.cluster("a", "b"), private=True)
+    with pytest.raises(OptionError, match='but "b" is the holder'):
+        check_plan(plan, PROFILE, examples.cluster("b", "a"))
+
+
+def test_memory_is_checked_by_device() -> None:
+    cluster = examples.cluster("a", memory_bytes=100)
+    check_memory({"a": 100}, cluster)
+    with pytest.raises(PlanError, match=r'"a" would need 103 bytes and has 100: 3 bytes missing'):
+        check_memory({"a": 103}, cluster)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain.errors import OptionError
+from p2ptrain.plan.times import TimeTable, UnitTimes
+
+TABLE = TimeTable(
+    (4, 8, 16),
+    (UnitTimes((1.0,), (2.0,)), UnitTimes((1.5,), (4.0,)), UnitTimes((3.5,), (8.0,))),
+)
+
+
+@pytest.mark.parametrize(
+    ("samples", "forward", "backward"),
+    [
+        (4, 1.0, 2.0),
+        (8, 1.5, 4.0),
+        (6, 1.25, 3.0),  # half-way between two measured sizes
+        (14, 3.0, 7.0),
+        (32, 7.0, 16.0),  # above: the largest's cost per sample
+        (3, 0.75, 1.5),  # below: proportional ...
+        (2, 0.5, 1.0),
+        (1, 0.5, 1.0),  # ... but at least half of the smallest's time
+    ],
+)
+def test_times_between_above_and_below_the_measured_sizes(
+    samples: int, forward: float, backward: float
+) -> None:
+    assert TABLE.at(samples) == UnitTimes((forward,), (backward,))
+
+
+def test_slowdown_scales_every_time() -> None:
+    assert TABLE.times_slowdown(2.0).at(8) == UnitTimes((3.0,), (8.0,))
+
+
+def test_json_round_trip() -> None:
+    assert TimeTable.from_json(TABLE.to_json(), "times") == TABLE
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({}, "times: expected times by batch size"),
+        ([], "times: expected times by batch size"),
+        ({"0": {"forward": [1], "backward": [1]}}, "at least 1, found '0'"),
+        ({"1.5": {"forward": [1], "backward": [1]}}, "whole number, found '1.5'"),
+        ({"-1": {"forward": [1], "backward": [1]}}, "whole number"),
+        (
+            {"1": {"forward": [1], "backward": [1]}, "01": {"forward": [1], "backward": [1]}},
+            "batch size 1 is given twice",
+        ),
+        ({"1": {"forward": [1]}}, 'times["1"]: the field "backward" is missing'),
+        ({"1": {"forward": [1], "backward": []}}, 'times["1"].backward: expected one time a unit'),
+        ({"1": {"forward": [1], "backward": [1, 2]}}, "1 forward times but 2 backward"),
+        (
+            {"1": {"forward": [-1], "backward": [1]}},
+            'times["1"].forward[0]: expected a number zero',
+        ),
+        ({"1": {"forward": [float("nan")], "backward": [1]}}, "forward[0]: expected a finite"),
+        ({"1": {"forward": [10**400], "backward": [1]}}, "forward[0]: expected a finite"),
+        ({"1": {"forward": ["1"], "backward": [1]}}, "forward[0]: expected a number, found '1'"),
+        ({"1": {"forward": [True], "backward": [1]}}, "forward[0]: expected a number, found True"),
+        (
+            {"1": {"forward": [1], "backward": [1]}, "2": {"forward": [1, 1], "backward": [1, 1]}},
+            "differ in their number of units",
+        ),
+    ],
+)
+def test_wrong_times_are_refused_by_name(value: object, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        TimeTable.from_json(value, "times")
+    assert message in str(caught.value)
