@@ -69,6 +69,10 @@ class WindowClosed(PairingError):
     """The other side takes no codes now."""
 
 
+class Busy(PairingError):
+    """Both sides have dialled at once, and the other side's attempt goes on."""
+
+
 class Client:
     """The dialling side of one attempt: `hello`, `confirm`, `done`, `finished`, in this order."""
 
@@ -148,7 +152,7 @@ class Server:
         return device_id(self._client_certificate)
 
     def hello(self, message: bytes, code: str) -> bytes:
-        """The answer to the client's hello.
+        """The answer to the client's hello. `client_id` is known from here on.
 
         Raises:
             VersionMismatch: the client speaks another version; tell it with `refusal`.
@@ -193,12 +197,19 @@ class Server:
         return PairedDevice(self._client_certificate, name), _encode("done", name=self._name)
 
 
+_REASONS: dict[type[Exception], str] = {
+    WrongCode: "wrong code",
+    WindowClosed: "closed",
+    Busy: "busy",
+    VersionMismatch: "version",
+}
+
+
 def refusal(error: Exception, tries_left: int | None = None) -> bytes:
     """What the server answers instead, where it refuses."""
-    reasons = {WrongCode: "wrong code", WindowClosed: "closed", VersionMismatch: "version"}
     return _encode(
         "refused",
-        reason=reasons.get(type(error), "malformed"),
+        reason=_REASONS.get(type(error), "malformed"),
         version=PROTOCOL_VERSION,
         software=__version__,
         tries_left=tries_left,
@@ -278,6 +289,8 @@ def _refused(fields: dict[str, Any]) -> PairingError | VersionMismatch:
         return _mismatch(_field(fields, "version", int), _field(fields, "software", str))
     if reason == "closed":
         return WindowClosed("the other device takes no codes now: run `p2ptrain invite` there")
+    if reason == "busy":
+        return Busy("the other device's own attempt to pair goes on")
     if reason == "wrong code":
         left = fields.get("tries_left")
         return WrongCode(

@@ -1,0 +1,64 @@
+"""What a person or an app may choose about this device's place in the household."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2ptrain.errors import OptionError
+from p2ptrain.mesh.connections import ConnectionTimes
+from p2ptrain.mesh.election_config import ElectionConfig
+from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
+
+DEFAULT_PORT = 47300
+"""Where a device listens if nobody else does, and where `--peer HOST` dials: in the range that
+IANA leaves unassigned around it, below the ports that Linux hands out by itself from 32768 on
+only where those are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshConfig:
+    """One device's configuration.
+
+    Attributes:
+        state_dir: its private folder; made if it is not there.
+        name: as its person calls it; None keeps the one from last time.
+        code: eight digits typed by its person, in any writing; None makes one up where no device
+            is trusted yet.
+        peers: addresses "HOST" or "HOST:PORT" for networks that block multicast.
+        interfaces: interface names or IPs; empty for all that are useful.
+        port: to listen at; None takes DEFAULT_PORT or, if it is taken, any.
+        info: what the device says of itself, see `Member.info`.
+        discovery: False neither announces nor looks for anything by multicast.
+        membership, election, times: see there.
+    """
+
+    state_dir: Path
+    name: str | None = None
+    code: str | None = None
+    peers: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
+    port: int | None = None
+    info: Mapping[str, int | float | str] = field(default_factory=dict)
+    discovery: bool = True
+    membership: MembershipConfig = HOME_LAN
+    election: ElectionConfig = field(default_factory=ElectionConfig)
+    times: ConnectionTimes = field(default_factory=ConnectionTimes)
+
+
+def parse_peer(text: str) -> tuple[str, int]:
+    """`--peer`'s HOST, HOST:PORT or [IPV6]:PORT.
+
+    Raises:
+        OptionError: it is none of these.
+    """
+    host, port = text.strip(), str(DEFAULT_PORT)
+    if host.startswith("["):
+        host, _, rest = host[1:].partition("]")
+        port = rest.removeprefix(":") or port
+    elif host.count(":") == 1:
+        host, _, port = host.partition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise OptionError(f"--peer takes HOST or HOST:PORT, such as 192.168.1.20, not {text!r}")
+    return host, int(port)

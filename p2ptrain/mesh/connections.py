@@ -1,0 +1,447 @@
+"""One link to every trusted device that can be reached.
+
+Each trusted device has a task that dials it while there is no link, with back-off; whatever hints
+at its whereabouts (discovery, a member's word) wakes that task. Links that devices dial to us come
+in by `incoming`. link_rules.py decides which are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TypeAlias
+
+import structlog
+
+from p2ptrain.errors import LinkClosed, NotPaired, PeerError, UserError, VersionMismatch
+from p2ptrain.mesh.addresses import Address, AddressBook
+from p2ptrain.mesh.backoff import Backoff
+from p2ptrain.mesh.hello import (
+    Hello,
+    Refusal,
+    new_token,
+    refusal_of,
+    refused,
+    to_message,
+)
+from p2ptrain.mesh.link_rules import (
+    Action,
+    Decision,
+    Situation,
+    between_instances,
+    judge_incoming,
+)
+from p2ptrain.mesh.peer_link import PeerLink
+from p2ptrain.mesh.refused_port import all_refuse
+from p2ptrain.mesh.router import Router
+from p2ptrain.net.link import Link
+from p2ptrain.net.message import Message
+
+log = structlog.get_logger(__name__)
+
+MakeLink: TypeAlias = Callable[[str], Link]
+Dial: TypeAlias = Callable[[Sequence[Address], str, MakeLink], Awaitable[Link]]
+"""(addresses, expected id, make_link) -> a link whose peer has proved to be that device."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionTimes:
+    """How patient connections are, in seconds.
+
+    Attributes:
+        hello_seconds: for a hello or its answer. Raise: patience with frozen devices.
+        crossing_seconds: the device of the greater id waits this long before it dials, so that
+            dials rarely cross. Raise: slower where only it can dial.
+        ask_old_seconds: for an answer over an old link when a new process shows up. Raise:
+            slower restarts. Lower: a frozen process loses its identity to a copy.
+        goodbye_seconds: to send what is queued on a link that is stuck, when leaving.
+    """
+
+    hello_seconds: float = 5.0
+    crossing_seconds: float = 0.05
+    ask_old_seconds: float = 1.0
+    goodbye_seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What connections need of the mesh around them.
+
+    Attributes:
+        self_id: this device.
+        own_hello: what to say now, without tokens.
+        dial: how to reach a device.
+        is_trusted: whether a device may connect.
+        on_up: (peer id, its hello) a link is up.
+        on_lost: (peer id, whether a redial was refused) the last link is gone; may come twice,
+            the second time with True.
+        on_not_paired: (peer id) a device that we trust does not trust us.
+        is_reachable: (peer id) asks over the current link whether the peer still answers.
+        on_fatal: this process must stop.
+    """
+
+    self_id: str
+    own_hello: Callable[[], Hello]
+    dial: Dial
+    is_trusted: Callable[[str], bool]
+    on_up: Callable[[str, Hello], None]
+    on_lost: Callable[[str, bool], None]
+    on_not_paired: Callable[[str], None]
+    is_reachable: Callable[[str], Awaitable[None]]
+    on_fatal: Callable[[UserError], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """What is known of one trusted device; `current` is its link that is up."""
+
+    backoff: Backoff
+    addresses: AddressBook = field(default_factory=AddressBook)
+    current: PeerLink | None = None
+    last_token: str = ""
+    dialling: bool = False  # our hello is on its way
+    missed: bool = False  # the last link was lost and no dial has been tried since
+    at: tuple[Address, ...] = ()  # where it listened, as it said on its last link
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Connections:
+    """Owns all links of this device; a `peer_link.LinkOwner`."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        router: Router,
+        tasks: asyncio.TaskGroup,
+        rng: Random,
+        times: ConnectionTimes | None = None,
+    ) -> None:
+        self._around = around
+        self._router = router
+        self._tasks = tasks
+        self._rng = rng
+        self._times = times or ConnectionTimes()
+        self._peers: dict[str, _Peer] = {}
+        self._all_links: set[PeerLink] = set()
+        self._posts: dict[PeerLink, asyncio.Task[None]] = {}
+        self._leaving = False
+
+    # What the mesh asks
+
+    def connected(self) -> list[str]:
+        """Ids of the devices with a link that is up."""
+        return [peer_id for peer_id, peer in self._peers.items() if _is_up(peer)]
+
+    def link(self, peer_id: str) -> PeerLink | None:
+        """The link that is up, if there is one."""
+        peer = self._peers.get(peer_id)
+        return peer.current if peer is not None and _is_up(peer) else None
+
+    def hello_of(self, peer_id: str) -> Hello | None:
+        """What the device said of itself on its link."""
+        link = self.link(peer_id)
+        return link.theirs if link is not None else None
+
+    def addresses(self, peer_id: str) -> AddressBook:
+        """Where that device may be."""
+        peer = self._peers.get(peer_id)
+        return peer.addresses if peer is not None else AddressBook()
+
+    def post(self, peer_id: str, message: Message) -> None:
+        """Send a small control message if there is a link; never waits."""
+        link = self.link(peer_id)
+        if link is not None:
+            link.post(message)
+
+    def keep(self, peer_id: str, proven: Iterable[Address] = ()) -> None:
+        """Keep a link to this device from now on."""
+        if peer_id in self._peers or self._leaving:
+            return
+        peer = _Peer(Backoff(self._rng))
+        peer.addresses.prove(proven)
+        self._peers[peer_id] = peer
+        if peer_id != self._around.self_id:
+            peer.task = self._tasks.create_task(self._keep_dialling(peer_id, peer))
+
+    def hint(self, peer_id: str, addresses: Iterable[Address]) -> None:
+        """The device may be there: try now."""
+        peer = self._peers.get(peer_id)
+        if peer is not None:
+            peer.addresses.add_hints(addresses)
+            peer.backoff.reset()
+            peer.wake.set()
+
+    def drop(self, peer_id: str, reason: str) -> None:
+        """The device is no longer trusted: end its links now and forget it."""
+        peer = self._peers.pop(peer_id, None)
+        if peer is not None and peer.task is not None:
+            peer.task.cancel()
+        for link in [link for link in self._all_links if link.peer_id == peer_id]:
+            link.link.abort(reason)
+
+    def cut(self, peer_id: str, reason: str) -> None:
+        """End the device's links, which break the protocol or stand still; it is dialled again."""
+        for link in [link for link in self._all_links if link.peer_id == peer_id]:
+            link.link.abort(reason)
+
+    def resume(self, peer_id: str) -> None:
+        """A full lane of this device has room again."""
+        link = self.link(peer_id)
+        if link is not None and self._router.has_room(peer_id):
+            link.link.resume_receiving()
+
+    async def close(self) -> None:
+        """Stop dialling, send what is queued, end all links."""
+        self._leaving = True
+        for peer in self._peers.values():
+            if peer.task is not None:
+                peer.task.cancel()
+        await asyncio.gather(*(self._say_goodbye(link) for link in tuple(self._all_links)))
+
+    async def _say_goodbye(self, link: PeerLink) -> None:
+        try:
+            async with asyncio.timeout(self._times.goodbye_seconds):
+                await link.flush_post()
+        except (LinkClosed, TimeoutError) as error:
+            log.info("goodbye_not_sent", peer=link.peer_id[:16], why=str(error) or "too slow")
+        link.link.close("it leaves")
+        await link.link.closed
+
+    # Links that others dial
+
+    def incoming(self, peer_id: str) -> Link:
+        """A link for a device that dials us.
+
+        Raises:
+            NotPaired: it is not trusted (any more).
+        """
+        if peer_id != self._around.self_id and not self._around.is_trusted(peer_id):
+            raise NotPaired(f"device {peer_id[:16]} is not paired")
+        link = self._new_link(peer_id, None)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._times.hello_seconds, self._end_if_silent, link)
+        return link.link
+
+    def said_hello(self, link: PeerLink, hello: Hello) -> None:
+        """See `LinkOwner`."""
+        self._tasks.create_task(self._welcome(link, hello), name="welcome")
+
+    def answered(self, link: PeerLink, hello: Hello) -> None:
+        """See `LinkOwner`."""
+        peer = self._peers.get(link.peer_id)
+        if peer is None or peer.current is not None:
+            link.link.abort("another link is up")
+            return
+        self._establish(peer, link, hello)
+
+    def ended(self, link: PeerLink, error: PeerError) -> None:
+        """See `LinkOwner`."""
+        self._all_links.discard(link)
+        post = self._posts.pop(link, None)
+        if post is not None:
+            post.cancel()
+        peer = self._peers.get(link.peer_id)
+        if peer is not None and peer.current is link:
+            peer.current = None
+            peer.missed = True
+            peer.backoff.reset()
+            peer.wake.set()
+        elif peer is not None or link.theirs is None:
+            return  # a link that never was up, or was replaced
+        log.info("link_lost", peer=link.peer_id[:16], why=str(error))
+        self._router.lost(link.peer_id, f"the link to {_name(link)} ended: {error}")
+        self._around.on_lost(link.peer_id, False)
+
+    async def _welcome(self, link: PeerLink, hello: Hello) -> None:
+        peer = self._peers.get(link.peer_id)
+        own = self._around.own_hello()
+        current = peer.current.theirs if peer is not None and peer.current is not None else None
+        if current is not None and peer is not None and peer.current is not None:
+            current = replace(current, token=peer.current.token)
+        dialling = peer is not None and peer.dialling
+        here = Situation(self._around.self_id, own, current, dialling)
+        decision = judge_incoming(link.peer_id, hello, here)
+        if decision.action is Action.ASK_OLD:
+            decision = await self._ask_old(link.peer_id, hello)
+        await self._act(link, hello, own, decision)
+
+    async def _ask_old(self, peer_id: str, hello: Hello) -> Decision:
+        """Whether the process connected so far still answers."""
+        old = self.link(peer_id)
+        try:
+            async with asyncio.timeout(self._times.ask_old_seconds):
+                await self._around.is_reachable(peer_id)
+        except (PeerError, TimeoutError):
+            return Decision(Action.ACCEPT, "its earlier process does not answer")
+        if old is None or old.theirs is None or self.link(peer_id) is not old:
+            return Decision(Action.ACCEPT, "its earlier process is gone")
+        decision = between_instances(peer_id, old.theirs, hello)
+        if decision.action is Action.ACCEPT:
+            await _send_last(old, refused(Refusal.COPIED))
+        return decision
+
+    async def _act(self, link: PeerLink, hello: Hello, own: Hello, decision: Decision) -> None:
+        log.debug("hello", peer=link.peer_id[:16], action=decision.action.name, why=decision.reason)
+        if decision.action is Action.STOP_SELF:
+            await _send_last(link, refused(Refusal.LEAVING))
+            self._around.on_fatal(copied_identity())
+            return
+        if decision.refusal is not None or self._leaving:
+            await _send_last(link, refused(decision.refusal or Refusal.LEAVING))
+            return
+        peer = self._peers.get(link.peer_id)
+        if peer is None:
+            link.link.abort("the device was removed")
+            return
+        answer = replace(own, token=hello.token)
+        try:
+            await link.link.send(to_message(answer))
+        except LinkClosed:
+            return  # the peer learns it from its own end
+        if link.link.is_open:
+            self._replace(peer, "the device dialled anew")
+            link.said = answer
+            self._establish(peer, link, hello)
+
+    def _replace(self, peer: _Peer, reason: str) -> None:
+        old, peer.current = peer.current, None
+        if old is not None:
+            self._router.lost(old.peer_id, f"the link to {_name(old)} was replaced")
+            self._around.on_lost(old.peer_id, False)
+            old.link.abort(reason)
+
+    def _establish(self, peer: _Peer, link: PeerLink, hello: Hello) -> None:
+        link.theirs = hello
+        peer.current = link
+        peer.last_token = link.token
+        peer.missed = False
+        peer.at = tuple((ip, hello.port) for ip in hello.addresses)
+        peer.addresses.prove(peer.at)
+        peer.backoff.reset()
+        self._posts[link] = self._tasks.create_task(link.run_post(), name="post")
+        log.info("link_up", peer=link.peer_id[:16], name=hello.name, dialled=link.own is not None)
+        self._around.on_up(link.peer_id, hello)
+
+    def _new_link(self, peer_id: str, own: Hello | None) -> PeerLink:
+        link = PeerLink(peer_id, self, self._router, own)
+        self._all_links.add(link)
+        return link
+
+    def _end_if_silent(self, link: PeerLink) -> None:
+        if link.theirs is None:
+            link.link.abort("no hello came")
+
+    # Links that we dial
+
+    async def _keep_dialling(self, peer_id: str, peer: _Peer) -> None:
+        if self._around.self_id > peer_id:
+            await asyncio.sleep(self._times.crossing_seconds)
+        while True:
+            peer.wake.clear()
+            addresses = peer.addresses.all()
+            if peer.current is None and addresses:
+                await self._try(peer_id, peer, addresses)
+            pause = None if peer.current is not None or not addresses else peer.backoff
+            await _wait(peer.wake, pause.next_seconds() if pause is not None else None)
+
+    async def _try(self, peer_id: str, peer: _Peer, addresses: Sequence[Address]) -> None:
+        try:
+            await self.dial(peer_id, addresses)
+        except VersionMismatch as error:
+            log.warning("version_mismatch", peer=peer_id[:16], why=str(error))
+        except PeerError as error:
+            log.debug("dial_failed", peer=peer_id[:16], why=str(error))
+            if peer.missed and await all_refuse(peer.at) and peer.current is None:
+                self._around.on_lost(peer_id, True)
+        peer.missed = False
+
+    async def dial(self, peer_id: str, addresses: Sequence[Address]) -> None:
+        """Dial once and say hello.
+
+        Raises:
+            NotPaired, VersionMismatch, LinkClosed: no link came of it.
+        """
+        peer = self._peers.get(peer_id)
+        last = peer.last_token if peer is not None else ""
+        own = replace(self._around.own_hello(), token=new_token(), last_token=last)
+        made: list[PeerLink] = []
+
+        def make_link(expected_id: str) -> Link:
+            made.append(self._new_link(expected_id, own))
+            return made[-1].link
+
+        try:
+            await self._around.dial(addresses, peer_id, make_link)
+            await self._greet(made[-1], own, peer)
+        finally:
+            for link in made:
+                if link.theirs is None:
+                    link.link.abort("no link came of the dial")
+                    self._all_links.discard(link)
+
+    async def _greet(self, link: PeerLink, own: Hello, peer: _Peer | None) -> None:
+        if peer is not None:
+            peer.dialling = True
+        try:
+            async with asyncio.timeout(self._times.hello_seconds):
+                await link.link.send(to_message(own))
+                refusal = await link.settled
+        except NotPaired:
+            self._around.on_not_paired(link.peer_id)
+            raise
+        except TimeoutError as error:
+            raise LinkClosed(f"device {link.peer_id[:16]} did not answer our hello") from error
+        finally:
+            if peer is not None:
+                peer.dialling = False
+        if refusal is not None:
+            self._refused(link, refusal)
+
+    def _refused(self, link: PeerLink, message: Message) -> None:
+        reason, version, software = refusal_of(message)
+        if reason is Refusal.COPIED:
+            self._around.on_fatal(copied_identity())
+        if reason is Refusal.VERSION:
+            own = self._around.own_hello()
+            raise VersionMismatch(
+                f"device {link.peer_id[:16]} speaks protocol version {version} (p2ptrain "
+                f"{software}), this one {own.version} (p2ptrain {own.software}): install the same "
+                "p2ptrain on both"
+            )
+        raise LinkClosed(f"device {link.peer_id[:16]} refused the link: {reason.value}")
+
+
+def copied_identity() -> UserError:
+    """What the younger of two processes with one identity stops with."""
+    return UserError(
+        "another running device uses the identity in this state folder: every device needs its "
+        "own. Stop the other one, or start this one with another --state-dir and pair it "
+        "(do not copy a state folder to a second device)"
+    )
+
+
+async def _send_last(link: PeerLink, message: Message) -> None:
+    try:
+        await link.link.send(message)
+    except LinkClosed:
+        return  # it has ended already, which is all that was wanted
+    link.link.close("refused")
+
+
+async def _wait(event: asyncio.Event, timeout_seconds: float | None) -> None:
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+def _is_up(peer: _Peer) -> bool:
+    return peer.current is not None and peer.current.is_up
+
+
+def _name(link: PeerLink) -> str:
+    return link.theirs.name if link.theirs is not None else link.peer_id[:16]

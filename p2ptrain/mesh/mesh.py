@@ -1,0 +1,593 @@
+"""The household over a real network: joins identity, trust, discovery, links and the pure cores.
+
+    discovery ──hints──> connections ──links──> router <── the rooms above
+        │                    │ up, lost
+        └──> pairing ──> trust ──> contexts        roster (membership, election)
+
+This file only wires; what is decided is decided in the parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+import structlog
+
+from p2ptrain.errors import Error, LinkClosed, OptionError, UserError
+from p2ptrain.mesh import probe
+from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
+from p2ptrain.mesh.connections import Connections, Surroundings, copied_identity
+from p2ptrain.mesh.device_file import DeviceFile
+from p2ptrain.mesh.discovered import Candidate, CandidateTable
+from p2ptrain.mesh.discovery import Discovery, MdnsDiscovery, NoDiscovery
+from p2ptrain.mesh.events import MemberRecord
+from p2ptrain.mesh.hello import REFUSED_KIND, Hello, new_token
+from p2ptrain.mesh.identity import load_or_create
+from p2ptrain.mesh.interface import (
+    Coordinator,
+    CoordinatorChanged,
+    Handler,
+    LinkSpeed,
+    LinkStatistics,
+    Member,
+    MemberChanged,
+    MemberState,
+    MeshEvent,
+)
+from p2ptrain.mesh.interfaces import choose, machine_addresses
+from p2ptrain.mesh.names import free_name, must_rename
+from p2ptrain.mesh.pairing import PairedDevice
+from p2ptrain.mesh.pairing_dialer import PairingDialer
+from p2ptrain.mesh.pairing_service import PairingHooks, PairingService
+from p2ptrain.mesh.roster import (
+    ELECTION_KIND,
+    MEMBERSHIP_KIND,
+    Roster,
+    RosterHooks,
+    RosterSettings,
+)
+from p2ptrain.mesh.router import Router
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.trust import TrustedDevice
+from p2ptrain.mesh.trust_exchange import TRUST_KIND, TrustExchange, TrustHooks
+from p2ptrain.mesh.trust_store import TrustStore
+from p2ptrain.mesh.window import new_code, normalised_code
+from p2ptrain.net.endpoint import Door, Listener, dial
+from p2ptrain.net.link import Link
+from p2ptrain.net.message import Message, PartsAllocator, Priority
+from p2ptrain.net.pairing_channel import PairingChannel
+from p2ptrain.net.tls import Credentials, client_context, server_context
+from p2ptrain.observe.events import CoordinatorEvent, Event, MemberEvent, Ready, Renamed
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A trusted device, for people.
+
+    Attributes:
+        id, name: as known here.
+        introduced_by: name of the device that vouched for it; this device's where they paired.
+        connected: whether there is a link now.
+    """
+
+    id: str
+    name: str
+    introduced_by: str
+    connected: bool
+
+
+class NetworkMesh:
+    """One device of a real household; see `Mesh` for what the shared methods promise.
+
+    `async with` joins and, at its end, leaves. An error that means that this device cannot go on
+    (a copied identity) cancels the body and is raised at its end.
+    """
+
+    def __init__(
+        self,
+        config: MeshConfig,
+        emit: Callable[[Event], None],
+        discovery: Discovery | None = None,
+    ) -> None:
+        """Load what the state folder holds; nothing is sent before `async with`.
+
+        Args:
+            config: this device's choices.
+            emit: takes events for people, never blocks.
+            discovery: another way than the network's multicast.
+
+        Raises:
+            OptionError: an option cannot be used.
+            UserError: the state folder cannot be used.
+        """
+        self._config = config
+        self._emit = emit
+        self._ips = choose(config.interfaces, machine_addresses())
+        self._given_peers = [parse_peer(peer) for peer in config.peers]
+        self._code = normalised_code(config.code) if config.code is not None else None
+        folder = StateFolder(config.state_dir)
+        self._identity = load_or_create(folder)
+        self._trust = TrustStore(folder, self._identity)
+        self._file = DeviceFile(folder, config.name, f"device-{self._identity.id[:4]}")
+        self._credentials = Credentials(self._identity.pem_file, self._identity.pem_file)
+        self._contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
+        self._instance = new_token()
+        self._info = dict(config.info)
+        self._callbacks: list[Callable[[MeshEvent], None]] = []
+        self._shown: dict[str, tuple[str, MemberState]] = {}
+        self._candidates = CandidateTable(self._trust.is_trusted)
+        self._not_paired: set[str] = set()  # trusted here, but they refused us as strangers
+        self._tasks = asyncio.TaskGroup()
+        self._left = False
+        self._discovery = discovery or self._own_discovery()
+        self.router = Router(self._file.name, self.send, self._has_room)
+
+    # Joining and leaving
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        try:
+            await self._start()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.leave()
+        finally:
+            for task in self._background:
+                task.cancel()
+            await self._end_tasks(error_type, error, trace)
+
+    async def leave(self) -> None:
+        """Tell all that this device leaves, then end everything. Harmless when repeated."""
+        if self._left:
+            return
+        self._left = True
+        self._roster.leave()
+        await asyncio.gather(self._discovery.close(), self._connections.close())
+        await self._listener.close()
+        await self.router.close()
+
+    async def _start(self) -> None:
+        self._started = asyncio.get_running_loop().time()
+        self._make_parts()
+        self._route_own_kinds()
+        await self._listen()
+        for device_id, addresses in self._file.addresses().items():
+            if self._trust.is_trusted(device_id):
+                self._connections.keep(device_id, addresses)
+        given = [address for peer in self._given_peers for address in await _resolve(peer)]
+        self._given = given
+        await self._discovery.start(self.port, self._on_found)
+        self._emit(Ready(self.name, self.self_id, self._ips[0], self.port))
+        self._roster.start()
+        for device_id in self._trust.trusted:
+            self._connections.keep(device_id)
+            self._connections.hint(device_id, given)
+        self._open_first_window()
+        self._dialer = PairingDialer(
+            self._pairing, self._candidates.values, given, self._is_paired, self._emit
+        )
+        if self._code is not None:
+            self._background.append(self._tasks.create_task(self._dialer.run()))
+
+    def _make_parts(self) -> None:
+        self._background: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        rng = Random()
+        self._connections = Connections(
+            self._surroundings(), self.router, self._tasks, rng, self._config.times
+        )
+        hooks = RosterHooks(
+            post=self._connections.post,
+            tell=self._tell,
+            raise_term=self._file.raise_term,
+            on_dead=self._on_dead,
+            cut=self._connections.cut,
+        )
+        settings = RosterSettings(
+            self._config.membership, self._config.election, rng, self._file.term
+        )
+        me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
+        self._roster = Roster(me, settings, frozenset(self._trust.trusted), hooks)
+        self._exchange = TrustExchange(
+            self._trust,
+            TrustHooks(
+                post=self._connections.post,
+                connected=self._connections.connected,
+                addresses=lambda device: self._connections.addresses(device).proven,
+                changed=self._on_trust_changed,
+                cut=self._connections.cut,
+            ),
+        )
+        self._pairing = PairingService(
+            self._identity,
+            PairingHooks(
+                name=lambda: self.name,
+                now=loop.time,
+                store=self._on_paired,
+                is_paired=self._is_paired,
+                emit=self._emit,
+            ),
+        )
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            self_id=self.self_id,
+            own_hello=self._hello,
+            dial=self._dial,
+            is_trusted=self._trust.is_trusted,
+            on_up=self._on_up,
+            on_lost=lambda peer_id, refused: self._roster.link_lost(peer_id, refused),
+            on_not_paired=self._on_not_paired,
+            is_reachable=self._ping,
+            on_fatal=self._fail,
+        )
+
+    def _route_own_kinds(self) -> None:
+        probe.ProbeReceiver().install(self)
+        self.route(MEMBERSHIP_KIND, self._roster.take_membership)
+        self.route(ELECTION_KIND, self._roster.take_election)
+        self.route(TRUST_KIND, self._exchange.take)
+        self.route(REFUSED_KIND, self._on_refused)
+
+    async def _listen(self) -> None:
+        door = Door(
+            context=lambda: self._tls()[0],
+            make_link=self._connections.incoming,
+            on_link=lambda _link: None,
+            on_unpaired=self._on_unpaired,
+        )
+        self._listener = Listener(door)
+        hosts = self._ips if self._config.interfaces else None
+        try:
+            await self._listener.start(hosts, self._config.port or DEFAULT_PORT)
+        except OptionError:
+            if self._config.port is not None:
+                raise
+            await self._listener.start(hosts, 0)
+
+    async def _end_tasks(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._tasks.__aexit__(error_type, error, trace)
+        except BaseExceptionGroup as group:
+            single = _only_error(group)
+            if single is None:
+                raise
+            raise single from None
+
+    # What `Mesh` promises
+
+    @property
+    def self_id(self) -> str:
+        return self._identity.id
+
+    @property
+    def name(self) -> str:
+        return self._file.name
+
+    @property
+    def port(self) -> int:
+        """Where this device listens."""
+        return self._listener.port
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        return MappingProxyType(self._roster.members)
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        return self._roster.coordinator
+
+    def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+
+    def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:
+        self.router.route(kind, handler, parts)
+
+    def unroute(self, kind: str) -> None:
+        self.router.unroute(kind)
+
+    async def send(
+        self, peer_id: str, message: Message, priority: Priority = Priority.CONTROL
+    ) -> None:
+        if self._left:
+            raise LinkClosed("this device has left the household")
+        if peer_id == self.self_id:
+            await self.router.deliver(peer_id, message)
+            return
+        link = self._connections.link(peer_id)
+        if link is None:
+            raise LinkClosed(f"there is no link to {self._name_of(peer_id)} now")
+        await link.link.send(message, priority)
+
+    async def call(
+        self,
+        peer_id: str,
+        message: Message,
+        *,
+        timeout_seconds: float,
+        priority: Priority = Priority.CONTROL,
+        reply_parts: PartsAllocator | None = None,
+    ) -> Message:
+        return await self.router.call(peer_id, message, timeout_seconds, priority, reply_parts)
+
+    def link_statistics(self, peer_id: str) -> LinkStatistics | None:
+        link = self._connections.link(peer_id)
+        if link is None:
+            return None
+        counters = link.link.statistics()
+        return LinkStatistics(
+            counters.sent_bytes, counters.received_bytes, counters.sent_parts_bytes
+        )
+
+    async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
+        return await probe.measure(self, peer_id, duration_seconds)
+
+    # What people ask a device
+
+    def invite(self) -> str:
+        """Open the pairing window again; the code, with the device that dials to type it."""
+        window = self._pairing.window
+        self._pairing.open(window.code if window is not None else new_code())
+        assert self._pairing.window is not None
+        return self._pairing.window.code
+
+    def devices(self) -> list[Device]:
+        """The trusted devices, this one not among them."""
+        return [self._device(entry) for entry in self._trust.trusted.values()]
+
+    def remove(self, name: str) -> Device:
+        """Trust the device `name` (or of an id beginning so) no more, everywhere and at once.
+
+        Raises:
+            UserError: there is no such device, or several.
+        """
+        found = [d for d in self.devices() if d.name == name] or [
+            d for d in self.devices() if len(name) >= 8 and d.id.startswith(name)
+        ]
+        if len(found) != 1:
+            known = ", ".join(f"{d.name} ({d.id[:8]})" for d in self.devices()) or "none"
+            raise UserError(f"{len(found)} trusted devices are called {name!r}; trusted: {known}")
+        entry = self._trust.revoke(found[0].id)
+        self._on_trust_changed(entry, ())
+        self._exchange.spread(entry.id)
+        return found[0]
+
+    def describe(self, info: Mapping[str, int | float | str]) -> None:
+        """Tell the others something else of this device (`Member.info`)."""
+        self._info = dict(info)
+        self._roster.describe(info=self._info)
+
+    # What the parts tell
+
+    def _on_found(self, candidate: Candidate) -> None:
+        if candidate.id == self.self_id:
+            self._on_own_id(candidate)
+        elif self._candidates.put(candidate):
+            self._connections.hint(candidate.id, candidate.addresses)
+            self._dialer_wake()
+
+    def _on_own_id(self, candidate: Candidate) -> None:
+        """Our own announcement, or that of a device with a copy of our state folder."""
+        own = {(ip, self.port) for ip in self._ips}
+        others = [address for address in candidate.addresses if address not in own]
+        if others and not self._left:
+            self._tasks.create_task(self._dial_copy(others), name="dial a copy")
+
+    async def _dial_copy(self, addresses: Sequence[Address]) -> None:
+        try:
+            await self._connections.dial(self.self_id, addresses)
+        except Error as error:
+            log.info("own_identity_elsewhere", addresses=addresses, why=str(error))
+
+    def _on_up(self, peer_id: str, hello: Hello) -> None:
+        self._not_paired.discard(peer_id)
+        self._trust.rename(peer_id, hello.name)
+        self._remember_addresses()
+        self._roster.link_up(peer_id)
+        self._exchange.link_up(peer_id)
+        self._give_way(peer_id)
+
+    def _on_dead(self, peer_id: str) -> None:
+        # A frozen device's link stays open; whoever waits for it must not.
+        self._connections.cut(peer_id, "the device was declared dead")
+
+    def _on_not_paired(self, peer_id: str) -> None:
+        self._not_paired.add(peer_id)
+        self._dialer_wake()
+
+    def _on_unpaired(self, channel: PairingChannel) -> None:
+        self._tasks.create_task(self._pairing.serve(channel), name="pairing")
+
+    def _on_paired(self, device: PairedDevice) -> None:
+        entry = self._trust.add_paired(device.certificate_der, device.name)
+        self._not_paired.discard(device.id)
+        log.info("paired", name=device.name, id=device.id[:16])
+        self._on_trust_changed(entry, ())
+        self._exchange.spread(entry.id)
+
+    def _on_trust_changed(self, entry: TrustedDevice, addresses: Sequence[Address]) -> None:
+        self._contexts = None
+        if entry.revoked:
+            self._connections.drop(entry.id, "the device was removed")
+        else:
+            candidate = self._candidates.get(entry.id)
+            self._connections.keep(entry.id)
+            found = candidate.addresses if candidate is not None else ()
+            self._connections.hint(entry.id, [*found, *addresses, *self._given])
+        self._roster.trust(frozenset(self._trust.trusted))
+
+    async def _on_refused(self, peer_id: str, _message: Message) -> None:
+        """A member found an older process with our identity."""
+        log.warning("identity_copied", by=peer_id[:16])
+        self._fail(copied_identity())
+
+    def _has_room(self, peer_id: str) -> None:
+        self._connections.resume(peer_id)
+
+    def _tell(self, event: MeshEvent) -> None:
+        match event:
+            case MemberChanged(member) if member.id != self.self_id:
+                self._show_member(member)
+                self._trust.rename(member.id, member.name)
+                self._give_way(member.id)
+            case CoordinatorChanged(Coordinator(name=name, term=term)):
+                self._emit(CoordinatorEvent(name, term))
+        for callback in tuple(self._callbacks):
+            callback(event)
+
+    def _show_member(self, member: Member) -> None:
+        shown = (member.name, member.state)
+        if self._shown.get(member.id) != shown:
+            self._shown[member.id] = shown
+            self._emit(MemberEvent(member.name, member.state.value))
+
+    # Names
+
+    def _give_way(self, peer_id: str) -> None:
+        """Take another name where the device had ours first."""
+        link = self._connections.link(peer_id)
+        member = self._roster.members.get(peer_id)
+        if link is None or link.theirs is None or link.said is None:
+            return
+        their_name = member.name if member is not None else link.theirs.name
+        theirs = Hello(their_name, link.theirs.instance, link.theirs.uptime_seconds, 1)
+        own = Hello(self.name, self._instance, link.said.uptime_seconds, 1)
+        if must_rename(own, self.self_id, theirs, peer_id):
+            self._rename(free_name(self._file.asked_name, self._taken_names()))
+
+    def _taken_names(self) -> set[str]:
+        members = {m.name for m in self._roster.members.values() if m.id != self.self_id}
+        hellos = [self._connections.hello_of(peer) for peer in self._connections.connected()]
+        trusted = {entry.name for entry in self._trust.trusted.values()}
+        return members | trusted | {hello.name for hello in hellos if hello is not None}
+
+    def _rename(self, name: str) -> None:
+        previous = self.name
+        self._file.rename(name)
+        self._roster.describe(name=name)
+        self._emit(Renamed(name, previous))
+
+    # Small things
+
+    def _own_discovery(self) -> Discovery:
+        if not self._config.discovery:
+            return NoDiscovery()
+        return MdnsDiscovery(self.self_id, self._ips, lambda: self._trust.trusted)
+
+    def _open_first_window(self) -> None:
+        if self._code is not None:
+            self._pairing.open(self._code)
+        elif not self._trust.trusted:
+            self._pairing.open(new_code())
+
+    def _hello(self) -> Hello:
+        return Hello(
+            name=self.name,
+            instance=self._instance,
+            uptime_seconds=asyncio.get_running_loop().time() - self._started,
+            port=self.port,
+            addresses=tuple(self._ips[:8]),
+            info=self._info,
+        )
+
+    def _tls(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """Contexts for accepting and dialling; made anew whenever trust changes."""
+        if self._contexts is None:
+            # Our own certificate too: that is how a copy of this state folder is found out.
+            pinned = [self._identity.certificate_der]
+            pinned += [entry.certificate_der for entry in self._trust.trusted.values()]
+            self._contexts = (
+                server_context(self._credentials, pinned),
+                client_context(self._credentials, pinned),
+            )
+        return self._contexts
+
+    async def _dial(
+        self, addresses: Sequence[Address], peer_id: str, make_link: Callable[[str], Link]
+    ) -> Link:
+        return await dial(addresses, self._tls()[1], peer_id, make_link)
+
+    async def _ping(self, peer_id: str) -> None:
+        await self.call(peer_id, Message(probe.PING_KIND), timeout_seconds=probe.TIMEOUT_SECONDS)
+
+    def _is_paired(self, device_id: str) -> bool:
+        return self._trust.is_trusted(device_id) and device_id not in self._not_paired
+
+    def _dialer_wake(self) -> None:
+        dialer: PairingDialer | None = getattr(self, "_dialer", None)
+        if dialer is not None:
+            dialer.wake()
+
+    def _remember_addresses(self) -> None:
+        proven = {key: self._connections.addresses(key).proven for key in self._trust.trusted}
+        self._file.save_addresses({key: found for key, found in proven.items() if found})
+
+    def _device(self, entry: TrustedDevice) -> Device:
+        introducer = self._trust.book.get(entry.introduced_by)
+        by = introducer.name if introducer is not None else self.name
+        return Device(entry.id, entry.name, by, self._connections.link(entry.id) is not None)
+
+    def _name_of(self, peer_id: str) -> str:
+        entry = self._trust.book.get(peer_id)
+        return entry.name if entry is not None else f"device {peer_id[:16]}"
+
+    def _fail(self, error: UserError) -> None:
+        """End this device's membership with `error`."""
+        if not self._left:
+            self._tasks.create_task(_raise(error), name="failure")
+
+
+async def _raise(error: UserError) -> None:
+    raise error
+
+
+async def _resolve(peer: Address) -> list[Address]:
+    """The IPs of a host name; IPv4 first.
+
+    Raises:
+        OptionError: it is unknown.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(*peer, type=1)
+    except OSError as error:
+        raise OptionError(f"--peer {peer[0]}: no such host ({error.strerror})") from error
+    hosts = dict.fromkeys(str(entry[4][0]) for entry in found)
+    return [(host, peer[1]) for host in sorted(hosts, key=lambda host: ":" in host)]
+
+
+def _only_error(group: BaseExceptionGroup[BaseException]) -> Error | None:
+    """The one error of ours that a group stands for."""
+    leaves = [leaf for inner in group.exceptions for leaf in _leaves(inner)]
+    return leaves[0] if len(leaves) == 1 and isinstance(leaves[0], Error) else None
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

@@ -1,0 +1,108 @@
+"""Dials every device that may want to pair, while a person's code is waiting for one.
+
+A device that could not be reached, was busy or took no codes is tried again; one that refused the
+code or broke off is not (pairing_service.py remembers that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from p2ptrain.errors import LinkClosed, PeerError
+from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.discovered import Candidate
+from p2ptrain.mesh.pairing import Busy, WindowClosed
+from p2ptrain.mesh.pairing_service import PairingService
+from p2ptrain.observe.events import Event, Warned
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 2.0
+AT_ONCE = 4
+"""Attempts side by side: each takes some computing on both devices."""
+
+
+class PairingDialer:
+    """Tries what discovery found and the addresses that a person gave."""
+
+    def __init__(
+        self,
+        service: PairingService,
+        found: Callable[[], Iterable[Candidate]],
+        given: Sequence[Address],
+        is_paired: Callable[[str], bool],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._service = service
+        self._found = found
+        self._given = list(given)  # those at which nobody is paired yet
+        self._is_paired = is_paired
+        self._emit = emit
+        self._wake = asyncio.Event()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._not_before: dict[str, float] = {}
+
+    def wake(self) -> None:
+        """Somebody new may be there."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Dial whom there is while the window is open; ends when it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    self._wake.clear()
+                    self._start_due(tasks)
+                    await self._wait()
+        finally:
+            self._running.clear()
+
+    def _start_due(self, tasks: asyncio.TaskGroup) -> None:
+        now = asyncio.get_running_loop().time()
+        for key, addresses in self._targets():
+            busy = key in self._running or len(self._running) >= AT_ONCE
+            if not busy and now >= self._not_before.get(key, now):
+                task = tasks.create_task(self._attempt(key, addresses), name=f"pair {key[:16]}")
+                self._running[key] = task
+
+    def _targets(self) -> list[tuple[str, list[Address]]]:
+        """Whom to dial: (key for remembering, addresses)."""
+        if not self._service.is_open:
+            return []
+        found = [
+            (candidate.id, list(candidate.addresses))
+            for candidate in self._found()
+            if not self._is_paired(candidate.id) and self._service.may_try(candidate.id)
+        ]
+        return found + [(f"{host}:{port}", [(host, port)]) for host, port in self._given]
+
+    async def _attempt(self, key: str, addresses: list[Address]) -> None:
+        try:
+            await self._service.dial(addresses)
+            self._given = [given for given in self._given if given not in addresses]
+        except (WindowClosed, Busy, LinkClosed, socket.gaierror) as error:
+            self._later(key, str(error))
+        except PeerError as error:
+            log.warning("pairing_failed", device=key[:16], why=str(error))
+            self._given = [given for given in self._given if given not in addresses]
+            self._emit(Warned(f"pairing with a device at {addresses[0][0]} failed: {error}"))
+        finally:
+            self._running.pop(key, None)
+            self._wake.set()
+
+    def _later(self, key: str, why: str) -> None:
+        log.info("pairing_put_off", device=key[:16], why=why)
+        now = asyncio.get_running_loop().time()
+        self._not_before = {k: at for k, at in self._not_before.items() if at > now}
+        self._not_before[key] = now + RETRY_SECONDS
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(RETRY_SECONDS / 2):
+                await self._wake.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,217 @@
+"""Pairing over real channels: counts tries, keeps the window, runs the state machines.
+
+A device whose person typed a code dials whoever it finds; a device that made up its code only
+listens. Each other device is tried once per opening of the window, unless the network failed or
+that device took no codes at the time. Where two devices dial each other, the attempt of the
+smaller id goes on, so one wrong code is one wrong try on either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from p2ptrain.errors import NotPaired, PairingError, PeerError, VersionMismatch
+from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.identity import Identity, device_id
+from p2ptrain.mesh.pairing import (
+    Busy,
+    Client,
+    PairedDevice,
+    Server,
+    WindowClosed,
+    WrongCode,
+    refusal,
+)
+from p2ptrain.mesh.window import Window
+from p2ptrain.net.endpoint import dial_unpaired
+from p2ptrain.net.pairing_channel import PairingChannel
+from p2ptrain.observe.events import Event, Pairing, PairingFailed
+
+log = structlog.get_logger(__name__)
+
+ATTEMPT_SECONDS = 20.0
+HELLOS_LIMIT = 1000
+"""Hellos answered per opening of the window: each costs some ten milliseconds of computing, and
+anybody may send them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairingHooks:
+    """What pairing needs of the mesh around it.
+
+    Attributes:
+        name: this device's name now.
+        now: monotonic seconds.
+        store: remembers a device that has proved to know the code. Raises PairingError.
+        is_paired: whether that device and this one trust one another already.
+        emit: what people should see.
+    """
+
+    name: Callable[[], str]
+    now: Callable[[], float]
+    store: Callable[[PairedDevice], None]
+    is_paired: Callable[[str], bool]
+    emit: Callable[[Event], None]
+
+
+class PairingService:
+    """The window of one device and all attempts in it.
+
+    Attributes:
+        window: the last opening, or None where there never was one.
+    """
+
+    def __init__(self, identity: Identity, hooks: PairingHooks) -> None:
+        self.window: Window | None = None
+        self._identity = identity
+        self._hooks = hooks
+        self._tried: set[str] = set()  # devices with which a code was tried in this window
+        self._dialling: set[str] = set()  # devices that we are pairing with as client
+        self._serving: dict[str, Server] = {}  # the same as server
+        self._hellos = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a device may pair now."""
+        return self.window is not None and self.window.is_open(self._hooks.now())
+
+    def open(self, code: str) -> None:
+        """Open the window, for the person at this device."""
+        self.window = Window.opened(code, self._hooks.now())
+        self._tried.clear()
+        self._hellos = 0
+        self._hooks.emit(Pairing(code))
+
+    def may_try(self, device: str) -> bool:
+        """Whether dialling that device to pair makes sense now."""
+        busy = device in self._dialling or device in self._serving
+        return self.is_open and not busy and device not in self._tried
+
+    async def serve(self, channel: PairingChannel) -> None:
+        """See a device through that has dialled us to pair. Never raises a PeerError."""
+        server = Server(self._identity, self._hooks.name())
+        channel.expire_after(ATTEMPT_SECONDS)
+        try:
+            await self._serve(channel, server)
+        except (Busy, WindowClosed, WrongCode, VersionMismatch) as error:
+            log.warning("pairing_refused", address=channel.address, why=str(error))
+            await _send_last(channel, refusal(error, self._tries_left()))
+        except PeerError as error:
+            log.info("pairing_broken_off", address=channel.address, why=str(error))
+            channel.abort("the pairing failed")
+        finally:
+            if self._serving.get(server.client_id) is server:
+                del self._serving[server.client_id]
+
+    async def dial(self, addresses: Sequence[Address]) -> PairedDevice | None:
+        """Pair with the device at `addresses`; None where it is paired or was tried already.
+
+        Raises:
+            WindowClosed, Busy, LinkClosed: try again later.
+            PairingError, VersionMismatch, ProtocolError: this device will not pair.
+        """
+        channel, certificate = await dial_unpaired(addresses)
+        channel.expire_after(ATTEMPT_SECONDS)
+        device = device_id(certificate)
+        try:
+            if self._hooks.is_paired(device) or not self.may_try(device):
+                return None
+            self._dialling.add(device)
+            return await self._dial(channel, certificate)
+        except WrongCode as error:
+            self._count_wrong(device, str(error), error.tries_left)
+            raise
+        finally:
+            self._dialling.discard(device)
+            channel.close()
+
+    async def _serve(self, channel: PairingChannel, server: Server) -> None:
+        hello = await channel.receive()
+        window = self._open_window()
+        self._hellos += 1
+        if self._hellos > HELLOS_LIMIT:
+            raise WindowClosed("too many devices tried to pair")
+        answer = server.hello(hello, window.code)
+        self._admit(server)
+        await channel.send(answer)
+        message = await channel.receive()
+        self._open_window()  # others may have closed it meanwhile
+        try:
+            confirmation = server.confirm(message)
+        except WrongCode as error:
+            self._count_wrong(server.client_id, str(error), None)
+            raise
+        await channel.send(confirmation)
+        device, last = server.done(await channel.receive())
+        self._hooks.store(device)
+        await _send_last(channel, last)
+
+    def _admit(self, server: Server) -> None:
+        """Let one attempt of a pair of devices go on.
+
+        Raises:
+            Busy: our own goes on.
+        """
+        client_id = server.client_id
+        if client_id == self._identity.id:
+            raise NotPaired("a device cannot pair with itself")
+        if client_id in self._serving:
+            raise Busy("an attempt of that device is under way")
+        if client_id in self._dialling and self._identity.id < client_id:
+            raise Busy("our own attempt to pair with that device goes on")
+        self._serving[client_id] = server
+
+    async def _dial(self, channel: PairingChannel, certificate: bytes) -> PairedDevice:
+        code = self._open_window().code
+        client = Client(self._identity, self._hooks.name(), code, certificate)
+        await channel.send(client.hello())
+        guess = client.confirm(await channel.receive())
+        await channel.send(guess)
+        try:
+            done = client.done(await channel.receive())
+        except (WindowClosed, WrongCode):
+            raise
+        except PeerError as error:
+            # It has our guess and did not answer: it may have been a stranger's try.
+            raise WrongCode(f"the other device broke the pairing off: {error}") from error
+        await channel.send(done)
+        device = client.finished(await channel.receive())
+        self._hooks.store(device)
+        return device
+
+    def _open_window(self) -> Window:
+        if self.window is None:
+            raise WindowClosed("this device takes no codes now")
+        if not self.is_open:
+            raise WindowClosed(
+                f"this device takes no codes now: {self.window.why_closed(self._hooks.now())}"
+            )
+        return self.window
+
+    def _count_wrong(self, device: str, message: str, theirs_left: int | None) -> None:
+        """One wrong try: the window loses one, its end stays."""
+        self._tried.add(device)
+        if self.window is not None:
+            self.window = self.window.after_wrong_try()
+        left = self._tries_left()
+        if theirs_left is not None:
+            left = min(left, theirs_left)
+        closed = "; no tries are left: run `p2ptrain invite` to begin again" if left == 0 else ""
+        self._hooks.emit(PairingFailed(message + closed, left))
+
+    def _tries_left(self) -> int:
+        return self.window.tries_left if self.window is not None else 0
+
+
+async def _send_last(channel: PairingChannel, message: bytes) -> None:
+    try:
+        await channel.send(message)
+    except PeerError as error:
+        log.info("pairing_answer_not_sent", address=channel.address, why=str(error))
+    channel.close()
+
+
+__all__ = ["ATTEMPT_SECONDS", "PairingError", "PairingHooks", "PairingService"]

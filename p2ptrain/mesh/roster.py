@@ -1,0 +1,241 @@
+"""Drives the pure cores, membership and election, with messages, links and one timer.
+
+Whatever happens is handed to the core concerned together with the time; what the core returns is
+carried out at once and in order. No decision is taken here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import structlog
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.mesh.election import Election, ElectionConfig
+from p2ptrain.mesh.events import (
+    Changed,
+    CoordinatorIs,
+    CoordinatorLost,
+    ElectionInstruction,
+    Info,
+    Instruction,
+    Leave,
+    LinkLost,
+    LinkUp,
+    MemberRecord,
+    MembersChanged,
+    MembershipEvent,
+    MessageReceived,
+    SelfChanged,
+    SendTo,
+    TrustChanged,
+)
+from p2ptrain.mesh.interface import (
+    Coordinator,
+    CoordinatorChanged,
+    Member,
+    MemberChanged,
+    MemberState,
+    MeshEvent,
+)
+from p2ptrain.mesh.membership import Membership, MembershipConfig
+from p2ptrain.net.message import Message
+
+log = structlog.get_logger(__name__)
+
+MEMBERSHIP_KIND = "swim.message"
+ELECTION_KIND = "election.message"
+_PAYLOAD = "payload"
+_LIVE = (MemberState.ALIVE, MemberState.SUSPECT)
+
+
+@dataclass(frozen=True, slots=True)
+class RosterHooks:
+    """What the roster needs around it.
+
+    Attributes:
+        post: (peer id, message) sends if there is a link, never waits.
+        tell: hands an event to those who watch.
+        raise_term: stores an election term durably.
+        on_dead: (peer id) a member was declared dead.
+        cut: (peer id, reason) ends a link whose peer breaks the protocol.
+    """
+
+    post: Callable[[str, Message], None]
+    tell: Callable[[MeshEvent], None]
+    raise_term: Callable[[int], None]
+    on_dead: Callable[[str], None]
+    cut: Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RosterSettings:
+    """The cores' knobs, and what they start from."""
+
+    membership: MembershipConfig
+    election: ElectionConfig
+    rng: Random
+    term_floor: int
+
+
+class Roster:
+    """Who is here and who coordinates, as this device sees it."""
+
+    def __init__(
+        self,
+        me: MemberRecord,
+        settings: RosterSettings,
+        trusted: frozenset[str],
+        hooks: RosterHooks,
+    ) -> None:
+        self._self_id = me.id
+        self._hooks = hooks
+        self._loop = asyncio.get_running_loop()
+        self._membership = Membership(me, settings.membership, settings.rng, trusted)
+        self._election = Election(
+            me.id, settings.election, settings.rng, term_floor=settings.term_floor
+        )
+        self._coordinator: Coordinator | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    @property
+    def members(self) -> dict[str, Member]:
+        """By id, this device included."""
+        return {key: _member(record) for key, record in self._membership.members.items()}
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """Whom this device follows."""
+        return self._coordinator
+
+    def start(self) -> None:
+        """Begin to probe and to elect."""
+        self._tick()
+
+    def stop(self) -> None:
+        """Do nothing any more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def link_up(self, peer_id: str) -> None:
+        """The first link to that device is up."""
+        self._on_membership(LinkUp(peer_id))
+
+    def link_lost(self, peer_id: str, refused: bool) -> None:
+        """The last link to that device ended; `refused`: so was a redial."""
+        self._on_membership(LinkLost(peer_id, refused))
+
+    def trust(self, trusted: frozenset[str]) -> None:
+        """The household has changed."""
+        self._on_membership(TrustChanged(trusted))
+
+    def describe(self, name: str | None = None, info: Info | None = None) -> None:
+        """This device has another name or says something else of itself."""
+        self._on_membership(SelfChanged(name, info))
+
+    def leave(self) -> None:
+        """Tell the others that this device leaves, then stop."""
+        self._on_membership(Leave())
+        self.stop()
+
+    async def take_membership(self, peer_id: str, message: Message) -> None:
+        """Handler of MEMBERSHIP_KIND."""
+        self._guarded(peer_id, lambda event: self._on_membership(event), message)
+
+    async def take_election(self, peer_id: str, message: Message) -> None:
+        """Handler of ELECTION_KIND."""
+        self._guarded(peer_id, self._on_election, message)
+
+    def _guarded(
+        self, peer_id: str, handle: Callable[[MessageReceived], None], message: Message
+    ) -> None:
+        """A peer that sends what its protocol forbids loses its link."""
+        try:
+            handle(MessageReceived(peer_id, message.fields.get(_PAYLOAD, {})))
+        except ProtocolError as error:
+            log.warning("peer_flagged", peer=peer_id[:16], kind=message.kind, why=str(error))
+            self._hooks.cut(peer_id, str(error))
+
+    def _on_membership(self, event: MembershipEvent) -> None:
+        if not self._stopped:
+            self._run(self._membership.handle(event, self._loop.time()))
+            self._schedule()
+
+    def _on_election(self, event: MessageReceived) -> None:
+        if not self._stopped:
+            self._run_election(self._election.handle(event, self._loop.time()))
+            self._schedule()
+
+    def _tick(self) -> None:
+        if self._stopped:
+            return
+        now = self._loop.time()
+        if self._membership.next_wakeup <= now:
+            self._run(self._membership.tick(now))
+        if self._election.next_wakeup <= now:
+            self._run_election(self._election.tick(now))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        when = min(self._membership.next_wakeup, self._election.next_wakeup)
+        if not self._stopped:
+            self._timer = self._loop.call_at(max(when, self._loop.time()), self._tick)
+
+    def _run(self, instructions: Sequence[Instruction]) -> None:
+        changed = False
+        for instruction in instructions:
+            match instruction:
+                case SendTo(peer, payload):
+                    self._hooks.post(peer, Message(MEMBERSHIP_KIND, {_PAYLOAD: payload}))
+                case Changed():
+                    changed = True
+                    self._on_changed(instruction)
+        if changed:
+            self._tell_election()
+
+    def _on_changed(self, change: Changed) -> None:
+        record = change.record
+        log.info(
+            "member", name=record.name, id=record.id[:16], state=record.state, why=change.reason
+        )
+        self._hooks.tell(MemberChanged(_member(record), change.reason))
+        if record.state is MemberState.DEAD and record.id != self._self_id:
+            self._hooks.on_dead(record.id)
+
+    def _tell_election(self) -> None:
+        records = self._membership.members.values()
+        alive = frozenset(record.id for record in records if record.state in _LIVE)
+        event = MembersChanged(alive | {self._self_id})
+        self._run_election(self._election.handle(event, self._loop.time()))
+
+    def _run_election(self, instructions: Sequence[ElectionInstruction]) -> None:
+        self._hooks.raise_term(self._election.term)  # on disk before anybody hears of it
+        for instruction in instructions:
+            match instruction:
+                case SendTo(peer, payload):
+                    self._hooks.post(peer, Message(ELECTION_KIND, {_PAYLOAD: payload}))
+                case CoordinatorIs(member_id, term, reason):
+                    self._set_coordinator(Coordinator(member_id, self._name(member_id), term))
+                    log.info("coordinator", id=member_id[:16], term=term, why=reason)
+                case CoordinatorLost(reason):
+                    self._set_coordinator(None)
+                    log.info("coordinator_lost", why=reason)
+
+    def _set_coordinator(self, coordinator: Coordinator | None) -> None:
+        self._coordinator = coordinator
+        self._hooks.tell(CoordinatorChanged(coordinator))
+
+    def _name(self, member_id: str) -> str:
+        record = self._membership.members.get(member_id)
+        return record.name if record is not None else member_id[:16]
+
+
+def _member(record: MemberRecord) -> Member:
+    return Member(record.id, record.name, record.state, record.info)

@@ -1,0 +1,99 @@
+"""Introductions and removals on their way through the household.
+
+When a link comes up each side tells the other every device it knows of, removed ones included;
+whatever is news to a device it passes on to all its links at once. Records are signed by who tells
+them (trust.py); the addresses beside them are hints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.trust import TrustedDevice, TrustRecord, decode_record, encode_record
+from p2ptrain.mesh.trust_store import TrustStore
+from p2ptrain.net.message import Message
+
+log = structlog.get_logger(__name__)
+
+TRUST_KIND = "trust.record"
+ADDRESSES_LIMIT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TrustHooks:
+    """What the exchange needs around it.
+
+    Attributes:
+        post: (peer id, message) sends if there is a link, never waits.
+        connected: ids of the devices with a link.
+        addresses: (device id) where that device was, for others as hints.
+        changed: (entry, addresses) this device's trust has changed.
+        cut: (peer id, reason) ends a link whose peer breaks the protocol.
+    """
+
+    post: Callable[[str, Message], None]
+    connected: Callable[[], Iterable[str]]
+    addresses: Callable[[str], Sequence[Address]]
+    changed: Callable[[TrustedDevice, Sequence[Address]], None]
+    cut: Callable[[str, str], None]
+
+
+class TrustExchange:
+    """Keeps the trust books of a household alike."""
+
+    def __init__(self, store: TrustStore, hooks: TrustHooks) -> None:
+        self._store = store
+        self._hooks = hooks
+
+    def link_up(self, peer_id: str) -> None:
+        """Tell the device all that we know."""
+        for record in self._store.records():
+            self._tell(peer_id, record)
+
+    def spread(self, device_id: str, except_for: str = "") -> None:
+        """Tell all what we know of one device."""
+        record = self._store.record(device_id)
+        for peer_id in self._hooks.connected():
+            if peer_id != except_for:
+                self._tell(peer_id, record)
+
+    async def take(self, peer_id: str, message: Message) -> None:
+        """Handler of TRUST_KIND."""
+        try:
+            record, addresses = _parse(message)
+        except ProtocolError as error:
+            self._hooks.cut(peer_id, str(error))
+            return
+        verdict = self._store.take(record)
+        log.debug("trust_record", about=record.device.id[:16], by=peer_id[:16], why=verdict.reason)
+        if verdict.entry is not None:
+            log.info("trust", name=verdict.entry.name, change=verdict.reason, by=peer_id[:16])
+            self._hooks.changed(verdict.entry, addresses)
+            self.spread(verdict.entry.id, except_for=peer_id)
+
+    def _tell(self, peer_id: str, record: TrustRecord) -> None:
+        about = record.device.id
+        if about != peer_id:
+            known = self._hooks.addresses(about)[:ADDRESSES_LIMIT]
+            addresses = [[host, port] for host, port in known]
+            fields = {"record": encode_record(record), "addresses": addresses}
+            self._hooks.post(peer_id, Message(TRUST_KIND, fields))
+
+
+def _parse(message: Message) -> tuple[TrustRecord, list[Address]]:
+    data, entries = message.fields.get("record"), message.fields.get("addresses")
+    if not isinstance(data, bytes) or not isinstance(entries, list):
+        raise ProtocolError("a trust record's message is malformed")
+    addresses: list[Address] = []
+    for entry in entries[:ADDRESSES_LIMIT]:
+        match entry:
+            case [str(host), int(port)]:
+                addresses.append((host, port))
+            case _:
+                raise ProtocolError("a trust record's addresses are malformed")
+    return decode_record(data), addresses
