@@ -76,19 +76,21 @@ def time_units(
 
     The smallest size is always measured: one pass to warm up, at least one that counts. A larger
     one is left out, with all above it, when two passes of it are expected to exceed the budget, or
-    where `may_run` forbids it.
+    where `may_run` forbids it; the time goes to more passes of the one before.
     """
     clock = clock or Clock()
     deadline = clock.wall() + budget_seconds
     sizes = sorted(set(batch_sizes))
     passes: dict[int, list[_Pass]] = {}
     for place, batch in enumerate(sizes):
-        if place and not _fits(batch, sizes[place - 1], passes, deadline - clock.wall()):
+        left = deadline - clock.wall()
+        if place and not (_fits(batch, sizes[place - 1], passes, left) and may_run(batch)):
+            _repeat(runner, sizes[place - 1], passes[sizes[place - 1]], clock, deadline)
             break
-        if place and not may_run(batch):
-            break
-        share = (deadline - clock.wall()) / (len(sizes) - place)
-        passes[batch] = _passes(runner, batch, clock, clock.wall() + share)
+        _one_pass(runner, batch, clock)
+        passes[batch] = [_one_pass(runner, batch, clock)]
+        share = left / (len(sizes) - place)
+        _repeat(runner, batch, passes[batch], clock, deadline - left + share)
     return _scaled(passes)
 
 
@@ -98,13 +100,10 @@ def _fits(batch: int, previous: int, passes: dict[int, list[_Pass]], left: float
     return 2 * one <= left
 
 
-def _passes(runner: UnitRunner, batch: int, clock: Clock, until: float) -> list[_Pass]:
-    """Passes that count: one, and more while the next is expected to end before `until`."""
-    _one_pass(runner, batch, clock)
-    done = [_one_pass(runner, batch, clock)]
+def _repeat(runner: UnitRunner, batch: int, done: list[_Pass], clock: Clock, until: float) -> None:
+    """Add passes to `done` while the next is expected to end before `until`."""
     while len(done) < MAXIMUM_PASSES and clock.wall() + done[-1].wall <= until:
         done.append(_one_pass(runner, batch, clock))
-    return done
 
 
 def _one_pass(runner: UnitRunner, batch: int, clock: Clock) -> _Pass:

@@ -128,6 +128,13 @@ def test_the_budget_holds_once_the_smallest_size_fits(budget: float, share: floa
     assert device.wall <= max(budget * 1.2, smallest * 1.2)
 
 
+def test_time_that_a_left_out_size_leaves_goes_to_the_one_before() -> None:
+    device = Device()
+    one = sum(map(sum, COSTS))
+    assert list(time_units(device, [1, 100], 8.5 * one, clock=device.clock)) == [1]
+    assert device.passes == [1] * 8
+
+
 def test_passes_are_bounded() -> None:
     device = Device()
     time_units(device, [1], 1e9, clock=device.clock)
