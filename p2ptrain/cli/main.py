@@ -12,13 +12,13 @@ import traceback
 from collections.abc import Sequence
 
 from p2ptrain._version import __version__
-from p2ptrain.cli import demo, devices, doctor, invite, join, remove, status, train
+from p2ptrain.cli import demo, devices, doctor, invite, join, profile, remove, status, train
 from p2ptrain.cli.output import Output, configure_logs, open_output, silence_stdout
 from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, UsageError
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.observe.events import Failed
 
-_COMMANDS = (join, train, status, invite, devices, remove, demo, doctor)
+_COMMANDS = (join, train, status, invite, devices, remove, profile, demo, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -110,6 +110,6 @@ def configure_logs(*, debug: bool) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.DEBUG if debug else logging.WARNING
         ),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )

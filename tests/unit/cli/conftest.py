@@ -95,7 +95,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> type[FakeNode]:
     module.local_calls = []  # type: ignore[attr-defined]
 
     def train(job: Any, **options: Any) -> None:
-        module.local_calls.append((job, options))  # type: ignore[attr-defined]
+        module.local_calls.append((job, options))
         options["on_event"](Done(steps=2, seconds=0.2, samples_per_s=10.0, out=None))
 
     module.train = train  # type: ignore[attr-defined]

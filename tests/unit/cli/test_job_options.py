@@ -11,14 +11,14 @@ from p2ptrain.cli.job_options import job_arguments
 from p2ptrain.cli.usage import UsageError
 
 
-def job(
+def job(  # type: ignore[no-untyped-def]
     hidden: int = 64,
     lr: float = 0.1,
     deep: bool = False,
     kind: Literal["cnn", "mlp"] = "cnn",
     folder: Path | None = None,
     limit: int | None = None,
-    size=3,  # type: ignore[no-untyped-def]  # scripts need no annotations
+    size=3,  # scripts need no annotations
     label=None,
 ) -> None:
     """A job with every kind of argument."""

@@ -14,7 +14,7 @@ from p2ptrain.cli import status
 from p2ptrain.cli.usage import UsageError
 from p2ptrain.errors import DeviceLost, TrainingError
 
-COMMANDS = ("join", "train", "status", "invite", "devices", "remove", "demo", "doctor")
+COMMANDS = ("join", "train", "status", "invite", "devices", "remove", "profile", "demo", "doctor")
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 def test_a_good_script_gives_its_job(script: Callable[[str], str]) -> None:
     job = load_job(script(GOOD), [("hidden", "6")])
     assert job.batch_size == 4
-    assert tuple(job.model.weight.shape) == (2, 6)  # type: ignore[union-attr, arg-type]
+    assert tuple(job.model.weight.shape) == (2, 6)  # type: ignore[arg-type]
 
 
 def test_a_script_may_import_its_neighbours(script: Callable[[str], str], tmp_path: Path) -> None:

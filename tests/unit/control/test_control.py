@@ -177,7 +177,7 @@ async def test_a_borrower_that_dies_gives_the_place_back(
     await client._open().close()  # the process is gone, its connections with it
     await asyncio.wait_for(lender.given_back.wait(), 5)
     with pytest.raises(GeneratorExit):
-        await borrowing.gen.athrow(GeneratorExit)  # type: ignore[attr-defined]
+        await borrowing.gen.athrow(GeneratorExit)
 
 
 async def test_a_place_is_lent_to_one_only(

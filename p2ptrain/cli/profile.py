@@ -1,0 +1,121 @@
+"""`p2ptrain profile`: what each unit of the script's model costs on this device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.cli import groups, options
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.script import load_job
+from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.observe.events import Warned
+
+if TYPE_CHECKING:
+    from p2ptrain.plan.profile import Profile
+    from p2ptrain.training.job import Job
+
+DEFAULT_BATCH_SIZES = (1, 4, 16)
+BUDGET_SECONDS = 30.0
+"""For all batch sizes together. Before training a tenth of that must do; a file may be better."""
+
+_DESCRIPTION = """\
+Measures the units that SCRIPT's model is cut into, on this device: bytes, flops and the time of
+the forward and the backward for each batch size. The file (p2ptrain.profile/1) is what planning
+starts from."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `profile` to the command line."""
+    parser = groups.command(
+        commands,
+        "profile",
+        summary="measure a script's model on this device",
+        description=_DESCRIPTION,
+        example="  p2ptrain profile digits.py --out digits.json --batch-sizes 1,4,16",
+    )
+    groups.add_script_options(parser)
+    parser.add_argument(
+        "--out", metavar="P.json", required=True, type=Path, help="write the profile here"
+    )
+    parser.add_argument(
+        "--batch-sizes",
+        metavar="N,N,...",
+        type=options.whole_numbers,
+        default=DEFAULT_BATCH_SIZES,
+        help="numbers of samples to time (default: 1,4,16)",
+    )
+    parser.add_argument(
+        "--threads", metavar="T", type=options.positive, help="CPU threads for computing"
+    )
+    groups.add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Measure and write."""
+    out: Path = args.out.expanduser()
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"the folder of {out} does not exist")
+    job = load_job(args.script, args.job_options)
+    profile = measured_profile(job, args.batch_sizes, args.threads)
+    left_out = sorted(set(args.batch_sizes) - set(profile.times.sizes))
+    if left_out:
+        sizes = ", ".join(map(str, left_out))
+        output.show(Warned(message=f"batch sizes {sizes} are too slow or too large to time here"))
+    write_whole(out, json.dumps(profile.to_json(), indent=1))
+    units = len(profile.units)
+    output.result(
+        {"event": "profile", "out": str(out), "units": units, "sizes": list(profile.times.sizes)},
+        f"{units} units timed for {', '.join(map(str, profile.times.sizes))} samples: {out}",
+    )
+    return DONE
+
+
+def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) -> Profile:
+    """The profile of `job`'s model on this device. Raises what capturing the model raises."""
+    import torch
+
+    from p2ptrain.model.measure import measure_units
+    from p2ptrain.model.optimizer import optimizer_state_ratio
+    from p2ptrain.plan.profile import FORMAT, Profile
+    from p2ptrain.training.budget import usable_memory_bytes
+    from p2ptrain.training.options import TrainOptions
+    from p2ptrain.training.preparation import prepare
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    prepared = prepare(job, TrainOptions(local=True))
+    measured = measure_units(
+        prepared.captured.description,
+        batch_sizes=batch_sizes,
+        budget_seconds=BUDGET_SECONDS,
+        memory_bytes=usable_memory_bytes(),
+    )
+    body = {
+        **measured.to_json(),
+        "format": FORMAT,
+        "model": type(job.model).__name__,
+        "input_bytes": prepared.input_bytes,
+        "target_bytes": prepared.target_bytes,
+        "optimizer_state_ratio": optimizer_state_ratio(job.optimizer),
+    }
+    return Profile.from_json(body, "profile")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write the file as a whole or not at all. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,129 @@
+"""Events as JSON lines, plain lines and on a terminal; and back from JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from p2ptrain.observe import events as ev
+from p2ptrain.observe.console import ConsoleRenderer
+from p2ptrain.observe.describe import describe
+from p2ptrain.observe.jsonl import JsonRenderer
+from p2ptrain.observe.parse import parse_event
+from p2ptrain.observe.plain import PlainRenderer
+from p2ptrain.observe.renderer import LineWriter
+
+PLAN = ev.PlanEvent(
+    epoch=1,
+    reason="start",
+    stages=(
+        ev.PlannedStage((0, 3), (ev.PlannedDevice("laptop", 16),), ("0.weight", "0.bias")),
+        ev.PlannedStage((3, 5), (ev.PlannedDevice("pi", 10), ev.PlannedDevice("tv", 6)), ("4.w",)),
+    ),
+    micro_batch=16,
+    micro_batches=4,
+    predicted_samples_per_s=1234.5,
+    left_out=(ev.LeftOut("[red]phone", "slower than its share would take"),),
+)
+EVENTS = [
+    ev.Ready(name="laptop", id="0" * 64, address="10.0.0.2", port=4000),
+    ev.Pairing(code="12345678"),
+    ev.PairingFailed(message="wrong code", attempts_left=4),
+    ev.Renamed(name="laptop-2", previous="laptop"),
+    ev.MemberEvent(name="pi", state="suspect"),
+    ev.CoordinatorEvent(name="pi", term=3),
+    ev.Waiting(waiting_for="desk"),
+    PLAN,
+    ev.Eval(step=9, metrics={"accuracy": 0.978}),
+    ev.Warned(message="the disk is nearly full"),
+    ev.Failure(name="pi"),
+    ev.Done(steps=9, seconds=1.5, samples_per_s=64.0, out="w.safetensors"),
+    ev.Stopped(),
+    ev.Failed(message="no"),
+]
+
+
+def _step(number: int) -> ev.Step:
+    return ev.Step(step=number, loss=0.5, samples_per_s=100.0, seconds=0.01)
+
+
+@pytest.mark.parametrize("event", [*EVENTS, _step(1)], ids=lambda event: type(event).__name__)
+def test_json_reads_back_as_the_same_event(event: ev.Event) -> None:
+    assert parse_event(json.loads(json.dumps(event.to_json()))) == event
+
+
+def test_events_of_newer_versions_are_passed_over() -> None:
+    assert parse_event({"event": "teleported", "name": "pi"}) is None
+    assert parse_event({"event": "step", "step": 1}) is None
+    assert parse_event({}) is None
+    assert parse_event({"event": "failure", "name": "pi", "extra": 1}) == ev.Failure("pi")
+
+
+def test_json_lines_hold_no_nan() -> None:
+    out = io.StringIO()
+    JsonRenderer(LineWriter(out)).show(
+        ev.Step(step=1, loss=float("nan"), samples_per_s=float("inf"), seconds=0.0)
+    )
+    assert json.loads(out.getvalue())["loss"] is None
+    assert out.getvalue().count("\n") == 1
+
+
+def test_every_event_has_words() -> None:
+    for event in EVENTS:
+        assert describe(event)
+        assert "{" not in describe(event)
+
+
+def test_a_plan_says_who_is_left_out_and_why() -> None:
+    lines = describe(PLAN).splitlines()
+    assert lines[0].startswith("plan 1 (first plan): 4 micro-batches of 16")
+    assert lines[1:] == [
+        "  stage 0: units 0 to 2 on laptop",
+        "  stage 1: units 3 to 4 on pi (10), tv (6)",
+        "  left out: [red]phone: slower than its share would take",
+    ]
+
+
+def test_plain_lines_hold_at_most_a_step_a_second_and_the_last_one() -> None:
+    out = io.StringIO()
+    now = [0.0]
+    renderer = PlainRenderer(LineWriter(out), monotonic=lambda: now[0])
+    for number in range(1, 27):
+        renderer.show(_step(number))
+        now[0] += 0.125
+    renderer.show(ev.Stopped())
+    renderer.close()
+    steps = [line.split()[1] for line in out.getvalue().splitlines() if "loss" in line]
+    assert steps == ["1", "9", "17", "25", "26"]
+    assert out.getvalue().endswith("stopped\n")
+
+
+def test_the_console_shows_markup_of_peers_as_it_is() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, color_system=None)
+    renderer = ConsoleRenderer(console, total_steps=2)
+    for event in [PLAN, _step(1), _step(2), ev.MemberEvent(name="[bold]x", state="alive")]:
+        renderer.show(event)
+    renderer.show(EVENTS[-3])
+    renderer.close()
+    assert "[red]phone" in out.getvalue()
+    assert "[bold]x is here" in out.getvalue()
+    assert "step 2/2" in out.getvalue()
+
+
+class _ClosedPipe(io.StringIO):
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_goes_away_is_told_once() -> None:
+    told: list[str] = []
+    writer = LineWriter(_ClosedPipe())
+    writer.on_closed = lambda: told.append("closed")
+    writer.write("one")
+    writer.write("two")
+    assert told == ["closed"]
+    assert writer.closed
