@@ -1,0 +1,81 @@
+"""p2ptrain inside an app of your own: with an event loop, and without one.
+
+    python examples/embed_app.py                  trains here, then joins and trains with others
+    python examples/embed_app.py --code 12345678  as a device of the household with that code
+
+The first form is for apps that have an event loop (a server, a desktop app): the Node is a member
+of the household for as long as its context lasts, and the run tells what happens as it happens.
+The second form is one call that blocks, for plain scripts and notebooks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import p2ptrain
+from p2ptrain.observe.events import Event, Step
+from p2ptrain.training.options import TrainOptions
+
+
+def job() -> p2ptrain.Job:
+    """Learns whether a point lies inside a ring: two numbers in, two classes out."""
+    points = torch.rand(2048, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    radius = points.norm(dim=1)
+    inside = ((radius > 0.4) & (radius < 0.8)).long()
+    torch.manual_seed(0)
+    return p2ptrain.Job(
+        model=nn.Sequential(
+            nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+        ),
+        data=TensorDataset(points, inside),
+        loss=nn.functional.cross_entropy,
+        optimizer=p2ptrain.Adam(lr=0.01),
+        batch_size=128,
+        epochs=10,
+        eval_data=TensorDataset(points, inside),
+        metrics={"accuracy": lambda output, target: (output.argmax(1) == target).float().mean()},
+    )
+
+
+def without_a_loop() -> None:
+    """One call; `local=True` stays on this device, leave it out to train with the household."""
+    model = p2ptrain.train(job(), options=TrainOptions(local=True), on_event=show)
+    print("trained here:", sum(p.numel() for p in model.parameters()), "parameters")
+
+
+async def with_a_loop(code: str | None, state_dir: Path) -> None:
+    """A member that trains its own data with whoever is there, then leaves."""
+    async with p2ptrain.Node(name="my-app", code=code, state_dir=state_dir) as node:
+        run = await node.train(job(), TrainOptions(wait_for=1))
+        async for event in run:
+            show(event)
+        model = await run.result()
+    print("trained together:", sum(p.numel() for p in model.parameters()), "parameters")
+
+
+def show(event: Event) -> None:
+    """What an app would put into its window."""
+    if not isinstance(event, Step) or event.step % 20 == 0:
+        print(event.to_json())
+
+
+def main() -> None:
+    """Both forms, one after the other."""
+    parser = argparse.ArgumentParser(description="p2ptrain inside an app")
+    parser.add_argument("--code", help="pairing code of a household")
+    parser.add_argument("--state-dir", type=Path, help="keeps this app's identity between starts")
+    args = parser.parse_args()
+    without_a_loop()
+    with tempfile.TemporaryDirectory() as room:
+        asyncio.run(with_a_loop(args.code, args.state_dir or Path(room) / "state"))
+
+
+if __name__ == "__main__":
+    main()
