@@ -36,6 +36,7 @@ from p2ptrain.mesh.link_rules import (
 from p2ptrain.mesh.peer_link import PeerLink
 from p2ptrain.mesh.refused_port import all_refuse
 from p2ptrain.mesh.router import Router
+from p2ptrain.mesh.tasks import TaskScope
 from p2ptrain.net.link import Link
 from p2ptrain.net.message import Message
 
@@ -115,7 +116,7 @@ class Connections:
         self,
         around: Surroundings,
         router: Router,
-        tasks: asyncio.TaskGroup,
+        tasks: TaskScope,
         rng: Random,
         times: ConnectionTimes | None = None,
     ) -> None:
@@ -126,7 +127,7 @@ class Connections:
         self._times = times or ConnectionTimes()
         self._peers: dict[str, _Peer] = {}
         self._all_links: set[PeerLink] = set()
-        self._posts: dict[PeerLink, asyncio.Task[None]] = {}
+        self._posts: dict[PeerLink, asyncio.Task[None] | None] = {}
         self._leaving = False
 
     # What the mesh asks
@@ -164,7 +165,7 @@ class Connections:
         peer.addresses.prove(proven)
         self._peers[peer_id] = peer
         if peer_id != self._around.self_id:
-            peer.task = self._tasks.create_task(self._keep_dialling(peer_id, peer))
+            peer.task = self._tasks.spawn(self._keep_dialling(peer_id, peer), "dial")
 
     def hint(self, peer_id: str, addresses: Iterable[Address]) -> None:
         """The device may be there: try now."""
@@ -227,7 +228,7 @@ class Connections:
 
     def said_hello(self, link: PeerLink, hello: Hello) -> None:
         """See `LinkOwner`."""
-        self._tasks.create_task(self._welcome(link, hello), name="welcome")
+        self._tasks.spawn(self._welcome(link, hello), "welcome")
 
     def answered(self, link: PeerLink, hello: Hello) -> None:
         """See `LinkOwner`."""
@@ -321,7 +322,7 @@ class Connections:
         peer.at = tuple((ip, hello.port) for ip in hello.addresses)
         peer.addresses.prove(peer.at)
         peer.backoff.reset()
-        self._posts[link] = self._tasks.create_task(link.run_post(), name="post")
+        self._posts[link] = self._tasks.spawn(link.run_post(), "post")
         log.info("link_up", peer=link.peer_id[:16], name=hello.name, dialled=link.own is not None)
         self._around.on_up(link.peer_id, hello)
 

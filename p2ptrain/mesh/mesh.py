@@ -55,6 +55,7 @@ from p2ptrain.mesh.roster import (
 )
 from p2ptrain.mesh.router import Router
 from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.tasks import TaskScope
 from p2ptrain.mesh.trust import TrustedDevice
 from p2ptrain.mesh.trust_exchange import TRUST_KIND, TrustExchange, TrustHooks
 from p2ptrain.mesh.trust_store import TrustStore
@@ -126,7 +127,7 @@ class NetworkMesh:
         self._shown: dict[str, tuple[str, MemberState]] = {}
         self._candidates = CandidateTable(self._trust.is_trusted)
         self._not_paired: set[str] = set()  # trusted here, but they refused us as strangers
-        self._tasks = asyncio.TaskGroup()
+        self._tasks = TaskScope()
         self._left = False
         self._discovery = discovery or self._own_discovery()
         self.router = Router(self._file.name, self.send, self._has_room)
@@ -151,9 +152,7 @@ class NetworkMesh:
         try:
             await self.leave()
         finally:
-            for task in self._background:
-                task.cancel()
-            await self._end_tasks(error_type, error, trace)
+            await self._tasks.__aexit__(error_type, error, trace)
 
     async def leave(self) -> None:
         """Tell all that this device leaves, then end everything. Harmless when repeated."""
@@ -186,10 +185,9 @@ class NetworkMesh:
             self._pairing, self._candidates.values, given, self._is_paired, self._emit
         )
         if self._code is not None:
-            self._background.append(self._tasks.create_task(self._dialer.run()))
+            self._tasks.spawn(self._dialer.run(), "pairing dialer")
 
     def _make_parts(self) -> None:
-        self._background: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         rng = Random()
         self._connections = Connections(
@@ -263,20 +261,6 @@ class NetworkMesh:
             if self._config.port is not None:
                 raise
             await self._listener.start(hosts, 0)
-
-    async def _end_tasks(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            await self._tasks.__aexit__(error_type, error, trace)
-        except BaseExceptionGroup as group:
-            single = _only_error(group)
-            if single is None:
-                raise
-            raise single from None
 
     # What `Mesh` promises
 
@@ -396,7 +380,7 @@ class NetworkMesh:
         own = {(ip, self.port) for ip in self._ips}
         others = [address for address in candidate.addresses if address not in own]
         if others and not self._left:
-            self._tasks.create_task(self._dial_copy(others), name="dial a copy")
+            self._tasks.spawn(self._dial_copy(others), "dial a copy")
 
     async def _dial_copy(self, addresses: Sequence[Address]) -> None:
         try:
@@ -421,7 +405,7 @@ class NetworkMesh:
         self._dialer_wake()
 
     def _on_unpaired(self, channel: PairingChannel) -> None:
-        self._tasks.create_task(self._pairing.serve(channel), name="pairing")
+        self._tasks.spawn(self._pairing.serve(channel), "pairing")
 
     def _on_paired(self, device: PairedDevice) -> None:
         entry = self._trust.add_paired(device.certificate_der, device.name)
@@ -558,8 +542,7 @@ class NetworkMesh:
 
     def _fail(self, error: UserError) -> None:
         """End this device's membership with `error`."""
-        if not self._left:
-            self._tasks.create_task(_raise(error), name="failure")
+        self._tasks.spawn(_raise(error), "failure")
 
 
 async def _raise(error: UserError) -> None:
@@ -579,15 +562,3 @@ async def _resolve(peer: Address) -> list[Address]:
         raise OptionError(f"--peer {peer[0]}: no such host ({error.strerror})") from error
     hosts = dict.fromkeys(str(entry[4][0]) for entry in found)
     return [(host, peer[1]) for host in sorted(hosts, key=lambda host: ":" in host)]
-
-
-def _only_error(group: BaseExceptionGroup[BaseException]) -> Error | None:
-    """The one error of ours that a group stands for."""
-    leaves = [leaf for inner in group.exceptions for leaf in _leaves(inner)]
-    return leaves[0] if len(leaves) == 1 and isinstance(leaves[0], Error) else None
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]

@@ -15,7 +15,7 @@ import structlog
 from p2ptrain.errors import LinkClosed, PeerError
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.discovered import Candidate
-from p2ptrain.mesh.pairing import Busy, WindowClosed
+from p2ptrain.mesh.pairing import Busy, WindowClosed, WrongCode
 from p2ptrain.mesh.pairing_service import PairingService
 from p2ptrain.observe.events import Event, Warned
 
@@ -83,16 +83,21 @@ class PairingDialer:
     async def _attempt(self, key: str, addresses: list[Address]) -> None:
         try:
             await self._service.dial(addresses)
-            self._given = [given for given in self._given if given not in addresses]
+            self._forget(addresses)
         except (WindowClosed, Busy, LinkClosed, socket.gaierror) as error:
             self._later(key, str(error))
+        except WrongCode:
+            self._forget(addresses)  # its person has been told
         except PeerError as error:
             log.warning("pairing_failed", device=key[:16], why=str(error))
-            self._given = [given for given in self._given if given not in addresses]
+            self._forget(addresses)
             self._emit(Warned(f"pairing with a device at {addresses[0][0]} failed: {error}"))
         finally:
             self._running.pop(key, None)
             self._wake.set()
+
+    def _forget(self, addresses: list[Address]) -> None:
+        self._given = [given for given in self._given if given not in addresses]
 
     def _later(self, key: str, why: str) -> None:
         log.info("pairing_put_off", device=key[:16], why=why)

@@ -254,7 +254,8 @@ class TlsStream(asyncio.BufferedProtocol):
         if self._reading_paused:
             self._transport.resume_reading()
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the peer may have cut the connection by now
+                self._transport.write_eof()
 
     def _flush(self) -> None:
         cipher = self._outgoing.read()

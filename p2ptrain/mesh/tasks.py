@@ -1,0 +1,73 @@
+"""The tasks of a mesh: each has this owner, a failure of one ends the mesh, none outlives it.
+
+Callbacks of links and timers may still come while everything is being shut down; a task group
+would raise into them then. A scope quietly starts nothing any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Self
+
+from p2ptrain.errors import Error
+
+
+class TaskScope:
+    """`async with`: an error of ours in a task cancels the body and is raised at its end."""
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def spawn(
+        self, coroutine: Coroutine[object, object, None], name: str
+    ) -> asyncio.Task[None] | None:
+        """Start a task, or nothing (None) once the scope ends."""
+        if self._closed:
+            coroutine.close()
+            return None
+        try:
+            task = self._group.create_task(coroutine, name=name)
+        except RuntimeError:  # another task has failed: the group is shutting down
+            coroutine.close()
+            return None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Cancel what still runs; raise what failed, alone where it is one error of ours."""
+        self._closed = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        try:
+            await self._group.__aexit__(error_type, error, trace)
+        except BaseExceptionGroup as group:
+            single = _only_error(group)
+            if single is None:
+                raise
+            raise single from None
+
+
+def _only_error(group: BaseExceptionGroup[BaseException]) -> Error | None:
+    """The one error of ours that a group stands for."""
+    leaves = _leaves(group)
+    return leaves[0] if len(leaves) == 1 and isinstance(leaves[0], Error) else None
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
