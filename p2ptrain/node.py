@@ -133,8 +133,7 @@ class Node:
             await self._run.cancel()
         if self._loading is not None:
             self._loading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._loading
+            await asyncio.wait([self._loading])
             self._loading = None
         if self._member is not None:
             member, self._member = self._member, None
@@ -208,10 +207,11 @@ class Node:
 
     def _make_member(self) -> TrainingMember:
         from p2ptrain.training.member import TrainingMember
+        from p2ptrain.training.profiling import ProfileCache
 
         member = TrainingMember(
             self._mesh,
-            profiles=self._config.state_dir / "profiles",
+            profiles=ProfileCache(self._config.state_dir / "profiles"),
             memory_bytes=self._memory_bytes,
             threads=self._threads,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -82,12 +81,11 @@ class Engagement:
     async def stop(self) -> None:
         """End all tasks and disconnect; the stages stay until this object goes."""
         self._shell.switchboard.disconnect(self.assignment.key)
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._tasks.clear()
+        if tasks:
+            await asyncio.wait(tasks)
 
     # -- building --------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
@@ -19,7 +18,7 @@ class TrainingMember:
     """The compute thread and the services of one device.
 
     Args:
-        profiles: folder that keeps measured profiles, or None.
+        profiles: what was measured before; its folder may be shared with other runs.
         memory_bytes: what p2ptrain may use here, or None: what is available.
         threads: torch's threads, or None: torch's choice.
     """
@@ -28,14 +27,15 @@ class TrainingMember:
         self,
         mesh: Mesh,
         *,
-        profiles: Path | None = None,
+        profiles: ProfileCache | None = None,
         memory_bytes: int | None = None,
         threads: int | None = None,
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
         self.compute = ComputeThread()
-        self.service = TrainingService(mesh, self.compute, ProfileCache(profiles), memory_bytes)
+        cache = profiles or ProfileCache(None)
+        self.service = TrainingService(mesh, self.compute, cache, memory_bytes)
         self._coordinator = CoordinatorService(mesh)
 
     @property

@@ -13,6 +13,7 @@ from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import Job
 from p2ptrain.training.member import TrainingMember
 from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.profiling import ProfileCache
 
 FAST = LinkSpeed(bytes_per_s=1e9, latency_s=1e-5)
 
@@ -45,13 +46,15 @@ class Devices:
 
 
 @asynccontextmanager
-async def devices(count: int) -> AsyncIterator[Devices]:
+async def devices(count: int, memory_bytes: int = 1 << 30) -> AsyncIterator[Devices]:
     """`count` devices called a, b, c, ..."""
     names = [chr(ord("a") + index) for index in range(count)]
     async with MemoryHousehold(names, link_speed=FAST) as mesh:
         members = {}
+        profiles = ProfileCache(None)  # one machine: measured once for all
         for name in names:
-            member = members[name] = TrainingMember(mesh[name], memory_bytes=1 << 30)
+            member = TrainingMember(mesh[name], profiles=profiles, memory_bytes=memory_bytes)
+            members[name] = member
             for kind, route in member.routes.items():
                 mesh[name].route(kind, route.handler, route.parts)
         try:

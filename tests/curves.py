@@ -1,0 +1,117 @@
+"""One job trained twice: by p2ptrain on several devices in memory, and by plain torch.
+
+Used by the tests and by `tools/curves.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.options import TrainOptions
+from tests import reference, zoo
+from tests.reference import Outcome
+from tests.unit.training.household import devices
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and how it is cut.
+
+    Attributes:
+        model: name in the zoo.
+        decay: the schedule's factor is decay ** update; 1.0 means no schedule.
+    """
+
+    model: str
+    devices: int
+    micro_batch: int = 4
+    steps: int = 30
+    epochs: int = 1000
+    batch_size: int = 16
+    optimizer: Any = SGD(lr=0.05, momentum=0.9, weight_decay=1e-4)  # noqa: RUF009
+    clip_grad_norm: float | None = None
+    decay: float = 1.0
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+    def __str__(self) -> str:
+        extras = [
+            f"clip {self.clip_grad_norm}" if self.clip_grad_norm else "",
+            f"decay {self.decay}" if self.decay != 1.0 else "",
+            "float64" if self.dtype is torch.float64 else "",
+        ]
+        told = f"{self.model} on {self.devices}, micro-batch {self.micro_batch}"
+        return ", ".join([told, self.optimizer.name, *filter(None, extras)])
+
+    def schedule(self, update: int) -> float:
+        """Factor on the learning rate."""
+        return self.decay**update
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest absolute differences of two runs; 0.0 means bit-identical."""
+
+    loss: float
+    state: float
+
+
+async def with_p2ptrain(case: Case) -> Outcome:
+    """Train with the whole runtime, on devices that share this process."""
+    made = zoo.make(case.model, dtype=case.dtype)
+    job = Job(
+        model=made.model,
+        data=made.data,
+        loss=made.loss,
+        optimizer=case.optimizer,
+        batch_size=case.batch_size,
+        micro_batch=case.micro_batch,
+        epochs=case.epochs,
+        seed=case.seed,
+        schedule=None if case.decay == 1.0 else case.schedule,
+        clip_grad_norm=case.clip_grad_norm,
+    )
+    options = TrainOptions(wait_for=case.devices, planner="pp", steps=case.steps)
+    async with devices(case.devices) as household:
+        await household.holder_run(job, options).run()
+    assert len(household.plan.stages) == case.devices
+    return Outcome(household.losses, made.model.state_dict())
+
+
+def plain_torch(case: Case) -> Outcome:
+    """Train with the plain loop of the contract."""
+    made = zoo.make(case.model, dtype=case.dtype)
+    recipe = reference.Recipe(
+        optimizer=lambda parameters: case.optimizer.build(list(parameters)),
+        batch_size=case.batch_size,
+        micro_batch=case.micro_batch,
+        epochs=case.epochs,
+        steps=case.steps,
+        seed=case.seed,
+        schedule=None if case.decay == 1.0 else case.schedule,
+        clip_grad_norm=case.clip_grad_norm,
+    )
+    return reference.train(made.model, made.data, made.loss, recipe)
+
+
+def difference(one: Outcome, other: Outcome) -> Difference:
+    """Compare losses and every tensor of the state_dict."""
+    assert len(one.losses) == len(other.losses)
+    assert one.state_dict.keys() == other.state_dict.keys()
+    losses = [abs(a - b) for a, b in zip(one.losses, other.losses, strict=True)]
+    return Difference(
+        max(losses),
+        max(_distance(one.state_dict[name], other.state_dict[name]) for name in one.state_dict),
+    )
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    if torch.equal(one, other):
+        return 0.0
+    if not one.numel():
+        return 0.0
+    return float((one.double() - other.double()).abs().max()) or float("nan")

@@ -1,0 +1,96 @@
+"""The heart of it all: a household's loss curve is plain torch's, bit for bit.
+
+`tools/curves.py` runs the same comparison over every model of the zoo, optimizer and number of
+devices and micro-batches; here stands a sample of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from p2ptrain.training.job import SGD, Adam, AdamW
+from tests import zoo
+from tests.curves import Case, difference, plain_torch, with_p2ptrain
+
+SMALL = [
+    "mlp",
+    "cnn",
+    "residual",
+    "unet",
+    "two_inputs",
+    "named_inputs",
+    "custom_loss",
+    "frozen",
+    "inner_structures",
+]
+
+
+@pytest.mark.parametrize("name", SMALL)
+async def test_three_devices_train_bit_for_bit_as_plain_torch(name: str) -> None:
+    case = Case(name, devices=3, micro_batch=4, steps=6)
+    ours, reference = await with_p2ptrain(case), plain_torch(case)
+    assert ours.losses == reference.losses
+    assert difference(ours, reference).state == 0.0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("mlp", devices=1, micro_batch=16, steps=5),
+        Case("mlp", devices=2, micro_batch=5, steps=5),  # 5 + 5 + 5 + 1
+        Case("mlp", devices=4, micro_batch=2, steps=5, optimizer=Adam(lr=0.01)),
+        Case("cnn", devices=2, micro_batch=3, optimizer=AdamW(lr=0.01, weight_decay=0.1), steps=5),
+        Case("cnn", devices=4, micro_batch=2, clip_grad_norm=0.5, steps=5),
+        Case("residual", devices=2, clip_grad_norm=0.1, decay=0.8, steps=7),
+        Case("residual", devices=3, dtype=torch.float64, steps=4),
+    ],
+    ids=str,
+)
+async def test_whatever_the_cut_the_optimizer_and_the_schedule(case: Case) -> None:
+    ours, reference = await with_p2ptrain(case), plain_torch(case)
+    assert ours.losses == reference.losses
+    assert difference(ours, reference).state == 0.0
+
+
+async def test_a_tied_weight_in_two_stages_is_summed_once_a_round() -> None:
+    """Two stages add the tied gradient in another order, so float64 is the test."""
+    case = Case("gpt", devices=3, dtype=torch.float64, clip_grad_norm=0.5, steps=10)
+    found = difference(await with_p2ptrain(case), plain_torch(case))
+    assert found.loss < 1e-8
+    assert found.state < 1e-8
+
+
+async def test_dropout_does_not_depend_on_the_devices() -> None:
+    curves = [
+        (await with_p2ptrain(Case("dropout", devices=devices, steps=5))).losses
+        for devices in (1, 2, 4)
+    ]
+    assert curves[0] == curves[1] == curves[2]
+    without = plain_torch(Case("mlp", devices=1, steps=5)).losses
+    assert curves[0] != without
+
+
+async def test_another_seed_gives_another_order() -> None:
+    one = await with_p2ptrain(Case("mlp", devices=2, steps=3, seed=0))
+    other = await with_p2ptrain(Case("mlp", devices=2, steps=3, seed=1))
+    assert one.losses != other.losses
+
+
+@pytest.mark.parametrize("options", [{"steps": 4}, {"epochs": 1}])
+async def test_of_steps_and_epochs_the_smaller_wins(options: dict[str, Any]) -> None:
+    case = Case("mlp", devices=2, **{"steps": 100, "epochs": 2, **options})
+    steps_per_epoch = zoo.SAMPLES // case.batch_size
+    assert len((await with_p2ptrain(case)).losses) == min(
+        case.steps, case.epochs * steps_per_epoch
+    )
+
+
+def test_the_comparison_can_fail() -> None:
+    """A reference with another learning rate differs, so equality above means something."""
+    one = plain_torch(Case("mlp", devices=1, steps=3, optimizer=SGD(lr=0.05)))
+    other = plain_torch(Case("mlp", devices=1, steps=3, optimizer=SGD(lr=0.05001)))
+    assert difference(one, other).loss > 0
+    assert difference(one, other).state > 0
