@@ -1,0 +1,152 @@
+"""A device measures a model, unit by unit, before anybody plans with it.
+
+It takes seconds, not minutes, on devices with a fraction of a core, and needs the model's
+description only: weights and samples are made up here. What comes out has the form of the units and
+times of a `p2ptrain.profile/1` file and can be kept as JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2ptrain.model.description import ModelDescription, TensorKind
+from p2ptrain.model.timing import Clock, UnitTimes, time_units
+from p2ptrain.model.unit_chain import UnitChain
+from p2ptrain.model.values import ValueDescription
+
+DEFAULT_BATCH_SIZES = (1, 4, 16)
+DEFAULT_BUDGET_SECONDS = 2.5
+
+_REFERENCE_BATCH = 16
+"""Batch at which bytes a sample are taken, for values that do not grow with the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredUnit:
+    """What one unit costs besides time; bytes and flops per sample, but `parameter_bytes`.
+
+    Attributes:
+        parameter_bytes: parameters only, of all units that use them.
+        output_bytes: everything that crosses a cut after the unit; 0 for the last.
+        activation_bytes: kept for the backward.
+        flops: of the forward.
+    """
+
+    name: str
+    parameter_bytes: int
+    output_bytes: int
+    activation_bytes: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitMeasurements:
+    """A model measured on one device.
+
+    Attributes:
+        input_bytes, target_bytes: per sample, as the holder sends them.
+        times: by batch size, ascending; at least the smallest that was asked for.
+    """
+
+    input_bytes: int
+    target_bytes: int
+    units: tuple[MeasuredUnit, ...]
+    times: Mapping[int, UnitTimes]
+
+    def to_json(self) -> dict[str, Any]:
+        """As in a profile file: "input_bytes", "target_bytes", "units" and "times"."""
+        return {
+            "input_bytes": self.input_bytes,
+            "target_bytes": self.target_bytes,
+            "units": [
+                {
+                    "name": unit.name,
+                    "parameter_bytes": unit.parameter_bytes,
+                    "output_bytes": unit.output_bytes,
+                    "activation_bytes": unit.activation_bytes,
+                    "flops": unit.flops,
+                }
+                for unit in self.units
+            ],
+            "times": {
+                str(batch): {"forward": list(times.forward), "backward": list(times.backward)}
+                for batch, times in self.times.items()
+            },
+        }
+
+
+def measure_units(
+    description: ModelDescription,
+    *,
+    batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES,
+    budget_seconds: float = DEFAULT_BUDGET_SECONDS,
+    memory_bytes: int | None = None,
+    clock: Clock | None = None,
+) -> UnitMeasurements:
+    """Run the model's units on this device and measure them.
+
+    Call it in the thread that will train: its CPU time is what is measured, and its number of
+    threads is what counts.
+
+    Args:
+        description: the captured model.
+        batch_sizes: numbers of samples to time; the smallest always is.
+        budget_seconds: for all sizes together. A device too slow for it measures fewer sizes.
+        memory_bytes: sizes that need more than this are left out.
+        clock: tests bring their own.
+    """
+    chain = UnitChain(description)
+    may_run = _memory_guard(description, chain, memory_bytes)
+    times = time_units(chain, batch_sizes, budget_seconds, clock=clock, may_run=may_run)
+    saved, largest = chain.saved_bytes, max(times)
+    return UnitMeasurements(
+        input_bytes=_bytes_per_sample(description.inputs),
+        target_bytes=_bytes_per_sample(description.targets),
+        units=tuple(
+            _unit(description, number, math.ceil(saved[largest][number] / largest))
+            for number in range(len(description.units))
+        ),
+        times=times,
+    )
+
+
+def _memory_guard(
+    description: ModelDescription, chain: UnitChain, memory_bytes: int | None
+) -> Callable[[int], bool]:
+    """Whether a batch size would fit, by what the largest one so far has kept.
+
+    The rest of the memory that a pass needs: state, its gradients, and as much again as is kept
+    for values on their way.
+    """
+    state_bytes = sum(tensor.nbytes for tensor in description.tensors)
+
+    def may_run(batch: int) -> bool:
+        if memory_bytes is None:
+            return True
+        known = max(chain.saved_bytes)
+        kept = sum(chain.saved_bytes[known]) * batch / known
+        return 2 * state_bytes + 2 * kept <= memory_bytes
+
+    return may_run
+
+
+def _unit(description: ModelDescription, number: int, activation_bytes: int) -> MeasuredUnit:
+    last = number == len(description.units) - 1
+    crossing = () if last else description.crossing(number + 1, "train")
+    by_name = description.tensors_by_name
+    held = [by_name[name] for name in description.state_names(number, number + 1)]
+    return MeasuredUnit(
+        name=description.units[number].name,
+        parameter_bytes=sum(t.nbytes for t in held if t.kind is TensorKind.PARAMETER),
+        output_bytes=_bytes_per_sample(crossing),
+        activation_bytes=activation_bytes,
+        flops=description.units[number].flops,
+    )
+
+
+def _bytes_per_sample(values: Sequence[ValueDescription]) -> int:
+    total = sum(value.nbytes(_REFERENCE_BATCH) for value in values)
+    return math.ceil(total / _REFERENCE_BATCH)

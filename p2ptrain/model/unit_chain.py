@@ -1,0 +1,127 @@
+"""A model's units on one device, one behind the other, with made-up weights and samples.
+
+Weights are drawn so that activations keep their size: numbers that die away to denormals are many
+times slower than those of a real model. Nothing of the user's data is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from p2ptrain.model.description import ModelDescription, TensorDescription
+from p2ptrain.model.stage import Stage
+from p2ptrain.model.values import ValueDescription
+
+_KEY = 0
+"""Of the one micro-batch that is under way at a time."""
+_DEVIATES = 65521
+"""Random numbers drawn; a prime, so that rows of a matrix do not repeat."""
+
+
+class UnitChain:
+    """Runs the units of `description`; a `timing.UnitRunner`.
+
+    The first pass of each batch size also finds out what autograd keeps for the backward.
+
+    Attributes:
+        saved_bytes: batch size -> bytes kept by each unit. Tensors that share memory count once a
+            unit; parameters and buffers are not counted.
+        values: what the next unit takes.
+    """
+
+    def __init__(self, description: ModelDescription, seed: int = 0) -> None:
+        self._description = description
+        self._deviates = torch.randn(_DEVIATES, generator=torch.Generator().manual_seed(seed))
+        state = {tensor.name: self._draw_state(tensor) for tensor in description.tensors}
+        self._state_memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
+        self._stages = [
+            Stage(
+                description,
+                unit,
+                unit + 1,
+                {name: state[name] for name in description.state_names(unit, unit + 1)},
+                copy=False,
+            )
+            for unit in range(len(description.units))
+        ]
+        self._batch = 0
+        self.values: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        self._gradients: list[Tensor | None] = []
+        self.saved_bytes: dict[int, list[int]] = {}
+
+    @property
+    def unit_count(self) -> int:
+        """How many units."""
+        return len(self._stages)
+
+    def begin(self, batch: int) -> None:
+        """Make inputs and targets for `batch` samples."""
+        self._batch = batch
+        inputs = self._description.crossing(0, "train")
+        self.values = [self._draw_value(value, batch) for value in inputs]
+        targets = self._description.targets
+        self._targets = [torch.zeros(t.shape(batch), dtype=t.dtype) for t in targets]
+        self._gradients = []
+
+    def forward(self, unit: int) -> None:
+        """Run one unit's forward; the units must come in order."""
+        known = self.saved_bytes.setdefault(self._batch, [])
+        if len(known) == unit:
+            saved: dict[int, int] = {}
+            with self._counting(saved):
+                self._forward(unit)
+            known.append(sum(saved.values()))
+        else:
+            self._forward(unit)
+
+    def backward(self, unit: int) -> None:
+        """Run one unit's backward; the units must come in reverse order, after all forwards."""
+        self._gradients = self._stages[unit].backward(_KEY, self._gradients)
+
+    def _forward(self, unit: int) -> None:
+        uses_targets = self._description.target_uses(unit, unit + 1, "train")
+        self.values = self._stages[unit].forward(
+            _KEY, self.values, self._targets if uses_targets else []
+        )
+
+    @contextmanager
+    def _counting(self, saved: dict[int, int]) -> Iterator[None]:
+        """Collects the storages that autograd keeps: address -> bytes."""
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._state_memory:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            yield
+
+    def _draw_state(self, tensor: TensorDescription) -> Tensor:
+        """Matrices and filters by fan-in (He et al. 2015), vectors near 1, whole numbers 0."""
+        made = torch.empty_strided(tensor.shape, tensor.strides, dtype=tensor.dtype)
+        if not made.is_floating_point():
+            return made.fill_(tensor.dtype == torch.bool)
+        if made.dim() < 2:
+            return made.copy_(1.0 + 0.1 * self._noise(tensor.shape))
+        return made.copy_(self._noise(tensor.shape) * _he_deviation(tensor.shape))
+
+    def _draw_value(self, value: ValueDescription, batch: int) -> Tensor:
+        made = torch.zeros(value.shape(batch), dtype=value.dtype)
+        return made.copy_(self._noise(made.shape)) if made.is_floating_point() else made
+
+    def _noise(self, shape: Sequence[int]) -> Tensor:
+        """Normal deviates, repeated: drawing them all takes seconds for a large model."""
+        elements = math.prod(shape)
+        repeated = self._deviates.repeat(elements // _DEVIATES + 1)
+        return repeated[:elements].view(tuple(shape))
+
+
+def _he_deviation(shape: Sequence[int]) -> float:
+    return math.sqrt(2 / max(1, math.prod(shape[1:])))

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from p2ptrain.model.capture import capture
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.measure import UnitMeasurements, measure_units
+from p2ptrain.model.timing import Clock
+from p2ptrain.model.unit_chain import UnitChain
+from tests import reference, zoo
+
+torch.set_num_threads(1)
+
+
+@lru_cache
+def described(name: str) -> ModelDescription:
+    made = zoo.make(name, samples=4)
+    return capture(made.model, made.loss, reference.stack(made.data)).description
+
+
+@lru_cache
+def chain_of_three() -> ModelDescription:
+    model = nn.Sequential(nn.Linear(10, 20), nn.Sigmoid(), nn.Linear(20, 30), nn.Linear(30, 5))
+    example = torch.randn(4, 10), torch.zeros(4, dtype=torch.int64)
+    return capture(model, cross_entropy, example).description
+
+
+def ticking() -> Clock:
+    """Both clocks go one second further at each reading."""
+    ticks = iter(range(10**9))
+    return Clock(wall=lambda: float(next(ticks)), cpu=lambda: float(next(ticks)))
+
+
+def measured(name: str, *sizes: int, budget_seconds: float = 1e9) -> UnitMeasurements:
+    description = described(name)
+    return measure_units(
+        description, batch_sizes=sizes, budget_seconds=budget_seconds, clock=ticking()
+    )
+
+
+def test_sizes_of_a_plain_chain_are_known_beforehand() -> None:
+    result = measure_units(chain_of_three(), batch_sizes=[4], budget_seconds=0.0)
+    assert (result.input_bytes, result.target_bytes) == (40, 8)
+    assert [unit.parameter_bytes for unit in result.units] == [4 * 220, 4 * 630, 4 * 155]
+    assert [unit.output_bytes for unit in result.units] == [80, 120, 0]
+    assert [unit.flops > 0 for unit in result.units] == [True] * 3
+    kept = [unit.activation_bytes for unit in result.units]
+    assert kept[:2] == [40 + 80, 80]
+    assert kept[2] >= 120 + 8 + 5 * 4
+
+
+@pytest.mark.parametrize("name", ["gpt", "frozen", "cnn", "inner_structures", "named_inputs"])
+def test_every_unit_is_timed_for_every_size(name: str) -> None:
+    result = measured(name, 1, 3)
+    units = len(described(name).units)
+    assert list(result.times) == [1, 3]
+    for times in result.times.values():
+        assert len(times.forward) == len(times.backward) == units
+        assert min(*times.forward, *times.backward) > 0
+
+
+def test_tied_parameters_count_in_each_unit_that_uses_them() -> None:
+    embedding_bytes = zoo.VOCABULARY * 24 * 4
+    with_it = [u for u in measured("gpt", 2).units if u.parameter_bytes >= embedding_bytes]
+    assert len(with_it) >= 2
+
+
+def test_buffers_are_no_parameters() -> None:
+    model = zoo.make("cnn").model
+    assert sum(unit.parameter_bytes for unit in measured("cnn", 2).units) == sum(
+        parameter.nbytes for parameter in model.parameters()
+    )
+
+
+def test_what_is_kept_is_about_what_the_whole_model_keeps() -> None:
+    """Each unit counts its own; a tensor that two units keep may count twice, not more."""
+    made = zoo.make("cnn", samples=16)
+    model, own = made.model, {p.untyped_storage().data_ptr() for p in made.model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    x, y = reference.stack(made.data)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        made.loss(model(x), y)
+    whole = sum(kept.values()) / 16
+    units = sum(unit.activation_bytes for unit in measured("cnn", 16).units)
+    assert 0.9 * whole <= units <= 2 * whole
+
+
+def test_a_frozen_front_keeps_less_than_the_same_front_in_training() -> None:
+    chain = UnitChain(described("frozen"))
+    chain.begin(4)
+    for unit in range(chain.unit_count):
+        chain.forward(unit)
+    assert chain.saved_bytes[4][0] == 0
+
+
+def test_json_is_plain_and_complete() -> None:
+    content = measured("mlp", 2, 4).to_json()
+    assert json.loads(json.dumps(content)) == content
+    assert set(content) == {"input_bytes", "target_bytes", "units", "times"}
+    assert set(content["times"]) == {"2", "4"}
+
+
+def test_sizes_beyond_the_memory_are_left_out() -> None:
+    result = measure_units(
+        described("cnn"), batch_sizes=[1, 1000], budget_seconds=1e9, memory_bytes=10**7
+    )
+    assert list(result.times) == [1]
+
+
+def test_made_up_values_neither_vanish_nor_explode() -> None:
+    description = described("cnn")
+    chain = UnitChain(description)
+    chain.begin(8)
+    for unit in range(chain.unit_count - 1):
+        chain.forward(unit)
+        for value in chain.values:
+            assert 1e-3 < value.abs().mean() < 1e3
+
+
+def test_measuring_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    measured("mlp", 2)
+    assert torch.equal(before, torch.get_rng_state())
