@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import math
 import os
 import re
@@ -28,7 +27,6 @@ _UNITS_BYTES = {
 }
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})", re.ASCII)
 
 
 def size_bytes(text: str) -> int:
@@ -78,36 +76,13 @@ def code(text: str) -> str:
 
 def peer(text: str) -> str:
     """HOST or HOST:PORT; an IPv6 address with a port stands in brackets."""
-    host, port_text = _split_peer(text)
-    if port_text is not None and (port_text == "" or port(port_text) == 0):
-        raise argparse.ArgumentTypeError(f"{text!r}: {port_text!r} is not a port")
-    if not _is_host(host):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a peer: write HOST, HOST:PORT or [IPV6]:PORT"
-        )
-    return text
+    from p2ptrain.mesh.config import parse_peer  # here: it loads the mesh, which --help need not
 
-
-def _split_peer(text: str) -> tuple[str, str | None]:
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            return "", None
-        return host, rest[1:] if rest else None
-    if text.count(":") > 1:  # a bare IPv6 address
-        return text, None
-    host, colon, port_text = text.partition(":")
-    return host, port_text if colon else None
-
-
-def _is_host(host: str) -> bool:
-    if _HOST.fullmatch(host):
-        return True
     try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        parse_peer(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:

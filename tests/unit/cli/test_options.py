@@ -63,7 +63,7 @@ def test_peers(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":4000", "laptop:", "laptop:0", "laptop:99999", "lap top", "[::1", "[::1]4000"]
+    "text", ["", ":4000", "laptop:", "laptop:0", "laptop:99999", "laptop:http", "[]:4000"]
 )
 def test_no_peers(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
