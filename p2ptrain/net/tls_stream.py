@@ -244,11 +244,10 @@ class TlsStream(asyncio.BufferedProtocol):
     def _end(self, error: PeerError | None) -> None:
         """Say goodbye, send nothing more, and wait for the peer's end so that no reset harms."""
         assert self._transport is not None
-        opened, self._state = self._state is _State.OPEN, _State.CLOSING
+        self._state = _State.CLOSING
         self._error = error
-        if opened:
-            with contextlib.suppress(ssl.SSLError):  # it waits for the peer's: we do not
-                self._tls.unwrap()
+        with contextlib.suppress(ssl.SSLError):  # it waits for the peer's: we do not
+            self._tls.unwrap()
         self._flush()
         self._close_timer = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
         if self._reading_paused:

@@ -118,7 +118,8 @@ async def test_a_message_in_the_first_flight_finds_its_link(house: House, caller
 
 async def test_an_unknown_device_is_refused(house: House, stranger: Device) -> None:
     assert isinstance(await refused(Caller(stranger), house), NotPaired)
-    assert house.links == house.channels == []
+    assert not house.links
+    assert not house.channels
 
 
 async def test_a_certificate_signed_by_a_paired_device_is_refused(
@@ -169,7 +170,7 @@ async def test_no_ticket_is_given_and_tls_is_1_3(house: House, caller: Caller) -
     tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
     await house.inbox.until(lambda inbox: bool(house.links))
     assert tls.version() == "TLSv1.3"
-    assert not tls.session.has_ticket
+    assert tls.session is None or not tls.session.has_ticket
     house.links[0].abort()
     with contextlib.suppress(OSError):
         await reader.read()
@@ -183,7 +184,8 @@ async def test_older_tls_is_refused(house: House) -> None:
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises((ssl.SSLError, OSError)):
         await asyncio.open_connection(*house.listener.addresses[0], ssl=context, server_hostname="")
-    assert house.links == house.channels == []
+    assert not house.links
+    assert not house.channels
 
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", bytes(300), b"\x16\x03\x01\xff\xff"])
@@ -196,7 +198,8 @@ async def test_noise_is_cut_quietly(
     with contextlib.suppress(OSError):
         await reader.read()
     writer.close()
-    assert house.links == house.channels == []
+    assert not house.links
+    assert not house.channels
     assert "Traceback" not in caplog.text
 
 

@@ -337,7 +337,7 @@ def test_parts_must_be_flat_bytes() -> None:
     strided = memoryview(bytearray(8))[::2]
     for part in (wide, strided):
         with pytest.raises(InternalError):
-            OutgoingMessage(Message("test", {}, (part,)), TENSOR)
+            OutgoingMessage(Message("test", {}, (part,)), TENSOR)  # type: ignore[arg-type]
 
 
 def test_part_kinds_travel() -> None:
