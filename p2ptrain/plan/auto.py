@@ -90,8 +90,9 @@ def _alternatives(question: Question, search: StraightSearch, best: Judged) -> d
         if device in best.draft.devices:
             continue
         drafts = [*known.get(device, ()), *_with_device(question, best, device)]
-        if drafts:
-            others[device] = _worth(judge, best, min(drafts, key=judge.bound))
+        shared = [draft for draft in drafts if len(draft.devices) > 1] or drafts
+        if shared:
+            others[device] = _worth(judge, best, min(shared, key=judge.bound))
     return others
 
 
@@ -105,7 +106,8 @@ def _worth(judge: Judge, best: Judged, draft: Draft) -> Judged:
 def _best_by_device(search: StraightSearch) -> dict[int, list[Draft]]:
     """Of the search's drafts, the one of least bound for every device."""
     best: dict[int, list[Draft]] = {}
-    for draft in sorted(search.pool, key=search.judge.bound):
+    shared = (draft for draft in search.pool if len(draft.devices) > 1)
+    for draft in sorted(shared, key=search.judge.bound):
         for device in draft.devices:
             best.setdefault(device, [draft])
     return best

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
+from math import isfinite
 
 import numpy as np
 
@@ -72,28 +73,39 @@ def _orders(question: Question) -> Iterator[tuple[int, ...]]:
 
 
 def _borders(partition: Partition, order: Sequence[int]) -> tuple[int, ...] | None:
-    """Borders that make the slowest device fastest; None where memory does not allow any."""
+    """Borders of the most equal shares; None where memory does not allow any."""
     tables = [partition.stage(device)[0] for device in order]
     units = len(tables[0])
     if len(order) == 1 or order[0] != order[-1]:
-        slowest, borders = _least_slowest(tables, units)
-        return borders if np.isfinite(slowest) else None
+        unevenness, borders = _most_equal(tables, units)
+        return borders if isfinite(sum(unevenness)) else None
     found = []
     for cut in range(len(order) - 1, units):  # the last stage, which is the first device's too
         both = tables[0] + tables[-1][cut, units]
-        found.append(_least_slowest([both, *tables[1:-1]], cut))
-    slowest, borders = min(found)
-    return (*borders, units) if np.isfinite(slowest) else None
+        found.append(_most_equal([both, *tables[1:-1]], cut))
+    unevenness, borders = min(found)
+    return (*borders, units) if isfinite(sum(unevenness)) else None
 
 
-def _least_slowest(tables: Sequence[Floats], units: int) -> tuple[float, tuple[int, ...]]:
-    """(slowest stage's seconds, borders) of units 0..units-1 cut into len(tables) stages."""
+def _most_equal(
+    tables: Sequence[Floats], units: int
+) -> tuple[tuple[float, float], tuple[int, ...]]:
+    """((slowest stage's seconds, sum of squares), borders): least slowest first, then least sum."""
+    slowest, _ = _fold(tables, units, np.maximum)
+    allowed = slowest * (1 + 1e-12)
+    squares = [np.where(table <= allowed, table * table, np.inf) for table in tables]
+    total, borders = _fold(squares, units, np.add)
+    return (slowest, total), borders
+
+
+def _fold(tables: Sequence[Floats], units: int, join: np.ufunc) -> tuple[float, tuple[int, ...]]:
+    """(least value, borders) of units 0..units-1 cut into len(tables) stages."""
     value = tables[-1][:units, units]  # by first unit
     cuts = []
     for table in reversed(tables[:-1]):
-        slowest = np.maximum(table[:units, :units], value[None, :])
-        cuts.append(np.argmin(slowest, axis=1))
-        value = slowest.min(axis=1)
+        joined = join(table[:units, :units], value[None, :])
+        cuts.append(np.argmin(joined, axis=1))
+        value = joined.min(axis=1)
     borders = [0]
     for cut in reversed(cuts):
         borders.append(int(cut[borders[-1]]))

@@ -85,7 +85,8 @@ class StraightSearch:
         The most promising splits share a part of the budget; the others get one simulation each.
         Bounds alone would not do: they are lower for small micro-batches and distant devices.
         """
-        firsts = [(self.judge.best_of([self._least(pool)]), pool) for pool in self.pools.values()]
+        pools = [pool for pool in self.pools.values() if pool]
+        firsts = [(self.judge.best_of([self._least(pool)]), pool) for pool in pools]
         ranked = [(winner, pool) for winner, pool in firsts if winner is not None]
         ranked.sort(key=lambda pair: pair[0].seconds)
         winners = [] if best is None else [best]

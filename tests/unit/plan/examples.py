@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 from hypothesis import strategies as st
 
 from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable, UnitTimes
+
+__all__ = ["BatchSplit", "Cluster", "Device", "LeftOut"]
 
 FREE = Link(bytes_per_s=1e300, latency_s=0.0)
 PLENTY = 10**15
@@ -107,3 +110,36 @@ def clusters(draw: st.DrawFn, most_devices: int = 3, tight: bool = True) -> Clus
     pairs = [(a, b) for a in names for b in names if a != b]
     listed = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     return Cluster(devices, draw(LINKS), {pair: draw(LINKS) for pair in listed})
+
+
+def household(seed: int, units: int, devices: int) -> tuple[Profile, Cluster]:
+    """A random model on unlike devices and links of 1 to 100 MB/s, the same for a seed."""
+    random = Random(seed)
+    sizes = (1, 4, 16, 64)
+    base = [10 ** random.uniform(-4, -2.3) for _ in range(units)]
+    times = tuple(
+        UnitTimes(
+            tuple(seconds * (0.6 + 0.4 * size) for seconds in base),
+            tuple(2 * seconds * (0.6 + 0.4 * size) for seconds in base),
+        )
+        for size in sizes
+    )
+    model = tuple(
+        Unit(
+            f"unit{i}",
+            parameter_bytes=random.randrange(200_000),
+            output_bytes=int(10 ** random.uniform(2, 5)),
+            activation_bytes=random.randrange(1000, 100_000),
+        )
+        for i in range(units)
+    )
+    names = [f"device{i}" for i in range(devices)]
+    links = {
+        (a, b): Link(10 ** random.uniform(6, 8), random.choice((0.0, 0.001, 0.005)))
+        for a in names
+        for b in names
+        if a != b and random.random() < 0.6
+    }
+    members = tuple(Device(n, 10**9, random.uniform(1, 4), n == names[0]) for n in names)
+    profile = Profile("random", 12288, 8, model, 1.0, TimeTable(sizes, times))
+    return profile, Cluster(members, Link(12.5e6, 0.001), links)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,7 +79,7 @@ def test_depths_that_never_grow_never_deadlock(count: int, depths: list[int]) ->
     cut = [min(depth, count) for depth in depths]
     orders = [one_f_one_b(count, depth) for depth in cut]
     stuck = find_deadlock(orders)
-    grows = any(later > earlier for earlier, later in zip(cut, cut[1:], strict=False))
+    grows = any(later > earlier for earlier, later in pairwise(cut))
     assert bool(stuck) == grows
 
 

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan import straight
+from p2ptrain.plan.check import check_memory, check_plan
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.simulate import simulate
+from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.times import TimeTable, UnitTimes
+from tests.unit.plan import examples
+from tests.unit.plan.exhaustive import best_round_seconds
+
+FAST = Link(1e9, 0.0)
+EIGHT = examples.profile([(1.0, 1.0)] * 8, parameter_bytes=10, activation_bytes=5)
+
+
+def placed(plan: Plan) -> list[tuple[str, tuple[int, int]]]:
+    return [(stage.devices[0].name, stage.units) for stage in plan.stages]
+
+
+def tried(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan | None:
+    try:
+        return make_plan(profile, cluster, request)
+    except PlanError:
+        return None
+
+
+def devices(**slowdowns: float) -> tuple[Device, ...]:
+    first = next(iter(slowdowns))
+    return tuple(
+        Device(name, examples.PLENTY, slowdown, holder=name == first)
+        for name, slowdown in slowdowns.items()
+    )
+
+
+def test_a_faster_device_gets_more_units() -> None:
+    cluster = Cluster(devices(laptop=1.0, pi=3.0), FAST)
+    plan = make_plan(EIGHT, cluster, PlanRequest(64, 1))
+    assert sorted(placed(plan)) == [("laptop", (0, 6)), ("pi", (6, 8))]
+    assert plan.found_by in ("straight", "pp")
+    assert plan.left_out == ()
+    assert plan.predicted.round_seconds < 64 * 16 * 0.8
+
+
+def test_own_times_replace_the_profile_and_the_slowdown() -> None:
+    own = TimeTable((1,), (UnitTimes((1.0,) * 8, (1.0,) * 8),))
+    pi = Device("pi", examples.PLENTY, slowdown=100.0, times=own)
+    plan = make_plan(EIGHT, Cluster((*devices(laptop=1.0), pi), FAST), PlanRequest(64, 1))
+    assert sorted(units for _, units in placed(plan)) == [(0, 4), (4, 8)]
+
+
+def test_a_slow_link_leaves_a_device_out_and_says_so() -> None:
+    profile = examples.profile([(1.0, 1.0)] * 8, output_bytes=1_000_000)
+    cluster = Cluster(
+        devices(laptop=1.0, nas=1.0, phone=1.0),
+        Link(1e9, 0.0),
+        {("laptop", "phone"): Link(1e4, 0.0), ("nas", "phone"): Link(1e4, 0.0)},
+    )
+    plan = make_plan(profile, cluster, PlanRequest(32, 1))
+    assert {name for name, _ in placed(plan)} == {"laptop", "nas"}
+    (out,) = plan.left_out
+    assert out.name == "phone"
+    assert out.reason.startswith("would slow the round from ")
+    assert out.reason.endswith("its link carries 10 kB/s")
+
+
+def test_a_slow_device_is_left_out_for_its_speed() -> None:
+    cluster = Cluster(devices(laptop=1.0, watch=400.0), FAST)
+    plan = make_plan(EIGHT, cluster, PlanRequest(8, 1))
+    assert plan.found_by == "single"
+    assert "it computes 400.0 times slower than laptop" in plan.left_out[0].reason
+
+
+def test_a_device_too_small_for_any_unit_is_left_out_for_its_memory() -> None:
+    watch = Device("watch", 30, 1.0)
+    plan = make_plan(EIGHT, Cluster((*devices(laptop=1.0), watch), FAST), PlanRequest(8, 1))
+    assert plan.left_out[0].reason == (
+        "its memory of 30 bytes holds no unit: the smallest needs 35 bytes at a micro-batch of 1"
+    )
+
+
+def test_memory_forces_a_pipeline_and_lowers_the_depth() -> None:
+    # 8 units of 30 bytes of state and 5 a sample: 280 bytes in all for one sample.
+    cluster = examples.cluster("a", "b", link=Link(1.0, 0.0), memory_bytes=150)
+    plan = make_plan(EIGHT, cluster, PlanRequest(16, 1))
+    assert [stage.warmup for stage in plan.stages] == [1, 1]
+    assert max(plan.predicted.peak_bytes.values()) <= 150
+
+
+def test_pp_uses_every_device_however_slow() -> None:
+    cluster = Cluster(devices(laptop=1.0, nas=1.0, pi=2.0), Link(1.0, 1.0))
+    ten = examples.profile([(1.0, 1.0)] * 10)
+    plan = make_plan(ten, cluster, PlanRequest(16, 4, "pp"))
+    assert placed(plan) == [("laptop", (0, 4)), ("nas", (4, 8)), ("pi", (8, 10))]
+    assert (
+        plan.predicted.round_seconds
+        > make_plan(ten, cluster, PlanRequest(16, 4)).predicted.round_seconds
+    )
+    assert plan.found_by is None
+    assert plan.left_out == ()
+
+
+def test_single_takes_the_fastest_that_fits_and_explains_the_others() -> None:
+    big = Device("big", 10**6, 2.0, holder=True)
+    small, slow = Device("small", 100, 1.0), Device("slow", 10**6, 5.0)
+    cluster = Cluster((big, small, slow), FAST)
+    plan = make_plan(EIGHT, cluster, PlanRequest(4, 4, "single"))
+    assert placed(plan) == [("big", (0, 8))]
+    reasons = {out.name: out.reason for out in plan.left_out}
+    assert reasons["small"] == "the whole model needs 400 bytes, this device has 100"
+    assert reasons["slow"].startswith("planner single uses one device: 320 s a round here")
+
+
+def test_private_keeps_both_ends_on_the_holder() -> None:
+    cluster = Cluster(devices(laptop=1.0, nas=1.0), FAST)
+    plan = make_plan(EIGHT, cluster, PlanRequest(64, 1, private=True))
+    assert [name for name, _ in placed(plan)] == ["laptop", "nas", "laptop"]
+    check_plan(plan, EIGHT, cluster, private=True)
+    alone = make_plan(EIGHT, cluster, PlanRequest(64, 1, "single", private=True))
+    assert placed(alone) == [("laptop", (0, 8))]
+    pp = make_plan(EIGHT, cluster, PlanRequest(64, 1, "pp", private=True))
+    assert sum(end - first for name, (first, end) in placed(pp) if name == "laptop") == 4
+
+
+def test_only_the_devices_asked_for_are_used() -> None:
+    cluster = Cluster(devices(laptop=1.0, nas=1.0), FAST)
+    plan = make_plan(EIGHT, cluster, PlanRequest(64, 1, only=frozenset({"laptop"})))
+    assert placed(plan) == [("laptop", (0, 8))]
+    assert plan.left_out[0].reason == "the request does not allow it"
+
+
+def test_a_micro_batch_larger_than_the_batch_is_the_batch() -> None:
+    plan = make_plan(EIGHT, examples.cluster("a"), PlanRequest(6, 16))
+    assert (plan.micro_batch, plan.micro_batches, plan.stages[0].devices[0].share) == (6, 1, 6)
+
+
+@pytest.mark.parametrize("planner", ["auto", "pp", "single"])
+def test_a_model_larger_than_all_memory_says_how_much(planner: str) -> None:
+    cluster = examples.cluster("a", "b", memory_bytes=100)
+    with pytest.raises(PlanError) as caught:
+        make_plan(EIGHT, cluster, PlanRequest(16, 2, planner))
+    # 8 units of 3 x 10 bytes and 2 samples x 5 bytes.
+    offered = 100 if planner == "single" else 200
+    assert "the model needs 320 bytes" in str(caught.value)
+    assert f"offer {offered}: " in str(caught.value).replace("offers", "offer")
+    assert f"{320 - offered} bytes missing" in str(caught.value)
+
+
+def test_a_unit_larger_than_any_device_is_named() -> None:
+    units = (replace(EIGHT.units[0], name="head", parameter_bytes=100), *EIGHT.units[1:])
+    cluster = examples.cluster("a", "b", "c", memory_bytes=290)
+    with pytest.raises(PlanError) as caught:
+        make_plan(replace(EIGHT, units=units), cluster, PlanRequest(16, 1))
+    assert 'unit "head" needs 305 bytes' in str(caught.value)
+    assert "15 bytes missing" in str(caught.value)
+
+
+def test_private_ends_that_do_not_fit_are_named() -> None:
+    small = Device("a", 40, holder=True)
+    cluster = Cluster((small, Device("b", 10**6)), FAST)
+    with pytest.raises(PlanError, match=r'--private "a" keeps .*need 70 bytes, and it has 40'):
+        make_plan(EIGHT, cluster, PlanRequest(16, 1, private=True))
+
+
+def test_pp_with_more_devices_than_units_is_refused() -> None:
+    with pytest.raises(PlanError, match="1 units for 2 stages"):
+        make_plan(examples.profile([(1, 1)]), examples.cluster("a", "b"), PlanRequest(4, 1, "pp"))
+
+
+def test_wrong_requests_are_refused() -> None:
+    cluster = examples.cluster("a")
+    with pytest.raises(OptionError, match=r'unknown planner "best" \(known: auto, pp, single\)'):
+        make_plan(EIGHT, cluster, PlanRequest(4, 1, "best"))
+    with pytest.raises(OptionError, match="batch_size must be at least 1"):
+        make_plan(EIGHT, cluster, PlanRequest(0))
+    with pytest.raises(OptionError, match='no device "z"'):
+        make_plan(EIGHT, cluster, PlanRequest(4, 1, only=frozenset({"z"})))
+    other = Device("a", 1, holder=True, times=examples.table([1.0], [1.0]))
+    with pytest.raises(OptionError, match='device "a" are of 1 units, the profile has 8'):
+        make_plan(EIGHT, Cluster((other,), FAST), PlanRequest(4))
+
+
+REQUESTS = st.builds(
+    PlanRequest,
+    batch_size=st.sampled_from([1, 5, 16]),
+    micro_batch=st.sampled_from([None, 1, 4]),
+    private=st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(examples.profiles(), examples.clusters(most_devices=4), REQUESTS, st.randoms())
+def test_plans_are_sound(
+    profile: Profile, cluster: Cluster, request: PlanRequest, random: Random
+) -> None:
+    """Units covered, memory kept, JSON exact, listing order irrelevant, prediction reproducible."""
+    plan = tried(profile, cluster, request)
+    shuffled = list(cluster.devices)
+    random.shuffle(shuffled)
+    assert tried(profile, replace(cluster, devices=tuple(shuffled)), request) == plan
+    if plan is None:
+        return
+    check_plan(plan, profile, cluster, private=request.private)
+    check_memory(plan.predicted.peak_bytes, cluster)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert simulate(plan, profile, cluster).round_seconds == plan.predicted.round_seconds
+    assert plan.split.batch_size == request.batch_size
+
+
+@settings(max_examples=60, deadline=None)
+@given(examples.profiles(), examples.clusters(), REQUESTS)
+def test_auto_is_never_slower_than_single_or_pp(
+    profile: Profile, cluster: Cluster, request: PlanRequest
+) -> None:
+    auto = tried(profile, cluster, request)
+    for name in ("single", "pp"):
+        other = tried(profile, cluster, replace(request, planner=name))
+        if other is not None:
+            assert auto is not None
+            assert auto.predicted.round_seconds <= other.predicted.round_seconds
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    examples.profiles(),
+    examples.clusters(),
+    st.sampled_from([1, 5, 16]),
+    st.sampled_from([1, 4]),
+    st.booleans(),
+)
+def test_auto_is_within_two_per_cent_of_every_straight_pipeline(
+    profile: Profile, cluster: Cluster, batch_size: int, micro_batch: int, private: bool
+) -> None:
+    request = PlanRequest(batch_size, micro_batch, private=private)
+    split = BatchSplit(batch_size, min(micro_batch, batch_size))
+    best, _ = best_round_seconds(CostModel(profile, cluster), split, private=private)
+    plan = tried(profile, cluster, request)
+    assert (plan is None) == math.isinf(best)
+    if plan is not None:
+        assert plan.predicted.round_seconds <= best * 1.02
+
+
+def test_the_dynamic_programme_alone_is_as_good_on_a_fixed_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Large questions are not enumerated: small ones must not need it."""
+    monkeypatch.setattr(straight, "MOST_ENUMERATED", 0)
+    for seed in range(12):
+        profile, cluster = examples.household(seed, units=7, devices=3)
+        for private in (False, True):
+            request = PlanRequest(64, 8, private=private)
+            cost = CostModel(profile, cluster)
+            best, _ = best_round_seconds(cost, BatchSplit(64, 8), private=private)
+            plan = make_plan(profile, cluster, request)
+            assert plan.predicted.round_seconds <= best * 1.02, seed
+
+
+def test_sixty_four_units_on_eight_devices_stay_within_the_budget() -> None:
+    profile, cluster = examples.household(3, units=64, devices=8)
+    plan = make_plan(profile, cluster, PlanRequest(512))
+    single = make_plan(profile, cluster, PlanRequest(512, planner="single"))
+    assert plan.predicted.round_seconds < 0.5 * single.predicted.round_seconds
