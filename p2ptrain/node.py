@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -20,9 +21,12 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from p2ptrain._version import __version__
 from p2ptrain.errors import InternalError, OptionError, PeerError
+from p2ptrain.mesh.config import MeshConfig
+from p2ptrain.mesh.default_folder import default_state_dir
 from p2ptrain.mesh.memory import MemoryHousehold
-from p2ptrain.mesh.mesh import MeshConfig, NetworkMesh
+from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Failed
 from p2ptrain.observe.stream import EventStream
@@ -93,14 +97,14 @@ class Node:
         self._on_event = on_event
         self._memory_bytes = memory_bytes
         self._threads = threads
-        self._config = MeshConfig.make(
+        self._config = MeshConfig(
+            state_dir=state_dir or default_state_dir(),
             name=name,
             code=code,
             peers=tuple(peers),
             interfaces=tuple(interfaces),
             port=port,
-            state_dir=state_dir,
-            role=role,
+            info={"role": role, "version": __version__},
         )
         self._mesh = NetworkMesh(self._config, self._emit)
         self._member: TrainingMember | None = None
@@ -125,7 +129,10 @@ class Node:
         trace: TracebackType | None,
     ) -> None:
         """Leave: any run of this node is cancelled, the members are told."""
-        await self.leave()
+        try:
+            await self.leave()
+        finally:
+            await self._mesh.__aexit__(error_type, error, trace)
 
     async def leave(self) -> None:
         """Leave the household gracefully; harmless when it has been left."""
@@ -184,12 +191,12 @@ class Node:
         return self._mesh.invite()
 
     def devices(self) -> list[dict[str, Any]]:
-        """The devices this one trusts."""
-        return self._mesh.devices()
+        """The devices this one trusts: name, id, introduced_by, connected."""
+        return [dataclasses.asdict(device) for device in self._mesh.devices()]
 
     async def remove(self, name: str) -> None:
         """Revoke a device's trust, everywhere and at once. Raises UserError for unknown names."""
-        await self._mesh.remove(name)
+        self._mesh.remove(name)
 
     def _emit(self, event: Event) -> None:
         self._events.publish(event)

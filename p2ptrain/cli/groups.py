@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from p2ptrain.cli import options
+from p2ptrain.mesh.default_folder import STATE_DIR_VARIABLE, default_state_dir
 
 
 class NodeOptions(TypedDict):
@@ -30,7 +31,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=options.state_dir,
         help="folder of this device's identity "
-        f"(default: ${options.STATE_DIR_VARIABLE}, else the system's place for it)",
+        f"(default: ${STATE_DIR_VARIABLE}, else the system's place for it)",
     )
     group.add_argument(
         "--json", action="store_true", help="print one JSON object a line, logs go to stderr"
@@ -89,7 +90,7 @@ def node_options(args: argparse.Namespace) -> NodeOptions:
 def state_dir(args: argparse.Namespace) -> Path:
     """The state folder that `args` mean."""
     chosen: Path | None = args.state_dir
-    return chosen if chosen is not None else options.default_state_dir()
+    return chosen if chosen is not None else default_state_dir()
 
 
 def add_script_options(parser: argparse.ArgumentParser) -> None:

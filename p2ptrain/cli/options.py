@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 from pathlib import Path
 
 from p2ptrain.errors import OptionError
 from p2ptrain.mesh.window import normalised_code
-
-STATE_DIR_VARIABLE = "P2PTRAIN_STATE_DIR"
 
 _UNITS_BYTES = {
     "": 1,
@@ -103,13 +100,3 @@ def state_dir(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("an empty path is no folder")
     return Path(text).expanduser().absolute()
-
-
-def default_state_dir() -> Path:
-    """Where this device's identity lives unless `--state-dir` says otherwise."""
-    chosen = os.environ.get(STATE_DIR_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    import platformdirs  # here, so that --help need not load it
-
-    return Path(platformdirs.user_data_dir("p2ptrain", appauthor=False))

@@ -34,6 +34,7 @@ from p2ptrain.mesh.interface import (
     Coordinator,
     CoordinatorChanged,
     Handler,
+    LinkLost,
     LinkSpeed,
     LinkStatistics,
     Member,
@@ -233,7 +234,7 @@ class NetworkMesh:
             dial=self._dial,
             is_trusted=self._trust.is_trusted,
             on_up=self._on_up,
-            on_lost=lambda peer_id, refused: self._roster.link_lost(peer_id, refused),
+            on_lost=self._on_lost,
             on_not_paired=self._on_not_paired,
             is_reachable=self._ping,
             on_fatal=self._fail,
@@ -276,6 +277,11 @@ class NetworkMesh:
     def port(self) -> int:
         """Where this device listens."""
         return self._listener.port
+
+    @property
+    def address(self) -> str:
+        """The IP that is shown to people; the device may have others."""
+        return self._ips[0]
 
     @property
     def members(self) -> Mapping[str, Member]:
@@ -395,6 +401,10 @@ class NetworkMesh:
         self._roster.link_up(peer_id)
         self._exchange.link_up(peer_id)
         self._give_way(peer_id)
+
+    def _on_lost(self, peer_id: str, refused: bool) -> None:
+        self._roster.link_lost(peer_id, refused)
+        self._tell(LinkLost(peer_id, "it refuses connections" if refused else "it broke"))
 
     def _on_dead(self, peer_id: str) -> None:
         # A frozen device's link stays open; whoever waits for it must not.

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.cli import options
+from p2ptrain.mesh import default_folder
 
 
 @pytest.mark.parametrize(
@@ -99,5 +100,5 @@ def test_a_setting_may_hold_equals_signs() -> None:
 def test_the_variable_names_the_state_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    monkeypatch.setenv(options.STATE_DIR_VARIABLE, str(tmp_path))
-    assert str(options.default_state_dir()) == str(tmp_path)
+    monkeypatch.setenv(default_folder.STATE_DIR_VARIABLE, str(tmp_path))
+    assert str(default_folder.default_state_dir()) == str(tmp_path)
