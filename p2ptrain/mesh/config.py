@@ -12,9 +12,8 @@ from p2ptrain.mesh.election_config import ElectionConfig
 from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
 
 DEFAULT_PORT = 47300
-"""Where a device listens if nobody else does, and where `--peer HOST` dials: in the range that
-IANA leaves unassigned around it, below the ports that Linux hands out by itself from 32768 on
-only where those are taken."""
+"""Where a device listens unless the port is taken, so that `--peer HOST` needs no port. Any fixed
+number would do; a second device on the same machine takes any free port instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class MeshConfig:
             is trusted yet.
         peers: addresses "HOST" or "HOST:PORT" for networks that block multicast.
         interfaces: interface names or IPs; empty for all that are useful.
-        port: to listen at; None takes DEFAULT_PORT or, if it is taken, any.
+        port: to listen at, 0 for any free one; None takes DEFAULT_PORT or, if that is taken, any.
         info: what the device says of itself, see `Member.info`.
         discovery: False neither announces nor looks for anything by multicast.
         membership, election, times: see there.

@@ -127,9 +127,10 @@ class NetworkMesh:
         self._callbacks: list[Callable[[MeshEvent], None]] = []
         self._shown: dict[str, tuple[str, MemberState]] = {}
         self._candidates = CandidateTable(self._trust.is_trusted)
+        self._given: list[Address] = []  # from --peer
         self._not_paired: set[str] = set()  # trusted here, but they refused us as strangers
         self._tasks = TaskScope()
-        self._left = False
+        self._left = True  # until it has begun
         self._discovery = discovery or self._own_discovery()
         self.router = Router(self._file.name, self.send, self._has_room)
 
@@ -173,20 +174,16 @@ class NetworkMesh:
         for device_id, addresses in self._file.addresses().items():
             if self._trust.is_trusted(device_id):
                 self._connections.keep(device_id, addresses)
-        given = [address for peer in self._given_peers for address in await _resolve(peer)]
-        self._given = given
+        self._given = [at for peer in self._given_peers for at in await _resolve(peer)]
         await self._discovery.start(self.port, self._on_found)
         self._emit(Ready(self.name, self.self_id, self._ips[0], self.port))
         self._roster.start()
         for device_id in self._trust.trusted:
             self._connections.keep(device_id)
-            self._connections.hint(device_id, given)
+            self._connections.hint(device_id, self._given)
         self._open_first_window()
-        self._dialer = PairingDialer(
-            self._pairing, self._candidates.values, given, self._is_paired, self._emit
-        )
         if self._code is not None:
-            self._tasks.spawn(self._dialer.run(), "pairing dialer")
+            self._tasks.spawn(self._dialer.run(self._given), "pairing dialer")
 
     def _make_parts(self) -> None:
         loop = asyncio.get_running_loop()
@@ -227,6 +224,18 @@ class NetworkMesh:
             ),
         )
 
+        self._dialer = PairingDialer(
+            self._pairing, self._candidates.values, self._is_paired, self._emit
+        )
+        door = Door(
+            context=lambda: self._tls()[0],
+            make_link=self._connections.incoming,
+            on_link=lambda _link: None,
+            on_unpaired=self._on_unpaired,
+        )
+        self._listener = Listener(door)
+        self._left = False
+
     def _surroundings(self) -> Surroundings:
         return Surroundings(
             self_id=self.self_id,
@@ -248,18 +257,12 @@ class NetworkMesh:
         self.route(REFUSED_KIND, self._on_refused)
 
     async def _listen(self) -> None:
-        door = Door(
-            context=lambda: self._tls()[0],
-            make_link=self._connections.incoming,
-            on_link=lambda _link: None,
-            on_unpaired=self._on_unpaired,
-        )
-        self._listener = Listener(door)
         hosts = self._ips if self._config.interfaces else None
+        wanted = self._config.port
         try:
-            await self._listener.start(hosts, self._config.port or DEFAULT_PORT)
+            await self._listener.start(hosts, DEFAULT_PORT if wanted is None else wanted)
         except OptionError:
-            if self._config.port is not None:
+            if wanted is not None:
                 raise
             await self._listener.start(hosts, 0)
 
@@ -379,7 +382,7 @@ class NetworkMesh:
             self._on_own_id(candidate)
         elif self._candidates.put(candidate):
             self._connections.hint(candidate.id, candidate.addresses)
-            self._dialer_wake()
+            self._dialer.wake()
 
     def _on_own_id(self, candidate: Candidate) -> None:
         """Our own announcement, or that of a device with a copy of our state folder."""
@@ -412,7 +415,7 @@ class NetworkMesh:
 
     def _on_not_paired(self, peer_id: str) -> None:
         self._not_paired.add(peer_id)
-        self._dialer_wake()
+        self._dialer.wake()
 
     def _on_unpaired(self, channel: PairingChannel) -> None:
         self._tasks.spawn(self._pairing.serve(channel), "pairing")
@@ -531,11 +534,6 @@ class NetworkMesh:
 
     def _is_paired(self, device_id: str) -> bool:
         return self._trust.is_trusted(device_id) and device_id not in self._not_paired
-
-    def _dialer_wake(self) -> None:
-        dialer: PairingDialer | None = getattr(self, "_dialer", None)
-        if dialer is not None:
-            dialer.wake()
 
     def _remember_addresses(self) -> None:
         proven = {key: self._connections.addresses(key).proven for key in self._trust.trusted}

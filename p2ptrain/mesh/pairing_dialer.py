@@ -33,13 +33,12 @@ class PairingDialer:
         self,
         service: PairingService,
         found: Callable[[], Iterable[Candidate]],
-        given: Sequence[Address],
         is_paired: Callable[[str], bool],
         emit: Callable[[Event], None],
     ) -> None:
         self._service = service
         self._found = found
-        self._given = list(given)  # those at which nobody is paired yet
+        self._given: list[Address] = []  # those at which nobody is paired yet
         self._is_paired = is_paired
         self._emit = emit
         self._wake = asyncio.Event()
@@ -50,8 +49,9 @@ class PairingDialer:
         """Somebody new may be there."""
         self._wake.set()
 
-    async def run(self) -> None:
-        """Dial whom there is while the window is open; ends when it is cancelled."""
+    async def run(self, given: Sequence[Address]) -> None:
+        """Dial whom there is while the window is open, and `given`; until it is cancelled."""
+        self._given = list(given)
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
