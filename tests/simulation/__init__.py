@@ -1,0 +1,1 @@
+"""A seeded discrete-event simulator of whole households, for protocol cores without IO."""

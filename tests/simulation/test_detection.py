@@ -1,0 +1,38 @@
+"""Failures are declared in time, freezes never: a sample; the tool measures thousands."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain.mesh.membership_config import MembershipConfig
+from tests.simulation.detection import Failure, measure_detection, measure_freezes
+from tests.simulation.device import Build
+
+
+@pytest.mark.parametrize("devices", [2, 3, 5, 8])
+@pytest.mark.parametrize("failure", [Failure.FREEZE, Failure.POWER_OFF])
+def test_silence_is_declared_dead_within_five_seconds(devices: int, failure: Failure) -> None:
+    seconds = sorted(measure_detection(seed, devices, failure).last_seconds for seed in range(5))
+    assert seconds[2] <= 3.0
+    assert seconds[-1] <= 4.2
+
+
+@pytest.mark.parametrize("devices", [2, 3, 8])
+def test_a_killed_process_is_declared_dead_at_once(devices: int) -> None:
+    for seed in range(5):
+        assert measure_detection(seed, devices, Failure.KILL).last_seconds < 0.25
+
+
+def _false_deaths(local_health: bool) -> int:
+    build = Build(membership_config=MembershipConfig(local_health=local_health))
+    results = [measure_freezes(s, devices, 8, build) for s in range(2) for devices in (3, 4, 8)]
+    assert sum(result.anomalies for result in results) > 60
+    return sum(len(result.false_deaths) for result in results)
+
+
+def test_freezes_of_two_seconds_kill_nobody() -> None:
+    assert _false_deaths(local_health=True) == 0
+
+
+def test_without_local_health_freezes_do_kill() -> None:
+    assert _false_deaths(local_health=False) > 0
