@@ -10,11 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-from p2ptrain.training.data import Collated, Samples
-from p2ptrain.training.order import SampleOrder
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -78,34 +74,3 @@ class Prefetcher(Generic[K, V]):
     def _drop(self) -> None:
         while self._waiting:
             self._waiting.popleft().cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """One micro-batch, ready to be fed: tensors of (samples, ...) in memory of their own."""
-
-    inputs: Collated
-    targets: Collated
-    weight: float
-    samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedBatch:
-    """Everything of one update."""
-
-    step: int
-    micro_batches: tuple[MicroBatch, ...]
-
-
-def load_batch(samples: Samples, order: SampleOrder, step: int, micro_batch: int) -> LoadedBatch:
-    """Read and collate step `step` (from 0). Raises ScriptError as `Samples.collate` does."""
-    splits = order.splits(step, micro_batch)
-    pieces = samples.collate_pieces([split.indices for split in splits], f"{order.seed} {step}")
-    return LoadedBatch(
-        step,
-        tuple(
-            MicroBatch(inputs, targets, split.weight, len(split.indices))
-            for split, (inputs, targets) in zip(splits, pieces, strict=True)
-        ),
-    )

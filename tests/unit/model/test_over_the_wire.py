@@ -22,8 +22,7 @@ from p2ptrain.model.stage import Stage
 from p2ptrain.model.wire import Unpacking, pack
 from p2ptrain.training.data import Samples
 from p2ptrain.training.job import SGD, AdamW, Job
-from p2ptrain.training.order import SampleOrder
-from p2ptrain.training.prefetch import MicroBatch, load_batch
+from p2ptrain.training.order import SampleOrder, Split
 from tests import reference, zoo
 
 torch.set_num_threads(1)
@@ -63,24 +62,26 @@ class Pipeline:
         order = SampleOrder(len(samples), self.job.batch_size, self.job.seed)
         losses = []
         for step in range(steps):
-            batch = load_batch(samples, order, step, MICRO_BATCH)
-            pieces = enumerate(batch.micro_batches)
-            losses.append(sum(self._piece(number, piece) for number, piece in pieces))
+            total = 0.0
+            for number, split in enumerate(order.splits(step, MICRO_BATCH)):
+                total += self._piece(number, split, samples)
+            losses.append(total)
             self._update(step)
         return losses
 
-    def _piece(self, number: int, piece: MicroBatch) -> float:
-        values: Sequence[Tensor] = self.captured.flatten_input(piece.inputs)
-        targets = self.captured.flatten_target(piece.targets)
+    def _piece(self, number: int, split: Split, samples: Samples) -> float:
+        inputs, target = samples.collate(split.indices, "seed")
+        values: Sequence[Tensor] = self.captured.flatten_input(inputs)
+        targets = self.captured.flatten_target(target)
         for stage in self.stages:
-            weight = piece.weight if stage is self.stages[-1] else None
+            weight = split.weight if stage is self.stages[-1] else None
             outputs = stage.forward(number, values, targets, weight=weight)
             values = [sent(output) for output in outputs]
         gradients: list[Tensor | None] = []
         for stage in reversed(self.stages):
             returned = stage.backward(number, gradients)
             gradients = [None if gradient is None else sent(gradient) for gradient in returned]
-        return values[0].item() * piece.weight
+        return values[0].item() * split.weight
 
     def _update(self, step: int) -> None:
         norms: dict[str, Tensor] = {}

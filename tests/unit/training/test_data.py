@@ -164,3 +164,30 @@ def test_fast_samples_take_the_lock_once() -> None:
     lock = CountingLock()
     Samples(Noisy(), lock=lock, clock=lambda: 0.0).collate([0, 1, 2, 3, 4], "s")
     assert lock.taken == 2
+
+
+def test_pieces_are_read_when_they_are_asked_for() -> None:
+    asked: list[int] = []
+
+    class Watched:
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            asked.append(index)
+            return torch.ones(2) * index, index
+
+    pieces = Samples(Watched()).collate_pieces([[1, 2], [3, 4]], "s")
+    next(pieces)
+    assert asked == [0, 1, 2]
+    next(pieces)
+    assert asked == [0, 1, 2, 3, 4]
+
+
+def test_each_piece_lies_in_aligned_memory_of_its_own() -> None:
+    """A slice of a larger tensor would start off the 64-byte grid, where kernels round apart."""
+    samples = Samples([(torch.full((3,), float(i)), i) for i in range(10)])
+    pieces = list(samples.collate_pieces([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], "s"))
+    assert [tuple(x.shape) for x, _ in pieces] == [(4, 3), (4, 3), (2, 3)]
+    assert [y.tolist() for _, y in pieces] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert all(x.data_ptr() % 64 == 0 for x, _ in pieces)

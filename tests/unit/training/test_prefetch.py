@@ -4,12 +4,9 @@ import asyncio
 import threading
 
 import pytest
-import torch
 
 from p2ptrain.errors import ScriptError
-from p2ptrain.training.data import Samples
-from p2ptrain.training.order import SampleOrder
-from p2ptrain.training.prefetch import Prefetcher, load_batch
+from p2ptrain.training.prefetch import Prefetcher
 
 
 async def test_results_come_in_the_order_of_the_keys() -> None:
@@ -90,16 +87,3 @@ async def test_leaving_stops_loading() -> None:
 def test_ahead_must_be_positive() -> None:
     with pytest.raises(ValueError, match="ahead"):
         Prefetcher(lambda key: key, range(3), ahead=0)
-
-
-def test_load_batch_gives_micro_batches_in_memory_of_their_own() -> None:
-    data = [(torch.full((3,), float(i)), i) for i in range(20)]
-    order = SampleOrder(20, 10, seed=4)
-    loaded = load_batch(Samples(data), order, step=3, micro_batch=4)
-    assert loaded.step == 3
-    assert [m.samples for m in loaded.micro_batches] == [4, 4, 2]
-    assert [m.weight for m in loaded.micro_batches] == [0.4, 0.4, 0.2]
-    for micro_batch, split in zip(loaded.micro_batches, order.splits(3, 4), strict=True):
-        assert tuple(micro_batch.targets.tolist()) == split.indices
-        assert tuple(micro_batch.inputs[:, 0].tolist()) == split.indices
-        assert micro_batch.inputs.data_ptr() % 64 == 0
