@@ -27,6 +27,7 @@ class HouseholdPlan:
         code: what they pair with.
         folder: room for their state folders.
         train_arguments: SCRIPT and options of the holder's `train`.
+        interface: what to find each other on; None for all.
     """
 
     members: Sequence[str]
@@ -34,11 +35,13 @@ class HouseholdPlan:
     code: str
     folder: Path
     train_arguments: Sequence[str]
+    interface: str | None = None
 
     def arguments(self, name: str) -> list[str]:
         """The options that make `name` one of these devices."""
         folder = str(self.folder / name)
-        return ["--name", name, "--code", self.code, "--state-dir", folder, "--threads", "1"]
+        own = ["--name", name, "--code", self.code, "--state-dir", folder, "--threads", "1"]
+        return own if self.interface is None else [*own, "--interface", self.interface]
 
 
 async def train_together(plan: HouseholdPlan) -> AsyncGenerator[dict[str, Any], None]:
