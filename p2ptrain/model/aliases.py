@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from p2ptrain.model.effects import mutated_references
+from p2ptrain.model.effects import aliased_references, mutated_references
 from p2ptrain.model.graph import InputRef, NodeRef, Reference, StateRef, TargetRef
-from p2ptrain.model.operators import resolve
 from p2ptrain.model.translate import Translated, tensors_in
 
 
@@ -99,9 +98,8 @@ def _alias_classes(graph: Translated) -> _Classes:
     for index, fake in enumerate(graph.targets):
         seen(TargetRef(index), fake)
     for index, (node, traced) in enumerate(zip(graph.nodes, graph.traced, strict=True)):
-        if resolve(node.operator).may_return_argument:
-            for reference in node.references():
-                classes.join(NodeRef(index), reference)
+        for reference in aliased_references(node):
+            classes.join(NodeRef(index), reference)
         seen(NodeRef(index), traced.value)
     return classes
 

@@ -186,7 +186,7 @@ def _graph(graph: Translated, positions: Sequence[int], cuts: Cuts) -> Graph:
 def _units(
     landscape: Landscape, matched: Matched, evaluate_nodes: int
 ) -> tuple[UnitDescription, ...]:
-    names = unit_names(matched.train, landscape.modules)
+    names = unit_names(matched.train, landscape)
     train = pairwise((0, *matched.train, len(landscape.work)))
     evaluate = pairwise((0, *matched.evaluate, evaluate_nodes))
     return tuple(

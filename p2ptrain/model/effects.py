@@ -22,6 +22,15 @@ def mutated_references(node: Node) -> tuple[Reference, ...]:
     return tuple(reference for argument in written for reference in references_in(argument))
 
 
+def aliased_references(node: Node) -> tuple[Reference, ...]:
+    """The values that the result of `node` may share memory with."""
+    positions = resolve(node.operator).returned
+    if positions is None:
+        return tuple(node.references())
+    arguments = [node.args[i] for i in sorted(positions) if i < len(node.args)]
+    return tuple(reference for argument in arguments for reference in references_in(argument))
+
+
 def draws_random_numbers(node: Node) -> bool:
     """Whether running `node` in the graph's mode draws from the random generator."""
     operator = resolve(node.operator)

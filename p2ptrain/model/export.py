@@ -10,7 +10,9 @@ symbolic in the user's module.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import function
 from torch.overrides import TorchFunctionMode
 
 from p2ptrain.errors import CaptureError
@@ -120,7 +123,7 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
         with FakeTensorMode(allow_non_fake_inputs=True):
             scored(_resized(example.input_leaves, fewer), _resized(example.target_leaves, fewer))
 
-    with _undisturbed(scored.module, training), _no_custom_gradients():
+    with _undisturbed(scored.module, training), _no_custom_gradients(), _no_collections():
         try:
             program = _export(scored, inputs, targets)
         except CaptureError:
@@ -254,22 +257,40 @@ def _restore(part: nn.Module, attributes: dict[str, tuple[Any, Any]]) -> None:
 
 
 @contextlib.contextmanager
-def _no_custom_gradients() -> Iterator[None]:
-    """Refuse `torch.autograd.Function` in this thread: its backward would be lost silently."""
-    base = torch.autograd.Function
-    original = base.__dict__["apply"]
-    thread = threading.get_ident()
-
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread and not cls.__module__.startswith("torch."):
-            raise CaptureError(
-                f"the model uses {cls.__module__}.{cls.__qualname__}, a torch.autograd.Function "
-                "with its own backward, which cannot travel. Write it with torch's operators"
-            )
-        return original.__get__(None, cls)(*args, **kwargs)
-
-    base.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+def _no_collections() -> Iterator[None]:
+    """Tracing makes millions of objects that stay; looking for garbage takes a fifth of it."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        base.apply = original  # type: ignore[method-assign]
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _no_custom_gradients() -> Iterator[None]:
+    """Refuse `torch.autograd.Function` in this thread: its backward would be lost silently.
+
+    Replacing `Function.apply` would not do: people write `f = MyFunction.apply` once and for all.
+    So a helper is replaced that every `apply` asks first, with its own class.
+    """
+    original: Any = function._is_setup_context_defined
+    thread = threading.get_ident()
+
+    def ask(setup_context: Any) -> Any:
+        if threading.get_ident() == thread:
+            cls = sys._getframe(1).f_locals.get("cls", torch.autograd.Function)
+            if not cls.__module__.startswith("torch."):
+                raise CaptureError(
+                    f"the model uses {cls.__module__}.{cls.__qualname__}, a "
+                    "torch.autograd.Function with its own backward, which cannot travel. Write it "
+                    "with torch's operators"
+                )
+        return original(setup_context)
+
+    function._is_setup_context_defined = ask
+    try:
+        yield
+    finally:
+        function._is_setup_context_defined = original

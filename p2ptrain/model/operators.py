@@ -172,7 +172,7 @@ class Operator:
         call: the function.
         schema_arguments: names of its positional arguments, () for arithmetic on sizes.
         mutates: positions of the arguments that it writes to.
-        may_return_argument: whether its result may share memory with an argument.
+        returned: positions of the arguments that its result may share memory with; None for all.
         seeded: whether it may draw from the random generator.
         differentiable: False where its result never requires a gradient.
     """
@@ -181,7 +181,7 @@ class Operator:
     call: Callable[..., Any]
     schema_arguments: tuple[str, ...]
     mutates: frozenset[int]
-    may_return_argument: bool
+    returned: frozenset[int] | None
     seeded: bool
     differentiable: bool
 
@@ -195,7 +195,8 @@ def resolve(name: str) -> Operator:
     """
     if name in _PYTHON:
         views = name == "operator.getitem"
-        return Operator(name, _PYTHON[name], (), frozenset(), views, False, views)
+        returned = frozenset({0}) if views else frozenset[int]()
+        return Operator(name, _PYTHON[name], (), frozenset(), returned, False, views)
     overload = _aten_overload(name)
     if overload is None:
         raise ProtocolError(f"a model may not apply the operator {name[:80]!r}")
@@ -257,13 +258,13 @@ def _describe(name: str, overload: OpOverload) -> Operator:
         # The schema does not say that the running statistics are written.
         names = ("running_mean", "running_var")
         mutates |= {i for i, a in enumerate(arguments) if a.name in names}
-    views = any(result.alias_info is not None for result in overload._schema.returns)
+    returned = frozenset(i for i, a in enumerate(arguments) if a.alias_info is not None)
     return Operator(
         name=name,
         call=overload,
         schema_arguments=tuple(argument.name for argument in arguments),
         mutates=frozenset(mutates),
-        may_return_argument=views or _base(function) in _VIEWS_UNDECLARED,
+        returned=None if _base(function) in _VIEWS_UNDECLARED else returned,
         seeded=torch.Tag.nondeterministic_seeded in overload.tags,
         differentiable=function not in _WITHOUT_GRADIENT,
     )

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.description import Mode, ModelDescription
-from p2ptrain.model.effects import draws_random_numbers, mutated_references
+from p2ptrain.model.effects import aliased_references, draws_random_numbers, mutated_references
 from p2ptrain.model.graph import (
     Argument,
     InputRef,
@@ -295,6 +295,5 @@ def _written_leaves(nodes: Sequence[Node], start: int) -> frozenset[Reference]:
     for index, node in enumerate(nodes, start):
         for reference in mutated_references(node):
             written |= leaves(reference)
-        if resolve(node.operator).may_return_argument:
-            source[NodeRef(index)] = set().union(*map(leaves, node.references()), set())
+        source[NodeRef(index)] = set().union(*map(leaves, aliased_references(node)))
     return frozenset(written)

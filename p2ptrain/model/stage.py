@@ -12,7 +12,7 @@ Several things make the difference between "the same model" and the same bits; e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,7 @@ class Stage:
         state: Mapping[str, Tensor],
         *,
         copy: bool = True,
+        separate: Collection[str] = (),
     ) -> None:
         """Build the stage.
 
@@ -66,6 +67,8 @@ class Stage:
             first, end: its units.
             state: at least the tensors of `description.state_names(first, end)`, by name.
             copy: False computes with (and writes to) the tensors of `state` themselves.
+            separate: parameters whose gradients are kept apart by micro-batch instead of summed,
+                for `take_separate`: what `ties.merge` needs of a tensor shared between stages.
         """
         self.description = description
         self.first, self.end = first, end
@@ -77,6 +80,7 @@ class Stage:
         self._train = Program(description, first, end, "train", self._state)
         self._evaluate: Program | None = None
         self._held: dict[int, _Held] = {}
+        self._separate: dict[str, list[Tensor | None]] = {name: [] for name in separate}
 
     def forward(
         self,
@@ -138,6 +142,9 @@ class Stage:
         held.roots.clear()
         if roots:
             torch.autograd.backward(roots, starts)
+        for name, kept in self._separate.items():
+            kept.append(self._state[name].grad)
+            self._state[name].grad = None
         return held.gradients
 
     def evaluate(
@@ -164,6 +171,14 @@ class Stage:
         return find_non_finite(
             self.description, units, self._state, held.inputs, held.targets, held.seed
         )
+
+    def take_separate(self) -> dict[str, list[Tensor | None]]:
+        """Gradients of the `separate` parameters since the last call, in order of the backwards.
+
+        They are not in `.grad`: whoever takes them puts the sum there.
+        """
+        taken, self._separate = self._separate, {name: [] for name in self._separate}
+        return taken
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by canonical name, in the model's order; frozen ones too."""

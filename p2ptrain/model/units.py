@@ -16,6 +16,8 @@ MAXIMUM_UNITS = 64
 """More make planning slow (its cost grows with their square or cube) and stages no better."""
 _WIDE = 1.5
 """A cut that carries this many times as many bytes as one beside it is wide."""
+_MATTERS = 0.2
+"""Nodes with less than this part of the largest node's work have no say in a unit's name."""
 _LITTLE = 1 / 24
 """A unit with less than this share of all work is little."""
 
@@ -90,12 +92,14 @@ def _joined(cuts: Sequence[int], place: int, landscape: Landscape) -> float:
     return sum(landscape.work[first:end])
 
 
-def unit_names(cuts: Sequence[int], modules: Sequence[str]) -> list[str]:
-    """A name for each unit: the innermost module that holds all of it, made unique."""
+def unit_names(cuts: Sequence[int], landscape: Landscape) -> list[str]:
+    """A name for each unit: the innermost module that holds its work, made unique."""
     names: list[str] = []
-    for first, end in pairwise([0, *cuts, len(modules)]):
-        paths = [path for path in modules[first:end] if path]
-        name = common_path(paths) or (paths[0] if paths else "loss")
+    for first, end in pairwise([0, *cuts, len(landscape.work)]):
+        most = max(landscape.work[first:end], default=0.0)
+        working = [k for k in range(first, end) if landscape.work[k] >= most * _MATTERS]
+        paths = [landscape.modules[k] for k in working if landscape.modules[k]]
+        name = common_path(paths) or (paths[0] if paths else "model")
         names.append(_unique(name, names))
     return names
 

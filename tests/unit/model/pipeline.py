@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.stage import Stage
+from p2ptrain.model.ties import merge
 from tests import zoo
 from tests.reference import call, stack
 
@@ -49,8 +50,10 @@ def plain_step(made: zoo.Made) -> Result:
 
 def pipeline_step(made: zoo.Made, model: Captured, boundaries: Sequence[int]) -> Result:
     """The same step through stages with the given boundaries."""
+    shared = model.description.shared_between(boundaries)
     stages = [
-        Stage(model.description, first, end, model.state()) for first, end in pairwise(boundaries)
+        Stage(model.description, first, end, model.state(), separate=_names(shared, number))
+        for number, (first, end) in enumerate(pairwise(boundaries))
     ]
     losses = []
     for key, (x, y, weight) in enumerate(micro_batches(made)):
@@ -66,7 +69,7 @@ def pipeline_step(made: zoo.Made, model: Captured, boundaries: Sequence[int]) ->
         for stage in reversed(stages):
             gradients = transport(stage.backward(key, gradients))
     assert not any(stage.held() for stage in stages)
-    return Result(losses, summed_gradients(stages), joined_state(stages))
+    return Result(losses, _gradients(stages, shared), joined_state(stages))
 
 
 def evaluate(model: Captured, boundaries: Sequence[int], x: object, y: object) -> list[Tensor]:
@@ -92,7 +95,7 @@ def micro_batches(made: zoo.Made) -> list[tuple[object, object, float]]:
     ]
 
 
-def transport(values: Sequence[Tensor | None]) -> list:
+def transport(values: Sequence[Any]) -> list[Any]:
     """As if over the wire: new memory, the same strides."""
     return [None if value is None else _moved(value) for value in values]
 
@@ -101,7 +104,7 @@ def _moved(value: Tensor) -> Tensor:
     """Expanded dimensions (stride 0) stay expanded, everything else keeps its order in memory."""
     index = tuple(
         slice(0, 1) if s == 0 and n > 1 else slice(None)
-        for s, n in zip(value.stride(), value.shape)
+        for s, n in zip(value.stride(), value.shape, strict=True)
     )
     small = value[index]
     order = sorted(range(small.dim()), key=lambda d: (-small.stride(d), d))
@@ -110,15 +113,19 @@ def _moved(value: Tensor) -> Tensor:
     return copied.permute(back).expand(value.shape)
 
 
-def summed_gradients(stages: Sequence[Stage]) -> dict[str, Tensor | None]:
-    """By name; of a tensor in several stages the sum, later stages first as in plain torch."""
-    total: dict[str, Tensor | None] = {}
-    for stage in reversed(stages):
-        for name, parameter in stage.parameters().items():
-            known, mine = total.get(name), parameter.grad
-            both = known is not None and mine is not None
-            total[name] = known + mine if both else (mine if known is None else known)
-    return total
+def _names(shared: Mapping[str, Sequence[int]], stage: int) -> list[str]:
+    return [name for name, stages in shared.items() if stage in stages]
+
+
+def _gradients(
+    stages: Sequence[Stage], shared: Mapping[str, Sequence[int]]
+) -> dict[str, Tensor | None]:
+    """By name; of a tensor in several stages the sum in plain torch's order."""
+    found = {name: p.grad for stage in stages for name, p in stage.parameters().items()}
+    apart = [stage.take_separate() for stage in stages]
+    for name, users in shared.items():
+        found[name] = merge([apart[user][name] for user in users])
+    return found
 
 
 def joined_state(stages: Sequence[Stage]) -> dict[str, Tensor]:

@@ -1,0 +1,48 @@
+"""Capturing takes a second, so each model is captured once for all tests of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from p2ptrain.model.captured import Captured
+from tests import zoo
+from tests.unit.model import odd_models, pipeline
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model, its capture, and one step of it in plain torch."""
+
+    made: zoo.Made
+    model: Captured
+    plain: pipeline.Result
+
+    @property
+    def units(self) -> int:
+        return len(self.model.description.units)
+
+
+_PREPARED: dict[tuple[str, torch.dtype], Prepared] = {}
+
+
+@pytest.fixture
+def prepared() -> Callable[..., Prepared]:
+    """Name of a model (of the zoo or an odd one) -> Prepared."""
+
+    def get(name: str, dtype: torch.dtype = torch.float32) -> Prepared:
+        if (name, dtype) not in _PREPARED:
+            if name in odd_models.NAMES:
+                made = odd_models.make(name, samples=pipeline.BATCH)
+            else:
+                made = zoo.make(name, samples=pipeline.BATCH, dtype=dtype)
+            plain = pipeline.plain_step(made)
+            _PREPARED[name, dtype] = Prepared(made, pipeline.captured(made), plain)
+        return _PREPARED[name, dtype]
+
+    return get

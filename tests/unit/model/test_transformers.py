@@ -1,0 +1,16 @@
+"""Unmodified models of the transformers library: one stage a unit, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.model import pipeline
+from tests.unit.model.test_stage import Get, assert_same
+from tests.zoo_transformers import TRANSFORMERS
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_every_unit_a_stage_gives_plain_torch_bits(prepared: Get, name: str) -> None:
+    case = prepared(name)
+    ours = pipeline.pipeline_step(case.made, case.model, range(case.units + 1))
+    assert_same(case.plain, ours)

@@ -1,0 +1,52 @@
+"""Polynomials in the batch size, and what a value tells of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
+
+
+def _value(*dimensions: Polynomial) -> ValueDescription:
+    return ValueDescription("v", ValueKind.TENSOR, torch.float32, dimensions, True)
+
+
+@given(constant=st.integers(0, 9), slope=st.integers(1, 9), batch=st.integers(0, 99))
+def test_the_batch_follows_from_a_linear_size(constant: int, slope: int, batch: int) -> None:
+    polynomial = Polynomial((constant, slope))
+    assert polynomial(batch) == constant + slope * batch
+    assert polynomial.batch_for(polynomial(batch)) == batch
+
+
+def test_other_sizes_tell_nothing() -> None:
+    assert Polynomial((7,)).batch_for(7) is None
+    assert Polynomial((0, 0, 1)).batch_for(9) is None
+    assert Polynomial((1, 2)).batch_for(4) is None
+    assert Polynomial((5, 1)).batch_for(3) is None
+
+
+def test_shape_bytes_and_batch() -> None:
+    value = _value(Polynomial((0, 3)), Polynomial((0, 0, 1)), Polynomial((4,)))
+    assert value.shape(2) == (6, 4, 4)
+    assert value.nbytes(2) == 6 * 4 * 4 * 4
+    assert value.batch_of((6, 4, 4)) == 2
+    assert value.tells_batch
+    assert not _value(Polynomial((0, 0, 1))).tells_batch
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "rows"),
+    [
+        ((BATCH, Polynomial((3,))), 1),
+        ((Polynomial((0, 5)),), 5),
+        ((Polynomial((1, 1)),), None),
+        ((Polynomial((3,)), BATCH), None),
+        ((BATCH, BATCH), None),
+        ((), None),
+    ],
+)
+def test_rows_per_sample(dimensions: tuple[Polynomial, ...], rows: int | None) -> None:
+    assert _value(*dimensions).rows_per_sample == rows
