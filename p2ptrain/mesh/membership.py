@@ -277,12 +277,14 @@ class Membership:
 
     def _learn_newer(self, claim: Claim, known: MemberRecord, peer: str) -> None:
         record = claim.record
-        silent = self._links.silent_seconds(record.id, self._now)
-        if record.state is not MemberState.DEAD or silent > self._config.evidence_seconds:
+        ends_known = record.state is MemberState.DEAD or record.instance != known.instance
+        if not ends_known or peer == record.id or not self._hears(record.id):
             self._adopt(record, self._hearsay(record, peer), claim.accusers, peer)
         elif known.state is MemberState.ALIVE or record.incarnation > known.incarnation:
-            doubted = dataclasses.replace(record, state=MemberState.SUSPECT)
-            reason = f"{self._name(peer)} says it is dead, but it was heard from here"
+            doubted = dataclasses.replace(
+                known, incarnation=record.incarnation, state=MemberState.SUSPECT
+            )
+            reason = f"{self._name(peer)} says its process ended, but it was heard from here"
             self._adopt(doubted, reason, (peer,), peer)
 
     def _hear_of_self(self, record: MemberRecord, peer: str) -> None:
@@ -409,6 +411,10 @@ class Membership:
 
     def _emit(self, change: Changed) -> None:
         self._sending.out.append(change)
+
+    def _hears(self, device: str) -> bool:
+        silent = self._links.silent_seconds(device, self._now)
+        return silent <= self._config.evidence_seconds
 
     def _name(self, device: str) -> str:
         record = self._table.records.get(device)

@@ -38,9 +38,9 @@ class MembershipConfig:
             accusers harm less. Lower: verdicts in a half-frozen group come sooner.
         confirmations: further accusers after which the least timeout holds (fewer where the
             group is smaller). Raise: verdicts need more witnesses. Lower: they need fewer.
-        evidence_seconds: a claim "dead" about a member heard from within this time over an open
-            link only starts a suspicion. Raise: true deaths spread slower. Lower: a confused
-            member can have others declared dead for the moment until they refute.
+        evidence_seconds: where a third party says that a process ended which was heard from within
+            this time over an open link, that only starts a suspicion. Raise: true deaths spread
+            slower. Lower: a confused member can have others declared dead until they refute.
         local_health: False switches off every rule of local_health.py (for tests that show
             what it is good for).
         late_tick_seconds: a tick later than this means this process was frozen. Raise: short

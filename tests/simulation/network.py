@@ -2,8 +2,9 @@
 
 Links behave as TCP does. What is sent arrives late rather than never; while a path is cut,
 messages wait in the sender's kernel and arrive once it heals, or, after `TIMEOUT_SECONDS`
-unacknowledged, the sender's end of the link dies. The end of a process is told to the other side at once (FIN or RST),
-that of a machine is not. Where this is unrealistic: no bandwidth limit, no window that fills up.
+unacknowledged, the sender's end of the link dies. The end of a process is told to the other side
+at once (FIN or RST), that of a machine is not. Where this is unrealistic: no bandwidth limit, no
+window that fills up.
 """
 
 from __future__ import annotations

@@ -1,0 +1,342 @@
+"""Membership, rule by rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from random import Random
+
+import pytest
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.mesh.events import (
+    Changed,
+    Leave,
+    LinkLost,
+    LinkUp,
+    MemberRecord,
+    MessageReceived,
+    SelfChanged,
+    SendTo,
+    TrustChanged,
+)
+from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.membership import HOME_LAN, Membership
+from p2ptrain.mesh.membership_wire import Claim, Kind, MembershipMessage, encode
+from tests.unit.mesh.cluster import Cluster
+
+ALIVE, SUSPECT, DEAD, LEFT = (
+    MemberState.ALIVE,
+    MemberState.SUSPECT,
+    MemberState.DEAD,
+    MemberState.LEFT,
+)
+
+
+def claim(id_: str, state: MemberState, incarnation: int = 1, instance: str = "") -> Claim:
+    return Claim(MemberRecord(id_, f"device {id_}", incarnation, state, {}, instance))
+
+
+def gossip(peer: str, *claims: Claim) -> MessageReceived:
+    return MessageReceived(peer, encode(MembershipMessage(Kind.GOSSIP, claims)))
+
+
+# -- joining ------------------------------------------------------------------------------
+
+
+def test_all_agree_on_a_newcomer_within_half_a_second() -> None:
+    cluster = Cluster("abcdefgh")
+    cluster.run_for(0.5)
+    for observer in "abcdefgh":
+        assert [cluster.state(observer, member) for member in "abcdefgh"] == [ALIVE] * 8
+
+
+def test_a_newcomer_linked_to_one_member_only_learns_of_all() -> None:
+    cluster = Cluster("abc")
+    newcomer = Membership(MemberRecord("d", "device d"), HOME_LAN, Random(0))
+    cluster.members["d"] = newcomer
+    cluster.feed("d", LinkUp("a"))
+    cluster.feed("a", LinkUp("d"))
+    cluster.run_for(0.5)
+    assert sorted(newcomer.members) == list("abcd")
+    assert cluster.state("c", "d") is ALIVE
+
+
+def test_a_restarted_device_replaces_its_predecessor_visibly() -> None:
+    cluster = Cluster("abc")
+    cluster.add("c")  # same incarnation, another process
+    cluster.run_for(0.5)
+    assert cluster.history("a", "c") == ["alive", "dead", "alive"]
+    assert cluster.members["a"].members["c"].incarnation > 1
+
+
+def test_a_description_spreads() -> None:
+    cluster = Cluster("abc")
+    cluster.feed("a", SelfChanged(name="a-2", info={"threads": 4}))
+    cluster.run_for(0.3)
+    record = cluster.members["c"].members["a"]
+    assert (record.name, record.info) == ("a-2", {"threads": 4})
+    assert cluster.history("c", "a") == ["alive", "alive"]
+
+
+def test_a_description_out_of_bounds_is_refused() -> None:
+    cluster = Cluster("a")
+    with pytest.raises(ProtocolError):
+        cluster.feed("a", SelfChanged(info={"story": "x" * 257}))
+    assert cluster.members["a"].members["a"].info == {}
+
+
+# -- silence ------------------------------------------------------------------------------
+
+
+def test_a_silent_member_is_suspected_then_declared_dead() -> None:
+    cluster = Cluster("abcd")
+    cluster.run_for(3.0)
+    cluster.silent.add("d")
+    cluster.run_for(2.3)
+    assert cluster.state("a", "d") is SUSPECT
+    cluster.run_for(1.9)
+    assert [cluster.state(observer, "d") for observer in "abc"] == [DEAD] * 3
+    assert cluster.history("a", "d") == ["alive", "suspect", "dead"]
+
+
+def test_a_member_silent_for_two_seconds_refutes() -> None:
+    cluster = Cluster("abcd")
+    cluster.run_for(3.0)
+    cluster.silent.add("d")
+    cluster.run_for(2.0)
+    cluster.silent.clear()
+    cluster.run_for(1.0)
+    assert [cluster.state(observer, "d") for observer in "abc"] == [ALIVE] * 3
+    assert "dead" not in cluster.history("a", "d")
+
+
+def test_a_frozen_device_wakes_up_without_accusing() -> None:
+    cluster = Cluster("abc")
+    cluster.run_for(3.0)
+    cluster.now += 2.0  # everybody was frozen: probes under way were never answered
+    before = len(cluster.changes)
+    cluster.feed("a", SelfChanged(), settle=False)
+    assert cluster.members["a"].health_score == 1
+    cluster.run_for(0.4)
+    assert cluster.changes[before + 1 :] == []
+
+
+def test_a_suspicion_does_not_run_while_its_holder_is_frozen() -> None:
+    member = Membership(MemberRecord("a", "device a"), HOME_LAN, Random(0))
+    member.tick(0.0)
+    member.handle(gossip("b", claim("b", ALIVE)), 0.0)
+    member.handle(gossip("c", claim("b", SUSPECT)), 0.0)
+    out = member.tick(30.0)
+    assert not [i for i in out if isinstance(i, Changed)]
+    assert member.members["b"].state is SUSPECT
+
+
+def test_a_broken_path_between_two_devices_starts_no_suspicion() -> None:
+    cluster = Cluster("abc")
+    cluster.run_for(1.0)
+    original = cluster.members["a"].handle
+
+    def deaf_to_b(event: object, now: float) -> list[object]:
+        if isinstance(event, MessageReceived) and event.peer == "b":
+            return []
+        return original(event, now)  # type: ignore[arg-type, return-value]
+
+    cluster.members["a"].handle = deaf_to_b  # type: ignore[method-assign, assignment]
+    cluster.run_for(5.0)
+    assert cluster.history("a", "b") == ["alive"]
+
+
+# -- links --------------------------------------------------------------------------------
+
+
+def test_a_refused_redial_is_a_death() -> None:
+    cluster = Cluster("ab")
+    out = cluster.feed("a", LinkLost("b", refused=True))
+    changes = [i for i in out if isinstance(i, Changed)]
+    assert [change.record.state for change in changes] == [DEAD]
+    assert "process ended" in changes[0].reason
+
+
+def test_links_lost_by_all_are_a_death() -> None:
+    cluster = Cluster("abcd")
+    cluster.silent.add("d")
+    cluster.lose_links("d", refused=False)
+    assert [cluster.state(observer, "d") for observer in "abc"] == [DEAD] * 3
+
+
+def test_a_link_lost_by_one_only_is_refuted_through_the_others() -> None:
+    cluster = Cluster("abc")
+    cluster.feed("a", LinkLost("c"))
+    cluster.run_for(0.3)
+    assert cluster.history("a", "c") == ["alive", "suspect", "alive"]
+
+
+def test_a_lone_observer_waits_for_the_redial() -> None:
+    cluster = Cluster("ab")
+    cluster.silent.add("b")
+    cluster.feed("a", LinkLost("b"))
+    assert cluster.state("a", "b") is SUSPECT
+    cluster.run_for(1.5)
+    assert cluster.state("a", "b") is SUSPECT
+    cluster.run_for(1.0)
+    assert cluster.state("a", "b") is DEAD
+
+
+# -- leaving, returning, forgetting --------------------------------------------------------
+
+
+def test_who_leaves_has_left_and_does_not_die() -> None:
+    cluster = Cluster("abcd")
+    cluster.feed("d", Leave())
+    cluster.lose_links("d", refused=True)
+    assert [cluster.state(observer, "d") for observer in "abc"] == [LEFT] * 3
+    assert cluster.members["d"].next_wakeup == float("inf")
+    assert cluster.feed("d", gossip("a", claim("d", DEAD, 9))) == []
+
+
+def test_the_dead_return_in_a_higher_incarnation() -> None:
+    cluster = Cluster("abc")
+    cluster.lose_links("c", refused=True)
+    died = cluster.members["a"].members["c"].incarnation
+    cluster.add("c")
+    assert cluster.state("a", "c") is ALIVE
+    assert cluster.members["a"].members["c"].incarnation > died
+
+
+def test_late_news_does_not_raise_the_dead() -> None:
+    cluster = Cluster("abc")
+    record = cluster.members["a"].members["c"]
+    cluster.silent.add("c")
+    cluster.lose_links("c", refused=True)
+    cluster.feed("a", gossip("b", Claim(record)))
+    assert cluster.state("a", "c") is DEAD
+
+
+def test_the_dead_are_forgotten_after_ten_minutes() -> None:
+    cluster = Cluster("ab")
+    cluster.silent.add("b")
+    cluster.lose_links("b", refused=True)
+    cluster.run_for(599.0)
+    assert cluster.state("a", "b") is DEAD
+    cluster.run_for(2.0)
+    assert cluster.state("a", "b") is None
+
+
+def test_two_halves_find_each_other_again() -> None:
+    cluster = Cluster("ab")
+    cluster.silent.add("b")
+    cluster.run_for(6.0)
+    assert cluster.state("a", "b") is DEAD
+    cluster.silent.clear()
+    cluster.run_for(2.5)
+    assert cluster.state("a", "b") is ALIVE
+
+
+# -- poison -------------------------------------------------------------------------------
+
+
+def test_a_false_death_is_doubted_by_those_who_hear_the_victim() -> None:
+    cluster = Cluster("abc")
+    cluster.run_for(1.0)
+    cluster.feed("a", gossip("b", claim("c", DEAD, 5)), settle=False)
+    assert cluster.state("a", "c") is SUSPECT
+    cluster.run_for(0.5)
+    assert cluster.history("a", "c") == ["alive", "suspect", "alive"]
+
+
+def test_a_false_death_about_me_is_refuted() -> None:
+    cluster = Cluster("ab")
+    cluster.feed("a", gossip("b", claim("a", DEAD, 7)))
+    assert cluster.members["a"].members["a"].incarnation == 8
+    assert cluster.members["b"].members["a"].incarnation == 8
+    assert cluster.state("b", "a") is ALIVE
+
+
+@pytest.mark.parametrize("incarnation", [(1 << 64) - 1, 1 << 49, -1])
+def test_impossible_incarnations_are_a_protocol_error(incarnation: int) -> None:
+    cluster = Cluster("ab")
+    with pytest.raises(ProtocolError):
+        cluster.feed("a", gossip("b", claim("b", ALIVE, incarnation)))
+
+
+def test_a_leap_told_by_a_third_party_is_refused() -> None:
+    cluster = Cluster("abc")
+    cluster.feed("a", gossip("b", claim("c", DEAD, 5000), claim("a", DEAD, 1 << 40)))
+    assert cluster.state("a", "c") is ALIVE
+    assert cluster.members["a"].members["a"].incarnation == 1
+    assert cluster.members["a"].refused_claims == 2
+
+
+def test_strangers_are_never_listed() -> None:
+    cluster = Cluster("ab")
+    cluster.feed("a", TrustChanged(frozenset("ab")))
+    cluster.feed("a", gossip("b", *(claim(f"ghost{n}", ALIVE) for n in range(40))))
+    cluster.feed("a", gossip("x", claim("x", ALIVE)))
+    assert sorted(cluster.members["a"].members) == ["a", "b"]
+
+
+def test_the_table_is_bounded() -> None:
+    member = Membership(MemberRecord("a", "device a"), HOME_LAN, Random(0))
+    for page in range(20):
+        ghosts = (claim(f"ghost{page}-{n}", ALIVE) for n in range(50))
+        member.handle(gossip("b", *ghosts), 0.0)
+    assert len(member.members) == HOME_LAN.table_limit
+    assert member.refused_claims > 0
+
+
+def test_the_longest_dead_make_room() -> None:
+    member = Membership(MemberRecord("a", "device a"), HOME_LAN, Random(0))
+    member.handle(gossip("b", claim("old", DEAD)), 0.0)
+    for number in range(300):
+        member.handle(gossip("b", claim(f"n{number}", ALIVE)), 0.01)
+    assert "old" not in member.members
+    assert len(member.members) == HOME_LAN.table_limit
+
+
+def test_messages_stay_small_however_many_members() -> None:
+    cluster = Cluster("ab")
+    info = {f"key{n}": "x" * 90 for n in range(9)}
+    for number in range(100):
+        record = MemberRecord(f"m{number:03}" * 16, f"device {number}", info=info)
+        cluster.feed("a", gossip("b", Claim(record)))
+    cluster.add("c")
+    assert len(cluster.members["c"].members) == 103
+    assert cluster.largest_message_bytes <= 3500
+
+
+def test_a_device_no_longer_paired_is_gone_at_once() -> None:
+    cluster = Cluster("abc")
+    out = cluster.feed("a", TrustChanged(frozenset("ab")))
+    (change,) = [i for i in out if isinstance(i, Changed)]
+    assert (change.record.id, change.record.state) == ("c", DEAD)
+    assert "c" not in cluster.members["a"].members
+    cluster.feed("a", gossip("b", claim("c", ALIVE, 3)))
+    assert "c" not in cluster.members["a"].members
+
+
+# -- load ---------------------------------------------------------------------------------
+
+
+def test_the_load_per_member_does_not_grow_with_the_group() -> None:
+    def sent_per_second(count: int) -> float:
+        config = dataclasses.replace(HOME_LAN, table_limit=4096)
+        member = Membership(MemberRecord("a", "device a"), config, Random(0))
+        peers = [f"m{number}" for number in range(count)]
+        for first in range(0, count, 50):
+            page = (claim(peer, ALIVE) for peer in peers[first : first + 50])
+            member.handle(gossip("m0", *page), 0.0)
+        now, sent = 0.0, 0
+        while now < 50.0:
+            now = member.next_wakeup
+            outbox = [i for i in member.tick(now) if isinstance(i, SendTo)]
+            while outbox:
+                message = outbox.pop()
+                sent += now >= 30.0
+                if message.payload["kind"] == "ping":
+                    number = message.payload["sequence"]
+                    ack = encode(MembershipMessage(Kind.ACK, sequence=number))
+                    answer = member.handle(MessageReceived(message.peer, ack), now)
+                    outbox += [i for i in answer if isinstance(i, SendTo)]
+        return sent / 20.0
+
+    assert sent_per_second(600) <= 1.2 * sent_per_second(10)
