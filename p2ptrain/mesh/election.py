@@ -311,6 +311,8 @@ class Election:
                 self._send(leader, ElectionMessage(ElectionKind.ASK))
         elif peer == claim.id and leader != peer:
             self._lose("the device followed does not coordinate any more")
+            if leader in self._alive:
+                self._send(leader, ElectionMessage(ElectionKind.ASK))
 
     def _on_ask(self, peer: str) -> None:
         if self._coordinates:

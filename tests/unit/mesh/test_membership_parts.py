@@ -291,7 +291,9 @@ def test_nonsense_is_a_protocol_error(payload: object) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(_messages, st.data())
-def test_a_mutated_message_is_refused_or_sane(message: MembershipMessage, data: st.DataObject):
+def test_a_mutated_message_is_refused_or_sane(
+    message: MembershipMessage, data: st.DataObject
+) -> None:
     payload = encode(message)
     place = payload
     if payload["claims"] and data.draw(st.booleans()):
