@@ -37,8 +37,8 @@ RESOLVE_SECONDS = 3.0
 class Discovery(Protocol):
     """What the mesh needs of any way of discovery."""
 
-    async def start(self, port: int, on_found: Callable[[Candidate], None]) -> None:
-        """Announce this device at `port`; report whoever announces a change.
+    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
+        """Announce this device, `device_id`, at `port`; report whoever announces a change.
 
         This device's own announcement may come back too: a copy of its identity looks the same.
         """
@@ -50,7 +50,7 @@ class Discovery(Protocol):
 class NoDiscovery:
     """For networks and tests where devices are told each other's addresses."""
 
-    async def start(self, port: int, on_found: Callable[[Candidate], None]) -> None:
+    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
         """Nothing to announce."""
 
     async def close(self) -> None:
@@ -75,12 +75,9 @@ def check_zeroconf_version(version: str = zeroconf.__version__) -> None:
 class MdnsDiscovery:
     """Announces this device and listens for others on the given interfaces."""
 
-    def __init__(
-        self, self_id: str, ips: Sequence[str], trusted_ids: Callable[[], Iterable[str]]
-    ) -> None:
+    def __init__(self, ips: Sequence[str], trusted_ids: Callable[[], Iterable[str]]) -> None:
         """Prepare; `ips` are this machine's addresses to use, at least one."""
         check_zeroconf_version()
-        self._id = self_id
         self._ips = list(ips)
         self._trusted_ids = trusted_ids
         self._resolving: dict[str, asyncio.Task[None]] = {}
@@ -89,12 +86,12 @@ class MdnsDiscovery:
         self._announcing: asyncio.Future[None] | None = None
         self._on_found: Callable[[Candidate], None] = lambda _candidate: None
 
-    async def start(self, port: int, on_found: Callable[[Candidate], None]) -> None:
+    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
         self._on_found = on_found
         self._zeroconf = AsyncZeroconf(interfaces=self._ips, ip_version=IPVersion.V4Only)
         # Uniqueness needs no probing (0.75 s): the name is a hash of this device's key.
         announcing = await self._zeroconf.async_register_service(
-            self._service(port), cooperating_responders=True
+            self._service(device_id, port), cooperating_responders=True
         )
         self._announcing = asyncio.ensure_future(announcing)
         self._browser = AsyncServiceBrowser(
@@ -114,14 +111,14 @@ class MdnsDiscovery:
             await self._zeroconf.async_unregister_all_services()
             await self._zeroconf.async_close()
 
-    def _service(self, port: int) -> AsyncServiceInfo:
-        instance = self._id[:INSTANCE_DIGITS]
+    def _service(self, device_id: str, port: int) -> AsyncServiceInfo:
+        instance = device_id[:INSTANCE_DIGITS]
         return AsyncServiceInfo(
             SERVICE,
             f"{instance}.{SERVICE}",
             addresses=[socket.inet_aton(ip) for ip in self._ips],
             port=port,
-            properties={"v": str(PROTOCOL_VERSION), "id": self._id},
+            properties={"v": str(PROTOCOL_VERSION), "id": device_id},
             server=f"{instance}.local.",  # not the host's name
         )
 

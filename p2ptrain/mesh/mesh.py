@@ -131,6 +131,7 @@ class NetworkMesh:
         self._not_paired: set[str] = set()  # trusted here, but they refused us as strangers
         self._tasks = TaskScope()
         self._left = True  # until it has begun
+        self._failed = False
         self._discovery = discovery or self._own_discovery()
         self.router = Router(self._file.name, self.send, self._has_room)
 
@@ -161,7 +162,10 @@ class NetworkMesh:
         if self._left:
             return
         self._left = True
-        self._roster.leave()
+        if self._failed:
+            self._roster.stop()  # what it would say might be of the other process
+        else:
+            self._roster.leave()
         await asyncio.gather(self._discovery.close(), self._connections.close())
         await self._listener.close()
         await self.router.close()
@@ -175,7 +179,7 @@ class NetworkMesh:
             if self._trust.is_trusted(device_id):
                 self._connections.keep(device_id, addresses)
         self._given = [at for peer in self._given_peers for at in await _resolve(peer)]
-        await self._discovery.start(self.port, self._on_found)
+        await self._discovery.start(self.self_id, self.port, self._on_found)
         self._emit(Ready(self.name, self.self_id, self._ips[0], self.port))
         self._roster.start()
         for device_id in self._trust.trusted:
@@ -202,7 +206,7 @@ class NetworkMesh:
             self._config.membership, self._config.election, rng, self._file.term
         )
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
-        self._roster = Roster(me, settings, frozenset(self._trust.trusted), hooks)
+        self._roster = Roster(me, settings, self._household_ids(), hooks)
         self._exchange = TrustExchange(
             self._trust,
             TrustHooks(
@@ -436,7 +440,7 @@ class NetworkMesh:
             self._connections.keep(entry.id)
             found = candidate.addresses if candidate is not None else ()
             self._connections.hint(entry.id, [*found, *addresses, *self._given])
-        self._roster.trust(frozenset(self._trust.trusted))
+        self._roster.trust(self._household_ids())
 
     async def _on_refused(self, peer_id: str, _message: Message) -> None:
         """A member found an older process with our identity."""
@@ -494,7 +498,7 @@ class NetworkMesh:
     def _own_discovery(self) -> Discovery:
         if not self._config.discovery:
             return NoDiscovery()
-        return MdnsDiscovery(self.self_id, self._ips, lambda: self._trust.trusted)
+        return MdnsDiscovery(self._ips, lambda: self._trust.trusted)
 
     def _open_first_window(self) -> None:
         if self._code is not None:
@@ -535,6 +539,10 @@ class NetworkMesh:
     def _is_paired(self, device_id: str) -> bool:
         return self._trust.is_trusted(device_id) and device_id not in self._not_paired
 
+    def _household_ids(self) -> frozenset[str]:
+        """Whom members may speak of: the trusted devices and this one."""
+        return frozenset({self.self_id, *self._trust.trusted})
+
     def _remember_addresses(self) -> None:
         proven = {key: self._connections.addresses(key).proven for key in self._trust.trusted}
         self._file.save_addresses({key: found for key, found in proven.items() if found})
@@ -550,6 +558,7 @@ class NetworkMesh:
 
     def _fail(self, error: UserError) -> None:
         """End this device's membership with `error`."""
+        self._failed = True
         self._tasks.spawn(_raise(error), "failure")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,10 +25,6 @@ class FakeNetwork:
     def __init__(self) -> None:
         self._heard: dict[FakeDiscovery, Candidate] = {}
 
-    def discovery(self, device_id: str) -> FakeDiscovery:
-        """One device's access to it."""
-        return FakeDiscovery(self, device_id)
-
     def join(self, who: FakeDiscovery, candidate: Candidate) -> None:
         """Tell all of the newcomer, and the newcomer of all."""
         for other, known in self._heard.items():
@@ -44,19 +40,34 @@ class FakeNetwork:
 class FakeDiscovery:
     """See `p2ptrain.mesh.discovery.Discovery`."""
 
-    def __init__(self, network: FakeNetwork, device_id: str) -> None:
+    def __init__(self, network: FakeNetwork) -> None:
         self._network = network
-        self._id = device_id
         self.on_found: Callable[[Candidate], None] = lambda _candidate: None
 
-    async def start(self, port: int, on_found: Callable[[Candidate], None]) -> None:
+    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
         """Announce this device at loopback."""
         self.on_found = on_found
-        self._network.join(self, Candidate(self._id, (("127.0.0.1", port),), 1))
+        self._network.join(self, Candidate(device_id, (("127.0.0.1", port),), 1))
 
     async def close(self) -> None:
         """Withdraw."""
         self._network.part(self)
+
+
+class Pulse:
+    """Wakes all who wait for something to change anywhere in the household."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def beat(self) -> None:
+        """Something changed."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def next(self) -> None:
+        """Wait for the next change."""
+        await self._event.wait()
 
 
 @dataclass
@@ -65,7 +76,7 @@ class Device:
 
     mesh: NetworkMesh
     events: list[Event]
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    pulse: Pulse
 
     def told(self, kind: type[Kind]) -> list[Kind]:
         """The events of one kind so far."""
@@ -80,8 +91,7 @@ class Device:
         """Wait until an event has made `condition` true."""
         async with asyncio.timeout(seconds):
             while not condition():
-                self.changed.clear()
-                await self.changed.wait()
+                await self.pulse.next()
 
 
 class Household:
@@ -89,55 +99,35 @@ class Household:
 
     def __init__(self, root: Path, stack: AsyncExitStack) -> None:
         self.network = FakeNetwork()
+        self.pulse = Pulse()
         self._root = root
         self._stack = stack
 
-    def config(self, name: str, **changes: Any) -> MeshConfig:
+    def config(self, folder: str, /, **changes: Any) -> MeshConfig:
         """The device's configuration: any port, loopback only."""
         config = MeshConfig(
-            self._root / name, name, code=CODE, interfaces=("127.0.0.1",), port=None
+            self._root / folder, folder, code=CODE, interfaces=("127.0.0.1",), port=0
         )
         return replace(config, **changes)
 
-    async def start(self, name: str, **changes: Any) -> Device:
+    async def start(self, folder: str, /, **changes: Any) -> Device:
         """Start the device; it leaves when the household ends."""
-        return await self._stack.enter_async_context(self.running(name, **changes))
+        return await self._stack.enter_async_context(self.running(folder, **changes))
 
     @asynccontextmanager
-    async def running(self, name: str, **changes: Any) -> AsyncIterator[Device]:
+    async def running(self, folder: str, /, **changes: Any) -> AsyncIterator[Device]:
         """Start the device and let it leave at the end."""
         events: list[Event] = []
-        changed = asyncio.Event()
 
         def emit(event: Event) -> None:
             events.append(event)
-            changed.set()
+            self.pulse.beat()
 
-        mesh = NetworkMesh(self.config(name, **changes), emit, _Later(self.network))
-        mesh.subscribe(lambda _event: changed.set())
-        device = Device(mesh, events, changed)
+        mesh = NetworkMesh(self.config(folder, **changes), emit, FakeDiscovery(self.network))
+        mesh.subscribe(lambda _event: self.pulse.beat())
+        device = Device(mesh, events, self.pulse)
         async with mesh:
             yield device
-
-
-class _Later:
-    """A discovery that asks the mesh for its id when it starts."""
-
-    def __init__(self, network: FakeNetwork) -> None:
-        self._network = network
-        self._inner: FakeDiscovery | None = None
-        self.device_id = ""
-
-    async def start(self, port: int, on_found: Callable[[Candidate], None]) -> None:
-        """Announce; the bound method belongs to the mesh that starts us."""
-        mesh: NetworkMesh = on_found.__self__  # type: ignore[attr-defined]
-        self._inner = self._network.discovery(mesh.self_id)
-        await self._inner.start(port, on_found)
-
-    async def close(self) -> None:
-        """Withdraw."""
-        if self._inner is not None:
-            await self._inner.close()
 
 
 @asynccontextmanager

@@ -1,0 +1,227 @@
+"""Real meshes over loopback TLS in one process: what people and the rooms above rely on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.errors import LinkClosed, OptionError, UserError
+from p2ptrain.mesh.interface import MemberState
+from p2ptrain.net.endpoint import dial_unpaired
+from p2ptrain.net.message import Message, Priority
+from p2ptrain.observe.events import (
+    CoordinatorEvent,
+    MemberEvent,
+    Pairing,
+    PairingFailed,
+    Ready,
+    Renamed,
+)
+from tests.unit.mesh.household import CODE, Device, Household, household
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[Household]:
+    async with household(tmp_path) as started:
+        yield started
+
+
+async def together(*devices: Device) -> None:
+    """Wait until all see all alive, and agree who coordinates."""
+    names = {device.mesh.name for device in devices}
+    for device in devices:
+        await device.until(lambda device=device: device.alive() == names)
+    for device in devices:
+        await device.until(lambda: len({_coordinator(d) for d in devices} - {None}) == 1)
+        await device.until(lambda device=device: _coordinator(device) is not None)
+
+
+def _coordinator(device: Device) -> str | None:
+    coordinator = device.mesh.coordinator
+    return coordinator.id if coordinator is not None else None
+
+
+async def test_two_devices_with_one_code_find_pair_and_agree(home: Household) -> None:
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+    kinds = [type(event) for event in anna.events]
+    assert kinds.index(Ready) < kinds.index(Pairing) < kinds.index(MemberEvent)
+    assert MemberEvent("bert", "alive") in anna.events
+    assert anna.told(CoordinatorEvent)
+    assert anna.told(Pairing) == [Pairing(CODE)]
+    ready = anna.told(Ready)[0]
+    assert (ready.address, ready.port) == ("127.0.0.1", anna.mesh.port)
+
+
+async def test_messages_with_parts_travel_both_ways(home: Household) -> None:
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+    landed, reply_landed = bytearray(100_000), bytearray(100_000)
+
+    async def echo(_peer: str, message: Message) -> Message:
+        return Message("echoed", {}, message.parts)
+
+    bert.mesh.route("echo", echo, lambda _p, _f, _sizes: [memoryview(landed)])
+    sent = bytes(range(250)) * 400
+    reply = await anna.mesh.call(
+        bert.mesh.self_id,
+        Message("echo", {}, (memoryview(sent),)),
+        timeout_seconds=5,
+        priority=Priority.TENSOR,
+        reply_parts=lambda _p, _f, _sizes: [memoryview(reply_landed)],
+    )
+    assert reply.kind == "echoed"
+    assert bytes(landed) == bytes(reply_landed) == sent
+    statistics = anna.mesh.link_statistics(bert.mesh.self_id)
+    assert statistics is not None
+    assert statistics.sent_parts_bytes >= 100_000
+    speed = await anna.mesh.measure_link(bert.mesh.self_id, 0.02)
+    assert speed.bytes_per_s > 1e5
+
+
+async def test_parts_that_nobody_expects_do_not_end_the_link(home: Household) -> None:
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+    late = Message("gone.job", {}, (memoryview(bytes(200_000)),))
+    await anna.mesh.send(bert.mesh.self_id, late, Priority.TENSOR)
+    speed = await anna.mesh.measure_link(bert.mesh.self_id, 0.01)
+    assert speed.bytes_per_s > 0
+    assert bert.mesh.router.refused["gone.job"] == 1
+
+
+async def test_a_device_paired_with_one_is_introduced_to_all(home: Household) -> None:
+    anna = await home.start("anna")
+    bert = await home.start("bert")
+    await together(anna, bert)
+    async with home.running("cora", code="87654321") as cora:
+        await cora.until(lambda: bool(cora.told(PairingFailed)))
+    assert {d.name for d in anna.mesh.devices()} == {"bert"}
+    dora = await home.start("dora")
+    await together(anna, bert, dora)
+    assert {d.name for d in dora.mesh.devices()} == {"anna", "bert"}
+
+
+async def test_a_member_knows_devices_it_never_paired_with(home: Household, tmp_path: Path) -> None:
+    """Without discovery: only the introduction and the addresses beside it lead there."""
+    anna = await home.start("anna")
+    bert = await home.start("bert")
+    await together(anna, bert)
+    where = f"127.0.0.1:{anna.mesh.port}"
+    anna.mesh.invite()
+    home.network = type(home.network)()
+    cora = await home.start("cora", peers=(where,))
+    await together(anna, bert, cora)
+    by = {d.name: d.introduced_by for d in cora.mesh.devices()}
+    assert by == {"anna": "cora", "bert": "anna"}
+
+
+async def test_a_restart_needs_no_code(home: Household) -> None:
+    anna = await home.start("anna")
+    async with home.running("bert") as bert:
+        await together(anna, bert)
+        first_id = bert.mesh.self_id
+    await anna.until(lambda: anna.mesh.members[first_id].state is MemberState.LEFT)
+    again = await home.start("bert", code=None)
+    await together(anna, again)
+    assert again.mesh.self_id == first_id
+    assert not again.told(Pairing)
+
+
+async def test_the_later_of_two_names_gets_a_number(home: Household, tmp_path: Path) -> None:
+    anna = await home.start("anna")
+    other = await home.start("other", name="anna")
+    await other.until(lambda: other.mesh.name == "anna-2")
+    await together(anna, other)
+    assert other.told(Renamed) == [Renamed("anna-2", "anna")]
+    assert not anna.told(Renamed)
+    assert (tmp_path / "other" / "device.json").read_text().count("anna-2") == 1
+
+
+async def test_a_removed_device_is_cut_off_everywhere(home: Household) -> None:
+    anna, bert, cora = [await home.start(name) for name in ("anna", "bert", "cora")]
+    await together(anna, bert, cora)
+    removed = anna.mesh.remove("cora")
+    assert removed.name == "cora"
+    gone = removed.id
+    for device in (anna, bert):
+        await device.until(lambda device=device: "cora" not in device.alive(), 1.0)
+        assert gone not in {d.id for d in device.mesh.devices()}
+        with pytest.raises(LinkClosed):
+            await device.mesh.call(gone, Message("mesh.ping"), timeout_seconds=1)
+    await cora.until(lambda: cora.alive() == {"cora"})
+
+
+async def test_a_removed_device_may_pair_again(home: Household) -> None:
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+    anna.mesh.remove("bert")
+    await anna.until(lambda: anna.alive() == {"anna"})
+    anna.mesh.invite()
+    bert.mesh.invite()
+    await together(anna, bert)
+
+
+async def test_removing_an_unknown_device_names_the_known(home: Household) -> None:
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+    with pytest.raises(UserError, match="trusted: bert"):
+        anna.mesh.remove("cora")
+
+
+async def test_a_wrong_code_is_told_and_counted_on_both_sides(home: Household) -> None:
+    anna = await home.start("anna", code=None)
+    right = anna.told(Pairing)[0].code
+    wrong = f"{(int(right) + 1) % 10**8:08d}"
+    bert = await home.start("bert", code=wrong)
+    await bert.until(lambda: bool(bert.told(PairingFailed)))
+    assert [event.attempts_left for event in bert.told(PairingFailed)] == [4]
+    assert [event.attempts_left for event in anna.told(PairingFailed)] == [4]
+    assert "code is wrong" in bert.told(PairingFailed)[0].message
+    assert not anna.mesh.devices()
+    assert not bert.mesh.devices()
+
+
+async def test_five_wrong_codes_close_the_window_for_the_right_one(home: Household) -> None:
+    anna = await home.start("anna", code=None)
+    right = anna.told(Pairing)[0].code
+    for number in range(1, 6):
+        wrong = f"{(int(right) + number) % 10**8:08d}"
+        async with home.running(f"w{number}", code=wrong) as stranger:
+            await stranger.until(lambda s=stranger: bool(s.told(PairingFailed)))
+    assert [event.attempts_left for event in anna.told(PairingFailed)] == [4, 3, 2, 1, 0]
+    late = await home.start("late", code=right)
+    channel, _certificate = await dial_unpaired([("127.0.0.1", anna.mesh.port)])
+    await channel.send(b"anything")
+    assert b"closed" in await channel.receive()
+    assert not late.mesh.devices()
+    assert anna.mesh.invite() == right
+    await together(anna, late)
+
+
+async def test_a_copied_identity_stops_the_younger(home: Household, tmp_path: Path) -> None:
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+    shutil.copytree(tmp_path / "anna", tmp_path / "copy")
+    with pytest.raises(UserError, match="another running device uses the identity"):
+        async with home.running("copy", name="anna", code=None) as copy:
+            await copy.until(lambda: False)
+    assert anna.alive() == {"anna", "bert"}
+    await together(anna, bert)
+
+
+async def test_a_port_that_is_taken_is_said(home: Household) -> None:
+    anna = await home.start("anna")
+    with pytest.raises(OptionError, match="cannot listen at port"):
+        async with home.running("bert", port=anna.mesh.port):
+            raise AssertionError
+
+
+async def test_a_device_that_left_answers_no_more(home: Household) -> None:
+    async with home.running("anna") as anna:
+        await anna.mesh.leave()
+        await anna.mesh.leave()
+        with pytest.raises(LinkClosed):
+            await anna.mesh.send(anna.mesh.self_id, Message("mesh.ping"))
