@@ -1,0 +1,96 @@
+"""What discovery hears is bounded, checked and never pushes out a trusted device."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain.errors import OptionError, UserError
+from p2ptrain.mesh.discovered import CANDIDATES_LIMIT, Candidate, CandidateTable, parse
+from p2ptrain.mesh.discovery import check_zeroconf_version
+from p2ptrain.mesh.interfaces import Address, choose
+
+ID = "0123456789abcdef" * 4
+NAME = f"{ID[:16]}._p2ptrain._tcp.local."
+
+
+def test_a_good_record_is_a_candidate() -> None:
+    found = parse(NAME, {b"v": b"1", b"id": ID.encode()}, ["10.0.0.2"], 47300)
+    assert found == Candidate(ID, (("10.0.0.2", 47300),), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "properties", "ips", "port"),
+    [
+        (NAME, {}, ["10.0.0.2"], 47300),
+        (NAME, {b"id": None}, ["10.0.0.2"], 47300),
+        (NAME, {b"id": ID[:-1].encode()}, ["10.0.0.2"], 47300),
+        (NAME, {b"id": b"\xff" * 64}, ["10.0.0.2"], 47300),
+        ("other._p2ptrain._tcp.local.", {b"id": ID.encode()}, ["10.0.0.2"], 47300),
+        (NAME, {b"id": ID.encode()}, [], 47300),
+        (NAME, {b"id": ID.encode()}, ["10.0.0.2"], 0),
+        (NAME, {b"id": ID.encode()}, ["10.0.0.2"], None),
+    ],
+)
+def test_bad_records_are_nobody(
+    name: str, properties: dict[bytes, bytes | None], ips: list[str], port: int | None
+) -> None:
+    assert parse(name, properties, ips, port) is None
+
+
+@pytest.mark.parametrize(
+    "version", [b"", b"x", b"9" * 50, b"-1", "\N{ARABIC-INDIC DIGIT ONE}".encode()]
+)
+def test_an_unreadable_version_is_zero(version: bytes) -> None:
+    found = parse(NAME, {b"v": version, b"id": ID.encode()}, ["10.0.0.2"], 1)
+    assert found is not None
+    assert found.version == 0
+
+
+def _candidate(number: int) -> Candidate:
+    return Candidate(f"{number:064x}", (("10.0.0.2", 1),), 1)
+
+
+def test_a_flood_leaves_the_trusted_and_the_newest() -> None:
+    trusted = {_candidate(3).id, _candidate(20_000).id}
+    table = CandidateTable(trusted.__contains__)
+    for number in [*range(10_000), 20_000]:
+        assert table.put(_candidate(number))
+    assert len(table) == CANDIDATES_LIMIT
+    assert trusted <= {candidate.id for candidate in table.values()}
+    assert table.get(_candidate(9_999).id) is not None
+    assert table.get(_candidate(5).id) is None
+
+
+def test_a_table_full_of_trusted_devices_takes_no_strangers() -> None:
+    table = CandidateTable(lambda device: int(device, 16) < CANDIDATES_LIMIT)
+    assert all(table.put(_candidate(number)) for number in range(CANDIDATES_LIMIT))
+    assert not table.put(_candidate(CANDIDATES_LIMIT))
+    assert table.put(_candidate(5))
+
+
+@pytest.mark.parametrize("version", ["0.149.16", "0.39.0", "0.149"])
+def test_a_zeroconf_with_holes_is_refused(version: str) -> None:
+    with pytest.raises(UserError, match="pip install"):
+        check_zeroconf_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.149.17", "0.154.0", "1.0", "0.150.0rc1"])
+def test_a_sound_zeroconf_is_taken(version: str) -> None:
+    check_zeroconf_version(version)
+
+
+LO = Address("lo", "127.0.0.1")
+ETH = Address("eth0", "192.168.1.5")
+DOCKER = Address("docker0", "172.17.0.1")
+
+
+def test_real_interfaces_come_before_virtual_ones_and_loopback() -> None:
+    assert choose([], [LO, ETH, DOCKER]) == [ETH.ip]
+    assert choose([], [LO, DOCKER]) == [DOCKER.ip]
+    assert choose([], [LO]) == [LO.ip]
+
+
+def test_interfaces_are_chosen_by_name_or_ip() -> None:
+    assert choose(["lo", ETH.ip], [LO, ETH, DOCKER]) == [LO.ip, ETH.ip]
+    with pytest.raises(OptionError, match="eth0"):
+        choose(["wlan9"], [LO, ETH])

@@ -1,0 +1,197 @@
+"""Hellos, names and which of two links is kept: pure rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.mesh.addresses import HINTS_LIMIT, PROVEN_LIMIT, AddressBook
+from p2ptrain.mesh.backoff import MOST_SECONDS, Backoff
+from p2ptrain.mesh.config import DEFAULT_PORT, parse_peer
+from p2ptrain.mesh.hello import (
+    Hello,
+    Refusal,
+    from_message,
+    is_younger,
+    refusal_of,
+    refused,
+    to_message,
+)
+from p2ptrain.mesh.link_rules import Action, Situation, between_instances, judge_incoming
+from p2ptrain.mesh.names import free_name, must_rename
+from p2ptrain.mesh.text import checked_name, peer_name, printable
+from p2ptrain.net.message import Message
+
+HELLO = Hello("anna", "0011223344556677", 5.0, 47300, ("10.0.0.2",), "aa", "bb", {"threads": 4})
+SMALL, GREAT = "1" * 64, "2" * 64
+
+
+def test_a_hello_survives_the_wire() -> None:
+    assert from_message(to_message(HELLO)) == HELLO
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", 5),
+        ("name", "x" * 300),
+        ("instance", None),
+        ("instance", "x" * 17),
+        ("uptime_seconds", float("nan")),
+        ("uptime_seconds", -1.0),
+        ("uptime_seconds", 1),
+        ("port", 0),
+        ("port", 65536),
+        ("port", True),
+        ("addresses", "10.0.0.2"),
+        ("addresses", ["x"] * 9),
+        ("addresses", [5]),
+        ("info", []),
+        ("info", {"a": []}),
+        ("info", {"a": "x" * 2000}),
+        ("version", 0),
+        ("version", "1"),
+    ],
+)
+def test_a_malformed_hello_is_refused(key: str, value: Any) -> None:
+    fields = {**to_message(HELLO).fields, key: value}
+    with pytest.raises(ProtocolError):
+        from_message(Message("mesh.hello", fields))
+
+
+def test_of_another_version_only_the_number_is_read() -> None:
+    theirs = from_message(Message("mesh.hello", {"version": 9, "software": "9.9", "name": [1]}))
+    assert (theirs.version, theirs.software) == (9, "9.9")
+
+
+def test_names_from_peers_are_harmless() -> None:
+    evil = "\x1b[2J../../etc\x00\u202egpj.exe"
+    shown = from_message(to_message(replace(HELLO, name=evil))).name
+    assert shown == "_[2J.._.._etc__gpj.exe"
+    assert peer_name(" . ") == "unnamed"
+    assert printable("a\nb", 10) == "a?b"
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a/b", "x" * 49, "a\tb", "."])
+def test_bad_names_of_ones_own_are_said(name: str) -> None:
+    with pytest.raises(OptionError):
+        checked_name(name)
+
+
+def test_refusals_survive_the_wire() -> None:
+    reason, version, _software = refusal_of(refused(Refusal.COPIED))
+    assert (reason, version) == (Refusal.COPIED, 1)
+    with pytest.raises(ProtocolError):
+        refusal_of(Message("mesh.refused", {"reason": "no", "version": 1, "software": ""}))
+
+
+def _here(**changes: Any) -> Situation:
+    return replace(Situation(SMALL, replace(HELLO, instance="own"), None, False), **changes)
+
+
+def test_a_first_link_is_taken_and_another_version_is_not() -> None:
+    assert judge_incoming(GREAT, HELLO, _here()).action is Action.ACCEPT
+    decision = judge_incoming(GREAT, replace(HELLO, version=2), _here())
+    assert decision.refusal is Refusal.VERSION
+
+
+def test_of_crossed_dials_the_smaller_ids_wins() -> None:
+    assert judge_incoming(GREAT, HELLO, _here(dialling=True)).refusal is Refusal.CROSSED
+    there = replace(_here(dialling=True), own_id=GREAT)
+    assert judge_incoming(SMALL, HELLO, there).action is Action.ACCEPT
+
+
+def test_a_device_that_lost_its_link_gets_another() -> None:
+    current = replace(HELLO, token="last")
+    again = judge_incoming(GREAT, replace(HELLO, last_token="last"), _here(current=current))
+    assert again.action is Action.ACCEPT
+    crossed = judge_incoming(GREAT, replace(HELLO, last_token=""), _here(current=current))
+    assert crossed.refusal is Refusal.CROSSED
+
+
+def test_another_process_of_a_device_is_looked_into() -> None:
+    new = replace(HELLO, instance="new")
+    assert judge_incoming(GREAT, new, _here(current=HELLO)).action is Action.ASK_OLD
+    younger = between_instances(GREAT, HELLO, replace(new, uptime_seconds=1.0))
+    assert younger.refusal is Refusal.COPIED
+    older = between_instances(GREAT, HELLO, replace(new, uptime_seconds=9.0))
+    assert older.action is Action.ACCEPT
+
+
+def test_a_copy_of_ourselves_is_found_out() -> None:
+    same = judge_incoming(SMALL, replace(HELLO, instance="own"), _here())
+    assert same.refusal is Refusal.OWN
+    younger = replace(HELLO, instance="copy", uptime_seconds=1.0)
+    assert judge_incoming(SMALL, younger, _here()).refusal is Refusal.COPIED
+    older = replace(HELLO, instance="copy", uptime_seconds=9.0)
+    assert judge_incoming(SMALL, older, _here()).action is Action.STOP_SELF
+
+
+@given(one=st.floats(0, 1e6), other=st.floats(0, 1e6))
+def test_exactly_one_of_two_gives_way(one: float, other: float) -> None:
+    mine, theirs = replace(HELLO, uptime_seconds=one), replace(HELLO, uptime_seconds=other)
+    assert is_younger(mine, SMALL, theirs, GREAT) != is_younger(theirs, GREAT, mine, SMALL)
+    assert must_rename(mine, SMALL, theirs, GREAT) != must_rename(theirs, GREAT, mine, SMALL)
+
+
+def test_names_get_the_smallest_free_number() -> None:
+    assert free_name("pi", set()) == "pi"
+    assert free_name("pi", {"pi"}) == "pi-2"
+    assert free_name("pi", {"pi", "pi-2", "pi-4"}) == "pi-3"
+
+
+def test_hints_never_push_out_what_was_proven() -> None:
+    book = AddressBook()
+    book.prove([("10.0.0.2", 1)])
+    for number in range(100):
+        book.add_hints([(f"10.1.0.{number}", 1)])
+    assert ("10.0.0.2", 1) in book.all()
+    assert book.all()[0] == ("10.1.0.99", 1)
+    assert len(book.all()) == HINTS_LIMIT + 1
+    for number in range(100):
+        book.prove([(f"10.2.0.{number}", 1)])
+    assert len(book.proven) == PROVEN_LIMIT
+
+
+@pytest.mark.parametrize("address", [("nas", 1), ("224.0.0.1", 1), ("0.0.0.0", 1), ("10.0.0.1", 0)])
+def test_unusable_addresses_are_dropped(address: tuple[str, int]) -> None:
+    book = AddressBook()
+    book.add_hints([address])
+    assert not book.prove([address])
+    assert book.all() == []
+
+
+def test_pauses_grow_to_a_limit_and_start_again() -> None:
+    backoff = Backoff(Random(1))
+    pauses = [backoff.next_seconds() for _ in range(40)]
+    assert 0.1 <= pauses[0] <= 0.2
+    assert all(pause <= MOST_SECONDS for pause in pauses)
+    assert pauses[-1] >= MOST_SECONDS / 2
+    backoff.reset()
+    assert backoff.next_seconds() <= 0.2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nas", ("nas", DEFAULT_PORT)),
+        ("192.168.1.20:5000", ("192.168.1.20", 5000)),
+        ("fe80::1", ("fe80::1", DEFAULT_PORT)),
+        ("[fe80::1]:5000", ("fe80::1", 5000)),
+        ("[fe80::1]", ("fe80::1", DEFAULT_PORT)),
+    ],
+)
+def test_peers_are_read_as_people_write_them(text: str, expected: tuple[str, int]) -> None:
+    assert parse_peer(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", ":5000", "nas:0", "nas:70000", "nas:x", "[::1]:x"])
+def test_unreadable_peers_are_said(text: str) -> None:
+    with pytest.raises(OptionError, match="--peer"):
+        parse_peer(text)

@@ -1,0 +1,196 @@
+"""Trust records: who may say what, and that all orders of arrival end in the same book."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.errors import PairingError, ProtocolError, UserError
+from p2ptrain.mesh import trust
+from p2ptrain.mesh.identity import Identity, load_or_create
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.trust import (
+    COUNTER_JUMP_LIMIT,
+    TrustedDevice,
+    TrustRecord,
+    after_pairing,
+    after_removal,
+    decode_record,
+    encode_record,
+    judge,
+    sign_record,
+)
+from p2ptrain.mesh.trust_store import TRUST_FILE, TrustStore
+from p2ptrain.net import cbor
+
+Devices = dict[str, Identity]
+
+
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory: pytest.TempPathFactory) -> Devices:
+    root: Path = tmp_path_factory.mktemp("devices")
+    return {name: load_or_create(StateFolder(root / name)) for name in ("me", "anna", "bert")}
+
+
+def entry(
+    device: Identity, by: Identity, counter: int = 1, *, revoked: bool = False
+) -> TrustedDevice:
+    return TrustedDevice(device.id, device.certificate_der, "name", counter, revoked, by.id)
+
+
+def book_of(*entries: TrustedDevice) -> dict[str, TrustedDevice]:
+    return {known.id: known for known in entries}
+
+
+def test_a_trusted_device_introduces_another(devices: Devices) -> None:
+    me, anna, bert = devices.values()
+    record = sign_record(entry(bert, me), anna)
+    verdict = judge(record, book_of(entry(anna, me)), me.id)
+    assert verdict.entry == entry(bert, anna)
+    assert verdict.reason == "introduced"
+
+
+def test_strangers_and_removed_devices_introduce_nobody(devices: Devices) -> None:
+    me, anna, bert = devices.values()
+    record = sign_record(entry(bert, me), anna)
+    assert judge(record, {}, me.id).reason == "its signer is not trusted"
+    removed = book_of(entry(anna, me, 2, revoked=True))
+    assert judge(record, removed, me.id).reason == "its signer is not trusted"
+
+
+def test_a_changed_or_borrowed_signature_does_not_count(devices: Devices) -> None:
+    me, anna, bert = devices.values()
+    book = book_of(entry(anna, me))
+    record = sign_record(entry(bert, me), anna)
+    changed = replace(record, device=replace(record.device, counter=7))
+    borrowed = TrustRecord(record.device, bert.sign(b"something"))
+    for false in (changed, borrowed):
+        assert judge(false, book, me.id).reason == "its signature is wrong"
+
+
+def test_nobody_decides_about_this_device(devices: Devices) -> None:
+    me, anna, _ = devices.values()
+    record = sign_record(entry(me, anna, 9, revoked=True), anna)
+    assert judge(record, book_of(entry(anna, me)), me.id).entry is None
+
+
+def test_an_old_introduction_does_not_bring_a_removed_device_back(devices: Devices) -> None:
+    me, anna, bert = devices.values()
+    old = sign_record(entry(bert, anna), anna)
+    book = book_of(entry(anna, me), after_removal(entry(bert, me), me.id))
+    assert judge(old, book, me.id).reason == "nothing new"
+
+
+def test_pairing_again_raises_the_counter(devices: Devices) -> None:
+    me, _, bert = devices.values()
+    removed = after_removal(entry(bert, me), me.id)
+    again = after_pairing(book_of(removed), bert.certificate_der, "bert", me.id).entry
+    assert again is not None
+    assert (again.counter, again.revoked) == (removed.counter + 1, False)
+    harmless = after_pairing(book_of(again), bert.certificate_der, "bert", me.id).entry
+    assert harmless == again
+
+
+def test_a_counter_cannot_jump_out_of_reach(devices: Devices) -> None:
+    me, anna, bert = devices.values()
+    book = book_of(entry(anna, me), entry(bert, me))
+    far = sign_record(entry(bert, anna, COUNTER_JUMP_LIMIT + 2, revoked=True), anna)
+    near = sign_record(entry(bert, anna, COUNTER_JUMP_LIMIT + 1, revoked=True), anna)
+    assert judge(far, book, me.id).reason == "its counter jumps"
+    assert judge(near, book, me.id).entry is not None
+
+
+def test_the_book_is_bounded(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    me, anna, bert = devices.values()
+    monkeypatch.setattr(trust, "DEVICES_LIMIT", 1)
+    record = sign_record(entry(bert, me), anna)
+    assert "1 devices" in judge(record, book_of(entry(anna, me)), me.id).reason
+    verdict = after_pairing(book_of(entry(anna, me)), bert.certificate_der, "bert", me.id)
+    assert verdict.entry is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(said=st.lists(st.tuples(st.integers(1, 5), st.booleans()), max_size=6), data=st.data())
+def test_every_order_of_arrival_ends_in_the_same_book(
+    devices: Devices, said: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    me, anna, bert = devices.values()
+    records = [sign_record(entry(bert, me, n, revoked=revoked), anna) for n, revoked in said]
+    ends = []
+    for order in (records, data.draw(st.permutations(records))):
+        book = book_of(entry(anna, me))
+        for record in order:
+            verdict = judge(record, book, me.id)
+            if verdict.entry is not None:
+                book[verdict.entry.id] = verdict.entry
+        ends.append(book)
+    assert ends[0] == ends[1]
+    if said:
+        last = ends[0][bert.id]
+        assert (last.counter, last.revoked) == max(said)
+
+
+def test_records_survive_the_wire(devices: Devices) -> None:
+    me, anna, bert = devices.values()
+    record = sign_record(entry(bert, me), anna)
+    assert decode_record(encode_record(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [
+        (0, "0" * 64),
+        (0, 5),
+        (1, b"other certificate"),
+        (2, "../../etc/passwd"),
+        (2, "\x1b[31m"),
+        (3, 0),
+        (3, -1),
+        (3, 2**63),
+        (4, 1),
+        (5, "not an id"),
+        (6, "text"),
+    ],
+)
+def test_malformed_records_are_refused(devices: Devices, position: int, value: object) -> None:
+    me, anna, bert = devices.values()
+    items = cbor.loads(encode_record(sign_record(entry(bert, me), anna)), 4096)
+    items[position] = value
+    with pytest.raises(ProtocolError):
+        decode_record(cbor.dumps(items))
+
+
+def test_the_store_keeps_what_it_was_told(devices: Devices, tmp_path: Path) -> None:
+    me, anna, bert = devices.values()
+    folder = StateFolder(tmp_path / "state")
+    store = TrustStore(folder, me)
+    store.add_paired(anna.certificate_der, "anna")
+    assert store.take(sign_record(entry(bert, anna), anna)).entry is not None
+    store.rename(bert.id, "bertram")
+    store.revoke(anna.id)
+    again = TrustStore(folder, me)
+    assert again.book == store.book
+    assert list(again.trusted) == [bert.id]
+    assert again.book[bert.id].name == "bertram"
+    assert not again.is_trusted(anna.id)
+
+
+def test_a_full_store_says_so(
+    devices: Devices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, anna, _ = devices.values()
+    monkeypatch.setattr(trust, "DEVICES_LIMIT", 0)
+    with pytest.raises(PairingError, match="remove devices first"):
+        TrustStore(StateFolder(tmp_path / "state"), me).add_paired(anna.certificate_der, "anna")
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"format": "other"}', '{"format": 1'])
+def test_a_broken_store_says_what_to_do(devices: Devices, tmp_path: Path, content: str) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.write(TRUST_FILE, content.encode())
+    with pytest.raises(UserError, match=r"trusted\.json is broken"):
+        TrustStore(folder, devices["me"])
