@@ -22,24 +22,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain._version import __version__
-from p2ptrain.errors import InternalError, OptionError, PeerError
+from p2ptrain.errors import InternalError, OptionError
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.default_folder import default_state_dir
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.mesh import NetworkMesh
-from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Failed
 from p2ptrain.observe.stream import EventStream
-from p2ptrain.training.parts import limited
 from p2ptrain.training.progress import ProgressBoard, ProgressReporter
-from p2ptrain.training.protocol import (
-    BLOB_LIMIT_BYTES,
-    MEASURE_LINKS,
-    MEASURE_PROFILE,
-    PLAN_REQUEST,
-    PREPARE,
-    SURVEY_LINKS,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -48,15 +38,6 @@ if TYPE_CHECKING:
     from p2ptrain.training.job import Job
     from p2ptrain.training.member import TrainingMember
     from p2ptrain.training.options import TrainOptions
-
-EARLY_KINDS = {
-    PLAN_REQUEST: limited(BLOB_LIMIT_BYTES),
-    SURVEY_LINKS: None,
-    MEASURE_PROFILE: None,
-    MEASURE_LINKS: None,
-    PREPARE: limited(BLOB_LIMIT_BYTES),
-}
-"""What may be asked of a device while it still imports torch: the answer waits."""
 
 
 class Node:
@@ -108,18 +89,19 @@ class Node:
         )
         self._mesh = NetworkMesh(self._config, self._emit)
         self._member: TrainingMember | None = None
-        self._member_ready = asyncio.Event()
-        self._loading: asyncio.Task[None] | None = None
         self._board: ProgressBoard | None = None
         self._run: Run | None = None
 
     async def __aenter__(self) -> Self:
-        """Join: listen, be advertised, then load torch in the background."""
+        """Load torch, then join: listen and be advertised.
+
+        In this order, because loading torch's libraries stops every thread of this process, on a
+        small device for seconds, and a member that is silent for seconds is taken for dead.
+        """
+        await asyncio.to_thread(_import_training)
         await self._mesh.__aenter__()
         self._board = ProgressBoard(self._mesh)
-        for kind, parts in EARLY_KINDS.items():
-            self._mesh.route(kind, self._answer_early, parts)
-        self._loading = asyncio.create_task(self._load(), name="load torch")
+        self._member = self._make_member()
         return self
 
     async def __aexit__(
@@ -138,10 +120,6 @@ class Node:
         """Leave the household gracefully; harmless when it has been left."""
         if self._run is not None:
             await self._run.cancel()
-        if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.wait([self._loading])
-            self._loading = None
         if self._member is not None:
             member, self._member = self._member, None
             await member.close()
@@ -164,8 +142,9 @@ class Node:
         options = options or TrainOptions()
         if self._run is not None and not self._run.done:
             raise OptionError("this node already trains a job: wait for its result or cancel it")
-        member = await self._loaded_member()
-        self._run = _start(self._mesh, member, job, options, self._emit)
+        if self._member is None:
+            raise OptionError("this node is not in the household: use it as an async context")
+        self._run = _start(self._mesh, self._member, job, options, self._emit)
         return self._run
 
     def status(self) -> dict[str, Any]:
@@ -203,15 +182,6 @@ class Node:
         if self._on_event is not None:
             self._on_event(event)
 
-    # -- loading torch ---------------------------------------------------------------------------
-
-    async def _load(self) -> None:
-        try:
-            await asyncio.to_thread(_import_training)
-            self._member = self._make_member()
-        finally:
-            self._member_ready.set()
-
     def _make_member(self) -> TrainingMember:
         from p2ptrain.training.member import TrainingMember
         from p2ptrain.training.profiling import ProfileCache
@@ -225,18 +195,6 @@ class Node:
         for kind, route in member.routes.items():
             self._mesh.route(kind, route.handler, route.parts)
         return member
-
-    async def _loaded_member(self) -> TrainingMember:
-        await self._member_ready.wait()
-        if self._member is None:
-            if self._loading is not None:
-                await self._loading  # raises why
-            raise PeerError("this device is leaving the household")
-        return self._member
-
-    async def _answer_early(self, peer: str, message: Message) -> Message | None:
-        member = await self._loaded_member()
-        return await member.routes[message.kind].handler(peer, message)
 
 
 class Run:
@@ -393,7 +351,12 @@ def _ignore(_event: Event) -> None:
 
 
 def _import_training() -> None:
-    """Import torch and the rooms that need it; seconds on a small device."""
+    """Import torch and the rooms that need it; seconds on a small device.
+
+    torch.optim imports torch._dynamo when the first optimizer is made: rather now than in a job.
+    """
+    import torch._dynamo
+
     import p2ptrain.training.holder
     import p2ptrain.training.member  # noqa: F401
 

@@ -139,7 +139,7 @@ class HolderRun:
             seed=job.seed,
             clip=job.clip_grad_norm is not None,
             first_step=prepared.first_step,
-            epoch=1,
+            epoch=0,
             alone=self._options.local,
         )
 

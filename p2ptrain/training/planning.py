@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -75,6 +76,7 @@ async def request_plan(mesh: Mesh, request: PlanningRequest) -> PlanningAnswer:
     """
     while True:
         coordinator = await _office(mesh)
+        request = replace(request, epoch=request.epoch + 1)  # devices may know the last one
         try:
             reply = await mesh.call(
                 coordinator,

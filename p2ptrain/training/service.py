@@ -161,8 +161,9 @@ class TrainingService:
         self.engagement = engagement
         self._newest = {assignment.key.job: assignment.key.epoch}
         try:
-            spec = optimizer_from_fields(assignment.optimizer)
-            check = state_check(description, spec)
+            read = partial(optimizer_from_fields, assignment.optimizer)
+            spec = await self.compute.run((0,), read)
+            check = await self.compute.run((0,), partial(state_check, description, spec))
             await engagement.prepare(partial(self._fetch, assignment, check), spec)
         except BaseException:
             await self._abandon(engagement)
