@@ -367,7 +367,7 @@ class Connections:
         """
         peer = self._peers.get(peer_id)
         last = peer.last_token if peer is not None else ""
-        own = replace(self._around.own_hello(), token=new_token(), last_token=last)
+        own = self._own_hello(new_token(), last)
         made: list[PeerLink] = []
 
         def make_link(expected_id: str) -> Link:
@@ -376,19 +376,24 @@ class Connections:
 
         try:
             await self._around.dial(addresses, peer_id, make_link)
-            await self._greet(made[-1], own, peer)
+            # Anew, since connecting takes time: the two uptimes decide which device is younger.
+            made[-1].own = made[-1].said = self._own_hello(own.token, own.last_token)
+            await self._greet(made[-1], peer)
         finally:
             for link in made:
                 if link.theirs is None:
                     link.link.abort("no link came of the dial")
                     self._all_links.discard(link)
 
-    async def _greet(self, link: PeerLink, own: Hello, peer: _Peer | None) -> None:
+    def _own_hello(self, token: str, last_token: str) -> Hello:
+        return replace(self._around.own_hello(), token=token, last_token=last_token)
+
+    async def _greet(self, link: PeerLink, peer: _Peer | None) -> None:
         if peer is not None:
             peer.dialling = True
         try:
             async with asyncio.timeout(self._times.hello_seconds):
-                await link.link.send(to_message(own))
+                await link.link.send(to_message(link.own or self._around.own_hello()))
                 refusal = await link.settled
         except NotPaired:
             self._around.on_not_paired(link.peer_id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -67,7 +67,7 @@ def is_signed(certificate_der: bytes, data: bytes, signature: bytes) -> bool:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             return False
         key.verify(signature, data, _SIGNATURE)
-    except (ValueError, InvalidSignature, x509.UnsupportedGeneralNameType):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
 

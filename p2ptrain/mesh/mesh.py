@@ -10,9 +10,7 @@ This file only wires; what is decided is decided in the parts.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -25,6 +23,7 @@ from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
 from p2ptrain.mesh.connections import Connections, Surroundings, copied_identity
 from p2ptrain.mesh.device_file import DeviceFile
+from p2ptrain.mesh.device_list import Device, find_device
 from p2ptrain.mesh.discovered import Candidate, CandidateTable
 from p2ptrain.mesh.discovery import Discovery, MdnsDiscovery, NoDiscovery
 from p2ptrain.mesh.events import MemberRecord
@@ -32,21 +31,20 @@ from p2ptrain.mesh.hello import REFUSED_KIND, Hello, new_token
 from p2ptrain.mesh.identity import load_or_create
 from p2ptrain.mesh.interface import (
     Coordinator,
-    CoordinatorChanged,
     Handler,
     LinkLost,
     LinkSpeed,
     LinkStatistics,
     Member,
     MemberChanged,
-    MemberState,
     MeshEvent,
 )
 from p2ptrain.mesh.interfaces import choose, machine_addresses
-from p2ptrain.mesh.names import free_name, must_rename
+from p2ptrain.mesh.name_keeper import NameKeeper
 from p2ptrain.mesh.pairing import PairedDevice
 from p2ptrain.mesh.pairing_dialer import PairingDialer
 from p2ptrain.mesh.pairing_service import PairingHooks, PairingService
+from p2ptrain.mesh.resolve import resolve
 from p2ptrain.mesh.roster import (
     ELECTION_KIND,
     MEMBERSHIP_KIND,
@@ -57,34 +55,19 @@ from p2ptrain.mesh.roster import (
 from p2ptrain.mesh.router import Router
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.tasks import TaskScope
+from p2ptrain.mesh.tls_contexts import TlsContexts
 from p2ptrain.mesh.trust import TrustedDevice
 from p2ptrain.mesh.trust_exchange import TRUST_KIND, TrustExchange, TrustHooks
 from p2ptrain.mesh.trust_store import TrustStore
+from p2ptrain.mesh.watchers import Watchers
 from p2ptrain.mesh.window import new_code, normalised_code
 from p2ptrain.net.endpoint import Door, Listener, dial
 from p2ptrain.net.link import Link
 from p2ptrain.net.message import Message, PartsAllocator, Priority
 from p2ptrain.net.pairing_channel import PairingChannel
-from p2ptrain.net.tls import Credentials, client_context, server_context
-from p2ptrain.observe.events import CoordinatorEvent, Event, MemberEvent, Ready, Renamed
+from p2ptrain.observe.events import Event, Ready
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A trusted device, for people.
-
-    Attributes:
-        id, name: as known here.
-        introduced_by: name of the device that vouched for it; this device's where they paired.
-        connected: whether there is a link now.
-    """
-
-    id: str
-    name: str
-    introduced_by: str
-    connected: bool
 
 
 class NetworkMesh:
@@ -120,12 +103,10 @@ class NetworkMesh:
         self._identity = load_or_create(folder)
         self._trust = TrustStore(folder, self._identity)
         self._file = DeviceFile(folder, config.name, f"device-{self._identity.id[:4]}")
-        self._credentials = Credentials(self._identity.pem_file, self._identity.pem_file)
-        self._contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
+        self._contexts = TlsContexts(self._identity, self._trust)
         self._instance = new_token()
         self._info = dict(config.info)
-        self._callbacks: list[Callable[[MeshEvent], None]] = []
-        self._shown: dict[str, tuple[str, MemberState]] = {}
+        self._watchers = Watchers(self.self_id, emit)
         self._candidates = CandidateTable(self._trust.is_trusted)
         self._given: list[Address] = []  # from --peer
         self._not_paired: set[str] = set()  # trusted here, but they refused us as strangers
@@ -178,7 +159,7 @@ class NetworkMesh:
         for device_id, addresses in self._file.addresses().items():
             if self._trust.is_trusted(device_id):
                 self._connections.keep(device_id, addresses)
-        self._given = [at for peer in self._given_peers for at in await _resolve(peer)]
+        self._given = [at for peer in self._given_peers for at in await resolve(peer)]
         await self._discovery.start(self.self_id, self.port, self._on_found)
         self._emit(Ready(self.name, self.self_id, self._ips[0], self.port))
         self._roster.start()
@@ -207,6 +188,9 @@ class NetworkMesh:
         )
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
         self._roster = Roster(me, settings, self._household_ids(), hooks)
+        self._names = NameKeeper(
+            self._file, self._trust, self._connections, self._roster, self._emit
+        )
         self._exchange = TrustExchange(
             self._trust,
             TrustHooks(
@@ -224,6 +208,7 @@ class NetworkMesh:
                 now=loop.time,
                 store=self._on_paired,
                 is_paired=self._is_paired,
+                is_removed=self._trust.is_removed,
                 emit=self._emit,
             ),
         )
@@ -232,7 +217,7 @@ class NetworkMesh:
             self._pairing, self._candidates.values, self._is_paired, self._emit
         )
         door = Door(
-            context=lambda: self._tls()[0],
+            context=self._contexts.server,
             make_link=self._connections.incoming,
             on_link=lambda _link: None,
             on_unpaired=self._on_unpaired,
@@ -299,8 +284,7 @@ class NetworkMesh:
         return self._roster.coordinator
 
     def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+        return self._watchers.subscribe(callback)
 
     def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:
         self.router.route(kind, handler, parts)
@@ -347,9 +331,12 @@ class NetworkMesh:
     # What people ask a device
 
     def invite(self) -> str:
-        """Open the pairing window again; the code, with the device that dials to type it."""
+        """Open the pairing window again; the code to type on the new device.
+
+        It is the last one, unless a device was removed since: that one knows it.
+        """
         window = self._pairing.window
-        self._pairing.open(window.code if window is not None else new_code())
+        self._pairing.open(window.code if window is not None else new_code(), invited=True)
         assert self._pairing.window is not None
         return self._pairing.window.code
 
@@ -363,16 +350,11 @@ class NetworkMesh:
         Raises:
             UserError: there is no such device, or several.
         """
-        found = [d for d in self.devices() if d.name == name] or [
-            d for d in self.devices() if len(name) >= 8 and d.id.startswith(name)
-        ]
-        if len(found) != 1:
-            known = ", ".join(f"{d.name} ({d.id[:8]})" for d in self.devices()) or "none"
-            raise UserError(f"{len(found)} trusted devices are called {name!r}; trusted: {known}")
-        entry = self._trust.revoke(found[0].id)
+        device = find_device(name, self.devices())
+        entry = self._trust.revoke(device.id)
         self._on_trust_changed(entry, ())
         self._exchange.spread(entry.id)
-        return found[0]
+        return device
 
     def describe(self, info: Mapping[str, int | float | str]) -> None:
         """Tell the others something else of this device (`Member.info`)."""
@@ -403,11 +385,10 @@ class NetworkMesh:
 
     def _on_up(self, peer_id: str, hello: Hello) -> None:
         self._not_paired.discard(peer_id)
-        self._trust.rename(peer_id, hello.name)
         self._remember_addresses()
         self._roster.link_up(peer_id)
         self._exchange.link_up(peer_id)
-        self._give_way(peer_id)
+        self._names.heard(peer_id, self.self_id, hello.name)
 
     def _on_lost(self, peer_id: str, refused: bool) -> None:
         self._roster.link_lost(peer_id, refused)
@@ -432,8 +413,9 @@ class NetworkMesh:
         self._exchange.spread(entry.id)
 
     def _on_trust_changed(self, entry: TrustedDevice, addresses: Sequence[Address]) -> None:
-        self._contexts = None
+        self._contexts.trust_changed()
         if entry.revoked:
+            self._pairing.close()
             self._connections.drop(entry.id, "the device was removed")
         else:
             candidate = self._candidates.get(entry.id)
@@ -451,47 +433,9 @@ class NetworkMesh:
         self._connections.resume(peer_id)
 
     def _tell(self, event: MeshEvent) -> None:
-        match event:
-            case MemberChanged(member) if member.id != self.self_id:
-                self._show_member(member)
-                self._trust.rename(member.id, member.name)
-                self._give_way(member.id)
-            case CoordinatorChanged(Coordinator(name=name, term=term)):
-                self._emit(CoordinatorEvent(name, term))
-        for callback in tuple(self._callbacks):
-            callback(event)
-
-    def _show_member(self, member: Member) -> None:
-        shown = (member.name, member.state)
-        if self._shown.get(member.id) != shown:
-            self._shown[member.id] = shown
-            self._emit(MemberEvent(member.name, member.state.value))
-
-    # Names
-
-    def _give_way(self, peer_id: str) -> None:
-        """Take another name where the device had ours first."""
-        link = self._connections.link(peer_id)
-        member = self._roster.members.get(peer_id)
-        if link is None or link.theirs is None or link.said is None:
-            return
-        their_name = member.name if member is not None else link.theirs.name
-        theirs = Hello(their_name, link.theirs.instance, link.theirs.uptime_seconds, 1)
-        own = Hello(self.name, self._instance, link.said.uptime_seconds, 1)
-        if must_rename(own, self.self_id, theirs, peer_id):
-            self._rename(free_name(self._file.asked_name, self._taken_names()))
-
-    def _taken_names(self) -> set[str]:
-        members = {m.name for m in self._roster.members.values() if m.id != self.self_id}
-        hellos = [self._connections.hello_of(peer) for peer in self._connections.connected()]
-        trusted = {entry.name for entry in self._trust.trusted.values()}
-        return members | trusted | {hello.name for hello in hellos if hello is not None}
-
-    def _rename(self, name: str) -> None:
-        previous = self.name
-        self._file.rename(name)
-        self._roster.describe(name=name)
-        self._emit(Renamed(name, previous))
+        self._watchers.tell(event)
+        if isinstance(event, MemberChanged) and event.member.id != self.self_id:
+            self._names.heard(event.member.id, self.self_id, event.member.name)
 
     # Small things
 
@@ -516,22 +460,10 @@ class NetworkMesh:
             info=self._info,
         )
 
-    def _tls(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """Contexts for accepting and dialling; made anew whenever trust changes."""
-        if self._contexts is None:
-            # Our own certificate too: that is how a copy of this state folder is found out.
-            pinned = [self._identity.certificate_der]
-            pinned += [entry.certificate_der for entry in self._trust.trusted.values()]
-            self._contexts = (
-                server_context(self._credentials, pinned),
-                client_context(self._credentials, pinned),
-            )
-        return self._contexts
-
     async def _dial(
         self, addresses: Sequence[Address], peer_id: str, make_link: Callable[[str], Link]
     ) -> Link:
-        return await dial(addresses, self._tls()[1], peer_id, make_link)
+        return await dial(addresses, self._contexts.client(), peer_id, make_link)
 
     async def _ping(self, peer_id: str) -> None:
         await self.call(peer_id, Message(probe.PING_KIND), timeout_seconds=probe.TIMEOUT_SECONDS)
@@ -564,18 +496,3 @@ class NetworkMesh:
 
 async def _raise(error: UserError) -> None:
     raise error
-
-
-async def _resolve(peer: Address) -> list[Address]:
-    """The IPs of a host name; IPv4 first.
-
-    Raises:
-        OptionError: it is unknown.
-    """
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(*peer, type=1)
-    except OSError as error:
-        raise OptionError(f"--peer {peer[0]}: no such host ({error.strerror})") from error
-    hosts = dict.fromkeys(str(entry[4][0]) for entry in found)
-    return [(host, peer[1]) for host in sorted(hosts, key=lambda host: ":" in host)]

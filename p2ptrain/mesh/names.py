@@ -8,7 +8,11 @@ from p2ptrain.mesh.hello import Hello, is_younger
 
 
 def must_rename(own: Hello, own_id: str, theirs: Hello, their_id: str) -> bool:
-    """Whether this device is the one that gives way; the other side comes to the opposite."""
+    """Whether this device is the one that gives way; the other side comes to the opposite.
+
+    Args:
+        own, theirs: the two hellos of one link, with the names that count now.
+    """
     return own.name == theirs.name and is_younger(own, own_id, theirs, their_id)
 
 

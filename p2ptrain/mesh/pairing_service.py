@@ -4,6 +4,10 @@ A device whose person typed a code dials whoever it finds; a device that made up
 listens. Each other device is tried once per opening of the window, unless the network failed or
 that device took no codes at the time. Where two devices dial each other, the attempt of the
 smaller id goes on, so one wrong code is one wrong try on either side.
+
+A removed device knows the code that is current then, so a removal closes the window and the next
+code is a new one; the removed device itself is let in again only after somebody asked for it with
+`invite`, not because a start repeats an old code.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ class PairingHooks:
         now: monotonic seconds.
         store: remembers a device that has proved to know the code. Raises PairingError.
         is_paired: whether that device and this one trust one another already.
+        is_removed: whether that device was removed from the household.
         emit: what people should see.
     """
 
@@ -54,6 +59,7 @@ class PairingHooks:
     now: Callable[[], float]
     store: Callable[[PairedDevice], None]
     is_paired: Callable[[str], bool]
+    is_removed: Callable[[str], bool]
     emit: Callable[[Event], None]
 
 
@@ -72,23 +78,29 @@ class PairingService:
         self._dialling: set[str] = set()  # devices that we are pairing with as client
         self._serving: dict[str, Server] = {}  # the same as server
         self._hellos = 0
+        self._invited = False  # whether a person opened the window by `invite`
 
     @property
     def is_open(self) -> bool:
         """Whether a device may pair now."""
         return self.window is not None and self.window.is_open(self._hooks.now())
 
-    def open(self, code: str) -> None:
-        """Open the window, for the person at this device."""
+    def open(self, code: str, *, invited: bool = False) -> None:
+        """Open the window, for the person at this device; `invited`: for removed devices too."""
         self.window = Window.opened(code, self._hooks.now())
+        self._invited = invited
         self._tried.clear()
         self._hellos = 0
         self._hooks.emit(Pairing(code))
 
+    def close(self) -> None:
+        """A device was removed: forget the code, which it knows."""
+        self.window = None
+
     def may_try(self, device: str) -> bool:
         """Whether dialling that device to pair makes sense now."""
         busy = device in self._dialling or device in self._serving
-        return self.is_open and not busy and device not in self._tried
+        return self.is_open and not busy and device not in self._tried and self._may_come(device)
 
     async def serve(self, channel: PairingChannel) -> None:
         """See a device through that has dialled us to pair. Never raises a PeerError."""
@@ -162,6 +174,8 @@ class PairingService:
             raise Busy("an attempt of that device is under way")
         if client_id in self._dialling and self._identity.id < client_id:
             raise Busy("our own attempt to pair with that device goes on")
+        if not self._may_come(client_id):
+            raise WindowClosed("that device was removed: run `p2ptrain invite` to let it in again")
         self._serving[client_id] = server
 
     async def _dial(self, channel: PairingChannel, certificate: bytes) -> PairedDevice:
@@ -181,6 +195,9 @@ class PairingService:
         device = client.finished(await channel.receive())
         self._hooks.store(device)
         return device
+
+    def _may_come(self, device: str) -> bool:
+        return self._invited or not self._hooks.is_removed(device)
 
     def _open_window(self) -> Window:
         if self.window is None:

@@ -55,6 +55,11 @@ class TrustStore:
         device = self._book.get(peer_id)
         return device is not None and not device.revoked
 
+    def is_removed(self, peer_id: str) -> bool:
+        """Whether that device was trusted once and then removed."""
+        device = self._book.get(peer_id)
+        return device is not None and device.revoked
+
     def add_paired(self, certificate_der: bytes, name: str) -> TrustedDevice:
         """Remember a device that has proved to know the code.
 

@@ -131,10 +131,11 @@ async def test_a_restart_needs_no_code(home: Household) -> None:
 
 
 async def test_the_later_of_two_names_gets_a_number(home: Household, tmp_path: Path) -> None:
-    anna = await home.start("anna")
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)  # so that some time has passed
     other = await home.start("other", name="anna")
     await other.until(lambda: other.mesh.name == "anna-2")
-    await together(anna, other)
+    await together(anna, bert, other)
     assert other.told(Renamed) == [Renamed("anna-2", "anna")]
     assert not anna.told(Renamed)
     assert (tmp_path / "other" / "device.json").read_text().count("anna-2") == 1
@@ -154,14 +155,23 @@ async def test_a_removed_device_is_cut_off_everywhere(home: Household) -> None:
     await cora.until(lambda: cora.alive() == {"cora"})
 
 
-async def test_a_removed_device_may_pair_again(home: Household) -> None:
-    anna, bert = await home.start("anna"), await home.start("bert")
-    await together(anna, bert)
-    anna.mesh.remove("bert")
-    await anna.until(lambda: anna.alive() == {"anna"})
-    anna.mesh.invite()
-    bert.mesh.invite()
-    await together(anna, bert)
+async def test_a_removed_device_comes_back_only_by_an_invitation(home: Household) -> None:
+    """It still knows the code with which the household was made, and its window is open."""
+    anna = await home.start("anna")
+    async with home.running("bert") as bert:
+        await together(anna, bert)
+        anna.mesh.remove("bert")
+        await bert.until(lambda: bert.alive() == {"bert"})
+    async with home.running("bert") as repeated:
+        await repeated.until(lambda: bool(repeated.told(Pairing)))
+        channel, _ = await dial_unpaired([("127.0.0.1", anna.mesh.port)])
+        await channel.send(b"hello")
+        assert b"closed" in await channel.receive()
+        assert not anna.mesh.devices()
+    code = anna.mesh.invite()
+    assert code != CODE
+    again = await home.start("bert", code=code)
+    await together(anna, again)
 
 
 async def test_removing_an_unknown_device_names_the_known(home: Household) -> None:

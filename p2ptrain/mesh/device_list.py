@@ -1,0 +1,42 @@
+"""The trusted devices as people see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2ptrain.errors import UserError
+
+ID_DIGITS_LEAST = 8
+"""A device may be named by this many leading digits of its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A trusted device, for people.
+
+    Attributes:
+        id, name: as known here.
+        introduced_by: name of the device that vouched for it; this device's where they paired.
+        connected: whether there is a link now.
+    """
+
+    id: str
+    name: str
+    introduced_by: str
+    connected: bool
+
+
+def find_device(name: str, devices: Sequence[Device]) -> Device:
+    """The device called `name`, or whose id begins so.
+
+    Raises:
+        UserError: there is no such device, or several.
+    """
+    found = [device for device in devices if device.name == name]
+    if not found and len(name) >= ID_DIGITS_LEAST:
+        found = [device for device in devices if device.id.startswith(name)]
+    if len(found) != 1:
+        known = ", ".join(f"{d.name} ({d.id[:ID_DIGITS_LEAST]})" for d in devices) or "none"
+        raise UserError(f"{len(found)} trusted devices are called {name!r}; trusted: {known}")
+    return found[0]
