@@ -320,7 +320,7 @@ _junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_si
 _fields = st.sampled_from(["kind", "term", "yes", "poll", "seen", "support", "leader", "x"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(ElectionKind), st.dictionaries(_fields, _junk, min_size=1))
 def test_a_mutated_message_is_refused_or_sane(
     kind: ElectionKind, change: dict[str, object]
