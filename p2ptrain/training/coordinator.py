@@ -41,6 +41,7 @@ from p2ptrain.training.protocol import (
     EpochKey,
 )
 from p2ptrain.training.routes import Route
+from p2ptrain.training.scope import task_scope
 from p2ptrain.training.survey import LinkTable
 
 log = structlog.get_logger(__name__)
@@ -125,7 +126,7 @@ class CoordinatorService:
     async def _measure_links(self, devices: list[str]) -> None:
         async with self._surveying:
             for pairs in self._links.missing(devices, monotonic()):
-                async with asyncio.TaskGroup() as group:
+                async with task_scope() as group:
                     for one, other in pairs:
                         group.create_task(self._measure_link(one, other))
                         group.create_task(self._measure_link(other, one))

@@ -19,6 +19,7 @@ from p2ptrain.training.epoch_links import EpochLinks, Shell
 from p2ptrain.training.inlet import Expected, Inlet
 from p2ptrain.training.protocol import RoundOrder
 from p2ptrain.training.rounds import Mode
+from p2ptrain.training.scope import first_error
 from p2ptrain.training.stage_runner import StageRunner, StageTask
 from p2ptrain.training.switchboard import Line
 
@@ -170,14 +171,6 @@ class Engagement:
             await runner.run()
         except ExceptionGroup as group:
             await on_failure(index, first_error(group))
-
-
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first leaf of an exception group: the others are consequences."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def expected_at(

@@ -35,6 +35,7 @@ from p2ptrain.training.preparation import Prepared, prepare
 from p2ptrain.training.privacy import private_units
 from p2ptrain.training.protocol import FETCH_MODEL, text
 from p2ptrain.training.rounds import Course
+from p2ptrain.training.scope import task_scope
 from p2ptrain.training.service import INITIAL, TrainingService
 from p2ptrain.training.state_check import state_check
 from p2ptrain.training.training_loop import TrainingLoop
@@ -88,7 +89,7 @@ class HolderRun:
 
     async def _prepare(self) -> Prepared:
         """Export the model while the household gathers and measures its links."""
-        async with asyncio.TaskGroup() as group:
+        async with task_scope() as group:
             capturing = group.create_task(asyncio.to_thread(prepare, self._job, self._options))
             group.create_task(self._gather_household())
         return capturing.result()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,6 +38,7 @@ from p2ptrain.training.protocol import (
     text,
 )
 from p2ptrain.training.rounds import Mode
+from p2ptrain.training.scope import task_scope
 from p2ptrain.training.service import TrainingService
 from p2ptrain.training.stage_runner import RoundReport
 from p2ptrain.training.state_transfer import Check, StateRequest, read_state
@@ -125,7 +125,7 @@ class HolderEpoch:
             request = StateRequest(place.device, job, source, place.first, place.end)
             parts[index] = await read_state(self._mesh, request, self._check)
 
-        async with asyncio.TaskGroup() as group:
+        async with task_scope() as group:
             for index in range(len(parts)):
                 group.create_task(fetch(index))
         return {name: tensor for part in reversed(parts) for name, tensor in part.items()}

@@ -60,7 +60,12 @@ INITIAL = "initial"
 
 
 class TrainingService:
-    """One a device, from the start to the end of its membership."""
+    """One a device, from the start to the end of its membership.
+
+    Attributes:
+        engagement: this device's part in the current job, if any.
+        idle: set while there is none.
+    """
 
     def __init__(
         self,
@@ -74,6 +79,8 @@ class TrainingService:
         self.switchboard = Switchboard(mesh)
         self.states = StateServer(mesh)
         self.engagement: Engagement | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
         self._profiles = profiles
         self._memory_bytes = memory_bytes
         self._models: dict[str, ModelDescription] = {}
@@ -120,6 +127,7 @@ class TrainingService:
         log.info("job_dropped", job=engagement.assignment.key.job, reason=reason)
         self.states.withdraw(engagement.assignment.key.job)
         await engagement.stop()
+        self.idle.set()
 
     # -- routes ----------------------------------------------------------------------------------
 
@@ -159,6 +167,7 @@ class TrainingService:
         description = await self._model({"digest": assignment.digest, "holder": assignment.holder})
         engagement = Engagement(assignment, description, self._shell)
         self.engagement = engagement
+        self.idle.clear()
         self._newest = {assignment.key.job: assignment.key.epoch}
         try:
             read = partial(optimizer_from_fields, assignment.optimizer)
@@ -185,6 +194,7 @@ class TrainingService:
         await engagement.stop()
         if self.engagement is engagement:
             self.engagement = None
+            self.idle.set()
 
     async def _fetch(
         self, assignment: Assignment, check: Check, place: StagePlace

@@ -36,6 +36,7 @@ from p2ptrain.training.protocol import (
     integer,
     text,
 )
+from p2ptrain.training.scope import task_scope
 
 Named: TypeAlias = Mapping[str, Tensor]
 Source: TypeAlias = Callable[[int, int], Named]
@@ -146,7 +147,7 @@ async def read_state(mesh: Mesh, request: StateRequest, check: Check) -> dict[st
 
     # The last range is read alone: it tells the server that the manifest has served.
     *ranges, last = _ranges([_entry_bytes(*expected) for _, _, expected in entries]) or [(0, 0)]
-    async with asyncio.TaskGroup() as group:
+    async with task_scope() as group:
         for first, end in ranges:
             group.create_task(read(first, end))
     await read(*last)

@@ -21,6 +21,7 @@ from p2ptrain.training.loader import Loaded, PieceLoader
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.protocol import PieceKey, RoundOrder
 from p2ptrain.training.rounds import Course, Mode, Round
+from p2ptrain.training.scope import task_scope
 from p2ptrain.training.stage_runner import RoundReport
 
 ROUNDS_AHEAD = 2
@@ -54,15 +55,12 @@ class TrainingLoop:
 
     async def run(self) -> None:
         """Run every round. Raises what failed first, here or on any device."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._epoch.tracker.failed())
-                group.create_task(self._order_rounds())
-                group.create_task(self._epoch.feeder.run(self._feeds()))
-                await self._gather_rounds(group)
-                watch.cancel()
-        except BaseExceptionGroup as failures:
-            raise _cause(failures) from None
+        async with task_scope() as group:
+            watch = group.create_task(self._epoch.tracker.failed())
+            group.create_task(self._order_rounds())
+            group.create_task(self._epoch.feeder.run(self._feeds()))
+            await self._gather_rounds(group)
+            watch.cancel()
 
     # -- out -------------------------------------------------------------------------------------
 
@@ -143,10 +141,3 @@ class TrainingLoop:
 def _loss(reports: Mapping[int, RoundReport]) -> float:
     """Only the last stage has one; the others report zero."""
     return reports[max(reports)].loss
-
-
-def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first leaf that is not a mere cancellation."""
-    for error in failures.exceptions:
-        return _cause(error) if isinstance(error, BaseExceptionGroup) else error
-    return failures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -37,12 +37,21 @@ class Devices:
         """The newest plan."""
         return [event for event in self.events if isinstance(event, PlanEvent)][-1]
 
-    def holder_run(self, job: Job, options: TrainOptions | None = None) -> HolderRun:
+    def holder_run(
+        self,
+        job: Job,
+        options: TrainOptions | None = None,
+        listener: Callable[[Event], None] | None = None,
+    ) -> HolderRun:
         """A run of `job` on the first device."""
         name = self.names[0]
         options = options or TrainOptions(wait_for=len(self.names), planner="pp")
         service = self.members[name].service
-        return HolderRun(self.mesh[name], service, job, options, self.events.append)
+        return HolderRun(self.mesh[name], service, job, options, listener or self.events.append)
+
+    async def until_idle(self, name: str) -> None:
+        """Wait until a device works for no job; the test's time limit is the deadline."""
+        await self.members[name].service.idle.wait()
 
 
 @asynccontextmanager

@@ -83,9 +83,7 @@ async def test_another_seed_gives_another_order() -> None:
 async def test_of_steps_and_epochs_the_smaller_wins(options: dict[str, Any]) -> None:
     case = Case("mlp", devices=2, **{"steps": 100, "epochs": 2, **options})
     steps_per_epoch = zoo.SAMPLES // case.batch_size
-    assert len((await with_p2ptrain(case)).losses) == min(
-        case.steps, case.epochs * steps_per_epoch
-    )
+    assert len((await with_p2ptrain(case)).losses) == min(case.steps, case.epochs * steps_per_epoch)
 
 
 def test_the_comparison_can_fail() -> None:

@@ -1,0 +1,235 @@
+"""What surrounds the rounds: evaluation, checkpoints, failures, refusals. On devices in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from p2ptrain.errors import DeviceLost, OptionError, PlanError, ScriptError, TrainingError
+from p2ptrain.observe.events import Done, Eval, Event, Failure, Step, Warned
+from p2ptrain.training import checkpoint
+from p2ptrain.training.job import SGD, Adam, Job
+from p2ptrain.training.options import TrainOptions
+from tests import zoo
+from tests.unit.training.household import Devices, devices
+
+
+def make_job(name: str = "mlp", **changes: object) -> Job:
+    made = zoo.make(name)
+    settings: dict[str, object] = {
+        "optimizer": Adam(lr=0.01),
+        "batch_size": 16,
+        "micro_batch": 4,
+        "epochs": 2,
+        **changes,
+    }
+    return Job(model=made.model, data=made.data, loss=made.loss, **settings)  # type: ignore[arg-type]
+
+
+def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(1) == target).float().mean()
+
+
+def on_step(household: Devices, step: int, act: Callable[[], None]) -> Callable[[Event], None]:
+    """A listener that calls `act` once when `step` is reported."""
+
+    def listen(event: Event) -> None:
+        household.events.append(event)
+        if isinstance(event, Step) and event.step == step:
+            act()
+
+    return listen
+
+
+async def test_metrics_are_those_of_the_trained_model_after_every_epoch() -> None:
+    data = zoo.make("cnn").data
+    job = make_job("cnn", eval_data=data[:21], metrics={"accuracy": accuracy})
+    async with devices(3) as household:
+        await household.holder_run(job).run()
+    evals = [event for event in household.events if isinstance(event, Eval)]
+    assert [event.step for event in evals] == [3, 6]
+    job.model.eval()
+    inputs = torch.stack([x for x, _ in data[:21]])
+    targets = torch.stack([y for _, y in data[:21]])
+    with torch.no_grad():
+        output = job.model(inputs)
+    assert evals[-1].metrics["accuracy"] == pytest.approx(accuracy(output, targets).item())
+    assert evals[-1].metrics["loss"] == pytest.approx(cross_entropy(output, targets).item())
+
+
+async def test_a_metric_that_fails_is_named() -> None:
+    data = zoo.make("mlp").data
+    job = make_job(eval_data=data, metrics={"mine": lambda output, target: output.nonsense})
+    async with devices(2) as household:
+        with pytest.raises(ScriptError, match="'mine' failed"):
+            await household.holder_run(job).run()
+
+
+@pytest.mark.parametrize("other_devices", [1, 3])
+async def test_a_resumed_job_continues_its_curve_on_another_number_of_devices(
+    tmp_path: Path, other_devices: int
+) -> None:
+    def options(count: int, **more: object) -> TrainOptions:
+        return TrainOptions(wait_for=count, planner="pp", **more)  # type: ignore[arg-type]
+
+    whole = make_job("cnn")
+    async with devices(2) as household:
+        await household.holder_run(whole, options(2)).run()
+        undisturbed = household.losses
+    async with devices(2) as household:
+        first = options(2, steps=4, checkpoint=tmp_path / "kept", checkpoint_every=2)
+        await household.holder_run(make_job("cnn"), first).run()
+        begun = household.losses
+    resumed = make_job("cnn")
+    async with devices(other_devices) as household:
+        second = options(other_devices, resume=tmp_path / "kept")
+        await household.holder_run(resumed, second).run()
+        assert begun + household.losses == undisturbed
+        steps = [event.step for event in household.events if isinstance(event, Step)]
+        assert steps == [5, 6]
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name])
+
+
+async def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
+    async with devices(1) as household:
+        keep = TrainOptions(steps=1, checkpoint=tmp_path)
+        await household.holder_run(make_job(), keep).run()
+        resume = TrainOptions(resume=tmp_path)
+        with pytest.raises(OptionError, match="its seed differs"):
+            await household.holder_run(make_job(seed=5), resume).run()
+        with pytest.raises(OptionError, match="its model differs"):
+            await household.holder_run(make_job("cnn"), resume).run()
+
+
+async def test_a_full_disk_warns_trains_on_and_fails_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, tensors: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    async with devices(2) as household:
+        options = TrainOptions(wait_for=2, planner="pp", checkpoint=tmp_path / "c", steps=3)
+        await household.holder_run(make_job(), options).run()
+        monkeypatch.setattr(checkpoint, "_write", full)
+        again = dataclasses.replace(options, steps=6, out=tmp_path / "weights.safetensors")
+        with pytest.raises(TrainingError, match="No space left on device"):
+            await household.holder_run(make_job(), again).run()
+    assert any(isinstance(event, Warned) for event in household.events)
+    assert len(household.losses) == 9
+    assert checkpoint.load(tmp_path / "c").progress.step == 3
+    assert not list((tmp_path / "c").glob(".*.partial"))
+
+
+async def test_a_dead_device_ends_the_job_by_name_and_frees_the_others() -> None:
+    job = make_job(epochs=500)
+    async with devices(3) as household:
+        killing: list[asyncio.Task[None]] = []
+
+        def kill() -> None:
+            killing.append(asyncio.create_task(household.mesh.kill("b")))
+
+        run = household.holder_run(job, listener=on_step(household, 3, kill))
+        with pytest.raises(DeviceLost, match="b is gone") as caught:
+            await run.run()
+        await asyncio.gather(*killing)
+        assert caught.value.name == "b"
+        assert [e.name for e in household.events if isinstance(e, Failure)] == ["b"]
+        await household.until_idle("c")
+
+
+async def test_a_dead_holder_frees_the_others() -> None:
+    async with devices(3) as household:
+        started = asyncio.Event()
+        run = household.holder_run(
+            make_job(epochs=500), listener=on_step(household, 2, started.set)
+        )
+        running = asyncio.create_task(run.run())
+        await started.wait()
+        await household.mesh.kill("a")
+        for name in ("b", "c"):
+            await household.until_idle(name)
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_a_cancelled_job_frees_the_others() -> None:
+    async with devices(2) as household:
+        started = asyncio.Event()
+        run = household.holder_run(
+            make_job(epochs=500), listener=on_step(household, 2, started.set)
+        )
+        running = asyncio.create_task(run.run())
+        await started.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await household.until_idle("b")
+        await household.holder_run(make_job(epochs=1)).run()  # and they are ready again
+
+
+class _Root(torch.nn.Module):
+    """Not a number for negative inputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x)
+
+
+async def test_a_loss_that_is_not_finite_stops_with_its_step_and_unit() -> None:
+    linear = torch.nn.Linear
+    model = torch.nn.Sequential(linear(4, 4), linear(4, 4), _Root(), linear(4, 4), linear(4, 3))
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[1].bias.fill_(-1.0)
+    data = [(torch.ones(4), 0)] * 32
+    sgd = SGD(lr=0.1)
+    job = Job(model, data, cross_entropy, optimizer=sgd, batch_size=8, micro_batch=4)
+    async with devices(3) as household:
+        where = "nan at step 1; values first stopped being finite in unit [12]"
+        with pytest.raises(TrainingError, match=where):
+            await household.holder_run(job).run()
+        await household.until_idle("b")
+
+
+async def test_weights_that_an_update_broke_are_blamed_on_the_update() -> None:
+    job = make_job("cnn", optimizer=SGD(lr=1e30))
+    async with devices(2) as household:
+        with pytest.raises(TrainingError, match=r"at step \d+; .*finite"):
+            await household.holder_run(job).run()
+
+
+async def test_a_model_larger_than_all_memory_is_refused_with_the_numbers() -> None:
+    async with devices(2, memory_bytes=1000) as household:
+        with pytest.raises(PlanError, match="all devices together offer 2000"):
+            await household.holder_run(make_job()).run()
+
+
+async def test_private_keeps_both_ends_on_the_holder() -> None:
+    options = TrainOptions(wait_for=3, planner="pp", private=True)
+    job = make_job("cnn", epochs=1)
+    async with devices(3) as household:
+        await household.holder_run(job, options).run()
+        stages = household.plan.stages
+        assert stages[0].devices[0].name == stages[-1].devices[0].name == "a"
+        assert {stage.devices[0].name for stage in stages[1:-1]} == {"b", "c"}
+        private = household.losses
+    async with devices(1) as household:
+        await household.holder_run(make_job("cnn", epochs=1)).run()
+        assert household.losses == private
+
+
+async def test_done_says_what_was_reached_and_where_the_weights_are(tmp_path: Path) -> None:
+    out = tmp_path / "w.safetensors"
+    async with devices(2) as household:
+        options = TrainOptions(wait_for=2, planner="pp", out=out)
+        await household.holder_run(make_job(), options).run()
+    done = household.events[-1]
+    assert isinstance(done, Done)
+    assert (done.steps, done.out) == (6, str(out))
+    assert out.stat().st_size > 0
