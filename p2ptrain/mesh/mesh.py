@@ -4,7 +4,7 @@
         │                    │ up, lost
         └──> pairing ──> trust ──> contexts        roster (membership, election)
 
-This file only wires; what is decided is decided in the parts.
+This file only wires; decisions are taken in the parts.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ class NetworkMesh:
         self._left = True  # until it has begun
         self._failed = False
         self._discovery = discovery or self._own_discovery()
-        self.router = Router(self._file.name, self.send, self._has_room)
+        self.router = Router(
+            self._file.name, self.send, lambda peer_id: self._connections.resume(peer_id)
+        )
 
     # Joining and leaving
 
@@ -179,7 +181,7 @@ class NetworkMesh:
         hooks = RosterHooks(
             post=self._connections.post,
             tell=self._tell,
-            raise_term=self._file.raise_term,
+            raise_term=self._raise_term,
             on_dead=self._on_dead,
             cut=self._connections.cut,
         )
@@ -302,7 +304,9 @@ class NetworkMesh:
             return
         link = self._connections.link(peer_id)
         if link is None:
-            raise LinkClosed(f"there is no link to {self._name_of(peer_id)} now")
+            known = self._trust.book.get(peer_id)
+            name = known.name if known is not None else f"device {peer_id[:16]}"
+            raise LinkClosed(f"there is no link to {name} now")
         await link.link.send(message, priority)
 
     async def call(
@@ -429,9 +433,6 @@ class NetworkMesh:
         log.warning("identity_copied", by=peer_id[:16])
         self._fail(copied_identity())
 
-    def _has_room(self, peer_id: str) -> None:
-        self._connections.resume(peer_id)
-
     def _tell(self, event: MeshEvent) -> None:
         self._watchers.tell(event)
         if isinstance(event, MemberChanged) and event.member.id != self.self_id:
@@ -479,20 +480,23 @@ class NetworkMesh:
         proven = {key: self._connections.addresses(key).proven for key in self._trust.trusted}
         self._file.save_addresses({key: found for key, found in proven.items() if found})
 
+    def _raise_term(self, term: int) -> None:
+        try:
+            self._file.raise_term(term)
+        except UserError as error:  # a full disk: this device must not vote
+            self._fail(error)
+            raise
+
     def _device(self, entry: TrustedDevice) -> Device:
         introducer = self._trust.book.get(entry.introduced_by)
         by = introducer.name if introducer is not None else self.name
         return Device(entry.id, entry.name, by, self._connections.link(entry.id) is not None)
 
-    def _name_of(self, peer_id: str) -> str:
-        entry = self._trust.book.get(peer_id)
-        return entry.name if entry is not None else f"device {peer_id[:16]}"
-
     def _fail(self, error: UserError) -> None:
         """End this device's membership with `error`."""
         self._failed = True
-        self._tasks.spawn(_raise(error), "failure")
 
+        async def fail() -> None:
+            raise error
 
-async def _raise(error: UserError) -> None:
-    raise error
+        self._tasks.spawn(fail(), "failure")

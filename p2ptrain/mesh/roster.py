@@ -175,11 +175,13 @@ class Roster:
         if self._stopped:
             return
         now = self._loop.time()
-        if self._membership.next_wakeup <= now:
-            self._run(self._membership.tick(now))
-        if self._election.next_wakeup <= now:
-            self._run_election(self._election.tick(now))
-        self._schedule()
+        try:
+            if self._membership.next_wakeup <= now:
+                self._run(self._membership.tick(now))
+            if self._election.next_wakeup <= now:
+                self._run_election(self._election.tick(now))
+        finally:
+            self._schedule()  # an error is reported by the event loop; the clock goes on
 
     def _schedule(self) -> None:
         if self._timer is not None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from p2ptrain.errors import LinkClosed, OptionError, UserError
+from p2ptrain.errors import LinkClosed, NotPaired, OptionError, PeerError, UserError
+from p2ptrain.mesh.hello import Hello, to_message
+from p2ptrain.mesh.identity import load_or_create
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.net.endpoint import dial_unpaired
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.net.endpoint import dial, dial_unpaired
+from p2ptrain.net.header import Header
+from p2ptrain.net.link import Link
 from p2ptrain.net.message import Message, Priority
+from p2ptrain.net.tls import Credentials, client_context
 from p2ptrain.observe.events import (
     CoordinatorEvent,
     MemberEvent,
@@ -220,6 +228,39 @@ async def test_a_copied_identity_stops_the_younger(home: Household, tmp_path: Pa
             await copy.until(lambda: False)
     assert anna.alive() == {"anna", "bert"}
     await together(anna, bert)
+
+
+class _Stranger:
+    """A receiver that only notes how its link ended."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[PeerError] = asyncio.get_running_loop().create_future()
+
+    def open_parts(self, link: Link, header: Header) -> list[memoryview]:
+        raise AssertionError
+
+    def deliver(self, link: Link, message: Message) -> None:
+        raise AssertionError
+
+    def lost(self, link: Link, error: PeerError) -> None:
+        self.ended.set_result(error)
+
+
+async def test_a_stranger_with_a_certificate_of_its_own_is_refused(
+    home: Household, tmp_path: Path
+) -> None:
+    anna = await home.start("anna")
+    stranger = load_or_create(StateFolder(tmp_path / "stranger"))
+    certificate = load_or_create(StateFolder(tmp_path / "anna")).certificate_der
+    context = client_context(Credentials(stranger.pem_file, stranger.pem_file), [certificate])
+    receiver = _Stranger()
+    where = [("127.0.0.1", anna.mesh.port)]
+    link = await dial(where, context, anna.mesh.self_id, lambda peer: Link(peer, receiver))
+    hello = Hello("mallory", "0" * 16, 1.0, 1)
+    with contextlib.suppress(LinkClosed):  # the refusal may have come by now
+        await link.send(to_message(hello))
+    assert isinstance(await receiver.ended, NotPaired)
+    assert anna.alive() == {"anna"}
 
 
 async def test_a_port_that_is_taken_is_said(home: Household) -> None:
