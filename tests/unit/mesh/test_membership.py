@@ -244,8 +244,11 @@ def test_a_false_death_is_doubted_by_those_who_hear_the_victim() -> None:
     assert cluster.history("a", "c") == ["alive", "suspect", "alive"]
 
 
-def test_a_false_death_about_me_is_refuted() -> None:
+@pytest.mark.parametrize("trusted", [None, frozenset("ab"), frozenset("b")])
+def test_a_false_death_about_me_is_refuted(trusted: frozenset[str] | None) -> None:
+    """Also where the set of trusted devices, as a store gives it, is of the others only."""
     cluster = Cluster("ab")
+    cluster.feed("a", TrustChanged(trusted))
     cluster.feed("a", gossip("b", claim("a", DEAD, 7)))
     assert cluster.members["a"].members["a"].incarnation == 8
     assert cluster.members["b"].members["a"].incarnation == 8
