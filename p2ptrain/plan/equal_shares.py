@@ -42,8 +42,13 @@ def plan_pp(question: Question) -> Answer:
 
 def judge_pp(question: Question) -> Judged | None:
     """The fastest micro-batch size of that pipeline, or None where nothing fits."""
-    drafts = [equal_shares(question, split) for split in question.splits]
-    best = question.judge.best_of([draft for draft in drafts if draft is not None])
+    drafts = []
+    for split in question.splits:
+        draft = equal_shares(question, split)
+        if draft is None:
+            break  # larger micro-batches need more memory still
+        drafts.append(draft)
+    best = question.judge.best_of(drafts)
     return None if best is None else question.judge.exact(best.draft)
 
 
