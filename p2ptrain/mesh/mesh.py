@@ -1,10 +1,8 @@
 """The household over a real network: joins identity, trust, discovery, links and the pure cores.
 
-    discovery ──hints──> connections ──links──> router <── the rooms above
-        │                    │ up, lost
-        └──> pairing ──> trust ──> contexts        roster (membership, election)
-
-This file only wires; decisions are taken in the parts.
+discovery ──hints──> connections ──links──> router <── the rooms above
+    │                    │ up, lost
+    └──> pairing ──> trust ──> contexts        roster (membership, election)
 """
 
 from __future__ import annotations
@@ -305,8 +303,7 @@ class NetworkMesh:
         link = self._connections.link(peer_id)
         if link is None:
             known = self._trust.book.get(peer_id)
-            name = known.name if known is not None else f"device {peer_id[:16]}"
-            raise LinkClosed(f"there is no link to {name} now")
+            raise LinkClosed(f"there is no link to {known.name if known else peer_id[:16]} now")
         await link.link.send(message, priority)
 
     async def call(
