@@ -70,13 +70,14 @@ class Scored(nn.Module):
         super().__init__()
         self.module = module
         self.loss = loss
+        self.as_eager = True
         self._example = example
         self._record = _Record()
 
     def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
         """The loss, and in evaluation mode the tensors of the model's output."""
         buffers = _Buffers(self.module)
-        with _OutArguments():
+        with _OutArguments(), _told_eager() if self.as_eager else contextlib.nullcontext():
             output = call_model(self.module, self._example.input.unflatten(inputs))
             loss = self.loss(output, self._example.target.unflatten(targets))
         buffers.write_back()
@@ -125,12 +126,28 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
 
     with _undisturbed(scored.module, training), _no_custom_gradients(), _no_collections():
         try:
-            program = _export(scored, inputs, targets)
+            program = _export_as_eager(scored, inputs, targets)
         except CaptureError:
             raise
         except Exception as error:  # everything the user's code may raise, and torch.export's own
             raise explain(error, probe) from error
     return Exported(program, scored.last_output)
+
+
+def _export_as_eager(
+    scored: Scored, inputs: list[Tensor], targets: list[Tensor]
+) -> torch.export.ExportedProgram:
+    """Export what the model does in plain torch; else what it does when it is told of the export.
+
+    Libraries ask whether they are being exported and then compute otherwise: transformers makes an
+    explicit mask where plain torch calls its causal attention kernel, which rounds differently.
+    """
+    scored.as_eager = True
+    try:
+        return _export(scored, inputs, targets)
+    except Exception:  # the other way is for whatever cannot be exported this way
+        scored.as_eager = False
+        return _export(scored, inputs, targets)
 
 
 def _export(
@@ -181,6 +198,18 @@ def _kept(leaf: object) -> object:
 def _is_cache(value: Any) -> bool:
     """Key/value caches of text generation: they serve no metric and would travel at each eval."""
     return hasattr(value, "get_seq_length")
+
+
+@contextlib.contextmanager
+def _told_eager() -> Iterator[None]:
+    """`torch.compiler.is_exporting()` and `is_compiling()` say no."""
+    compiler: Any = torch.compiler
+    before = compiler._is_exporting_flag, compiler._is_compiling_flag
+    compiler._is_exporting_flag = compiler._is_compiling_flag = False
+    try:
+        yield
+    finally:
+        compiler._is_exporting_flag, compiler._is_compiling_flag = before
 
 
 class _OutArguments(TorchFunctionMode):

@@ -14,6 +14,7 @@ from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.ties import merge
+from p2ptrain.model.wire import Unpacking, pack
 from tests import zoo
 from tests.reference import call, stack
 
@@ -96,21 +97,15 @@ def micro_batches(made: zoo.Made) -> list[tuple[object, object, float]]:
 
 
 def transport(values: Sequence[Any]) -> list[Any]:
-    """As if over the wire: new memory, the same strides."""
+    """As over the wire: new memory, the same layout."""
     return [None if value is None else _moved(value) for value in values]
 
 
 def _moved(value: Tensor) -> Tensor:
-    """Expanded dimensions (stride 0) stay expanded, everything else keeps its order in memory."""
-    index = tuple(
-        slice(0, 1) if s == 0 and n > 1 else slice(None)
-        for s, n in zip(value.stride(), value.shape, strict=True)
-    )
-    small = value[index]
-    order = sorted(range(small.dim()), key=lambda d: (-small.stride(d), d))
-    copied = small.permute(order).contiguous().clone()
-    back = [order.index(d) for d in range(small.dim())]
-    return copied.permute(back).expand(value.shape)
+    packed = pack(value)
+    unpacking = Unpacking(packed.meta, (value.dtype, tuple(value.shape)))
+    unpacking.buffer[:] = packed.part
+    return unpacking.tensor().detach()
 
 
 def _names(shared: Mapping[str, Sequence[int]], stage: int) -> list[str]:

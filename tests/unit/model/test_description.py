@@ -208,7 +208,7 @@ def test_too_long_a_description_is_refused_unread() -> None:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(place=st.integers(0, 10**6), byte=st.integers(0, 255))
 def test_a_changed_byte_is_refused_or_harmless(prepared: Get, place: int, byte: int) -> None:
