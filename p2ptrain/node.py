@@ -290,6 +290,7 @@ async def _train_alone(
     name = node_options.get("name") or "here"
     async with MemoryHousehold([name]) as household:
         mesh = household[name]
+        ProgressBoard(mesh)
         member = TrainingMember(
             mesh,
             memory_bytes=node_options.get("memory_bytes"),
