@@ -32,12 +32,24 @@ def neighbours(draft: Draft, spare: Sequence[int], *, private: bool) -> Iterator
 
 
 def _moved_borders(draft: Draft) -> Iterator[Placement]:
-    borders = draft.borders
-    for p in range(1, len(borders) - 1):
+    """One border alone, two neighbouring ones, or all: what one stage loses another one gains."""
+    inner = range(1, len(draft.borders) - 1)
+    runs = [(p, p + width) for width in (1, 2) for p in inner if p + width - 1 in inner]
+    if len(inner) > 2:
+        runs.append((1, len(draft.borders) - 1))
+    for first, end in runs:
         for step in STEPS:
-            for cut in (borders[p] - step, borders[p] + step):
-                if borders[p - 1] < cut < borders[p + 1]:
-                    yield (*borders[:p], cut, *borders[p + 1 :]), draft.devices
+            for shift in (-step, step):
+                moved = _shifted(draft.borders, first, end, shift)
+                if moved is not None:
+                    yield moved, draft.devices
+
+
+def _shifted(borders: tuple[int, ...], first: int, end: int, shift: int) -> tuple[int, ...] | None:
+    moved = tuple(border + shift for border in borders[first:end])
+    if borders[first - 1] < moved[0] and moved[-1] < borders[end]:
+        return (*borders[:first], *moved, *borders[end:])
+    return None
 
 
 def _swapped(draft: Draft, free: Sequence[int]) -> Iterator[Placement]:

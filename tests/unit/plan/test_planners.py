@@ -202,7 +202,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(examples.profiles(), examples.clusters(most_devices=4), REQUESTS, st.randoms())
 def test_plans_are_sound(
     profile: Profile, cluster: Cluster, request: PlanRequest, random: Random
@@ -221,7 +221,7 @@ def test_plans_are_sound(
     assert plan.split.batch_size == request.batch_size
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(examples.profiles(), examples.clusters(), REQUESTS)
 def test_auto_is_never_slower_than_single_or_pp(
     profile: Profile, cluster: Cluster, request: PlanRequest
@@ -234,7 +234,7 @@ def test_auto_is_never_slower_than_single_or_pp(
             assert auto.predicted.round_seconds <= other.predicted.round_seconds
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     examples.profiles(),
     examples.clusters(),
