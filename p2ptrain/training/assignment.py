@@ -37,6 +37,7 @@ class Assignment:
         holder: id of the device that holds the data.
         digest: which model (SHA-256 of its description).
         stages: in pipeline order.
+        batch_size: samples of one update.
         micro_batch: most samples of a piece.
         optimizer: the optimizer's fields (`training.job`), no code.
         seed: of the job; randomness inside the model derives from it.
@@ -49,11 +50,17 @@ class Assignment:
     holder: str
     digest: str
     stages: tuple[StagePlace, ...]
+    batch_size: int
     micro_batch: int
     optimizer: Mapping[str, Any]
     seed: int
     clip: bool
     first_step: int
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a training round."""
+        return -(-self.batch_size // self.micro_batch)
 
     def stages_of(self, device: str) -> list[int]:
         """Indices of the stages that `device` holds, in order."""
@@ -73,6 +80,7 @@ class Assignment:
                 "holder": self.holder,
                 "digest": self.digest,
                 "stages": [[s.first, s.end, s.device, s.warmup] for s in self.stages],
+                "batch_size": self.batch_size,
                 "micro_batch": self.micro_batch,
                 "optimizer": dict(self.optimizer),
                 "seed": self.seed,
@@ -97,6 +105,7 @@ class Assignment:
             holder=text(fields, "holder", 64),
             digest=text(fields, "digest", 64),
             stages=_read_stages(stages),
+            batch_size=integer(fields, "batch_size", 1),
             micro_batch=integer(fields, "micro_batch", 1),
             optimizer=optimizer,
             seed=integer(fields, "seed", -(2**63), 2**63),

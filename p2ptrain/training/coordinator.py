@@ -23,6 +23,7 @@ from p2ptrain.mesh.interface import LinkSpeed, MemberState, Mesh
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.fold import Fold
 from p2ptrain.plan.plan import LeftOut, Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.request import PlanRequest
@@ -211,7 +212,11 @@ class CoordinatorService:
             planner=request.planner,
             private=request.private_first > 0,
         )
-        return await asyncio.to_thread(make_plan, profile, cluster, wanted)
+        if not wanted.private:
+            return await asyncio.to_thread(make_plan, profile, cluster, wanted)
+        fold = Fold(len(profile.units), request.private_first, request.private_last)
+        folded = fold.profile(profile), fold.cluster(cluster)
+        return fold.unfold(await asyncio.to_thread(make_plan, *folded, wanted))
 
     def _assignment(
         self,
@@ -233,6 +238,7 @@ class CoordinatorService:
                 StagePlace(*stage.units, ids[stage.devices[0].name], stage.warmup)
                 for stage in plan.stages
             ),
+            batch_size=request.batch_size,
             micro_batch=plan.micro_batch,
             optimizer=request.optimizer,
             seed=request.seed,

@@ -15,7 +15,7 @@ from p2ptrain.model.optimizer_spec import OptimizerSpec
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.values import ValueDescription
 from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.epoch_links import EpochLinks, Shell
+from p2ptrain.training.epoch_links import EpochLinks, Shell, separate_names
 from p2ptrain.training.inlet import Expected, Inlet
 from p2ptrain.training.protocol import RoundOrder
 from p2ptrain.training.rounds import Mode
@@ -96,7 +96,9 @@ class Engagement:
         slots = _with_prefix(state, "optimizer:")
 
         def build() -> tuple[Stage, StageOptimizer]:
-            stage = Stage(self.description, place.first, place.end, model)
+            separate = separate_names(self.assignment, self.description)
+            here = separate.intersection(model)
+            stage = Stage(self.description, place.first, place.end, model, separate=here)
             optimizer = StageOptimizer(spec, stage.parameters())
             if slots:
                 optimizer.load_state(slots)

@@ -1,14 +1,16 @@
 """Where one stage's results go in one epoch: the asynchronous half of `StageLinks`.
 
-Gradients of a tied tensor (one name, used in several stages) are summed once a round: the first
-stage that uses it adds the others' in ascending order and sends the sum back, so that all apply the
-same update to their copies.
+Gradients of a tied tensor (one name, used in several stages) are summed once a round by the first
+stage that uses it, which sends the sum back, so that all apply the same update to their copies.
 
     stage 0 (owner)          stage 2           stage 3
        |<------ sums:2 --------|                  |
        |<------ sums:3 ---------------------------|
-       |   g0 + g2 + g3        |                  |
+       |  merge, see model.ties                   |
        |------ summed:0 ------>|----------------->|
+
+While that costs little, each micro-batch's gradient travels for itself: then the sum is plain
+torch's to the last bit. Beyond SEPARATE_LIMIT_BYTES each stage sends one sum.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.model import clip
+from p2ptrain.model import clip, ties
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.stage import Stage
 from p2ptrain.net.message import Message, PartKind
@@ -33,6 +35,8 @@ from p2ptrain.training.stage_runner import RoundReport
 from p2ptrain.training.switchboard import Credits, Line, Switchboard
 
 EVALUATION_PIECES_AHEAD = 2
+SEPARATE_LIMIT_BYTES = 16 << 20
+"""Most bytes of a tied tensor's gradients that one stage keeps and sends each round."""
 NORMS_PER_MESSAGE = 256
 
 
@@ -119,13 +123,14 @@ class EpochLinks:
 
     async def exchange_gradients(self, order: RoundOrder) -> None:
         """Sum tied gradients; see the picture above."""
+        if not self._ties.owned and not self._ties.borrowed:
+            return
         piece = Piece(PieceKey(order.round.index, 0), Mode.TRAIN, 1)
+        mine = self._own_parts()
         for owner, names in self._ties.borrowed.items():
-            mine = [self._gradient(name) for name in names]
-            await self._send(owner, f"sums:{self._index}", piece, mine, PartKind.GRADIENT)
-        for other, names in self._ties.owned.items():
-            theirs = await self._sums[other].take(piece.key)
-            await self._shell.compute.run((0,), lambda n=names, t=theirs: self._add(n, t))  # type: ignore[misc]
+            parts = [part for name in names for part in mine[name]]
+            await self._send(owner, f"sums:{self._index}", piece, parts, PartKind.GRADIENT)
+        await self._merge(mine, piece)
         for other, names in self._ties.owned.items():
             total = [self._gradient(name) for name in names]
             await self._send(other, f"summed:{self._index}", piece, total, PartKind.GRADIENT)
@@ -177,11 +182,12 @@ class EpochLinks:
             line = self._line(self._index + 1, "activations")
             switchboard.connect_credits(line, self._credits, after)
         for other, names in self._ties.owned.items():
-            self._sums[other] = self._tied_inlet(names, f"sums:{other}", other)
+            parts = [name for name in names for _ in range(self._part_count(name))]
+            self._sums[other] = self._tied_inlet(parts, f"sums:{other}", other)
         for owner, names in self._ties.borrowed.items():
             self._summed[owner] = self._tied_inlet(names, f"summed:{owner}", owner)
 
-    def _tied_inlet(self, names: tuple[str, ...], flow: str, other: int) -> Inlet:
+    def _tied_inlet(self, names: Sequence[str], flow: str, other: int) -> Inlet:
         parameters = self._stage.parameters()
         expected = [(parameters[n].dtype, tuple(parameters[n].shape)) for n in names]
         inlet = Inlet(flow, lambda _mode, _size: expected, capacity=2, largest=1, optional=True)
@@ -193,11 +199,34 @@ class EpochLinks:
         gradient: Tensor | None = self._stage.parameters()[name].grad
         return gradient
 
-    def _add(self, names: Sequence[str], others: Sequence[Value]) -> None:
-        for name, other in zip(names, others, strict=True):
-            mine = self._stage.parameters()[name]
-            if isinstance(other, Tensor):
-                mine.grad = other if mine.grad is None else mine.grad + other
+    def _part_count(self, name: str) -> int:
+        separate = separate_names(self._assignment, self._description)
+        return self._assignment.micro_batches if name in separate else 1
+
+    def _own_parts(self) -> dict[str, list[Tensor | None]]:
+        """This stage's gradients of what it shares: one a micro-batch, or their sum."""
+        kept = self._stage.take_separate()
+        shared = {
+            name
+            for names in (*self._ties.owned.values(), *self._ties.borrowed.values())
+            for name in names
+        }
+        return {name: kept.get(name) or [self._gradient(name)] for name in shared}
+
+    async def _merge(self, mine: Mapping[str, list[Tensor | None]], piece: Piece) -> None:
+        """Sum what this stage owns, in the order of the stages that use it."""
+        parts = {name: [mine[name]] for names in self._ties.owned.values() for name in names}
+        for other in sorted(self._ties.owned):
+            values = iter(await self._sums[other].take(piece.key))
+            for name in self._ties.owned[other]:
+                parts[name].append([next(values) for _ in range(self._part_count(name))])
+
+        def merge() -> None:
+            for name, uses in parts.items():
+                self._stage.parameters()[name].grad = ties.merge(uses)
+
+        if parts:
+            await self._shell.compute.run((0,), merge)
 
     def _replace(self, names: Sequence[str], sums: Sequence[Value]) -> None:
         for name, total in zip(names, sums, strict=True):
@@ -235,6 +264,16 @@ class EpochLinks:
         """The device of a stage; the holder stands behind the last one."""
         stages = self._assignment.stages
         return self._assignment.holder if stage == len(stages) else stages[stage].device
+
+
+def separate_names(assignment: Assignment, description: ModelDescription) -> frozenset[str]:
+    """Tied tensors whose gradients are kept apart by micro-batch."""
+    by_name = description.tensors_by_name
+    return frozenset(
+        name
+        for name in _shared(assignment, description)
+        if by_name[name].nbytes * assignment.micro_batches <= SEPARATE_LIMIT_BYTES
+    )
 
 
 def _shared(assignment: Assignment, description: ModelDescription) -> Mapping[str, Sequence[int]]:

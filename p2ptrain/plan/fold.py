@@ -1,0 +1,84 @@
+"""Units that must stay together at either end, planned as one.
+
+`--private` keeps more than the outermost units on the data holder where raw inputs or labels are
+used further in. Folding them to one unit each lets every planner obey without knowing why.
+
+    units     0 1 2 3 4 5 6 7        first = 3, last = 2
+    folded    [0 1 2] 3 4 5 [6 7]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.profile import Profile, Unit
+from p2ptrain.plan.times import TimeTable, UnitTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """How `count` units become fewer: the first `first` are one, the last `last` are one.
+
+    `first` and `last` are at least 1, and at least one unit is left between them.
+    """
+
+    count: int
+    first: int
+    last: int
+
+    def profile(self, profile: Profile) -> Profile:
+        """The profile of the folded units."""
+        units = profile.units
+        middle = units[self.first : self.count - self.last]
+        folded = (_join(units[: self.first]), *middle, _join(units[-self.last :]))
+        return replace(profile, units=folded, times=self._times(profile.times))
+
+    def cluster(self, cluster: Cluster) -> Cluster:
+        """The same devices, their own times folded."""
+        devices = tuple(
+            device if device.times is None else replace(device, times=self._times(device.times))
+            for device in cluster.devices
+        )
+        return replace(cluster, devices=devices)
+
+    def unfold(self, plan: Plan) -> Plan:
+        """A plan of the folded units, as one of the real ones."""
+        stages = tuple(
+            replace(stage, units=(self._real(stage.units[0]), self._real(stage.units[1])))
+            for stage in plan.stages
+        )
+        return replace(plan, stages=stages)
+
+    def _real(self, boundary: int) -> int:
+        """The real boundary of a folded one."""
+        if boundary == 0:
+            return 0
+        inner = boundary - 1 + self.first
+        return self.count if inner > self.count - self.last else inner
+
+    def _times(self, table: TimeTable) -> TimeTable:
+        times = tuple(
+            UnitTimes(self._sums(entry.forward), self._sums(entry.backward))
+            for entry in table.times
+        )
+        return TimeTable(table.sizes, times)
+
+    def _sums(self, values: Sequence[float]) -> tuple[float, ...]:
+        middle = values[self.first : self.count - self.last]
+        return (sum(values[: self.first]), *middle, sum(values[-self.last :]))
+
+
+def _join(units: Sequence[Unit]) -> Unit:
+    """One unit that costs what `units` cost together; its output is the last one's."""
+    if len(units) == 1:
+        return units[0]
+    return Unit(
+        name=f"{units[0].name}..{units[-1].name}",
+        parameter_bytes=sum(unit.parameter_bytes for unit in units),
+        output_bytes=units[-1].output_bytes,
+        activation_bytes=sum(unit.activation_bytes for unit in units),
+        flops=sum(unit.flops for unit in units),
+    )
