@@ -28,13 +28,17 @@ from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
 _FLOPS_BATCH = 16
 
 
-def capture(module: nn.Module, loss: Loss, example: tuple[Any, Any]) -> Captured:
+def capture(
+    module: nn.Module, loss: Loss, example: tuple[Any, Any], *, evaluation: bool = True
+) -> Captured:
     """Export `module` and `loss` together, in train and in evaluation mode, and cut them to units.
 
     Args:
         module: unmodified; left as it was.
         loss: (output, target) -> a tensor with one number, the mean over the samples.
         example: (input, target), a batch of at least two samples, batch in dimension 0.
+        evaluation: False spares the second export; the evaluation graph is then the training
+            graph and must not be run.
 
     Raises:
         CaptureError: torch.export cannot take it; names the user's line and what to change.
@@ -43,10 +47,13 @@ def capture(module: nn.Module, loss: Loss, example: tuple[Any, Any]) -> Captured
     taken = _take_apart(example)
     table = StateTable(module)
     scored = Scored(module, loss, taken)
-    modes = [export(scored, taken, training) for training in (True, False)]
-    train, evaluate = (_translate(mode, taken, table) for mode in modes)
+    exported = export(scored, taken, training=True)
+    train = evaluate = _translate(exported, taken, table)
+    if evaluation:
+        exported = export(scored, taken, training=False)
+        evaluate = _translate(exported, taken, table)
     description = _describe(type(module).__name__, taken, table, train, evaluate)
-    return Captured(description, taken, modes[1].output, table)
+    return Captured(description, taken, exported.output, table)
 
 
 def _take_apart(example: tuple[Any, Any]) -> Example:

@@ -41,7 +41,7 @@ class Progress:
 
     Attributes:
         step: updates applied.
-        digest: of the model's description.
+        digest: of the names, types and shapes of the model's weights.
         samples, batch_size, seed: fix which samples an update sees.
         optimizer: its name.
     """

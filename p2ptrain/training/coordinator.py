@@ -11,14 +11,14 @@ not also have, so a newly elected coordinator is ready at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-import structlog
-
 from p2ptrain.errors import Error, PeerError, PlanError, ProtocolError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import LinkSpeed, MemberState, Mesh
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
@@ -45,7 +45,7 @@ from p2ptrain.training.routes import Route
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.survey import LinkTable
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 PROFILE_TIMEOUT_SECONDS = 60.0
 LINK_TIMEOUT_SECONDS = 20.0
@@ -91,12 +91,16 @@ class CoordinatorService:
         devices = [peer] if request.alone else self._alive()
         if peer not in devices:
             raise ProtocolError("a planning request from a device that is no member")
-        await self._measure_links(devices)
-        candidates, left_out = await self._profile(request, peer, devices)
+        with _timed("links_measured"):
+            await self._measure_links(devices)
+        with _timed("profiled"):
+            candidates, left_out = await self._profile(request, peer, devices)
         while True:
-            plan = await self._make_plan(request, peer, candidates)
+            with _timed("planned"):
+                plan = await self._make_plan(request, peer, candidates)
             assignment = self._assignment(request, peer, plan, candidates, term)
-            failed = await self._prepare(assignment)
+            with _timed("prepared"):
+                failed = await self._prepare(assignment)
             if not failed:
                 break
             self._give_up_if_needed(failed, peer, request)
@@ -272,6 +276,14 @@ class CoordinatorService:
         name, reason = next(iter(failed.items()))
         if self._name(holder) in failed or request.planner not in ("auto", "pp"):
             raise PlanError(f"{name} could not be made ready: {reason}")
+
+
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    """Log how long a phase took: the way to a first step is the sum of them."""
+    started = monotonic()
+    yield
+    log.info(what, seconds=round(monotonic() - started, 3))
 
 
 def _candidate(device: str, name: str, reply: Message) -> Candidate:

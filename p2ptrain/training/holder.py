@@ -11,9 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-import structlog
-
 from p2ptrain.errors import DeviceLost, LinkClosed, ProtocolError, TrainingError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
@@ -40,7 +39,7 @@ from p2ptrain.training.service import INITIAL, TrainingService
 from p2ptrain.training.state_check import state_check
 from p2ptrain.training.training_loop import TrainingLoop
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 END_TIMEOUT_SECONDS = 2.0
 VERDICT_SECONDS = 3.0
@@ -89,9 +88,11 @@ class HolderRun:
 
     async def _prepare(self) -> Prepared:
         """Export the model while the household gathers and measures its links."""
+        started = monotonic()
         async with task_scope() as group:
             capturing = group.create_task(asyncio.to_thread(prepare, self._job, self._options))
             group.create_task(self._gather_household())
+        log.info("captured", seconds=round(monotonic() - started, 3))
         return capturing.result()
 
     async def _gather_household(self) -> None:

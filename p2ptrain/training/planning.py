@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import structlog
-
 from p2ptrain.errors import LinkClosed, PeerError, UserError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.net.message import Message
@@ -19,7 +18,7 @@ from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, PLAN_REQUEST, SURVEY_LINKS
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 PLAN_TIMEOUT_SECONDS = 900.0
 SURVEY_TIMEOUT_SECONDS = 60.0

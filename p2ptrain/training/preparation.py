@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from p2ptrain.errors import OptionError
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
+from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.training import checkpoint
 from p2ptrain.training.checkpoint import Progress
@@ -46,7 +48,7 @@ class Prepared:
         """What a checkpoint of update `step` says of the job."""
         return Progress(
             step=step,
-            digest=self.captured.description.digest,
+            digest=_weights_digest(self.captured.description),
             samples=len(self.samples),
             batch_size=self.job.batch_size,
             seed=self.job.seed,
@@ -78,7 +80,8 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     if job.eval_data is not None:
         evaluation = Samples(job.eval_data, "eval_data", lock=randomness_lock)
     example = samples.collate([0, 1 % len(samples)], "example")
-    captured = capture(job.model, job.loss, example)
+    evaluates = evaluation is not None
+    captured = capture(job.model, job.loss, example, evaluation=evaluates)
     steps = job.total_steps(options.steps)
     prepared = Prepared(
         job=job,
@@ -110,6 +113,19 @@ def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
     state = {**prepared.state, **model, **slots}
     step = min(found.progress.step, prepared.steps)
     return replace(prepared, state=state, first_step=step)
+
+
+def _weights_digest(description: ModelDescription) -> str:
+    """SHA-256 of what the weights are called and how they are shaped.
+
+    Not of the whole model: a resumed job may evaluate, or have another loss.
+    """
+    lines = [
+        f"{tensor.name} {tensor.dtype} {tensor.shape}"
+        for tensor in description.tensors
+        if tensor.kind is not TensorKind.CONSTANT
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _bytes_per_sample(tensors: list[torch.Tensor]) -> int:

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import structlog
 import torch
 
 from p2ptrain.errors import UserError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.measure import measure_units
@@ -22,10 +22,10 @@ from p2ptrain.plan.profile import Profile
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.plan_request import PlanningRequest
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CANDIDATE_SIZES = (4, 16, 64)
-BUDGET_SECONDS = 2.5
+BUDGET_SECONDS = 2.0
 
 
 def batch_sizes_to_measure(batch_size: int, micro_batch: int) -> list[int]:

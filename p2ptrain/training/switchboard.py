@@ -14,15 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from p2ptrain.errors import ProtocolError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
 from p2ptrain.training.inlet import Inlet, Piece, Value, to_messages
 from p2ptrain.training.protocol import STARTED, VALUES, EpochKey, integer, text
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 STALE_LIMIT_BYTES = 1 << 30
 """Most bytes one stale frame may carry; they are read into memory and dropped."""
