@@ -34,7 +34,7 @@ CLUSTER = Cluster(
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (3, 2), (1, 6), (6, 1)])
 def test_a_private_plan_keeps_the_folded_ends_on_the_holder(first: int, last: int) -> None:
     fold = Fold(COUNT, first, last)
-    request = PlanRequest(16, 4, "pp", private=True)
+    request = PlanRequest(16, 4, "auto", private=True)
     plan = fold.unfold(make_plan(fold.profile(PROFILE), fold.cluster(CLUSTER), request))
     assert plan.stages[0].units[0] == 0
     assert plan.stages[0].units[1] >= first
