@@ -53,6 +53,18 @@ class TimeTable:
         """The same table on a device that takes `slowdown` times as long."""
         return TimeTable(self.sizes, tuple(_scaled(times, slowdown) for times in self.times))
 
+    def extended_like(self, reference: TimeTable) -> TimeTable:
+        """This table with the larger sizes that only `reference` has.
+
+        A device too slow to measure a large batch is not as slow with it as its small batches
+        suggest: its times grow from its own largest size as the reference's grow.
+        """
+        largest = self.sizes[-1]
+        base, own = reference.at(largest), self.times[-1]
+        added = [size for size in reference.sizes if size > largest]
+        grown = [_grown(own, base, reference.at(size)) for size in added]
+        return TimeTable((*self.sizes, *added), (*self.times, *grown))
+
     def to_json(self) -> dict[str, dict[str, list[float]]]:
         """As in a profile's or a device's "times"."""
         return {
@@ -76,6 +88,14 @@ class TimeTable:
             raise OptionError(f"{where}: batch sizes differ in their number of units")
         sizes = tuple(sorted(by_size))
         return cls(sizes, tuple(by_size[size] for size in sizes))
+
+
+def _grown(own: UnitTimes, base: UnitTimes, larger: UnitTimes) -> UnitTimes:
+    """`own`, grown as the sums grow from `base` to `larger`: single units are too noisy."""
+    return UnitTimes(
+        tuple(t * sum(larger.forward) / sum(base.forward) for t in own.forward),
+        tuple(t * sum(larger.backward) / sum(base.backward) for t in own.backward),
+    )
 
 
 def _batch_size(key: object, where: str) -> int:

@@ -194,6 +194,7 @@ class CoordinatorService:
     ) -> Plan:
         by_id = {candidate.id: candidate for candidate in candidates}
         profile = to_profile(by_id[holder].measured, request)
+        times = _tables(candidates)
         speeds = self._links.speeds(list(by_id))
         cluster = Cluster(
             devices=tuple(
@@ -201,7 +202,7 @@ class CoordinatorService:
                     name=c.name,
                     memory_bytes=c.memory_bytes,
                     holder=c.id == holder,
-                    times=TimeTable.from_json(c.measured["times"], f"profile of {c.name}"),
+                    times=times[c.name],
                 )
                 for c in candidates
             ),
@@ -276,6 +277,15 @@ class CoordinatorService:
         name, reason = next(iter(failed.items()))
         if self._name(holder) in failed or request.planner not in ("auto", "pp"):
             raise PlanError(f"{name} could not be made ready: {reason}")
+
+
+def _tables(candidates: list[Candidate]) -> dict[str, TimeTable]:
+    """Every device's times by name, all up to the largest size that any device has measured."""
+    tables = {
+        c.name: TimeTable.from_json(c.measured["times"], f"profile of {c.name}") for c in candidates
+    }
+    reference = max(tables.values(), key=lambda table: table.sizes[-1])
+    return {name: table.extended_like(reference) for name, table in tables.items()}
 
 
 @contextmanager

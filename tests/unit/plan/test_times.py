@@ -71,3 +71,16 @@ def test_wrong_times_are_refused_by_name(value: object, message: str) -> None:
     with pytest.raises(OptionError) as caught:
         TimeTable.from_json(value, "times")
     assert message in str(caught.value)
+
+
+def test_a_slow_device_grows_with_the_batch_as_the_reference_does() -> None:
+    """Eight samples cost the reference twice, not four times, what two cost."""
+    reference = TimeTable(
+        (2, 8), (UnitTimes((1.0, 1.0), (2.0, 2.0)), UnitTimes((2.0, 2.0), (3.0, 3.0)))
+    )
+    slow = TimeTable((2,), (UnitTimes((10.0, 30.0), (20.0, 60.0)),))
+    extended = slow.extended_like(reference)
+    assert extended.sizes == (2, 8)
+    assert extended.at(8) == UnitTimes((20.0, 60.0), (30.0, 90.0))
+    assert extended.at(2) == slow.at(2)
+    assert reference.extended_like(slow) == reference
