@@ -34,7 +34,7 @@ from p2ptrain.training.progress import ProgressBoard, ProgressReporter
 if TYPE_CHECKING:
     import torch
 
-    from p2ptrain.mesh.interface import Mesh
+    from p2ptrain.mesh.interface import Member, Mesh
     from p2ptrain.training.job import Job
     from p2ptrain.training.member import TrainingMember
     from p2ptrain.training.options import TrainOptions
@@ -157,13 +157,24 @@ class Node:
             "address": mesh.address,
             "port": mesh.port,
             "members": [
-                {"name": m.name, "id": m.id, "state": str(m.state), **dict(m.info)}
+                {
+                    "name": m.name,
+                    "id": m.id,
+                    "state": str(m.state),
+                    **dict(m.info),
+                    **self._traffic(m),
+                }
                 for m in sorted(mesh.members.values(), key=lambda m: (m.name, m.id))
             ],
             "coordinator": coordinator
             and {"name": coordinator.name, "id": coordinator.id, "term": coordinator.term},
             "job": self._board.line if self._board else None,
         }
+
+    def _traffic(self, member: Member) -> dict[str, int]:
+        """Bytes that the link to a member has carried, where there is one."""
+        counters = self._mesh.link_statistics(member.id)
+        return {} if counters is None else dataclasses.asdict(counters)
 
     def invite(self) -> str:
         """Open the pairing window again and return its code."""
@@ -356,7 +367,7 @@ def _import_training() -> None:
 
     torch.optim imports torch._dynamo when the first optimizer is made: rather now than in a job.
     """
-    import torch._dynamo
+    import torch._dynamo  # noqa: F401
 
     import p2ptrain.training.holder
     import p2ptrain.training.member  # noqa: F401
