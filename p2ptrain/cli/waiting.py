@@ -50,16 +50,24 @@ def _restore(loop: asyncio.AbstractEventLoop, previous: _Handlers) -> None:
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[Callable[[], None]]:
-    """Treat SIGTERM as Ctrl-C meanwhile; yields a way to interrupt this very process."""
+    """Treat SIGTERM as Ctrl-C meanwhile; yields a way to interrupt this very process.
+
+    A shell script's background job (`p2ptrain train ... &`) starts with SIGINT ignored; asyncio
+    would leave it so, and the SIGTERM of `kill` would then do nothing.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {number: signal.getsignal(number) for number in _STOPS}
+    if previous[signal.SIGINT] is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield lambda: signal.raise_signal(signal.SIGINT)
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 async def first_of(*events: asyncio.Event) -> None:

@@ -1,0 +1,60 @@
+"""Signals end a command the same way, however the command was started."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from p2ptrain.cli.waiting import sigterm_interrupts, stop_event
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Whatever a test does to them."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("at_start", [signal.default_int_handler, signal.SIG_IGN])
+def test_sigterm_interrupts_also_a_background_job_of_a_script(at_start: object) -> None:
+    """A shell without job control starts what stands before `&` with SIGINT ignored."""
+    signal.signal(signal.SIGINT, at_start)  # type: ignore[arg-type]
+    ended: list[str] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cleanly")
+
+    with pytest.raises(KeyboardInterrupt), sigterm_interrupts():
+        asyncio.run(main())
+    assert ended == ["cleanly"]
+    assert signal.getsignal(signal.SIGINT) is at_start
+
+
+def test_the_handlers_stand_again_afterwards() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with sigterm_interrupts():
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_asks_to_stop_the_second_interrupts(number: signal.Signals) -> None:
+    async def main() -> None:
+        with stop_event() as stop:
+            before = signal.getsignal(signal.SIGINT)
+            signal.raise_signal(number)
+            await stop.wait()
+            assert signal.getsignal(signal.SIGINT) is not before
+
+    asyncio.run(main())
