@@ -8,7 +8,6 @@ to lead to stderr.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -97,19 +96,6 @@ def silence_stdout() -> None:
 
 def configure_logs(*, debug: bool) -> None:
     """Logs as lines on stderr: warnings, and with `--debug` everything."""
-    import structlog  # here: --help and --version need no logs
+    from p2ptrain.logs import log_to_stderr  # here: --help and --version need no logs
 
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=False),
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.DEBUG if debug else logging.WARNING
-        ),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
-        cache_logger_on_first_use=False,
-    )
+    log_to_stderr(debug=debug)

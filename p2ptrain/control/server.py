@@ -20,19 +20,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import structlog
 from aiohttp import WSMsgType, web
 
 from p2ptrain.control.place import Host, Member
 from p2ptrain.control.record import ControlRecord, remove_record, write_record
 from p2ptrain.errors import PeerError, UserError
+from p2ptrain.logs import get_logger
 
 SOCKET_HOST = "p2ptrain"
 """The Host header of requests over the unix socket."""
 
 BODY_LIMIT_BYTES = 1024 * 1024
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeAlias
 
-import structlog
-
 from p2ptrain.errors import LinkClosed, NotPaired, PeerError, UserError, VersionMismatch
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address, AddressBook
 from p2ptrain.mesh.backoff import Backoff
 from p2ptrain.mesh.hello import (
     Hello,
     Refusal,
+    mismatch,
     new_token,
     refusal_of,
     refused,
@@ -40,7 +41,7 @@ from p2ptrain.mesh.tasks import TaskScope
 from p2ptrain.net.link import Link
 from p2ptrain.net.message import Message
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MakeLink: TypeAlias = Callable[[str], Link]
 Dial: TypeAlias = Callable[[Sequence[Address], str, MakeLink], Awaitable[Link]]
@@ -80,7 +81,9 @@ class Surroundings:
             the second time with True.
         on_not_paired: (peer id) a device that we trust does not trust us.
         is_reachable: (peer id) asks over the current link whether the peer still answers.
+        on_mismatch: (peer id, in whose words) it speaks another protocol version.
         on_fatal: this process must stop.
+        executor: where links compress.
     """
 
     self_id: str
@@ -91,7 +94,9 @@ class Surroundings:
     on_lost: Callable[[str, bool], None]
     on_not_paired: Callable[[str], None]
     is_reachable: Callable[[str], Awaitable[None]]
+    on_mismatch: Callable[[str, str], None]
     on_fatal: Callable[[UserError], None]
+    executor: Executor
 
 
 @dataclass(slots=True, eq=False)
@@ -265,21 +270,21 @@ class Connections:
         dialling = peer is not None and peer.dialling
         here = Situation(self._around.self_id, own, current, dialling)
         decision = judge_incoming(link.peer_id, hello, here)
-        if decision.action is Action.ASK_OLD:
-            decision = await self._ask_old(link.peer_id, hello)
+        if decision.action is Action.ASK_OLD and peer is not None and peer.current is not None:
+            decision = await self._ask_old(peer.current, hello)
         await self._act(link, hello, own, decision)
 
-    async def _ask_old(self, peer_id: str, hello: Hello) -> Decision:
-        """Whether the process connected so far still answers."""
-        old = self.link(peer_id)
+    async def _ask_old(self, old: PeerLink, hello: Hello) -> Decision:
+        """Whether the process connected so far, at the end of `old`, still answers."""
+        before = old.theirs_now()
         try:
             async with asyncio.timeout(self._times.ask_old_seconds):
-                await self._around.is_reachable(peer_id)
+                await self._around.is_reachable(old.peer_id)
         except (PeerError, TimeoutError):
             return Decision(Action.ACCEPT, "its earlier process does not answer")
-        if old is None or old.theirs is None or self.link(peer_id) is not old:
+        if before is None or self.link(old.peer_id) is not old:
             return Decision(Action.ACCEPT, "its earlier process is gone")
-        decision = between_instances(peer_id, old.theirs, hello)
+        decision = between_instances(old.peer_id, before, hello)
         if decision.action is Action.ACCEPT:
             await _send_last(old, refused(Refusal.COPIED))
         return decision
@@ -290,6 +295,8 @@ class Connections:
             await _send_last(link, refused(Refusal.LEAVING))
             self._around.on_fatal(copied_identity())
             return
+        if decision.refusal is Refusal.VERSION:
+            self._around.on_mismatch(link.peer_id, mismatch(hello.version, hello.software))
         if decision.refusal is not None or self._leaving:
             await _send_last(link, refused(decision.refusal or Refusal.LEAVING))
             return
@@ -315,7 +322,7 @@ class Connections:
             old.link.abort(reason)
 
     def _establish(self, peer: _Peer, link: PeerLink, hello: Hello) -> None:
-        link.theirs = hello
+        link.come_up(hello)
         peer.current = link
         peer.last_token = link.token
         peer.missed = False
@@ -327,7 +334,7 @@ class Connections:
         self._around.on_up(link.peer_id, hello)
 
     def _new_link(self, peer_id: str, own: Hello | None) -> PeerLink:
-        link = PeerLink(peer_id, self, self._router, own)
+        link = PeerLink(peer_id, self, self._router, own, self._around.executor)
         self._all_links.add(link)
         return link
 
@@ -352,7 +359,7 @@ class Connections:
         try:
             await self.dial(peer_id, addresses)
         except VersionMismatch as error:
-            log.warning("version_mismatch", peer=peer_id[:16], why=str(error))
+            self._around.on_mismatch(peer_id, str(error))
         except PeerError as error:
             log.debug("dial_failed", peer=peer_id[:16], why=str(error))
             if peer.missed and await all_refuse(peer.at) and peer.current is None:
@@ -411,12 +418,7 @@ class Connections:
         if reason is Refusal.COPIED:
             self._around.on_fatal(copied_identity())
         if reason is Refusal.VERSION:
-            own = self._around.own_hello()
-            raise VersionMismatch(
-                f"device {link.peer_id[:16]} speaks protocol version {version} (p2ptrain "
-                f"{software}), this one {own.version} (p2ptrain {own.software}): install the same "
-                "p2ptrain on both"
-            )
+            raise VersionMismatch(mismatch(version, software))
         raise LinkClosed(f"device {link.peer_id[:16]} refused the link: {reason.value}")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import UserError
+from p2ptrain.mesh.trust import TrustedDevice
 
 ID_DIGITS_LEAST = 8
 """A device may be named by this many leading digits of its id."""
@@ -25,6 +26,19 @@ class Device:
     name: str
     introduced_by: str
     connected: bool
+
+
+def list_devices(
+    book: Mapping[str, TrustedDevice], own_name: str, connected: Collection[str]
+) -> list[Device]:
+    """The trusted devices of `book`; `connected` are the ids with a link."""
+
+    def device(entry: TrustedDevice) -> Device:
+        introducer = book.get(entry.introduced_by)
+        by = introducer.name if introducer is not None else own_name
+        return Device(entry.id, entry.name, by, entry.id in connected)
+
+    return [device(entry) for entry in book.values() if not entry.revoked]
 
 
 def find_device(name: str, devices: Sequence[Device]) -> Device:

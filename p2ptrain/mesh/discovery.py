@@ -13,16 +13,16 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-import structlog
 import zeroconf
 from zeroconf import IPVersion, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.errors import UserError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.discovered import INSTANCE_DIGITS, Candidate, parse
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 SERVICE = "_p2ptrain._tcp.local."
 OLDEST_ZEROCONF = (0, 149, 17)

@@ -192,3 +192,12 @@ def _addresses(value: object) -> tuple[str, ...]:
     if not all(isinstance(item, str) and len(item) <= 64 for item in value):
         raise ProtocolError("a hello's addresses are malformed")
     return tuple(value)
+
+
+def mismatch(version: int, software: str) -> str:
+    """What people read where another device speaks another protocol version."""
+    return (
+        f"this device speaks protocol version {PROTOCOL_VERSION} (p2ptrain {__version__}), the "
+        f"other one {version} (p2ptrain {printable(software, 32)}): install the same p2ptrain on "
+        "both"
+    )

@@ -278,7 +278,8 @@ class Membership:
     def _learn_newer(self, claim: Claim, known: MemberRecord, peer: str) -> None:
         record = claim.record
         ends_known = record.state is MemberState.DEAD or record.instance != known.instance
-        if not ends_known or peer == record.id or not self._hears(record.id):
+        doubtful = ends_known and known.state in LIVE and self._hears(record.id)
+        if peer == record.id or not doubtful:
             self._adopt(record, self._hearsay(record, peer), claim.accusers, peer)
         elif known.state is MemberState.ALIVE or record.incarnation > known.incarnation:
             doubted = dataclasses.replace(

@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-import structlog
-
 from p2ptrain.errors import InternalError, LinkClosed, ProtocolError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh import probe
 from p2ptrain.mesh.interface import (
     Coordinator,
     CoordinatorChanged,
     Handler,
+    LinkLost,
     LinkSpeed,
     LinkStatistics,
     Member,
@@ -34,7 +34,7 @@ from p2ptrain.mesh.router import Router
 from p2ptrain.net.header import decode_header, encode_header
 from p2ptrain.net.message import Message, PartsAllocator, Priority
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Info = Mapping[str, int | float | str]
 
@@ -132,8 +132,9 @@ class MemoryHousehold:
 
     def cut(self, one: MemoryMesh, other: MemoryMesh, why: str) -> None:
         """The link between two devices ends; a new one is there at once."""
-        one.router.lost(other.self_id, f"the link to {other.name} ended: {why}")
-        other.router.lost(one.self_id, f"the link to {one.name} ended: {why}")
+        for mesh, peer in ((one, other), (other, one)):
+            mesh.router.lost(peer.self_id, f"the link to {peer.name} ended: {why}")
+            mesh.tell(LinkLost(peer.self_id, why))
 
     async def _remove(self, name: str, state: MemberState, reason: str) -> None:
         gone = self._meshes[name]

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-import structlog
-
 from p2ptrain.errors import Error, LinkClosed, OptionError, UserError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh import probe
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
 from p2ptrain.mesh.connections import Connections, Surroundings, copied_identity
+from p2ptrain.mesh.default_name import default_name
 from p2ptrain.mesh.device_file import DeviceFile
-from p2ptrain.mesh.device_list import Device, find_device
+from p2ptrain.mesh.device_list import Device, find_device, list_devices
 from p2ptrain.mesh.discovered import Candidate, CandidateTable
 from p2ptrain.mesh.discovery import Discovery, MdnsDiscovery, NoDiscovery
 from p2ptrain.mesh.events import MemberRecord
@@ -39,6 +40,7 @@ from p2ptrain.mesh.interface import (
 )
 from p2ptrain.mesh.interfaces import choose, machine_addresses
 from p2ptrain.mesh.name_keeper import NameKeeper
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.pairing import PairedDevice
 from p2ptrain.mesh.pairing_dialer import PairingDialer
 from p2ptrain.mesh.pairing_service import PairingHooks, PairingService
@@ -65,7 +67,7 @@ from p2ptrain.net.message import Message, PartsAllocator, Priority
 from p2ptrain.net.pairing_channel import PairingChannel
 from p2ptrain.observe.events import Event, Ready
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class NetworkMesh:
@@ -100,11 +102,12 @@ class NetworkMesh:
         folder = StateFolder(config.state_dir)
         self._identity = load_or_create(folder)
         self._trust = TrustStore(folder, self._identity)
-        self._file = DeviceFile(folder, config.name, f"device-{self._identity.id[:4]}")
+        self._file = DeviceFile(folder, config.name, default_name(self._identity.id))
         self._contexts = TlsContexts(self._identity, self._trust)
         self._instance = new_token()
         self._info = dict(config.info)
         self._watchers = Watchers(self.self_id, emit)
+        self._notices = Notices(emit)
         self._candidates = CandidateTable(self._trust.is_trusted)
         self._given: list[Address] = []  # from --peer
         self._not_paired: set[str] = set()  # trusted here, but they refused us as strangers
@@ -150,6 +153,7 @@ class NetworkMesh:
         await asyncio.gather(self._discovery.close(), self._connections.close())
         await self._listener.close()
         await self.router.close()
+        self._executor.shutdown(wait=False)
 
     async def _start(self) -> None:
         self._started = asyncio.get_running_loop().time()
@@ -173,6 +177,7 @@ class NetworkMesh:
     def _make_parts(self) -> None:
         loop = asyncio.get_running_loop()
         rng = Random()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="p2ptrain-lz4")
         self._connections = Connections(
             self._surroundings(), self.router, self._tasks, rng, self._config.times
         )
@@ -210,11 +215,12 @@ class NetworkMesh:
                 is_paired=self._is_paired,
                 is_removed=self._trust.is_removed,
                 emit=self._emit,
+                warn=self._notices.warn,
             ),
         )
 
         self._dialer = PairingDialer(
-            self._pairing, self._candidates.values, self._is_paired, self._emit
+            self._pairing, self._candidates.values, self._is_paired, self._notices.warn
         )
         door = Door(
             context=self._contexts.server,
@@ -235,7 +241,9 @@ class NetworkMesh:
             on_lost=self._on_lost,
             on_not_paired=self._on_not_paired,
             is_reachable=self._ping,
+            on_mismatch=self._on_mismatch,
             on_fatal=self._fail,
+            executor=self._executor,
         )
 
     def _route_own_kinds(self) -> None:
@@ -302,8 +310,7 @@ class NetworkMesh:
             return
         link = self._connections.link(peer_id)
         if link is None:
-            known = self._trust.book.get(peer_id)
-            raise LinkClosed(f"there is no link to {known.name if known else peer_id[:16]} now")
+            raise LinkClosed(f"there is no link to {self._trust.name(peer_id)} now")
         await link.link.send(message, priority)
 
     async def call(
@@ -343,7 +350,7 @@ class NetworkMesh:
 
     def devices(self) -> list[Device]:
         """The trusted devices, this one not among them."""
-        return [self._device(entry) for entry in self._trust.trusted.values()]
+        return list_devices(self._trust.book, self.name, self._connections.connected())
 
     def remove(self, name: str) -> Device:
         """Trust the device `name` (or of an id beginning so) no more, everywhere and at once.
@@ -425,6 +432,9 @@ class NetworkMesh:
             self._connections.hint(entry.id, [*found, *addresses, *self._given])
         self._roster.trust(self._household_ids())
 
+    def _on_mismatch(self, peer_id: str, why: str) -> None:
+        self._notices.warn(f"{self._trust.name(peer_id)} is not connected: {why}")
+
     async def _on_refused(self, peer_id: str, _message: Message) -> None:
         """A member found an older process with our identity."""
         log.warning("identity_copied", by=peer_id[:16])
@@ -483,11 +493,6 @@ class NetworkMesh:
         except UserError as error:  # a full disk: this device must not vote
             self._fail(error)
             raise
-
-    def _device(self, entry: TrustedDevice) -> Device:
-        introducer = self._trust.book.get(entry.introduced_by)
-        by = introducer.name if introducer is not None else self.name
-        return Device(entry.id, entry.name, by, self._connections.link(entry.id) is not None)
 
     def _fail(self, error: UserError) -> None:
         """End this device's membership with `error`."""

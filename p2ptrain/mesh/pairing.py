@@ -28,14 +28,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.errors import NotPaired, PairingError, ProtocolError, VersionMismatch
+from p2ptrain.mesh.hello import mismatch
 from p2ptrain.mesh.identity import CERTIFICATE_LIMIT_BYTES, Identity, device_id, is_signed
 from p2ptrain.mesh.pake import Pake, Side, Spake2
-from p2ptrain.mesh.text import peer_name, printable
+from p2ptrain.mesh.text import peer_name
 from p2ptrain.net import cbor
 
 MESSAGE_LIMIT_BYTES = 4096
 _LABEL = b"p2ptrain pairing 1"
-_VERSION_LIMIT_CHARACTERS = 32
 
 MakePake: TypeAlias = Callable[[Side, str, bytes, bytes], Pake]
 
@@ -255,11 +255,7 @@ def _pake_ids(client_id: str, server_id: str) -> tuple[bytes, bytes]:
 
 
 def _mismatch(version: int, software: str) -> VersionMismatch:
-    return VersionMismatch(
-        f"this device speaks protocol version {PROTOCOL_VERSION} (p2ptrain {__version__}), the "
-        f"other one {version} (p2ptrain {printable(software, _VERSION_LIMIT_CHARACTERS)}): "
-        "install the same p2ptrain on both"
-    )
+    return VersionMismatch(mismatch(version, software))
 
 
 def _encode(kind: str, **fields: Any) -> bytes:

@@ -10,16 +10,14 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Sequence
 
-import structlog
-
 from p2ptrain.errors import LinkClosed, PeerError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.discovered import Candidate
 from p2ptrain.mesh.pairing import Busy, WindowClosed, WrongCode
 from p2ptrain.mesh.pairing_service import PairingService
-from p2ptrain.observe.events import Event, Warned
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 RETRY_SECONDS = 2.0
 AT_ONCE = 4
@@ -34,13 +32,13 @@ class PairingDialer:
         service: PairingService,
         found: Callable[[], Iterable[Candidate]],
         is_paired: Callable[[str], bool],
-        emit: Callable[[Event], None],
+        warn: Callable[[str], None],
     ) -> None:
         self._service = service
         self._found = found
         self._given: list[Address] = []  # those at which nobody is paired yet
         self._is_paired = is_paired
-        self._emit = emit
+        self._warn = warn
         self._wake = asyncio.Event()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._not_before: dict[str, float] = {}
@@ -84,14 +82,18 @@ class PairingDialer:
         try:
             await self._service.dial(addresses)
             self._forget(addresses)
-        except (WindowClosed, Busy, LinkClosed, socket.gaierror) as error:
+        except WindowClosed as error:
+            self._later(key, str(error))
+            if self._service.is_open:  # else the answer is our own
+                self._warn(f"the device at {addresses[0][0]} cannot be paired with: {error}")
+        except (Busy, LinkClosed, socket.gaierror) as error:
             self._later(key, str(error))
         except WrongCode:
             self._forget(addresses)  # its person has been told
         except PeerError as error:
-            log.warning("pairing_failed", device=key[:16], why=str(error))
+            log.info("pairing_failed", device=key[:16], why=str(error))
             self._forget(addresses)
-            self._emit(Warned(f"pairing with a device at {addresses[0][0]} failed: {error}"))
+            self._warn(f"pairing with the device at {addresses[0][0]} failed: {error}")
         finally:
             self._running.pop(key, None)
             self._wake.set()

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from p2ptrain.errors import NotPaired, PairingError, PeerError, VersionMismatch
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.identity import Identity, device_id
 from p2ptrain.mesh.pairing import (
@@ -34,7 +33,7 @@ from p2ptrain.net.endpoint import dial_unpaired
 from p2ptrain.net.pairing_channel import PairingChannel
 from p2ptrain.observe.events import Event, Pairing, PairingFailed
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 ATTEMPT_SECONDS = 20.0
 HELLOS_LIMIT = 1000
@@ -53,6 +52,7 @@ class PairingHooks:
         is_paired: whether that device and this one trust one another already.
         is_removed: whether that device was removed from the household.
         emit: what people should see.
+        warn: tells people something, once however often it happens.
     """
 
     name: Callable[[], str]
@@ -61,6 +61,7 @@ class PairingHooks:
     is_paired: Callable[[str], bool]
     is_removed: Callable[[str], bool]
     emit: Callable[[Event], None]
+    warn: Callable[[str], None]
 
 
 class PairingService:
@@ -109,7 +110,9 @@ class PairingService:
         try:
             await self._serve(channel, server)
         except (Busy, WindowClosed, WrongCode, VersionMismatch) as error:
-            log.warning("pairing_refused", address=channel.address, why=str(error))
+            log.info("pairing_refused", address=channel.address, why=str(error))
+            if isinstance(error, VersionMismatch):
+                self._hooks.warn(f"the device at {channel.address} cannot pair: {error}")
             await _send_last(channel, refusal(error, self._tries_left()))
         except PeerError as error:
             log.info("pairing_broken_off", address=channel.address, why=str(error))

@@ -6,18 +6,19 @@ import asyncio
 import mmap
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Protocol
 
-import structlog
-
 from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.hello import HELLO_KIND, REFUSED_KIND, Hello, from_message
 from p2ptrain.mesh.router import Router
 from p2ptrain.net.header import Header
 from p2ptrain.net.link import Link
 from p2ptrain.net.message import Message, Priority
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 DISCARD_LIMIT_BYTES = 256 * 2**20
 """Most bytes of one message that are read only to be thrown away (see `Router.open_parts`)."""
@@ -49,7 +50,14 @@ class PeerLink:
         settled: None once our hello is answered, or the refusal, or the error that came before.
     """
 
-    def __init__(self, peer_id: str, owner: LinkOwner, router: Router, own: Hello | None) -> None:
+    def __init__(
+        self,
+        peer_id: str,
+        owner: LinkOwner,
+        router: Router,
+        own: Hello | None,
+        executor: Executor,
+    ) -> None:
         self.peer_id = peer_id
         self.own = own
         self.said = own
@@ -58,9 +66,10 @@ class PeerLink:
         self._owner = owner
         self._router = router
         self._greeted = False
+        self._up_since = 0.0
         self._post: deque[Message] = deque(maxlen=POSTBOX_LIMIT)
         self._posted = asyncio.Event()
-        self.link = Link(peer_id, self)
+        self.link = Link(peer_id, self, executor=executor)
 
     @property
     def is_up(self) -> bool:
@@ -71,6 +80,18 @@ class PeerLink:
     def token(self) -> str:
         """The name that the dialling side gave this link."""
         return (self.own or self.theirs or _NOBODY).token
+
+    def come_up(self, theirs: Hello) -> None:
+        """Both hellos are said: from now on messages may pass."""
+        self.theirs = theirs
+        self._up_since = asyncio.get_running_loop().time()
+
+    def theirs_now(self) -> Hello | None:
+        """The peer's hello as it would say it now: it has been up longer since."""
+        if self.theirs is None:
+            return None
+        passed = asyncio.get_running_loop().time() - self._up_since
+        return replace(self.theirs, uptime_seconds=self.theirs.uptime_seconds + passed)
 
     # What the link calls (net.link.Receiver)
 

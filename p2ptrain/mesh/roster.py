@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-import structlog
-
 from p2ptrain.errors import ProtocolError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.election import Election, ElectionConfig
 from p2ptrain.mesh.events import (
     Changed,
@@ -44,7 +43,7 @@ from p2ptrain.mesh.interface import (
 from p2ptrain.mesh.membership import Membership, MembershipConfig
 from p2ptrain.net.message import Message
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MEMBERSHIP_KIND = "swim.message"
 ELECTION_KIND = "election.message"

@@ -15,16 +15,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import structlog
-
 from p2ptrain.errors import Error, InternalError, LinkClosed, PeerError, ProtocolError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh import remote_errors
 from p2ptrain.mesh.calls import Calls
 from p2ptrain.mesh.interface import Handler
 from p2ptrain.mesh.lanes import Lanes
 from p2ptrain.net.message import Fields, Message, PartsAllocator, Priority
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 REFUSED_KINDS_LIMIT = 64
 """Most different unrouted kinds counted by name: a peer chooses them."""

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from p2ptrain.errors import ProtocolError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.trust import TrustedDevice, TrustRecord, decode_record, encode_record
 from p2ptrain.mesh.trust_store import TrustStore
 from p2ptrain.net.message import Message
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 TRUST_KIND = "trust.record"
 ADDRESSES_LIMIT = 4

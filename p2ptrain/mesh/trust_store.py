@@ -60,6 +60,11 @@ class TrustStore:
         device = self._book.get(peer_id)
         return device is not None and device.revoked
 
+    def name(self, peer_id: str) -> str:
+        """The device as people know it, or the first digits of its id."""
+        device = self._book.get(peer_id)
+        return device.name if device is not None else peer_id[:16]
+
     def add_paired(self, certificate_der: bytes, name: str) -> TrustedDevice:
         """Remember a device that has proved to know the code.
 

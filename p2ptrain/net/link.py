@@ -15,9 +15,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import structlog
-
 from p2ptrain.errors import LinkClosed, PeerError
+from p2ptrain.logs import get_logger
 from p2ptrain.net.compression import ChooserSettings, CompressionChooser
 from p2ptrain.net.decoder import DecoderSink, FrameDecoder
 from p2ptrain.net.header import Header
@@ -33,7 +32,7 @@ from p2ptrain.net.stream import ByteStream
 FRAMES_A_TURN = 8
 """Frames written before the event loop gets its turn, where the stream takes all we give."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Timer(Protocol):

@@ -12,9 +12,8 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import structlog
-
 from p2ptrain.errors import PeerError
+from p2ptrain.logs import get_logger
 from p2ptrain.net.admission import PER_ADDRESS_LIMIT, TOTAL_LIMIT, Admission
 from p2ptrain.net.binding import bind_all
 from p2ptrain.net.dial import Address, MakeLink
@@ -28,7 +27,7 @@ HANDSHAKE_SECONDS = 5.0
 ACCEPT_RETRY_SECONDS = 0.5
 """Pause after `accept` failed, as it does at once again while no file descriptor is free."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 
-import structlog
+from p2ptrain.logs import get_logger
 
 NOTSENT_LOWAT_BYTES = 128 * 1024
 USER_TIMEOUT_MS = 10_000
@@ -29,7 +29,7 @@ _OPTIONS = (
     (socket.IPPROTO_TCP, "TCP_KEEPCNT", KEEPALIVE_PROBES),
 )
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def tune(connection: socket.socket) -> None:

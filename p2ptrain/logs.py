@@ -1,0 +1,45 @@
+"""Logs as events with keys, through the standard library's logging, silent unless asked for.
+
+An app that embeds p2ptrain must not find our lines on its stdout. So the logger "p2ptrain" has a
+handler that does nothing, as the standard library advises libraries (Python's "Logging HOWTO"); an
+app that configures logging sees our lines where it wants them, and the command line sends them to
+stderr. structlog's own global configuration is the app's: it is neither used nor changed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+ROOT_NAME = "p2ptrain"
+
+_PROCESSORS = (
+    structlog.stdlib.filter_by_level,
+    structlog.processors.format_exc_info,
+    structlog.processors.KeyValueRenderer(key_order=["event"]),
+)
+
+logging.getLogger(ROOT_NAME).addHandler(logging.NullHandler())
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """The logger of the module `name`: `log.warning("what_happened", peer=..., why=...)`."""
+    logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=list(_PROCESSORS),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    return logger
+
+
+def log_to_stderr(*, debug: bool) -> None:
+    """Lines on stderr: warnings, and with `debug` everything. For the command line only."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger(ROOT_NAME)
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.DEBUG if debug else logging.WARNING)
+    logger.propagate = False  # a script that configures logging would show each line twice
