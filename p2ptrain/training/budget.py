@@ -32,6 +32,14 @@ def usable_memory_bytes() -> int:
     return int(available * USABLE_SHARE)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be had; torch raises a plain RuntimeError for it on the CPU."""
+    text = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text
+    )
+
+
 def _cgroup_files() -> list[tuple[Path, Path]]:
     """The limits of this process's own group and, inside containers, of the visible root."""
     pairs = [(Path(limit), Path(usage)) for limit, usage in _CGROUP_FILES]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from p2ptrain.errors import DeviceLost, LinkClosed, ProtocolError, TrainingError
+from p2ptrain.errors import DeviceLost, PeerError, ProtocolError, TrainingError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.optimizer import optimizer_state_ratio
@@ -159,9 +159,12 @@ class HolderRun:
         except LossNotFinite as error:
             reason = str(error)
             raise TrainingError(await self._diagnosis(prepared, epoch, error)) from None
-        except LinkClosed as error:
+        except DeviceLost as error:
             reason = str(error)
-            raise await self._lost(epoch, error) from error
+            raise
+        except PeerError as error:
+            reason = str(error)
+            raise await epoch.verdict(VERDICT_SECONDS) or error from error
         except BaseException as error:
             reason = str(error) or type(error).__name__
             raise
@@ -224,17 +227,6 @@ class HolderRun:
         finding = await epoch.diagnose(error.micro_batch)
         advice = "lower the learning rate, clip the gradients, or look at that unit's input"
         return f"{error}{_where(prepared, finding)}; {advice}"
-
-    async def _lost(self, epoch: HolderEpoch, error: LinkClosed) -> DeviceLost | LinkClosed:
-        """Wait shortly for the membership's verdict: it knows which device is gone."""
-        try:
-            async with asyncio.timeout(VERDICT_SECONDS):
-                await epoch.tracker.failed()
-        except DeviceLost as lost:
-            return lost
-        except TimeoutError:
-            pass
-        return error
 
 
 def _where(prepared: Prepared, finding: Finding | None) -> str:

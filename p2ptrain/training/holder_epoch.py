@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,6 +86,7 @@ class HolderEpoch:
         self._check = check
         self._norms: NormGathering | None = None
         self._outputs = self._connect_outputs(switchboard)
+        self._lost: asyncio.Future[DeviceLost] = asyncio.get_running_loop().create_future()
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
         mesh.route(DONE, self._done)
         mesh.route(FAILED, self._failed)
@@ -152,6 +154,11 @@ class HolderEpoch:
             return Finding(None, parameters)
         unit = integer(reply.fields, "unit", 0, len(self._description.units) - 1)
         return Finding(unit, parameters)
+
+    async def verdict(self, timeout_seconds: float) -> DeviceLost | None:
+        """Which device is gone, where the mesh finds out in time: a stage only sees a dead link."""
+        await asyncio.wait([self._lost], timeout=timeout_seconds)
+        return self._lost.result() if self._lost.done() else None
 
     async def end(self, reason: str) -> None:
         """Let every device go; those out of reach notice by themselves."""
@@ -228,12 +235,22 @@ class HolderEpoch:
         if isinstance(event, MemberChanged) and event.member.id in self.assignment.devices:
             name, state = event.member.name, event.member.state
             if state is MemberState.DEAD:
-                self.tracker.fail(_lost(name, f"{name} is gone ({event.reason})"))
+                self._lose(name, f"{name} is gone ({event.reason})")
             elif state is MemberState.LEFT:
-                self.tracker.fail(_lost(name, f"{name} left the household"))
+                self._lose(name, f"{name} left the household")
         elif isinstance(event, LinkLost) and event.peer_id in self.assignment.devices:
             name = self._name(event.peer_id)
-            self.tracker.fail(_lost(name, f"the link to {name} ended ({event.reason})"))
+            self._lose(name, f"the link to {name} ended ({event.reason})")
+
+    def _lose(self, name: str, what: str) -> None:
+        lost = DeviceLost(
+            f"{what}, and it held a part of the model; start again without it, or with --resume "
+            "from the last checkpoint",
+            name=name,
+        )
+        if not self._lost.done():
+            self._lost.set_result(lost)
+        self.tracker.fail(lost)
 
     # -- helpers ---------------------------------------------------------------------------------
 
@@ -270,14 +287,6 @@ class LossNotFinite(TrainingError):
         super().__init__(message)
         self.step = step
         self.micro_batch = micro_batch
-
-
-def _lost(name: str, what: str) -> DeviceLost:
-    return DeviceLost(
-        f"{what}, and it held a part of the model; start again without it, or with --resume from "
-        "the last checkpoint",
-        name=name,
-    )
 
 
 def _target_stages(assignment: Assignment, description: ModelDescription) -> list[int]:

@@ -22,7 +22,7 @@ from p2ptrain.model.optimizer_spec import optimizer_from_fields
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.budget import usable_memory_bytes
+from p2ptrain.training.budget import is_out_of_memory, usable_memory_bytes
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
@@ -307,11 +307,13 @@ def _failure_fields(error: BaseException) -> dict[str, object]:
             "micro_batch": error.key.micro_batch,
         }
     message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    if is_out_of_memory(error):
+        message = "it ran out of memory; offer less of it with --memory, or a smaller --micro-batch"
     return {"cause": _cause(error), "message": message[:FAILURE_TEXT_LIMIT]}
 
 
 def _cause(error: BaseException) -> str:
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) or is_out_of_memory(error):
         return "user"
     return "peer" if isinstance(error, PeerError) else "bug"
 
