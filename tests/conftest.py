@@ -7,15 +7,30 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: several devices share the cores
 os.environ["MKL_NUM_THREADS"] = "1"
 
+import functools
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
-_NEEDED_TOOLS = ("ip", "tc", "nsenter")
-_skipped: list[str] = []
+IN_CI = os.environ.get("CI") == "true"
+
+# a busy machine is no failure; in CI a failure must come again in the next run
+settings.register_profile("here", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if IN_CI else "here")
+
+_NEEDED_TOOLS = ("ip", "tc", "nsenter", "unshare")
+_TESTS = Path(__file__).parent
+_GROUPS = ("unit/training", "unit/model", "unit/plan", "unit/mesh", "unit", "simulation", "system")
+"""Tests that share what is costly to make, or that must not run side by side; longest first, and
+those with real devices last, when nothing else is left to disturb them (`pytest -n 2`)."""
 
 
+@functools.cache
 def _namespaces_missing() -> str | None:
     """Why network namespaces cannot be made here, or None."""
     if not sys.platform.startswith("linux"):
@@ -23,26 +38,43 @@ def _namespaces_missing() -> str | None:
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in _NEEDED_TOOLS if shutil.which(tool) is None]
-    return f"missing: {', '.join(missing)} (iproute2, util-linux)" if missing else None
+    if missing:
+        return f"missing: {', '.join(missing)} (iproute2, util-linux)"
+    made = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True)
+    return f"root may not make them here: {made.stderr.strip()}" if made.returncode else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that need namespaces where there are none; never in CI as root."""
-    reason = _namespaces_missing()
-    must_run = os.environ.get("CI") == "true" and hasattr(os, "geteuid") and os.geteuid() == 0
-    if reason is None or must_run:
-        return
+    """Order the rooms, and skip tests that need namespaces where there are none."""
+    items.sort(key=lambda item: _GROUPS.index(_group(item)))
     for item in items:
-        if item.get_closest_marker("namespaces"):
-            item.add_marker(pytest.mark.skip(reason=reason))
-            _skipped.append(item.nodeid)
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+        if item.get_closest_marker("namespaces") and not _must_run() and _namespaces_missing():
+            item.add_marker(pytest.mark.skip(reason=str(_namespaces_missing())))
+
+
+def _group(item: pytest.Item) -> str:
+    folder = item.path.relative_to(_TESTS).parent.as_posix()
+    return next((group for group in _GROUPS if f"{folder}/".startswith(f"{group}/")), "system")
+
+
+def _must_run() -> bool:
+    return IN_CI and sys.platform.startswith("linux")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """In CI on Linux a test that cannot run has failed."""
+    if item.get_closest_marker("namespaces") and _must_run() and _namespaces_missing():
+        pytest.fail(f"CI=true, but {_namespaces_missing()}", pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in a line of its own what was not tested."""
-    if _skipped:
+    reports = terminalreporter.stats.get("skipped", [])
+    skipped = sum("namespaces" in report.keywords for report in reports)
+    if skipped:
         terminalreporter.write_line(
-            f"NOT TESTED: {len(_skipped)} tests on separate networks ({_namespaces_missing()})",
+            f"NOT TESTED: {skipped} tests on separate networks ({_namespaces_missing()})",
             red=True,
             bold=True,
         )
