@@ -50,8 +50,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise UserError(
             "the demo trains on scikit-learn's digits: run  pip install 'p2ptrain[demo]'  first"
         )
-    if output.is_terminal:
-        _use_console(output)
+    output.show_progress(STEPS)
     _introduce(output)
     with sigterm_interrupts() as interrupt, tempfile.TemporaryDirectory(prefix="p2ptrain-") as room:
         output.writer.on_closed = interrupt
@@ -61,20 +60,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return DONE
 
 
-def _use_console(output: Output) -> None:
-    from rich.console import Console
-
-    from p2ptrain.observe.console import ConsoleRenderer
-
-    output.use(ConsoleRenderer(Console(highlight=False), STEPS))
-
-
 def _introduce(output: Output) -> None:
     if not output.json:
         names = ", ".join((HOLDER, *MEMBERS))
         output.writer.write(
             f"three devices on this machine: {names}\n"
-            "(one machine's cores are faster undivided: --planner pp makes all three take part)"
+            "on one machine they share its cores: this shows how it works, not a gain in speed"
         )
 
 

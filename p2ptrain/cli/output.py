@@ -43,6 +43,16 @@ class Output:
         self._renderer.close()
         self._renderer = renderer
 
+    def show_progress(self, total_steps: int) -> None:
+        """Where a person reads this, show steps as a progress bar and plans as tables."""
+        if not self.is_terminal:
+            return
+        from rich.console import Console  # here: most commands need no progress bar
+
+        from p2ptrain.observe.console import ConsoleRenderer
+
+        self.use(ConsoleRenderer(Console(file=self._stream, highlight=False), total_steps))
+
     def show(self, event: Event) -> None:
         """Show an event."""
         self._renderer.show(event)

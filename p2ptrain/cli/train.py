@@ -145,8 +145,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     _check(args)
     job = override(load_job(args.script, args.job_options), args)
     chosen = train_options(args)
-    if output.is_terminal:
-        _use_console(output, job.total_steps(args.steps))
+    output.show_progress(job.total_steps(args.steps))
     with sigterm_interrupts() as interrupt:
         output.writer.on_closed = interrupt
         if args.local:
@@ -201,14 +200,6 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         fresh=args.fresh,
         replan=not args.no_replan,
     )
-
-
-def _use_console(output: Output, total_steps: int) -> None:
-    from rich.console import Console
-
-    from p2ptrain.observe.console import ConsoleRenderer
-
-    output.use(ConsoleRenderer(Console(highlight=False), total_steps))
 
 
 def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, output: Output) -> None:

@@ -36,6 +36,7 @@ class ConsoleRenderer:
             case ev.Step():
                 self._show_step(event)
             case ev.PlanEvent():
+                self._line(plan_lines(event)[0], "bold")  # a table's title breaks at its width
                 self._console.print(plan_table(event))
             case ev.Eval():
                 self._line(f"after step {event.step}: {metrics_text(event)}", "bold")
@@ -74,7 +75,7 @@ class ConsoleRenderer:
 
 def plan_table(event: ev.PlanEvent) -> Table:
     """The stages of a plan, then the devices left out with their reasons."""
-    table = Table(title=Text(plan_lines(event)[0]), title_justify="left", title_style="bold")
+    table = Table()
     table.add_column("stage")
     table.add_column("devices")
     table.add_column("units")
