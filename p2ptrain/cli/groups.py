@@ -42,7 +42,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 def add_node(parser: argparse.ArgumentParser) -> None:
     """How this device stands in the household: `join`'s options."""
     group = parser.add_argument_group("this device in the household")
-    group.add_argument("--name", metavar="N", help="this device's name (default: the host's)")
+    group.add_argument(
+        "--name", metavar="N", type=options.name, help="this device's name (default: the host's)"
+    )
     group.add_argument(
         "--code", type=options.code, help="pairing code, eight digits; needed once per device"
     )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from p2ptrain.cli import groups, qr
+from p2ptrain.cli import early, groups, qr
 from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.usage import DONE
-from p2ptrain.cli.waiting import first_of, stop_event
+from p2ptrain.cli.waiting import first_of, sigterm_interrupts, stop_event
 from p2ptrain.control.lock import FolderLock
 from p2ptrain.control.place import Lender, Place
 from p2ptrain.mesh.window import WINDOW_SECONDS
 from p2ptrain.observe.events import Event, Failed, Pairing, Stopped, Warned
+
+if TYPE_CHECKING:
+    from p2ptrain.control.server import ControlServer
 
 _DESCRIPTION = """\
 Makes this device a member of the household until it is stopped. It trains for whichever
@@ -46,22 +49,43 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Be a member until Ctrl-C or SIGTERM."""
-    asyncio.run(_join(groups.node_options(args), output))
+    options = groups.node_options(args)
+    from p2ptrain.control.server import ControlServer  # before signals count: it loads for a while
+
+    listening = False
+
+    async def main() -> None:
+        nonlocal listening
+        lender = Lender()
+        control = ControlServer(options["state_dir"], lender)
+        with FolderLock(options["state_dir"], "join"), stop_event() as stop:
+            listening = True
+            output.writer.on_closed = stop.set
+            await _join(options, output, stop, lender, control)
+
+    try:
+        if not early.release():
+            with sigterm_interrupts():
+                asyncio.run(main())
+    except KeyboardInterrupt:
+        if listening:
+            raise  # the second Ctrl-C: this person does not want to wait
     output.show(Stopped())
     return DONE
 
 
-async def _join(options: NodeOptions, output: Output) -> None:
-    from p2ptrain.control.server import ControlServer
-
-    with FolderLock(options["state_dir"], "join"), stop_event() as stop:
-        output.writer.on_closed = stop.set
-        lender = Lender()
-        async with ControlServer(options["state_dir"], lender) as control:
-            while not stop.is_set():
-                options = await _be_member(options, output, stop, lender)
-                await first_of(stop, lender.given_back)
-                control.publish()
+async def _join(
+    options: NodeOptions,
+    output: Output,
+    stop: asyncio.Event,
+    lender: Lender,
+    control: ControlServer,
+) -> None:
+    async with control:
+        while not stop.is_set():
+            options = await _be_member(options, output, stop, lender)
+            await first_of(stop, lender.given_back)
+            control.publish()
 
 
 async def _be_member(

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from p2ptrain._version import __version__
-from p2ptrain.cli import demo, devices, doctor, invite, join, profile, remove, status, train
+from p2ptrain.cli import demo, devices, doctor, early, invite, join, profile, remove, status, train
 from p2ptrain.cli.output import Output, configure_logs, open_output, silence_stdout
 from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, UsageError
 from p2ptrain.errors import PeerError, UserError
@@ -54,6 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace, output: Output) -> int:
     try:
+        if args.run is not join.run and early.release():
+            raise KeyboardInterrupt
         exit_code: int = args.run(args, output)
     except KeyboardInterrupt:
         return _interrupted(output)

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from p2ptrain.errors import OptionError
+from p2ptrain.mesh.text import checked_name
 from p2ptrain.mesh.window import normalised_code
 
 _UNITS_BYTES = {
@@ -69,6 +70,14 @@ def code(text: str) -> str:
         return normalised_code(text)
     except OptionError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+
+
+def name(text: str) -> str:
+    """A device's name."""
+    try:
+        return checked_name(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def peer(text: str) -> str:

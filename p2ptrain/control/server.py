@@ -20,15 +20,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 from aiohttp import WSMsgType, web
 
 from p2ptrain.control.place import Host, Member
-from p2ptrain.control.record import ControlRecord, remove_record, write_record
+from p2ptrain.control.record import ControlRecord, read_record, remove_record, write_record
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
 
 SOCKET_HOST = "p2ptrain"
 """The Host header of requests over the unix socket."""
+
+_SOCKET_FOLDER_PREFIX = "p2ptrain-"
 
 BODY_LIMIT_BYTES = 1024 * 1024
 
@@ -52,6 +55,7 @@ class ControlServer:
 
     async def __aenter__(self) -> Self:
         """Listen, then publish where."""
+        _sweep(self._folder)
         self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
@@ -84,7 +88,7 @@ class ControlServer:
             self._allowed_host = f"127.0.0.1:{runner.addresses[0][1]}"
             return self._allowed_host
         # A temporary folder: the path of a unix socket may have 104 characters only.
-        self._socket_folder = tempfile.mkdtemp(prefix="p2ptrain-")
+        self._socket_folder = tempfile.mkdtemp(prefix=_SOCKET_FOLDER_PREFIX)
         path = os.path.join(self._socket_folder, "control")
         await web.UnixSite(runner, path).start()
         return path
@@ -157,6 +161,20 @@ class ControlServer:
         except ConnectionResetError:
             _log.info("the borrower of this device's place was gone before it got it")
         return socket
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the socket's folder of a member that was killed here."""
+    try:
+        record = read_record(folder)
+    except UserError:
+        return  # nothing was left, or nothing that can be trusted
+    place = Path(record.address).parent
+    ours = place.parent == Path(tempfile.gettempdir()) and place.name.startswith(
+        _SOCKET_FOLDER_PREFIX
+    )
+    if ours and not psutil.pid_exists(record.pid):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 async def _closed(socket: web.WebSocketResponse) -> None:

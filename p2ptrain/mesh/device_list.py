@@ -52,5 +52,6 @@ def find_device(name: str, devices: Sequence[Device]) -> Device:
         found = [device for device in devices if device.id.startswith(name)]
     if len(found) != 1:
         known = ", ".join(f"{d.name} ({d.id[:ID_DIGITS_LEAST]})" for d in devices) or "none"
-        raise UserError(f"{len(found)} trusted devices are called {name!r}; trusted: {known}")
+        many = "several trusted devices are" if found else "no trusted device is"
+        raise UserError(f"{many} called {name!r}: give a name or the digits of an id of {known}")
     return found[0]

@@ -24,7 +24,7 @@ from p2ptrain.mesh.default_name import default_name
 from p2ptrain.mesh.device_file import DeviceFile
 from p2ptrain.mesh.device_list import Device, find_device, list_devices
 from p2ptrain.mesh.discovered import Candidate, CandidateTable
-from p2ptrain.mesh.discovery import Discovery, MdnsDiscovery, NoDiscovery
+from p2ptrain.mesh.discovery import Discovery, NoDiscovery
 from p2ptrain.mesh.events import MemberRecord
 from p2ptrain.mesh.hello import REFUSED_KIND, Hello, new_token
 from p2ptrain.mesh.identity import load_or_create
@@ -38,13 +38,13 @@ from p2ptrain.mesh.interface import (
     MemberChanged,
     MeshEvent,
 )
-from p2ptrain.mesh.interfaces import choose, machine_addresses
 from p2ptrain.mesh.name_keeper import NameKeeper
 from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.pairing import PairedDevice
 from p2ptrain.mesh.pairing_dialer import PairingDialer
 from p2ptrain.mesh.pairing_service import PairingHooks, PairingService
 from p2ptrain.mesh.resolve import resolve
+from p2ptrain.mesh.roaming import OwnAddresses, over_mdns
 from p2ptrain.mesh.roster import (
     ELECTION_KIND,
     MEMBERSHIP_KIND,
@@ -96,7 +96,7 @@ class NetworkMesh:
         """
         self._config = config
         self._emit = emit
-        self._ips = choose(config.interfaces, machine_addresses())
+        self._own = OwnAddresses(config.interfaces)
         self._given_peers = [parse_peer(peer) for peer in config.peers]
         self._code = normalised_code(config.code) if config.code is not None else None
         folder = StateFolder(config.state_dir)
@@ -107,7 +107,7 @@ class NetworkMesh:
         self._instance = new_token()
         self._info = dict(config.info)
         self._watchers = Watchers(self.self_id, emit)
-        self._notices = Notices(emit)
+        self._notices = Notices(emit, self._trust.name)
         self._candidates = CandidateTable(self._trust.is_trusted)
         self._given: list[Address] = []  # from --peer
         self._not_paired: set[str] = set()  # trusted here, but they refused us as strangers
@@ -165,7 +165,7 @@ class NetworkMesh:
                 self._connections.keep(device_id, addresses)
         self._given = [at for peer in self._given_peers for at in await resolve(peer)]
         await self._discovery.start(self.self_id, self.port, self._on_found)
-        self._emit(Ready(self.name, self.self_id, self._ips[0], self.port))
+        self._emit(Ready(self.name, self.self_id, self.address, self.port))
         self._roster.start()
         for device_id in self._trust.trusted:
             self._connections.keep(device_id)
@@ -220,7 +220,7 @@ class NetworkMesh:
         )
 
         self._dialer = PairingDialer(
-            self._pairing, self._candidates.values, self._is_paired, self._notices.warn
+            self._pairing, self._candidates.values, self._is_paired, self._notices.warn, rng
         )
         door = Door(
             context=self._contexts.server,
@@ -241,7 +241,7 @@ class NetworkMesh:
             on_lost=self._on_lost,
             on_not_paired=self._on_not_paired,
             is_reachable=self._ping,
-            on_mismatch=self._on_mismatch,
+            on_mismatch=self._notices.mismatch,
             on_fatal=self._fail,
             executor=self._executor,
         )
@@ -254,7 +254,7 @@ class NetworkMesh:
         self.route(REFUSED_KIND, self._on_refused)
 
     async def _listen(self) -> None:
-        hosts = self._ips if self._config.interfaces else None
+        hosts = self._own.ips if self._config.interfaces else None
         wanted = self._config.port
         try:
             await self._listener.start(hosts, DEFAULT_PORT if wanted is None else wanted)
@@ -281,7 +281,7 @@ class NetworkMesh:
     @property
     def address(self) -> str:
         """The IP that is shown to people; the device may have others."""
-        return self._ips[0]
+        return self._own.shown
 
     @property
     def members(self) -> Mapping[str, Member]:
@@ -326,12 +326,7 @@ class NetworkMesh:
 
     def link_statistics(self, peer_id: str) -> LinkStatistics | None:
         link = self._connections.link(peer_id)
-        if link is None:
-            return None
-        counters = link.link.statistics()
-        return LinkStatistics(
-            counters.sent_bytes, counters.received_bytes, counters.sent_parts_bytes
-        )
+        return link.statistics() if link is not None else None
 
     async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
         return await probe.measure(self, peer_id, duration_seconds)
@@ -380,7 +375,7 @@ class NetworkMesh:
 
     def _on_own_id(self, candidate: Candidate) -> None:
         """Our own announcement, or that of a device with a copy of our state folder."""
-        own = {(ip, self.port) for ip in self._ips}
+        own = {(ip, self.port) for ip in self._own.ips}
         others = [address for address in candidate.addresses if address not in own]
         if others and not self._left:
             self._tasks.spawn(self._dial_copy(others), "dial a copy")
@@ -408,6 +403,8 @@ class NetworkMesh:
 
     def _on_not_paired(self, peer_id: str) -> None:
         self._not_paired.add(peer_id)
+        if self._connections.addresses(peer_id).proven:  # else it may not have heard of us yet
+            self._notices.distrusted(peer_id)
         self._dialer.wake()
 
     def _on_unpaired(self, channel: PairingChannel) -> None:
@@ -432,9 +429,6 @@ class NetworkMesh:
             self._connections.hint(entry.id, [*found, *addresses, *self._given])
         self._roster.trust(self._household_ids())
 
-    def _on_mismatch(self, peer_id: str, why: str) -> None:
-        self._notices.warn(f"{self._trust.name(peer_id)} is not connected: {why}")
-
     async def _on_refused(self, peer_id: str, _message: Message) -> None:
         """A member found an older process with our identity."""
         log.warning("identity_copied", by=peer_id[:16])
@@ -450,7 +444,7 @@ class NetworkMesh:
     def _own_discovery(self) -> Discovery:
         if not self._config.discovery:
             return NoDiscovery()
-        return MdnsDiscovery(self._ips, lambda: self._trust.trusted)
+        return over_mdns(self._own, lambda: self._trust.trusted, self._notices.warn)
 
     def _open_first_window(self) -> None:
         if self._code is not None:
@@ -464,7 +458,7 @@ class NetworkMesh:
             instance=self._instance,
             uptime_seconds=asyncio.get_running_loop().time() - self._started,
             port=self.port,
-            addresses=tuple(self._ips[:8]),
+            addresses=tuple(self._own.ips[:8]),
             info=self._info,
         )
 

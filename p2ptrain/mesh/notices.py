@@ -8,14 +8,16 @@ from collections.abc import Callable
 from p2ptrain.observe.events import Event, Warned
 
 REMEMBERED_LIMIT = 256
-"""Any device on the network can make up addresses and with them new texts."""
+"""Any device on the network can make up addresses, and with them new texts."""
 
 
 class Notices:
     """Emits each text once; of more than REMEMBERED_LIMIT the oldest are forgotten."""
 
-    def __init__(self, emit: Callable[[Event], None]) -> None:
+    def __init__(self, emit: Callable[[Event], None], name_of: Callable[[str], str]) -> None:
+        """`name_of` gives a device's name by its id."""
         self._emit = emit
+        self._name_of = name_of
         self._said: OrderedDict[str, None] = OrderedDict()
 
     def warn(self, text: str) -> None:
@@ -26,3 +28,14 @@ class Notices:
         if len(self._said) > REMEMBERED_LIMIT:
             self._said.popitem(last=False)
         self._emit(Warned(text))
+
+    def mismatch(self, peer_id: str, why: str) -> None:
+        """A trusted device speaks another protocol version."""
+        self.warn(f"{self._name_of(peer_id)} is not connected: {why}")
+
+    def distrusted(self, peer_id: str) -> None:
+        """A device that this one was connected to has removed it."""
+        self.warn(
+            f"{self._name_of(peer_id)} does not trust this device any more: to come back, run "
+            "`p2ptrain invite` there and start this one with that --code"
+        )

@@ -9,19 +9,33 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
 
 from p2ptrain.errors import LinkClosed, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.backoff import Backoff
 from p2ptrain.mesh.discovered import Candidate
 from p2ptrain.mesh.pairing import Busy, WindowClosed, WrongCode
 from p2ptrain.mesh.pairing_service import PairingService
 
 log = get_logger(__name__)
 
+FIRST_RETRY_SECONDS = 0.2
 RETRY_SECONDS = 2.0
+"""The first pause, and the longest: whoever is invited anew is tried within it."""
 AT_ONCE = 4
 """Attempts side by side: each takes some computing on both devices."""
+REMEMBERED_LIMIT = 1024
+
+
+@dataclass(slots=True)
+class _PutOff:
+    """When a device may be tried again."""
+
+    until: float
+    backoff: Backoff
 
 
 class PairingDialer:
@@ -33,15 +47,17 @@ class PairingDialer:
         found: Callable[[], Iterable[Candidate]],
         is_paired: Callable[[str], bool],
         warn: Callable[[str], None],
+        rng: Random,
     ) -> None:
         self._service = service
         self._found = found
         self._given: list[Address] = []  # those at which nobody is paired yet
         self._is_paired = is_paired
         self._warn = warn
+        self._rng = rng
         self._wake = asyncio.Event()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._not_before: dict[str, float] = {}
+        self._put_off: dict[str, _PutOff] = {}
 
     def wake(self) -> None:
         """Somebody new may be there."""
@@ -63,7 +79,8 @@ class PairingDialer:
         now = asyncio.get_running_loop().time()
         for key, addresses in self._targets():
             busy = key in self._running or len(self._running) >= AT_ONCE
-            if not busy and now >= self._not_before.get(key, now):
+            put_off = self._put_off.get(key)
+            if not busy and (put_off is None or now >= put_off.until):
                 task = tasks.create_task(self._attempt(key, addresses), name=f"pair {key[:16]}")
                 self._running[key] = task
 
@@ -104,12 +121,18 @@ class PairingDialer:
     def _later(self, key: str, why: str) -> None:
         log.info("pairing_put_off", device=key[:16], why=why)
         now = asyncio.get_running_loop().time()
-        self._not_before = {k: at for k, at in self._not_before.items() if at > now}
-        self._not_before[key] = now + RETRY_SECONDS
+        known = self._put_off.get(key)
+        backoff = known.backoff if known else Backoff(self._rng, FIRST_RETRY_SECONDS, RETRY_SECONDS)
+        if len(self._put_off) >= REMEMBERED_LIMIT:
+            self._put_off.clear()  # a flood of made-up devices: at worst some are tried too soon
+        self._put_off[key] = _PutOff(now + backoff.next_seconds(), backoff)
 
     async def _wait(self) -> None:
+        """Until somebody new may be there, or the next one that was put off is due."""
+        now = asyncio.get_running_loop().time()
+        dues = [due.until - now for due in self._put_off.values() if due.until > now]
         try:
-            async with asyncio.timeout(RETRY_SECONDS / 2):
+            async with asyncio.timeout(min(dues, default=RETRY_SECONDS)):
                 await self._wake.wait()
         except TimeoutError:
             return

@@ -13,6 +13,7 @@ from typing import Protocol
 from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.hello import HELLO_KIND, REFUSED_KIND, Hello, from_message
+from p2ptrain.mesh.interface import LinkStatistics
 from p2ptrain.mesh.router import Router
 from p2ptrain.net.header import Header
 from p2ptrain.net.link import Link
@@ -92,6 +93,11 @@ class PeerLink:
             return None
         passed = asyncio.get_running_loop().time() - self._up_since
         return replace(self.theirs, uptime_seconds=self.theirs.uptime_seconds + passed)
+
+    def statistics(self) -> LinkStatistics:
+        """Counters up to now."""
+        now = self.link.statistics()
+        return LinkStatistics(now.sent_bytes, now.received_bytes, now.sent_parts_bytes)
 
     # What the link calls (net.link.Receiver)
 

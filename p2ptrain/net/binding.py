@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 from collections.abc import Sequence
@@ -30,9 +31,15 @@ def bind_all(hosts: Sequence[str] | None, port: int) -> list[socket.socket]:
             return _bind_at(wanted, port)
         except OSError as error:
             if attempt == tries - 1:
-                where = f"port {port}" if port else "any port"
-                raise OptionError(f"cannot listen at {where} of {wanted}: {error}") from error
+                raise OptionError(_why_not(wanted, port, error)) from error
     raise OptionError("no address to listen at was given")
+
+
+def _why_not(hosts: Sequence[str], port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE and port:
+        return f"port {port} of this device is taken: stop what uses it, or give another --port"
+    where = f"port {port}" if port else "any port"
+    return f"cannot listen at {where} of {', '.join(hosts)}: {error.strerror or error}"
 
 
 def _wildcards() -> list[str]:

@@ -258,7 +258,7 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         cipher = self._outgoing.read()
-        if cipher and self._transport is not None:
+        if cipher and self._transport is not None and not self._transport.is_closing():
             self._transport.write(cipher)
 
 

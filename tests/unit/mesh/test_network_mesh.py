@@ -185,7 +185,7 @@ async def test_a_removed_device_comes_back_only_by_an_invitation(home: Household
 async def test_removing_an_unknown_device_names_the_known(home: Household) -> None:
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert)
-    with pytest.raises(UserError, match="trusted: bert"):
+    with pytest.raises(UserError, match="no trusted device is called 'cora'.* bert"):
         anna.mesh.remove("cora")
 
 
@@ -265,7 +265,7 @@ async def test_a_stranger_with_a_certificate_of_its_own_is_refused(
 
 async def test_a_port_that_is_taken_is_said(home: Household) -> None:
     anna = await home.start("anna")
-    with pytest.raises(OptionError, match="cannot listen at port"):
+    with pytest.raises(OptionError, match="of this device is taken"):
         async with home.running("bert", port=anna.mesh.port):
             raise AssertionError
 
