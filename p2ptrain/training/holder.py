@@ -13,7 +13,7 @@ from time import monotonic
 
 from p2ptrain.errors import DeviceLost, PeerError, ProtocolError, TrainingError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import Mesh
+from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.model.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.observe.events import Done, Event, Failure, Warned
@@ -32,7 +32,7 @@ from p2ptrain.training.planning import (
 )
 from p2ptrain.training.preparation import Prepared, prepare
 from p2ptrain.training.privacy import private_units
-from p2ptrain.training.protocol import FETCH_MODEL, text
+from p2ptrain.training.protocol import END, FETCH_MODEL, text
 from p2ptrain.training.rounds import Course
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.service import INITIAL, TrainingService
@@ -43,6 +43,7 @@ log = get_logger(__name__)
 
 END_TIMEOUT_SECONDS = 2.0
 VERDICT_SECONDS = 3.0
+REACHABLE = (MemberState.ALIVE, MemberState.SUSPECT)
 
 
 class HolderRun:
@@ -72,16 +73,20 @@ class HolderRun:
             DeviceLost: a device that held a part is gone.
             PeerError: the household could not do it.
         """
+        reason = "the training has ended"
         try:
             prepared = await self._prepare()
             answer = await self._plan(prepared)
             await self._train(prepared, answer)
-        except DeviceLost as lost:
-            self._emit(Failure(lost.name))
+        except BaseException as error:
+            reason = str(error) or type(error).__name__
+            if isinstance(error, DeviceLost):
+                self._emit(Failure(error.name))
             raise
         finally:
             self._service.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
+            await self._let_go(reason)
             await self._service.drop("the job is over")
 
     # -- before ----------------------------------------------------------------------------------
@@ -150,26 +155,19 @@ class HolderRun:
     async def _train(self, prepared: Prepared, answer: PlanningAnswer) -> None:
         check = state_check(prepared.captured.description, self._job.optimizer)
         epoch = HolderEpoch(answer.assignment, prepared.captured.description, self._service, check)
-        reason = "the training has ended"
         started = monotonic()
         try:
             steps = await self._run_rounds(prepared, epoch)
             await self._bring_home(prepared, epoch)
             self._finish(prepared, steps, monotonic() - started)
         except LossNotFinite as error:
-            reason = str(error)
             raise TrainingError(await self._diagnosis(prepared, epoch, error)) from None
-        except DeviceLost as error:
-            reason = str(error)
+        except DeviceLost:
             raise
         except PeerError as error:
-            reason = str(error)
             raise await epoch.verdict(VERDICT_SECONDS) or error from error
-        except BaseException as error:
-            reason = str(error) or type(error).__name__
-            raise
         finally:
-            await self._end(epoch, reason)
+            epoch.close()
 
     async def _run_rounds(self, prepared: Prepared, epoch: HolderEpoch) -> int:
         """Returns the number of updates made by this run."""
@@ -201,14 +199,26 @@ class HolderRun:
             lambda failure: self._emit(Warned(str(failure))),
         )
 
-    async def _end(self, epoch: HolderEpoch, reason: str) -> None:
+    # -- after -----------------------------------------------------------------------------------
+
+    async def _let_go(self, reason: str) -> None:
+        """Free every member, also those that an abandoned plan had made ready.
+
+        Who is out of reach now notices when this device leaves, or starts another job.
+        """
+        message = Message(END, {"job": self._id, "reason": reason[:1000]})
+        members = [m.id for m in self._mesh.members.values() if m.state in REACHABLE]
         try:
             async with asyncio.timeout(END_TIMEOUT_SECONDS):
-                await epoch.end(reason)
+                await asyncio.gather(*(self._tell(member, message) for member in members))
         except TimeoutError:
-            log.info("end_not_delivered")  # the devices notice when this one leaves
+            log.info("end_not_delivered", reason=reason)
 
-    # -- after -----------------------------------------------------------------------------------
+    async def _tell(self, member: str, message: Message) -> None:
+        try:
+            await self._mesh.send(member, message)
+        except PeerError as error:
+            log.info("end_not_delivered", member=member[:12], why=str(error))
 
     async def _bring_home(self, prepared: Prepared, epoch: HolderEpoch) -> None:
         state, _ = split_state(await epoch.gather("stage"))

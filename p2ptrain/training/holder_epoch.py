@@ -27,7 +27,6 @@ from p2ptrain.training.protocol import (
     CLIP,
     DIAGNOSE,
     DONE,
-    END,
     FAILED,
     NORMS,
     ROUND,
@@ -91,6 +90,7 @@ class HolderEpoch:
         mesh.route(DONE, self._done)
         mesh.route(FAILED, self._failed)
         mesh.route(NORMS, self._norm)
+        self._check_all_here()
 
     def clip_to(self, max_norm: float) -> None:
         """Answer norms with coefficients for `max_norm`."""
@@ -160,16 +160,9 @@ class HolderEpoch:
         await asyncio.wait([self._lost], timeout=timeout_seconds)
         return self._lost.result() if self._lost.done() else None
 
-    async def end(self, reason: str) -> None:
-        """Let every device go; those out of reach notice by themselves."""
+    def close(self) -> None:
+        """Listen no more."""
         self._unsubscribe()
-        message = Message(END, {**self.assignment.key.fields(), "reason": reason[:1000]})
-        for device in self.assignment.devices:
-            if self._state(device) in (MemberState.ALIVE, MemberState.SUSPECT):
-                try:
-                    await self._mesh.send(device, message)
-                except PeerError:
-                    continue  # gone meanwhile: it drops the job when it misses the holder
         for kind in (DONE, FAILED, NORMS):
             self._mesh.unroute(kind)
 
@@ -252,6 +245,13 @@ class HolderEpoch:
             self._lost.set_result(lost)
         self.tracker.fail(lost)
 
+    def _check_all_here(self) -> None:
+        """A device may have gone between the plan and our listening."""
+        for device in self.assignment.devices:
+            member = self._mesh.members.get(device)
+            if member is None or member.state in (MemberState.DEAD, MemberState.LEFT):
+                self._lose(self._name(device), f"{self._name(device)} is gone")
+
     # -- helpers ---------------------------------------------------------------------------------
 
     def _connect_outputs(self, switchboard: Switchboard) -> Inlet:
@@ -274,10 +274,6 @@ class HolderEpoch:
     def _name(self, device: str) -> str:
         member = self._mesh.members.get(device)
         return member.name if member else device[:12]
-
-    def _state(self, device: str) -> MemberState | None:
-        member = self._mesh.members.get(device)
-        return member.state if member else None
 
 
 class LossNotFinite(TrainingError):

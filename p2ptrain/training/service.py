@@ -179,6 +179,9 @@ class TrainingService:
         except BaseException:
             await self._abandon(engagement)
             raise
+        if self.engagement is not engagement:
+            await engagement.stop()
+            raise PeerError("the job ended while this device was made ready")
         self.states.offer(assignment.key.job, "stage", engagement.state)
         engagement.start(partial(self._report_failure, assignment))
         return Message(PREPARE, {"ready": True})
@@ -241,20 +244,23 @@ class TrainingService:
         return Message(DIAGNOSE, {"found": False})
 
     async def _end(self, peer: str, message: Message) -> None:
-        if self._engaged(peer, message, any_epoch=True) is not None:
-            await self.drop(text(message.fields, "reason", 1024))
+        engagement = self.engagement
+        job = text(message.fields, "job", 64)
+        if engagement is None or engagement.assignment.key.job != job:
+            return
+        if peer != engagement.assignment.holder:
+            raise ProtocolError("job.end from a device that is not the holder")
+        await self.drop(text(message.fields, "reason", 1024))
 
-    def _engaged(
-        self, peer: str, message: Message, *, any_epoch: bool = False
-    ) -> Engagement | None:
+    def _engaged(self, peer: str, message: Message) -> Engagement | None:
         """The engagement a holder's message is for, or None if it is over. Refuses strangers."""
         key = EpochKey.read(message.fields)
         engagement = self.engagement
-        if engagement is None or engagement.assignment.key.job != key.job:
+        if engagement is None or engagement.assignment.key != key:
             return None
         if peer != engagement.assignment.holder:
             raise ProtocolError(f"{message.kind} from a device that is not the holder")
-        return engagement if any_epoch or engagement.assignment.key == key else None
+        return engagement
 
     # -- helpers ---------------------------------------------------------------------------------
 
