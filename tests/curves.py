@@ -5,6 +5,7 @@ Used by the tests and by `tools/curves.py`.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +61,41 @@ class Difference:
     state: float
 
 
+@dataclass(frozen=True)
+class HouseholdRun:
+    """What a household gave.
+
+    Attributes:
+        tied: trainable tensors that lay in more than one stage.
+    """
+
+    outcome: Outcome
+    tied: frozenset[str]
+
+
 async def with_p2ptrain(case: Case) -> Outcome:
     """Train with the whole runtime, on devices that share this process."""
-    made = zoo.make(case.model, dtype=case.dtype)
-    job = Job(
+    return (await household_run(case, zoo.make(case.model, dtype=case.dtype))).outcome
+
+
+async def household_run(case: Case, made: zoo.Made) -> HouseholdRun:
+    """As `with_p2ptrain`, on a model of one's own; says what was tied across stages."""
+    async with devices(case.devices) as household:
+        options = TrainOptions(wait_for=case.devices, planner="pp", steps=case.steps)
+        await household.holder_run(_job(case, made), options).run()
+    assert len(household.plan.stages) == case.devices
+    places = Counter(name for stage in household.plan.stages for name in stage.parameters)
+    trainable = {
+        name
+        for name, parameter in made.model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
+    tied = frozenset(name for name, count in places.items() if count > 1 and name in trainable)
+    return HouseholdRun(Outcome(household.losses, _copied(made)), tied)
+
+
+def _job(case: Case, made: zoo.Made) -> Job:
+    return Job(
         model=made.model,
         data=made.data,
         loss=made.loss,
@@ -75,16 +107,15 @@ async def with_p2ptrain(case: Case) -> Outcome:
         schedule=None if case.decay == 1.0 else case.schedule,
         clip_grad_norm=case.clip_grad_norm,
     )
-    options = TrainOptions(wait_for=case.devices, planner="pp", steps=case.steps)
-    async with devices(case.devices) as household:
-        await household.holder_run(job, options).run()
-    assert len(household.plan.stages) == case.devices
-    return Outcome(household.losses, made.model.state_dict())
 
 
-def plain_torch(case: Case) -> Outcome:
+def _copied(made: zoo.Made) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in made.model.state_dict().items()}
+
+
+def plain_torch(case: Case, made: zoo.Made | None = None) -> Outcome:
     """Train with the plain loop of the contract."""
-    made = zoo.make(case.model, dtype=case.dtype)
+    made = made or zoo.make(case.model, dtype=case.dtype)
     recipe = reference.Recipe(
         optimizer=lambda parameters: case.optimizer.build(list(parameters)),
         batch_size=case.batch_size,
