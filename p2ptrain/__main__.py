@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from typing import NoReturn
 
 from p2ptrain.cli import early
 
@@ -12,7 +15,21 @@ def main() -> int:
     early.keep()
     from p2ptrain.cli.main import main as run  # after `keep`: it loads for a second
 
-    return run()
+    exit_code = run()
+    if "torch" in sys.modules:
+        _leave(exit_code)
+    return exit_code
+
+
+def _leave(exit_code: int) -> NoReturn:
+    """End without tearing down torch: that takes a second, and what still computes may crash in it.
+
+    All that has to be written or said has been: the commands clean up after themselves.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            stream.flush()
+    os._exit(exit_code)
 
 
 if __name__ == "__main__":

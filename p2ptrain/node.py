@@ -29,6 +29,7 @@ from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.observe.events import Event, Failed
 from p2ptrain.observe.stream import EventStream
+from p2ptrain.training.background import in_background
 from p2ptrain.training.progress import ProgressBoard, ProgressReporter
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Node:
         In this order, because loading torch's libraries stops every thread of this process, on a
         small device for seconds, and a member that is silent for seconds is taken for dead.
         """
-        await asyncio.to_thread(_import_training)
+        await in_background(_import_training)
         await self._mesh.__aenter__()
         self._board = ProgressBoard(self._mesh)
         self._member = self._make_member()

@@ -110,6 +110,13 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "--checkpoint", metavar="DIR", type=Path, help="write checkpoints into this folder"
     )
     group.add_argument(
+        "--checkpoint-every",
+        metavar="STEPS",
+        type=options.positive,
+        help="write one every STEPS updates and after each epoch (default: each epoch, and in "
+        "between where it costs little time)",
+    )
+    group.add_argument(
         "--resume", metavar="DIR", type=Path, help="go on from the checkpoint in this folder"
     )
     group.add_argument(
@@ -161,6 +168,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--local trains on this device alone: leave out --wait-for")
     if args.local and args.private:
         raise UsageError("--local sends nothing anywhere: leave out --private")
+    if args.checkpoint_every is not None and args.checkpoint is None:
+        raise UsageError("--checkpoint-every needs --checkpoint DIR")
     for path in (args.out, args.checkpoint):
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"the folder of {path} does not exist")
@@ -193,6 +202,7 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         planner=args.planner,
         steps=args.steps,
         checkpoint=args.checkpoint,
+        checkpoint_every=args.checkpoint_every,
         resume=args.resume,
         out=args.out,
         private=args.private,

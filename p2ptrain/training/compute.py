@@ -14,10 +14,17 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import thread_time
 from typing import Any, TypeAlias, TypeVar
 
+from p2ptrain.training.background import in_background
+
 T = TypeVar("T")
+
+CLOSE_SECONDS = 1.0
+"""A measurement may take seconds; nothing waits for its result any more."""
+
 _Setter: TypeAlias = Callable[[asyncio.Future[Any], Any], None]
 
 
@@ -62,14 +69,14 @@ class ComputeThread:
         return await future
 
     async def close(self) -> None:
-        """Drop what has not begun, and wait for what has."""
+        """Drop what has not begun, and wait for what has, though not for long."""
         with self._wake:
             self._closed = True
             dropped, self._tasks = self._tasks, []
             self._wake.notify()
         for task in dropped:
             task.future.cancel()
-        await asyncio.to_thread(self._thread.join)
+        await in_background(partial(self._thread.join, CLOSE_SECONDS))
 
     def _run(self) -> None:
         while (task := self._next()) is not None:

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -29,6 +30,7 @@ from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.times import TimeTable
 from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.background import in_background
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
 from p2ptrain.training.profiling import batch_sizes_to_measure, to_profile
@@ -218,10 +220,10 @@ class CoordinatorService:
             private=request.private_first > 0,
         )
         if not wanted.private:
-            return await asyncio.to_thread(make_plan, profile, cluster, wanted)
+            return await in_background(partial(make_plan, profile, cluster, wanted))
         fold = Fold(len(profile.units), request.private_first, request.private_last)
         folded = fold.profile(profile), fold.cluster(cluster)
-        return fold.unfold(await asyncio.to_thread(make_plan, *folded, wanted))
+        return fold.unfold(await in_background(partial(make_plan, *folded, wanted)))
 
     def _assignment(
         self,

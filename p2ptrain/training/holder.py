@@ -17,6 +17,7 @@ from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.model.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.observe.events import Done, Event, Failure, Warned
+from p2ptrain.training.background import in_background
 from p2ptrain.training.checkpoint import save_weights
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
 from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite
@@ -95,7 +96,7 @@ class HolderRun:
         """Export the model while the household gathers and measures its links."""
         started = monotonic()
         async with task_scope() as group:
-            capturing = group.create_task(asyncio.to_thread(prepare, self._job, self._options))
+            capturing = group.create_task(in_background(lambda: prepare(self._job, self._options)))
             group.create_task(self._gather_household())
         log.info("captured", seconds=round(monotonic() - started, 3))
         return capturing.result()

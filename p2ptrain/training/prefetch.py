@@ -12,15 +12,20 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+from p2ptrain.training.background import in_background
+
 K = TypeVar("K")
 V = TypeVar("V")
+
+CLOSE_SECONDS = 1.0
 
 
 class Prefetcher(Generic[K, V]):
     """Calls `load(key)` for each key in order, at most `ahead` results before they are taken.
 
     Use it as an async context manager and an async iterator, from one task. Leaving the context
-    drops what was loaded and waits for the call that is running, if any.
+    drops what was loaded and waits for the call that is running, if any, though not for long: a
+    dataset may hang on a network drive.
     """
 
     def __init__(self, load: Callable[[K], V], keys: Iterable[K], *, ahead: int) -> None:
@@ -38,7 +43,9 @@ class Prefetcher(Generic[K, V]):
 
     async def __aexit__(self, *exception: object) -> None:
         self._drop()
-        await asyncio.to_thread(self._executor.shutdown)
+        ending = asyncio.ensure_future(in_background(self._executor.shutdown))
+        await asyncio.wait([ending], timeout=CLOSE_SECONDS)
+        ending.cancel()
 
     def __aiter__(self) -> Prefetcher[K, V]:
         return self
