@@ -276,17 +276,23 @@ class Membership:
             self._tell_subject(known)  # a restarted device does not know its last incarnation
 
     def _learn_newer(self, claim: Claim, known: MemberRecord, peer: str) -> None:
+        """Believe it, unless it ends a process that we hear: that one may first contradict.
+
+        Doubt once only, in state ALIVE: doubting the answer too would go on without end.
+        """
         record = claim.record
-        ends_known = record.state is MemberState.DEAD or record.instance != known.instance
-        doubtful = ends_known and known.state in LIVE and self._hears(record.id)
-        if peer == record.id or not doubtful:
+        heard = known.state in LIVE and peer != record.id and self._hears(record.id)
+        died = record.state is MemberState.DEAD
+        restarted = record.instance != known.instance and known.state is MemberState.ALIVE
+        doubted = heard and (died or restarted)
+        if not doubted:
             self._adopt(record, self._hearsay(record, peer), claim.accusers, peer)
-        elif known.state is MemberState.ALIVE or record.incarnation > known.incarnation:
-            doubted = dataclasses.replace(
+        elif known.state is MemberState.ALIVE:
+            suspect = dataclasses.replace(
                 known, incarnation=record.incarnation, state=MemberState.SUSPECT
             )
             reason = f"{self._name(peer)} says its process ended, but it was heard from here"
-            self._adopt(doubted, reason, (peer,), peer)
+            self._adopt(suspect, reason, (peer,), peer)
 
     def _hear_of_self(self, record: MemberRecord, peer: str) -> None:
         """Contradict whatever would replace our own word about ourselves."""

@@ -9,7 +9,7 @@ from p2ptrain.mesh.interface import MemberState
 from tests.simulation.device import Build, Device
 from tests.simulation.faults import FaultInjector, FaultPlan
 from tests.simulation.invariants import Invariants, InvariantViolated
-from tests.simulation.kernel import Kernel
+from tests.simulation.kernel import EventStorm, Kernel
 from tests.simulation.network import Network
 
 CONVERGENCE_SECONDS = 30.0
@@ -42,8 +42,15 @@ class Household:
             device.start()
 
     def run_for(self, seconds: float) -> None:
-        """Let simulated time pass."""
-        self.kernel.run_until(self.kernel.now + seconds)
+        """Let simulated time pass.
+
+        Raises:
+            InvariantViolated: something that must hold does not, or messages beget messages.
+        """
+        try:
+            self.kernel.run_until(self.kernel.now + seconds)
+        except EventStorm as storm:
+            raise InvariantViolated(str(storm)) from storm
 
     @property
     def running(self) -> list[Device]:

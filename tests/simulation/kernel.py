@@ -11,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+EVENTS_PER_SECOND_LIMIT = 5_000
+"""No healthy household comes near; messages that beget messages pass it at once."""
+
 Action: TypeAlias = Callable[[], None]
 
 
@@ -20,6 +23,10 @@ class _Scheduled:
     order: int
     label: bytes = field(compare=False)
     action: Action = field(compare=False)
+
+
+class EventStorm(Exception):
+    """More events in a simulated second than there can be unless messages beget messages."""
 
 
 class Kernel:
@@ -34,6 +41,7 @@ class Kernel:
         self.now = 0.0
         self.executed = 0
         self._order = 0
+        self._second = (0, 0)  # the present second, events executed when it began
         self._heap: list[_Scheduled] = []
         self._hash = hashlib.blake2b(digest_size=16)
 
@@ -50,14 +58,26 @@ class Kernel:
         self.at(self.now + delay, label, action)
 
     def run_until(self, time: float) -> None:
-        """Execute every event due by `time`, then set the clock to it."""
+        """Execute every event due by `time`, then set the clock to it.
+
+        Raises:
+            EventStorm: messages beget messages.
+        """
         while self._heap and self._heap[0].time <= time:
             event = heapq.heappop(self._heap)
             self.now = event.time
-            self.executed += 1
+            self._count()
             self._hash.update(f"{event.time!r} ".encode() + event.label + b"\n")
             event.action()
         self.now = time
+
+    def _count(self) -> None:
+        self.executed += 1
+        second, before = self._second
+        if int(self.now) != second:
+            self._second = (int(self.now), self.executed)
+        elif self.executed - before > EVENTS_PER_SECOND_LIMIT:
+            raise EventStorm(f"more than {EVENTS_PER_SECOND_LIMIT} events at {self.now:.3f} s")
 
     @property
     def event_hash(self) -> str:
