@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,17 @@ def parse_peer(text: str) -> tuple[str, int]:
         port = rest.removeprefix(":") or port
     elif host.count(":") == 1:
         host, _, port = host.partition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if not _is_host(host) or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise OptionError(f"--peer takes HOST or HOST:PORT, such as 192.168.1.20, not {text!r}")
     return host, int(port)
+
+
+def _is_host(host: str) -> bool:
+    """A name or an IP: with colons in it only an IPv6 address, perhaps with a scope."""
+    if ":" not in host:
+        return bool(host) and not any(character.isspace() for character in host)
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True

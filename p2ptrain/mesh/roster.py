@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from p2ptrain.errors import ProtocolError
@@ -207,6 +207,7 @@ class Roster:
             "member", name=record.name, id=record.id[:16], state=record.state, why=change.reason
         )
         self._hooks.tell(MemberChanged(_member(record), change.reason))
+        self._rename_coordinator(record)
         if record.state is MemberState.DEAD and record.id != self._self_id:
             self._hooks.on_dead(record.id)
 
@@ -228,6 +229,11 @@ class Roster:
                 case CoordinatorLost(reason):
                     self._set_coordinator(None)
                     log.info("coordinator_lost", why=reason)
+
+    def _rename_coordinator(self, record: MemberRecord) -> None:
+        known = self._coordinator
+        if known is not None and known.id == record.id and known.name != record.name:
+            self._set_coordinator(replace(known, name=record.name))
 
     def _set_coordinator(self, coordinator: Coordinator | None) -> None:
         self._coordinator = coordinator

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -52,28 +52,44 @@ class Device:
         return [event for event in self.said if event["event"] == kind]
 
     async def expect(
-        self, kind: str, within_seconds: float = EXPECT_SECONDS, **fields: object
+        self,
+        kind: str,
+        within_seconds: float = EXPECT_SECONDS,
+        since: int = 0,
+        **fields: object,
     ) -> Event:
-        """The first event of `kind` with these fields, past or future. Raises AssertionError."""
+        """The first event of `kind` with these fields, past or future. Raises AssertionError.
+
+        Args:
+            since: so many events do not count (`len(device.said)` at some moment).
+        """
 
         def wanted(event: Event) -> bool:
             return event["event"] == kind and fields.items() <= event.items()
 
-        return await self.expect_that(wanted, f"{kind} {fields}", within_seconds)
+        return await self.expect_that(wanted, f"{kind} {fields}", within_seconds, since)
 
     async def expect_that(
-        self, wanted: Callable[[Event], bool], words: str, within_seconds: float = EXPECT_SECONDS
+        self,
+        wanted: Callable[[Event], bool],
+        words: str,
+        within_seconds: float = EXPECT_SECONDS,
+        since: int = 0,
     ) -> Event:
         """The first event that `wanted` takes, past or future. Raises AssertionError."""
+
+        def found() -> Event | None:
+            return next(filter(wanted, self.said[since:]), None)
+
         try:
             async with asyncio.timeout(within_seconds), self._news:
-                await self._news.wait_for(lambda: self._ended or any(map(wanted, self.said)))
+                await self._news.wait_for(lambda: self._ended or found() is not None)
         except TimeoutError:
             raise AssertionError(self._story(f"not within {within_seconds} s: {words}")) from None
-        found = next(filter(wanted, self.said), None)
-        if found is None:
+        event = found()
+        if event is None:
             raise AssertionError(self._story(f"it ended without: {words}"))
-        return found
+        return event
 
     async def exit_code(self, within_seconds: float = EXPECT_SECONDS) -> int:
         """Wait for its end, and for its last words."""
@@ -102,6 +118,10 @@ class Device:
     def freeze(self) -> None:
         """SIGSTOP: it neither answers nor closes its connections."""
         self._process.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT: undo `freeze`."""
+        self._process.signal(signal.SIGCONT)
 
     async def kill(self) -> None:
         """SIGKILL, as a power cut."""
@@ -144,11 +164,18 @@ class Household:
     Args:
         folder: for the state folders; a device that is started again keeps its own.
         prefixes: name -> what stands before its commands (`Network.prefix`).
+        prefix: the same for all other names.
     """
 
-    def __init__(self, folder: Path, prefixes: dict[str, Sequence[str]] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        prefixes: dict[str, Sequence[str]] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
         self._folder = folder
         self._prefixes = prefixes or {}
+        self._prefix = prefix
         self._devices: list[Device] = []
 
     async def __aenter__(self) -> Self:
@@ -166,14 +193,22 @@ class Household:
         """The state folder of the device that the test calls `name`."""
         return self._folder / f"state-{name}"
 
-    async def start(self, name: str, command: str, *arguments: str, call: str = "") -> Device:
+    async def start(
+        self,
+        name: str,
+        command: str,
+        *arguments: str,
+        call: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> Device:
         """Start `join` or `train` with the device's name and state folder.
 
         Args:
             call: the `--name` to give, where it is not `name`.
+            environment: variables of its own.
         """
         own = ("--name", call or name, "--threads", "1")
-        device = await self._start(name, command, *arguments, *own)
+        device = await self._start(name, command, *arguments, *own, environment=environment)
         self._devices.append(device)
         return device
 
@@ -184,12 +219,18 @@ class Household:
         exit_code = await device.exit_code()
         return Answer(exit_code, device.said, device.stderr)
 
-    async def _start(self, name: str, command: str, *arguments: str) -> Device:
+    async def _start(
+        self,
+        name: str,
+        command: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> Device:
         state = ("--state-dir", str(self.state_dir(name)))
         process = await DeviceProcess.start(
             name,
             [command, *arguments, *state],
-            prefix=self._prefixes.get(name, ()),
-            environment=ENVIRONMENT,
+            prefix=self._prefixes.get(name, self._prefix),
+            environment={**ENVIRONMENT, **(environment or {})},
         )
         return Device(process)

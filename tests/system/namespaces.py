@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 import subprocess
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -70,6 +71,15 @@ class Network:
         """The device's packets end here, without a word to either side."""
         _ip("-n", self._switch, "link", "set", f"port{device}", "down")
 
+    def take_address(self, device: int) -> None:
+        """The device has no address any more, as before Wi-Fi is up."""
+        _ip("-n", self._name(device), "address", "flush", "dev", "eth0")
+
+    def give_address(self, device: int) -> None:
+        """Undo `take_address`."""
+        own = f"{self.address(device)}/24"
+        _ip("-n", self._name(device), "address", "add", own, "dev", "eth0")
+
     def plug_cable(self, device: int) -> None:
         """Undo `pull_cable`."""
         _ip("-n", self._switch, "link", "set", f"port{device}", "up")
@@ -110,6 +120,22 @@ class Network:
         for name in (*map(self._name, range(self._count)), self._switch):
             with contextlib.suppress(subprocess.CalledProcessError):
                 _ip("netns", "delete", name)
+
+
+@contextlib.contextmanager
+def private_network() -> Iterator[list[str]]:
+    """One network place that several devices share, apart from this machine's real network.
+
+    Yields what to put before commands; where namespaces cannot be made, nothing: then the devices
+    of other tests, or of this house, may be heard too.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            network = stack.enter_context(Network(1))
+        except (OSError, subprocess.CalledProcessError):
+            yield []
+        else:
+            yield network.prefix(0)
 
 
 def _ip(*arguments: str) -> None:

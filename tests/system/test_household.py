@@ -1,4 +1,4 @@
-"""Real processes on this machine: who finds whom, who trusts whom, and how each command ends."""
+"""Real processes on this machine train together, and each command ends as it should."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from pathlib import Path
 import pytest
 
 from tests.system.household import Device, Household
+from tests.system.namespaces import private_network
 
 pytestmark = [pytest.mark.household, pytest.mark.timeout(150)]
 
 SCRIPT = str(Path(__file__).parent / "jobs" / "small.py")
 CODE = "48151623"
-OTHER_CODE = "00000042"
 
 
 @pytest.fixture
 async def household(tmp_path: Path) -> AsyncIterator[Household]:
-    async with Household(tmp_path) as household:
-        yield household
+    with private_network() as prefix:
+        async with Household(tmp_path, prefix=prefix) as household:
+            yield household
 
 
 async def _members(household: Household, *names: str) -> list[Device]:
@@ -40,106 +41,6 @@ def _losses(device: Device) -> list[float]:
     steps = device.events("step")
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
     return [step["loss"] for step in steps]
-
-
-async def test_join_says_ready_then_its_code_and_leaves_on_sigterm(household: Household) -> None:
-    device = await household.start("laptop", "join")
-    ready = await device.expect("ready", within_seconds=15)
-    pairing = await device.expect("pairing")
-    assert device.said.index(ready) < device.said.index(pairing)
-    assert ready["name"] == "laptop"
-    assert len(ready["id"]) == 64
-    assert len(pairing["code"]) == 8
-    device.terminate()
-    assert (await device.succeed())[-1] == {"event": "stopped"}
-
-
-async def test_a_code_pairs_devices_that_then_need_none(household: Household) -> None:
-    first, second = await _members(household, "a", "b")
-    second.terminate()
-    await second.succeed()
-    await first.expect("member", name="b", state="left")
-    again = await household.start("b", "join")
-    await again.expect("member", name="a", state="alive")
-    assert again.events("pairing") == []
-
-
-async def test_a_wrong_code_does_not_pair(household: Household) -> None:
-    first = await household.start("a", "join", "--code", CODE)
-    await first.expect("ready")
-    stranger = await household.start("b", "join", "--code", OTHER_CODE)
-    failed = await first.expect("pairing_failed")
-    assert failed["attempts_left"] < 5
-    await stranger.expect("pairing_failed")
-    assert first.events("member") == [e for e in first.events("member") if e["name"] == "a"]
-
-
-async def test_a_second_device_of_a_name_gets_a_number(household: Household) -> None:
-    first = await household.start("one", "join", "--code", CODE, call="laptop")
-    await first.expect("ready")
-    second = await household.start("two", "join", "--code", CODE, call="laptop")
-    await first.expect_that(
-        lambda e: e["event"] == "member" and e["name"] == "laptop-2" and e["state"] == "alive",
-        "laptop-2 is here",
-    )
-    status = await household.ask("two", "status")
-    assert status.events[0]["name"] == "laptop-2"
-    assert second.events("ready")
-
-
-async def test_every_member_gives_the_same_status(household: Household) -> None:
-    devices = await _members(household, "a", "b", "c")
-    for device in devices:
-        await device.expect("coordinator")
-    answers = [await household.ask(name, "status") for name in ("a", "b", "c")]
-    assert [answer.exit_code for answer in answers] == [0, 0, 0]
-    seen = [
-        (
-            sorted((m["name"], m["id"], m["state"]) for m in answer.events[0]["members"]),
-            answer.events[0]["coordinator"],
-        )
-        for answer in answers
-    ]
-    assert seen[0] == seen[1] == seen[2]
-    assert [name for name, _, _ in seen[0][0]] == ["a", "b", "c"]
-
-
-async def test_questions_need_a_running_member(household: Household) -> None:
-    answer = await household.ask("nobody", "status")
-    assert answer.exit_code == 1
-    assert answer.events[0]["event"] == "error"
-    assert "start `p2ptrain join`" in answer.stderr
-
-
-async def test_a_removed_device_is_out_at_once(household: Household) -> None:
-    first, _, third = await _members(household, "a", "b", "c")
-    assert (await household.ask("a", "remove", "b")).exit_code == 0
-    for device in (first, third):
-        await device.expect_that(
-            lambda e: e["event"] == "member" and e["name"] == "b" and e["state"] != "alive",
-            "b is no member",
-            within_seconds=5,
-        )
-    devices = await household.ask("c", "devices")
-    assert "b" not in [device["name"] for device in devices.events[0]["devices"]]
-
-
-async def test_removing_nobody_says_so(household: Household) -> None:
-    device = await household.start("a", "join")
-    await device.expect("ready")
-    answer = await household.ask("a", "remove", "ghost")
-    assert answer.exit_code == 1
-    assert "ghost" in answer.stderr
-
-
-async def test_an_invitation_lets_a_late_device_in(household: Household) -> None:
-    first, _ = await _members(household, "a", "b")
-    invited = await household.ask("a", "invite")
-    assert invited.exit_code == 0
-    code = invited.events[0]["code"]
-    late = await household.start("c", "join", "--code", code)
-    await late.expect("member", name="b", state="alive")
-    await first.expect("member", name="c", state="alive")
 
 
 @pytest.mark.parametrize("holder_first", [True, False])
@@ -204,14 +105,6 @@ async def test_a_killed_train_gives_its_place_back(household: Household) -> None
     await holder.kill()
     await first.expect_that(lambda e: e["event"] == "ready" and e is not ready, "ready again")
     assert (await household.ask("desk", "status")).exit_code == 0
-
-
-async def test_two_joins_on_one_folder_do_not_fight(household: Household) -> None:
-    first = await household.start("a", "join")
-    await first.expect("ready")
-    second = await household.start("a", "join")
-    assert await second.exit_code() == 1
-    assert "p2ptrain join (process" in second.stderr
 
 
 async def test_ctrl_c_in_train_is_130_and_members_stay(household: Household) -> None:

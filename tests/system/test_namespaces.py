@@ -1,4 +1,4 @@
-"""Devices on separate networks, as at home: an address each, and multicast that may be missing."""
+"""Training over real cables: slow ones, and one that is pulled."""
 
 from __future__ import annotations
 
@@ -25,40 +25,6 @@ def network() -> Iterator[Network]:
 
 def _household(folder: Path, network: Network) -> Household:
     return Household(folder, {name: network.prefix(i) for i, name in enumerate(NAMES)})
-
-
-async def test_devices_find_each_other_by_multicast(network: Network, tmp_path: Path) -> None:
-    async with _household(tmp_path, network) as household:
-        devices = [await household.start(name, "join", "--code", CODE) for name in NAMES]
-        for index, device in enumerate(devices):
-            ready = await device.expect("ready")
-            assert ready["address"] == network.address(index)
-            for name in NAMES:
-                if name != device.name:
-                    await device.expect("member", name=name, state="alive")
-
-
-async def test_without_multicast_a_peer_is_enough(network: Network, tmp_path: Path) -> None:
-    """b and c know only a; a introduces them."""
-    network.block_multicast()
-    async with _household(tmp_path, network) as household:
-        first = await household.start("a", "join", "--code", CODE)
-        ready = await first.expect("ready")
-        peer = f"{network.address(0)}:{ready['port']}"
-        second = await household.start("b", "join", "--code", CODE, "--peer", peer)
-        third = await household.start("c", "join", "--code", CODE, "--peer", peer)
-        await second.expect("member", name="c", state="alive")
-        await third.expect("member", name="b", state="alive")
-
-
-async def test_without_multicast_nobody_is_found(network: Network, tmp_path: Path) -> None:
-    """Shows that the test above tests what it says."""
-    network.block_multicast()
-    async with _household(tmp_path, network) as household:
-        await (await household.start("a", "join", "--code", CODE)).expect("ready")
-        arguments = ("--wait-for", "2", "--wait-timeout", "5", "--code", CODE)
-        holder = await household.start("b", "train", SCRIPT, *arguments)
-        assert await holder.exit_code() == 1
 
 
 async def test_training_over_slow_cables_gives_the_losses_of_one_device(tmp_path: Path) -> None:
