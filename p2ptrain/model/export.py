@@ -26,7 +26,7 @@ from torch.autograd import function
 from torch.overrides import TorchFunctionMode
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.export_errors import explain
+from p2ptrain.model.export_errors import BatchLength, explain
 from p2ptrain.model.structure import Structure, structure_of
 
 Loss = Callable[[Any, Any], Tensor]
@@ -77,7 +77,11 @@ class Scored(nn.Module):
     def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
         """The loss, and in evaluation mode the tensors of the model's output."""
         buffers = _Buffers(self.module)
-        with _OutArguments(), _told_eager() if self.as_eager else contextlib.nullcontext():
+        with (
+            _OutArguments(),
+            _BatchLengths(),
+            _told_eager() if self.as_eager else contextlib.nullcontext(),
+        ):
             output = call_model(self.module, self._example.input.unflatten(inputs))
             loss = self.loss(output, self._example.target.unflatten(targets))
         buffers.write_back()
@@ -223,6 +227,20 @@ class _OutArguments(TorchFunctionMode):
         del kwargs["out"]
         with torch.no_grad():
             return out.copy_(func(*args, **kwargs))
+
+
+class _BatchLengths(TorchFunctionMode):
+    """Find `len(x)` and `for row in x` on a batch: they fix its size, and export names no line."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        loops = func is Tensor.unbind and args[1:] in ((), (0,)) and not kwargs
+        if (
+            (func is Tensor.__len__ or loops)
+            and args[0].dim()
+            and isinstance(args[0].shape[0], torch.SymInt)
+        ):
+            raise BatchLength("the batch size is no plain number")
+        return func(*args, **(kwargs or {}))
 
 
 class _Buffers:

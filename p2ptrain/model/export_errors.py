@@ -33,10 +33,29 @@ _FIXED_BATCH = (
     "the model works for one batch size only. Use x.shape[0] or -1 where the batch size is written "
     "as a number, and no `if` on it"
 )
+_BATCH_LENGTH = (
+    "len() of a batch, or a loop over its samples, fixes the batch size. Use x.shape[0] and "
+    "operations on the whole batch"
+)
+_BY_TORCH_FUNCTION = {
+    ("batchnorm.py", "forward"): (
+        "a BatchNorm with momentum=None averages over all batches so far, which needs the value of "
+        "its counter. Give it a momentum, such as 0.1"
+    ),
+    ("transformer.py", "_detect_is_causal_mask"): (
+        "the transformer looks at the mask's values to learn whether it is causal. Tell it: pass "
+        "is_causal=True or is_causal=False (tgt_is_causal of a decoder) beside the mask"
+    ),
+}
+"""Where torch's own layers decide on values, by file and function."""
 _NOT_TRACEABLE = (
     "torch.export cannot follow this. Keep to tensor operations in forward(): no NumPy, no files, "
     "no random numbers of Python's own"
 )
+
+
+class BatchLength(TypeError):
+    """The number of samples was asked for as a plain number."""
 
 
 def explain(error: Exception, probe: Callable[[], None]) -> CaptureError:
@@ -50,7 +69,7 @@ def explain(error: Exception, probe: Callable[[], None]) -> CaptureError:
     if isinstance(error, CaptureError):
         return error
     cause = _cause(error)
-    place = _place(error)
+    place = user_place(error)
     if cause is _FIXED_BATCH:
         place = _place_of_probe(probe) or place
     where = f"at {place}: " if place else ""
@@ -60,8 +79,10 @@ def explain(error: Exception, probe: Callable[[], None]) -> CaptureError:
 def _cause(error: BaseException) -> str:
     for link in _chain(error):
         text = str(link)
+        if isinstance(link, BatchLength):
+            return _BATCH_LENGTH
         if isinstance(link, GuardOnDataDependentSymNode) or "data-dependent" in text:
-            return _DATA_DEPENDENT
+            return _of_torch_layer(link) or _DATA_DEPENDENT
         if isinstance(link, ConstraintViolationError) or "Constraints violated" in text:
             return _FIXED_BATCH
         if "is invalid for input of size" in text:
@@ -69,15 +90,23 @@ def _cause(error: BaseException) -> str:
     return _NOT_TRACEABLE
 
 
+def _of_torch_layer(error: BaseException) -> str | None:
+    for frame in traceback.extract_tb(error.__traceback__):
+        told = _BY_TORCH_FUNCTION.get((Path(frame.filename).name, frame.name))
+        if told is not None and frame.filename.startswith(_TORCH):
+            return told
+    return None
+
+
 def _place_of_probe(probe: Callable[[], None]) -> str | None:
     try:
         probe()
     except Exception as error:  # whatever it is, it only serves to find the line
-        return _place(error)
+        return user_place(error)
     return None
 
 
-def _place(error: BaseException) -> str | None:
+def user_place(error: BaseException) -> str | None:
     """The user's innermost "file:line (`code`)" in the traceback; a library's if there is none."""
     frames = [
         frame

@@ -24,6 +24,7 @@ import torch
 
 from p2ptrain.errors import ScriptError
 from p2ptrain.training.job import MapDataset
+from p2ptrain.training.user_code import told
 
 Collated: TypeAlias = Any
 """A tensor (samples, ...), or tuples, lists and dicts of such tensors."""
@@ -135,8 +136,7 @@ class Samples:
         try:
             sample = self._data[index]
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            raise ScriptError(f"{self._name}[{index}] failed: {told}") from error
+            raise ScriptError(f"{self._name}[{index}] failed: {told(error)}") from error
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
             raise ScriptError(
                 f"{self._name}[{index}] must be a pair (input, target), not {_shown(sample)}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from p2ptrain.errors import ScriptError
 from p2ptrain.training.job import Metric
+from p2ptrain.training.user_code import told
 
 LOSS = "loss"
 
@@ -26,9 +27,7 @@ class MetricMeans:
             try:
                 value = float(metric(output, target))
             except Exception as error:
-                raise ScriptError(
-                    f"the metric {name!r} failed: {type(error).__name__}: {error}"
-                ) from error
+                raise ScriptError(f"the metric {name!r} failed: {told(error)}") from error
             self._sums[name] += value * samples
         self._samples += samples
 

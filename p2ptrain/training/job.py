@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import torch
+from torch import nn
 
 from p2ptrain.errors import OptionError, ScriptError
 from p2ptrain.model.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
+from p2ptrain.training.user_code import told
 
 __all__ = ["SGD", "Adam", "AdamW", "Job", "MapDataset", "Metric"]
 
@@ -99,7 +101,7 @@ class Job:
         try:
             factor = float(self.schedule(update))
         except Exception as error:
-            raise ScriptError(f"schedule({update}) failed: {_told(error)}") from error
+            raise ScriptError(f"schedule({update}) failed: {told(error)}") from error
         if not math.isfinite(factor):
             raise ScriptError(f"schedule({update}) gave {factor}, which is no learning-rate factor")
         return factor
@@ -151,6 +153,13 @@ def _check_model(model: object) -> None:
         raise ScriptError(f"Job: model is the class {model.__name__}; give an instance of it")
     if not isinstance(model, torch.nn.Module):
         raise ScriptError(f"Job: model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ScriptError("Job: model is a TorchScript module; give the nn.Module it was made from")
+    if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise ScriptError(
+            "Job: model has lazy layers that do not know their sizes yet; run it once on a sample "
+            "before you hand it over"
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ScriptError("Job: model has no parameter that requires a gradient")
 
@@ -187,7 +196,7 @@ def _length(name: str, data: Any) -> int:
     try:
         return len(data)
     except Exception as error:
-        raise ScriptError(f"Job: len({name}) failed: {_told(error)}") from error
+        raise ScriptError(f"Job: len({name}) failed: {told(error)}") from error
 
 
 def _check_fits(samples: int, batch_size: int) -> None:
@@ -202,7 +211,3 @@ def _check_positive(name: str, value: object) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not (is_number and value > 0):  # type: ignore[operator]
         raise OptionError(f"Job: {name} must be a positive number, not {value!r}")
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

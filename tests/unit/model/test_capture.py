@@ -63,6 +63,14 @@ def _autocasts(x: Tensor) -> Tensor:
         return (x @ x.T @ x).float()
 
 
+def _counts_samples(x: Tensor) -> Tensor:
+    return x / len(x)
+
+
+def _loops_over_samples(x: Tensor) -> Tensor:
+    return torch.stack([row + 1 for row in x])
+
+
 def _other_operator(x: Tensor) -> Tensor:
     return torch.ops.aten.resize.default(x, [x.shape[0], 8])
 
@@ -75,6 +83,9 @@ def _other_operator(x: Tensor) -> Tensor:
         (_fixed_batch, "return x.reshape(4, 2, 4).flatten(1)"),
         (_fixed_batch, "one batch size only"),
         (_only_even_batches, "one batch size only"),
+        (_counts_samples, "return x / len(x)"),
+        (_counts_samples, "x.shape[0]"),
+        (_loops_over_samples, "for row in x"),
         (_leaves_torch, "return torch.from_numpy(x.detach().numpy()) + x"),
         (_autocasts, "torch.autocast"),
         (_Straight.apply, "torch.autograd.Function"),
@@ -88,6 +99,32 @@ def test_what_cannot_be_captured_is_explained(
         capture(_Odd(f), mse_loss, _EXAMPLE)
     assert says in str(caught.value)
     assert "def forward" not in capfd.readouterr().err
+
+
+class _Masked(nn.Module):
+    """Its encoder compares the mask with a causal one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(2)
+        encoded: Tensor = self.encoder(x.unflatten(1, (2, 4)), mask=mask)
+        return encoded.flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None)), "momentum=None"),
+        (_Masked(), "is_causal=True"),
+    ],
+)
+def test_layers_of_torch_that_decide_on_values_are_explained(model: nn.Module, says: str) -> None:
+    with pytest.raises(CaptureError, match=says):
+        capture(model, mse_loss, _EXAMPLE)
 
 
 def test_the_users_own_line_is_named() -> None:

@@ -51,6 +51,8 @@ def frozen() -> torch.nn.Module:
         ({"model": torch.nn.Linear}, ScriptError, "the class Linear; give an instance"),
         ({"model": lambda x: x}, ScriptError, "must be a torch.nn.Module, not function"),
         ({"model": frozen()}, ScriptError, "no parameter that requires a gradient"),
+        ({"model": torch.nn.LazyLinear(1)}, ScriptError, "run it once on a sample"),
+        ({"model": torch.jit.script(torch.nn.Linear(3, 1))}, ScriptError, "TorchScript"),
         ({"loss": "mse"}, ScriptError, "loss must be a function, not str"),
         ({"optimizer": torch.optim.SGD}, OptionError, r"p2ptrain.SGD\(...\).*not SGD"),
         ({"optimizer": "Adam"}, OptionError, "not str"),
