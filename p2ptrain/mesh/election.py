@@ -87,6 +87,7 @@ class Election:
         self._unplaced: CoordinatorClaim | None = None  # of a device not known to be alive yet
         self._supporters: dict[str, float] = {}  # follower -> time of its last answer
         self._answered: dict[str, float] = {}  # living peer -> when it got its last answer
+        self._asked = float("-inf")  # when we last asked on hearsay
         self._campaign: _Campaign | None = None
         self._stand_at = _NEVER
         self._announce_at = _NEVER
@@ -307,12 +308,11 @@ class Election:
             self._supporters.pop(peer, None)
             if leader in ("", self._self_id):
                 self._raise_term()
-            elif leader in self._alive:
-                self._send(leader, ElectionMessage(ElectionKind.ASK))
+            else:
+                self._ask(leader)
         elif peer == claim.id and leader != peer:
             self._lose("the device followed does not coordinate any more")
-            if leader in self._alive:
-                self._send(leader, ElectionMessage(ElectionKind.ASK))
+            self._ask(leader)
 
     def _on_ask(self, peer: str) -> None:
         if self._coordinates:
@@ -431,6 +431,13 @@ class Election:
         if claim is not None:
             support = min(claim.support, SUPPORT_LIMIT)
             self._send(peer, ElectionMessage(ElectionKind.ANNOUNCE, claim.term, support=support))
+
+    def _ask(self, leader: str) -> None:
+        """Ask whom another device follows, as rarely as `_answer_by_announcing` answers."""
+        due = self._now >= self._asked + self._config.answer_seconds
+        if leader in self._alive and due:
+            self._asked = self._now
+            self._send(leader, ElectionMessage(ElectionKind.ASK))
 
     def _ask_coordinator(self) -> None:
         if self._claim is not None and not self._coordinates:
