@@ -41,7 +41,7 @@ async def _all_alive(*devices: Device) -> None:
 async def _all_say(
     device: str, state: str, witnesses: list[tuple[Device, int]], seconds: float
 ) -> None:
-    """All of `witnesses` say within `seconds` that `device` is `state`; each with the number of its events so far."""
+    """All of `witnesses`, each with how much it had said before, say so within `seconds`."""
     async with asyncio.TaskGroup() as group:
         for witness, since in witnesses:
             group.create_task(witness.expect("member", seconds, since, name=device, state=state))

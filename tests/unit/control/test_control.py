@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import pytest
 
 from p2ptrain.control.client import ControlClient
 from p2ptrain.control.place import FixedMember, Lender, Place
-from p2ptrain.control.record import NotRunning, read_record, write_record
+from p2ptrain.control.record import ControlRecord, NotRunning, read_record, write_record
 from p2ptrain.control.server import BODY_LIMIT_BYTES, ControlServer
 from p2ptrain.errors import UserError
 
@@ -150,6 +154,42 @@ class TestStrangers:
             ) as response,
         ):
             assert response.status == 413
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists()
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    """Of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="p2ptrain-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("dead", [True, False])
+async def test_what_a_killed_member_left_is_removed(
+    tmp_path: Path, lender: Lender, dead_pid: int, socket_folder: Path, dead: bool
+) -> None:
+    pid = dead_pid if dead else os.getpid()
+    write_record(tmp_path, ControlRecord(str(socket_folder / "control"), "ab" * 32, pid))
+    async with ControlServer(tmp_path, lender, unix_socket=True):
+        assert _is_there(socket_folder) is not dead
+
+
+async def test_only_what_is_ours_is_removed(tmp_path: Path, lender: Lender, dead_pid: int) -> None:
+    (tmp_path / "precious").mkdir()
+    address = str(tmp_path / "precious" / "control")
+    write_record(tmp_path, ControlRecord(address, "ab" * 32, dead_pid))
+    async with ControlServer(tmp_path, lender):
+        assert _is_there(tmp_path / "precious")
 
 
 async def test_a_place_is_lent_and_comes_back(client: ControlClient, lender: Lender) -> None:

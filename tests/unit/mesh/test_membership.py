@@ -69,6 +69,21 @@ def test_a_restarted_device_replaces_its_predecessor_visibly() -> None:
     assert cluster.members["a"].members["c"].incarnation > 1
 
 
+@pytest.mark.parametrize("gone", [DEAD, LEFT])
+def test_news_of_a_restart_that_comes_before_the_device_itself_is_no_attack(
+    gone: MemberState,
+) -> None:
+    """Its link is up and heard, but the first word of its new process comes from another."""
+    member = Membership(MemberRecord("a", "device a"), HOME_LAN, Random(0))
+    member.tick(0.0)
+    member.handle(gossip("b", claim("b", ALIVE), claim("c", ALIVE, 1, "old")), 0.0)
+    member.handle(gossip("b", claim("c", gone, 1, "old")), 0.1)
+    member.handle(LinkUp("c"), 0.2)
+    out = member.handle(gossip("b", claim("c", ALIVE, 2, "new")), 0.2)
+    states = [i.record.state for i in out if isinstance(i, Changed)]
+    assert states == [ALIVE]
+
+
 def test_a_description_spreads() -> None:
     cluster = Cluster("abc")
     cluster.feed("a", SelfChanged(name="a-2", info={"threads": 4}))

@@ -16,6 +16,7 @@ from p2ptrain.errors import (
 )
 from p2ptrain.mesh.interface import (
     CoordinatorChanged,
+    LinkLost,
     LinkSpeed,
     MemberChanged,
     MemberState,
@@ -223,3 +224,15 @@ async def test_lower_priorities_are_lanes_of_their_own() -> None:
                 house["b"].self_id, Message("take"), timeout_seconds=1, priority=priority
             )
             assert reply.kind == "ok"
+
+
+async def test_a_cut_link_is_told_on_both_sides() -> None:
+    async with MemoryHousehold(["a", "b", "c"]) as household:
+        told: list[tuple[str, MeshEvent]] = []
+        for name in "abc":
+            household[name].subscribe(lambda event, name=name: told.append((name, event)))
+        household.cut(household["a"], household["b"], "the cable is loose")
+        assert told == [
+            ("a", LinkLost(household["b"].self_id, "the cable is loose")),
+            ("b", LinkLost(household["a"].self_id, "the cable is loose")),
+        ]

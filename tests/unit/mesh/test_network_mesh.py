@@ -185,7 +185,7 @@ async def test_a_removed_device_comes_back_only_by_an_invitation(home: Household
 async def test_removing_an_unknown_device_names_the_known(home: Household) -> None:
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert)
-    with pytest.raises(UserError, match="no trusted device is called 'cora'.* bert"):
+    with pytest.raises(UserError, match=r"no trusted device is called 'cora'.* bert"):
         anna.mesh.remove("cora")
 
 
@@ -228,6 +228,20 @@ async def test_a_copied_identity_stops_the_younger(home: Household, tmp_path: Pa
             await copy.until(lambda: False)
     assert anna.alive() == {"anna", "bert"}
     await together(anna, bert)
+
+
+async def test_a_renamed_coordinator_is_called_so_by_all(home: Household) -> None:
+    devices = [await home.start(folder, name="twin") for folder in ("anna", "bert")]
+
+    def agreed() -> bool:
+        told = {d.mesh.coordinator for d in devices}
+        names = {d.mesh.self_id: d.mesh.name for d in devices}
+        leader = told.pop() if len(told) == 1 else None
+        return sorted(names.values()) == ["twin", "twin-2"] and (
+            leader is not None and names[leader.id] == leader.name
+        )
+
+    await devices[0].until(agreed)
 
 
 class _Stranger:

@@ -1,0 +1,36 @@
+"""Warnings are for people: each once."""
+
+from __future__ import annotations
+
+from p2ptrain.mesh.notices import REMEMBERED_LIMIT, Notices
+from p2ptrain.observe.events import Event, Warned
+
+
+def _notices() -> tuple[Notices, list[Event]]:
+    told: list[Event] = []
+    return Notices(told.append, lambda peer_id: f"<{peer_id}>"), told
+
+
+def test_what_was_said_is_not_said_again() -> None:
+    notices, told = _notices()
+    for text in ("one", "two", "one"):
+        notices.warn(text)
+    assert told == [Warned("one"), Warned("two")]
+
+
+def test_a_flood_of_texts_is_not_remembered_for_ever() -> None:
+    notices, told = _notices()
+    for number in range(REMEMBERED_LIMIT + 1):
+        notices.warn(str(number))
+    notices.warn("0")
+    assert told[-1] == Warned("0")
+    assert len(told) == REMEMBERED_LIMIT + 2
+
+
+def test_devices_are_named() -> None:
+    notices, told = _notices()
+    notices.distrusted("a")
+    notices.mismatch("b", "it is older")
+    first, second = (event.message for event in told if isinstance(event, Warned))
+    assert first.startswith("<a> does not trust this device any more")
+    assert second == "<b> is not connected: it is older"

@@ -1,0 +1,114 @@
+"""Discovery follows this machine's addresses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from p2ptrain.errors import OptionError
+from p2ptrain.mesh.discovered import Candidate
+from p2ptrain.mesh.discovery import Discovery
+from p2ptrain.mesh.interfaces import Address
+from p2ptrain.mesh.roaming import OwnAddresses, RoamingDiscovery
+
+HOME = Address("wlan0", "192.168.1.5")
+OFFICE = Address("wlan0", "10.0.0.5")
+LOOPBACK = Address("lo", "127.0.0.1")
+
+
+class _Machine:
+    """Has the addresses that a test gives it, and notes which discoveries run."""
+
+    def __init__(self, *addresses: Address) -> None:
+        self.addresses = list(addresses)
+        self.running: list[tuple[str, ...]] = []
+        self.warnings: list[str] = []
+        self.broken = False
+        self.changed = asyncio.Event()
+
+    def make(self, ips: Sequence[str]) -> Discovery:
+        return _FakeDiscovery(self, tuple(ips))
+
+    def roaming(self, *wanted: str) -> RoamingDiscovery:
+        own = OwnAddresses(wanted, lambda: self.addresses)
+        return RoamingDiscovery(own, self.make, self.warnings.append, look_seconds=0.001)
+
+    async def until(self, running: list[tuple[str, ...]]) -> None:
+        async with asyncio.timeout(5):
+            while self.running != running:
+                await self.changed.wait()
+                self.changed.clear()
+
+
+class _FakeDiscovery:
+    def __init__(self, machine: _Machine, ips: tuple[str, ...]) -> None:
+        self._machine = machine
+        self._ips = ips
+
+    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
+        if self._machine.broken:
+            raise OSError(19, "No such device")
+        self._machine.running.append(self._ips)
+        self._machine.changed.set()
+
+    async def close(self) -> None:
+        if self._ips in self._machine.running:
+            self._machine.running.remove(self._ips)
+            self._machine.changed.set()
+
+
+async def test_it_starts_anew_on_another_network() -> None:
+    machine = _Machine(HOME, LOOPBACK)
+    roaming = machine.roaming()
+    await roaming.start("id", 1, lambda _found: None)
+    assert machine.running == [(HOME.ip,)]
+    machine.addresses = [OFFICE, LOOPBACK]
+    await machine.until([(OFFICE.ip,)])
+    await roaming.close()
+    assert machine.running == []
+    assert machine.warnings == []
+
+
+async def test_without_a_network_it_waits_for_one() -> None:
+    machine = _Machine()
+    roaming = machine.roaming()
+    await roaming.start("id", 1, lambda _found: None)
+    assert machine.running == []
+    machine.addresses = [HOME]
+    await machine.until([(HOME.ip,)])
+    await roaming.close()
+    assert len(machine.warnings) == 1
+
+
+async def test_a_network_without_multicast_is_said_and_survived() -> None:
+    machine = _Machine(HOME)
+    machine.broken = True
+    roaming = machine.roaming()
+    await roaming.start("id", 1, lambda _found: None)
+    assert "give --peer HOST" in machine.warnings[0]
+    machine.broken = False
+    machine.addresses = [OFFICE]
+    await machine.until([(OFFICE.ip,)])
+    await roaming.close()
+
+
+async def test_only_this_machine_is_said() -> None:
+    machine = _Machine(LOOPBACK)
+    roaming = machine.roaming()
+    await roaming.start("id", 1, lambda _found: None)
+    await roaming.close()
+    assert "only its own processes" in machine.warnings[0]
+
+
+def test_a_wanted_interface_may_come_and_go_but_must_be_there_at_first() -> None:
+    addresses = [HOME, LOOPBACK]
+    own = OwnAddresses(["wlan0"], lambda: addresses)
+    assert (own.ips, own.shown) == ([HOME.ip], HOME.ip)
+    addresses.remove(HOME)
+    assert own.refresh()
+    assert (own.ips, own.shown) == ([], "127.0.0.1")
+    assert not own.refresh()
+    with pytest.raises(OptionError, match="wlan0"):
+        OwnAddresses(["wlan0"], lambda: addresses)
