@@ -1,7 +1,9 @@
 """A small GPT that learns to write, character by character, from a text.
 
-    p2ptrain train examples/char_gpt.py --local
+    p2ptrain train examples/char_gpt.py --local --out gpt.safetensors
+    python examples/char_gpt.py gpt.safetensors               lets it write
     p2ptrain train examples/char_gpt.py --wait-for 3 -o text=my_diary.txt --out gpt.safetensors
+    python examples/char_gpt.py gpt.safetensors my_diary.txt
 
 The text is the licence that comes with Python unless `-o text=FILE` names another one; with
 `--private` it never leaves this device, only activations do.
@@ -9,25 +11,29 @@ The text is the licence that comes with Python unless `-o text=FILE` names anoth
 
 from __future__ import annotations
 
+import argparse
 import math
 import sysconfig
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import p2ptrain
 
+CONTEXT, WIDTH, LAYERS, HEADS = 64, 96, 4, 4
+
 
 def job(
     text: Path | None = None,
-    context: int = 64,
-    width: int = 96,
-    layers: int = 4,
-    heads: int = 4,
-    epochs: int = 20,
+    context: int = CONTEXT,
+    width: int = WIDTH,
+    layers: int = LAYERS,
+    heads: int = HEADS,
+    epochs: int = 8,
 ) -> p2ptrain.Job:
     """`text`: the file to learn from; the rest is the network's size."""
     characters = Characters(read(text), context)
@@ -37,7 +43,7 @@ def job(
         data=characters,
         loss=next_character_loss,
         optimizer=p2ptrain.AdamW(lr=3e-3, weight_decay=0.01),
-        batch_size=64,
+        batch_size=32,
         epochs=epochs,
         schedule=lambda update: min(1.0, (update + 1) / 20),
         clip_grad_norm=1.0,
@@ -54,14 +60,14 @@ def read(text: Path | None) -> str:
 
 
 class Characters(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Pieces of the text that overlap by half, each with the same piece one character later."""
+    """Overlapping pieces of the text, each with the same piece one character later."""
 
     def __init__(self, text: str, context: int) -> None:
         self.alphabet = sorted(set(text))
         numbers = {character: number for number, character in enumerate(self.alphabet)}
         self.tokens = torch.tensor([numbers[character] for character in text])
         self.context = context
-        self.stride = max(context // 2, 1)
+        self.stride = max(context // 16, 1)
 
     def __len__(self) -> int:
         return max((len(self.tokens) - self.context - 1) // self.stride, 0)
@@ -128,3 +134,30 @@ class Block(nn.Module):
         later = torch.ones(context, context, dtype=torch.bool).triu(1)
         weights = scores.masked_fill(later, float("-inf")).softmax(-1)
         return self.mix((weights @ v).transpose(1, 2).reshape(n, context, width))
+
+
+@torch.no_grad()
+def write(weights: Path, text: Path | None, length: int = 500) -> str:
+    """Go on after the text's beginning, with the weights of a network of the default size."""
+    characters = Characters(read(text), CONTEXT)
+    model = GPT(len(characters.alphabet), CONTEXT, WIDTH, LAYERS, HEADS)
+    model.load_state_dict(load_file(weights))
+    tokens = characters.tokens[:CONTEXT].tolist()
+    random = torch.Generator().manual_seed(0)
+    for _ in range(length):
+        scores = model(torch.tensor([tokens[-CONTEXT:]]))[0, -1]
+        tokens.append(int(torch.multinomial((scores / 0.6).softmax(0), 1, generator=random)))
+    return "".join(characters.alphabet[token] for token in tokens)
+
+
+def main() -> None:
+    """Let a trained network write."""
+    parser = argparse.ArgumentParser(description="let a trained network write")
+    parser.add_argument("weights", type=Path, help="FILE.safetensors of `p2ptrain train --out`")
+    parser.add_argument("text", type=Path, nargs="?", help="the text it has learned from")
+    args = parser.parse_args()
+    print(write(args.weights, args.text))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import filesize
+
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """`rows` as lines, each column as wide as its widest cell."""
@@ -18,11 +20,16 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def words(values: Mapping[str, Any]) -> str:
     """`key value, key value`, without what is not set; underscores as spaces."""
     return ", ".join(
-        f"{key.replace('_', ' ')} {_shown(value)}"
+        _phrase(key, value)
         for key, value in values.items()
         if value is not None and not isinstance(value, Mapping | list | tuple)
     )
 
 
-def _shown(value: Any) -> str:
-    return f"{value:,.1f}" if isinstance(value, float) else str(value)
+def _phrase(key: str, value: Any) -> str:
+    name = key.removesuffix("_bytes").replace("_", " ")
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    if isinstance(value, int) and key.endswith("_bytes"):
+        return f"{name} {filesize.decimal(value)}"
+    return f"{name} {value:,.1f}" if isinstance(value, float) else f"{name} {value}"
