@@ -14,6 +14,7 @@ from p2ptrain.errors import Error, PeerError, UserError
 if TYPE_CHECKING:
     from p2ptrain.node import Node, Run, train
     from p2ptrain.training.job import SGD, Adam, AdamW, Job
+    from p2ptrain.training.options import TrainOptions
 
 __all__ = [
     "SGD",
@@ -24,6 +25,7 @@ __all__ = [
     "Node",
     "PeerError",
     "Run",
+    "TrainOptions",
     "UserError",
     "__version__",
     "train",
@@ -34,6 +36,7 @@ _HOME = {
     "SGD": "p2ptrain.training.job",
     "Adam": "p2ptrain.training.job",
     "AdamW": "p2ptrain.training.job",
+    "TrainOptions": "p2ptrain.training.options",
     "Node": "p2ptrain.node",
     "Run": "p2ptrain.node",
     "train": "p2ptrain.node",

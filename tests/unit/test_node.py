@@ -1,0 +1,199 @@
+"""A Node inside an app: real meshes on loopback, found by a fake, real training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+import p2ptrain
+from p2ptrain.errors import OptionError, PlanError, ScriptError
+from p2ptrain.mesh.mesh import NetworkMesh
+from p2ptrain.observe.events import Done, Event, MemberEvent, PlanEvent, Ready, Step
+from tests.unit.mesh.household import CODE, FakeDiscovery, FakeNetwork
+
+Start: TypeAlias = Callable[[str], Awaitable[p2ptrain.Node]]
+
+
+def make_job(epochs: int = 2, **changes: Any) -> p2ptrain.Job:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "data": [(torch.randn(6), torch.randint(3, ())) for _ in range(32)],
+        "model": torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
+        ),
+        "loss": torch.nn.functional.cross_entropy,
+        "optimizer": p2ptrain.SGD(lr=0.1),
+        "batch_size": 16,
+        "micro_batch": 8,
+        **changes,
+    }
+    return p2ptrain.Job(epochs=epochs, **settings)
+
+
+def over(devices: int, planner: str = "pp") -> p2ptrain.TrainOptions:
+    return p2ptrain.TrainOptions(wait_for=devices, planner=planner)
+
+
+@pytest.fixture
+async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+    """Starts nodes that hear of each other at once; they leave in the end."""
+    network = FakeNetwork()
+    monkeypatch.setattr(
+        "p2ptrain.node.NetworkMesh",
+        lambda config, emit: NetworkMesh(config, emit, FakeDiscovery(network)),
+    )
+    async with AsyncExitStack() as stack:
+
+        async def start_one(name: str) -> p2ptrain.Node:
+            node = p2ptrain.Node(
+                name=name,
+                code=CODE,
+                interfaces=("127.0.0.1",),
+                port=0,
+                state_dir=tmp_path / name,
+                memory_bytes=1 << 30,
+            )
+            return await stack.enter_async_context(node)
+
+        yield start_one
+
+
+async def events_until(run: p2ptrain.Run, kind: type[Event]) -> list[Event]:
+    """The run's events up to the first of `kind`."""
+    seen = []
+    async for event in run:
+        seen.append(event)
+        if isinstance(event, kind):
+            break
+    return seen
+
+
+async def test_a_run_tells_what_happens_and_gives_the_users_own_model(start: Start) -> None:
+    node, other = await start("desk"), await start("shelf")
+    job = make_job()
+    before = [tensor.clone() for tensor in job.model.state_dict().values()]
+    run = await node.train(job, over(2))
+    events = [event async for event in run]
+    assert await run.result() is job.model
+    assert run.done
+    assert [event.step for event in events if isinstance(event, Step)] == [1, 2, 3, 4]
+    plan = next(event for event in events if isinstance(event, PlanEvent))
+    assert {device.name for stage in plan.stages for device in stage.devices} == {"desk", "shelf"}
+    assert isinstance(events[-1], Done)
+    after = job.model.state_dict().values()
+    assert not any(torch.equal(b, a) for b, a in zip(before, after, strict=True))
+    assert {member["name"] for member in other.status()["members"]} == {"desk", "shelf"}
+
+
+async def test_one_job_after_the_other_but_not_two_at_once(start: Start) -> None:
+    node, _ = await start("desk"), await start("shelf")
+    first = await node.train(make_job(epochs=500), over(2))
+    await events_until(first, Step)
+    with pytest.raises(OptionError, match="already trains a job"):
+        await node.train(make_job())
+    await first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first.result()
+    for _again in range(2):
+        await (await node.train(make_job(), over(2))).result()
+
+
+async def test_devices_at_work_for_others_are_left_out_with_the_reason(start: Start) -> None:
+    desk, shelf = await start("desk"), await start("shelf")
+    first = await desk.train(make_job(epochs=5000), over(2))
+    await events_until(first, Step)
+    attic = await start("attic")
+    second = await attic.train(make_job(), over(3))
+    plans = [event async for event in second if isinstance(event, PlanEvent)]
+    reasons = {out.name: out.reason for out in plans[0].left_out}
+    assert reasons.keys() == {"desk", "shelf"}
+    assert all("already works for another job" in reason for reason in reasons.values())
+    assert shelf.status()["job"] is not None
+    assert not first.done
+    await first.cancel()
+
+
+async def test_a_device_that_works_for_another_job_cannot_hold_one(start: Start) -> None:
+    desk, shelf = await start("desk"), await start("shelf")
+    first = await desk.train(make_job(epochs=5000), over(2))
+    await events_until(first, Step)
+    with pytest.raises(PlanError, match="shelf already works for another job"):
+        await (await shelf.train(make_job())).result()
+    await first.cancel()
+
+
+async def test_leaving_ends_the_run(start: Start) -> None:
+    node, other = await start("desk"), await start("shelf")
+    run = await node.train(make_job(epochs=5000), over(2))
+    await events_until(run, Step)
+    left = asyncio.create_task(_until_left(other, "desk"))
+    await asyncio.sleep(0)
+    await node.leave()
+    assert run.done
+    await left
+    await (await other.train(make_job(), over(1, "single"))).result()
+
+
+async def _until_left(node: p2ptrain.Node, name: str) -> None:
+    async for event in node.events():
+        if isinstance(event, MemberEvent) and (event.name, str(event.state)) == (name, "left"):
+            return
+
+
+async def test_what_ends_a_job_is_raised_by_the_iteration_and_the_result(start: Start) -> None:
+    def fails(output: object, target: object) -> float:
+        raise ValueError("mine")
+
+    job = make_job()
+    job = make_job(eval_data=job.data, metrics={"m": fails})
+    run = await (await start("desk")).train(job)
+    with pytest.raises(ScriptError, match="the metric 'm' failed: ValueError: mine"):
+        [event async for event in run]
+    with pytest.raises(ScriptError, match="mine"):
+        await run.result()
+
+
+async def test_a_node_outside_its_context_trains_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="async context"):
+        await p2ptrain.Node(state_dir=tmp_path).train(make_job())
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a local run has no business on the network")
+
+    monkeypatch.setattr("p2ptrain.node.NetworkMesh", refuse)
+
+
+def local_losses(job: p2ptrain.Job) -> list[float]:
+    events: list[Event] = []
+    options = p2ptrain.TrainOptions(local=True)
+    assert p2ptrain.train(job, options=options, on_event=events.append) is job.model
+    assert not any(isinstance(event, Ready) for event in events)
+    return [event.loss for event in events if isinstance(event, Step)]
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_local_run_needs_no_network() -> None:
+    assert len(local_losses(make_job())) == 4
+
+
+@pytest.mark.usefixtures("no_network")
+async def test_train_works_inside_a_running_loop_as_in_a_notebook() -> None:
+    assert local_losses(make_job()) == local_losses(make_job())
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_local_run_raises_what_went_wrong() -> None:
+    def schedule(update: int) -> float:
+        raise KeyError(update)
+
+    with pytest.raises(ScriptError, match=r"schedule\(0\) failed: KeyError: 0"):
+        local_losses(make_job(schedule=schedule))
