@@ -1,0 +1,221 @@
+"""What people's modules are made of, trained on several devices, bit for bit as plain torch does.
+
+The stages alone are tested in tests/unit/model; here everything runs, from the user's data set to
+the weights in the user's own module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.options import TrainOptions
+from tests import reference
+from tests.unit.training.household import devices
+
+SGD_ARGUMENTS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8, padding_idx=0)
+        self.bag = nn.EmbeddingBag(20, 8, mode="mean")
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.gru = nn.GRU(8, 4, bidirectional=True, batch_first=True)
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, tokens: Tensor) -> Any:
+        hidden, _ = self.lstm(self.words(tokens))
+        both, _ = self.gru(hidden)
+        return self.out(torch.cat([both[:, -1], self.bag(tokens)], 1))
+
+
+class Attentive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(12, 3, 24, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.attention = nn.MultiheadAttention(12, 3, batch_first=True)
+        self.heads = nn.Parameter(torch.randn(12, 2, 6) * 0.3)
+        self.out = nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        x = self.encoder(x, mask=mask, is_causal=True)
+        x = x + self.attention(x, x, x)[0]
+        split = torch.einsum("btd,dhk->bhtk", x, self.heads)
+        scores = torch.einsum("bhtk,bhsk->bhts", split, split)
+        later = torch.triu(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool), 1)
+        mixed = scores.masked_fill(later, float("-inf")).softmax(-1) @ split
+        where = torch.arange(x.shape[1]) * 0.01
+        return self.out((mixed.transpose(1, 2).flatten(2) + where[:, None]).mean(1))
+
+
+def volumes() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 3)),
+        nn.Conv3d(1, 4, (3, 3, 3), padding=(0, 1, 1)),
+        nn.BatchNorm3d(4),
+        nn.Flatten(1, 2),
+        nn.PReLU(4),
+        nn.ConvTranspose2d(4, 6, 2, stride=2),
+        nn.InstanceNorm2d(6, affine=True),
+        nn.Upsample(scale_factor=0.5, mode="bilinear"),
+        nn.GroupNorm(2, 6),
+        nn.Flatten(2),
+        nn.Conv1d(6, 4, 3, padding=1),
+        nn.Hardswish(inplace=True),
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+    )
+
+
+class Stateful(nn.Module):
+    mean: Tensor
+    scratch: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = weight_norm(nn.Linear(12, 12))
+        self.shared = nn.Linear(12, 12)
+        self.bounded = spectral_norm(nn.Linear(12, 12))
+        self.unused = nn.Linear(3, 3)
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(12)) for _ in range(2)])
+        self.out = nn.Linear(12, 4)
+        self.register_buffer("mean", torch.zeros(12))
+        self.register_buffer("scratch", torch.ones(12), persistent=False)
+        self.shared.bias.requires_grad = False
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        x = torch.relu(self.first(x)) * self.scales[0]
+        x = torch.tanh(self.shared(x))
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        x = torch.tanh(self.shared(x - self.mean)) * self.scales[1] * self.scratch
+        return self.out(self.bounded(x))
+
+
+class Structured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = nn.Embedding(5, 8)
+        self.vector = nn.Linear(6, 8)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, kind: Tensor, values: Tensor, mask: Tensor | None = None) -> Any:
+        hidden = self.number(kind) + torch.relu(self.vector(values.float()))
+        if mask is not None:
+            hidden = torch.where(mask, hidden, 0.0)
+        return {"logits": self.out(hidden), "hidden": (hidden, None)}
+
+
+def structured_loss(output: Any, target: Any) -> Tensor:
+    """Ignores a part of the target."""
+    return cross_entropy(output["logits"], target["label"]) + output["hidden"][0].pow(2).mean()
+
+
+def layers(dtype: torch.dtype) -> nn.Module:
+    parts = (nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 4))
+    return nn.Sequential(*parts).to(dtype)
+
+
+def label() -> Tensor:
+    return torch.randint(4, ())
+
+
+@dataclass(frozen=True)
+class Example:
+    model: Callable[[], nn.Module]
+    sample: Callable[[], tuple[Any, Any]]
+    loss: Callable[[Any, Any], Tensor] = cross_entropy
+
+
+EXAMPLES = {
+    "recurrent": Example(Recurrent, lambda: (torch.randint(20, (7,)), label())),
+    "attentive": Example(Attentive, lambda: (torch.randn(5, 12), label())),
+    "volumes": Example(volumes, lambda: (torch.randn(3, 8, 8), label())),
+    "stateful": Example(Stateful, lambda: (torch.randn(12), label())),
+    "structured": Example(
+        Structured,
+        lambda: (
+            {
+                "values": numpy.random.randn(6),
+                "kind": int(numpy.random.randint(5)),
+                "mask": torch.ones(8, dtype=torch.bool),
+            },
+            {"label": label(), "unused": 0.5, "more": (torch.zeros(2),)},
+        ),
+        structured_loss,
+    ),
+    "positional": Example(
+        lambda: nn.Bilinear(5, 6, 3),
+        lambda: ((torch.randn(5), torch.randn(6)), torch.randn(3)),
+        mse_loss,
+    ),
+    "float64": Example(
+        lambda: layers(torch.float64), lambda: (torch.randn(12, dtype=torch.float64), label())
+    ),
+    "bfloat16": Example(
+        lambda: layers(torch.bfloat16), lambda: (torch.randn(12, dtype=torch.bfloat16), label())
+    ),
+}
+
+
+def make(example: Example) -> tuple[nn.Module, list[tuple[Any, Any]]]:
+    torch.manual_seed(0)
+    numpy.random.seed(0)
+    return example.model(), [example.sample() for _ in range(24)]
+
+
+def as_tensors(value: Any) -> Any:
+    """What the data set gives as the plain loop can stack it."""
+    if isinstance(value, tuple):
+        return tuple(map(as_tensors, value))
+    if isinstance(value, dict):
+        return {key: as_tensors(item) for key, item in value.items()}
+    return torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+async def test_it_trains_as_plain_torch_does(name: str) -> None:
+    example = EXAMPLES[name]
+    model, data = make(example)
+    job = Job(
+        model=model,
+        data=data,
+        loss=example.loss,
+        optimizer=SGD(**SGD_ARGUMENTS),  # type: ignore[arg-type]
+        batch_size=12,
+        micro_batch=5,  # 5 + 5 + 2
+        epochs=2,
+    )
+    count = 1 if name == "positional" else 2
+    async with devices(count) as household:
+        await household.holder_run(job, TrainOptions(wait_for=count, planner="pp")).run()
+        placed = {name for stage in household.plan.stages for name in stage.parameters}
+        losses = household.losses
+    assert placed == set(model.state_dict())
+
+    plain, data = make(example)
+    recipe = reference.Recipe(
+        lambda parameters: torch.optim.SGD(parameters, **SGD_ARGUMENTS),  # type: ignore[arg-type]
+        batch_size=12,
+        micro_batch=5,
+        epochs=2,
+    )
+    outcome = reference.train(plain, [as_tensors(pair) for pair in data], example.loss, recipe)
+    assert losses == outcome.losses
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, outcome.state_dict[key]), key
