@@ -16,7 +16,7 @@ from p2ptrain.model.aliases import Aliases
 from p2ptrain.model.captured import Captured, StateTable
 from p2ptrain.model.cuts import Cuts, crossing_at, last_uses, possible_cuts
 from p2ptrain.model.description import ModelDescription, UnitDescription
-from p2ptrain.model.export import Example, Exported, Loss, Scored, export
+from p2ptrain.model.export import Example, Exported, Loss, Scored, export, refuse_single_sample
 from p2ptrain.model.flops import is_heavy, node_flops
 from p2ptrain.model.graph import Graph, InputRef, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.matching import Matched, match_cuts
@@ -54,6 +54,12 @@ def capture(
         evaluate = _translate(exported, taken, table)
     description = _describe(type(module).__name__, taken, table, train, evaluate)
     return Captured(description, taken, exported.output, table)
+
+
+def check_single_sample(module: nn.Module, loss: Loss, example: tuple[Any, Any]) -> None:
+    """For a job with a micro-batch of one sample. Raises CaptureError where plain torch refuses."""
+    taken = _take_apart(example)
+    refuse_single_sample(Scored(module, loss, taken), taken)
 
 
 def _take_apart(example: tuple[Any, Any]) -> Example:

@@ -37,6 +37,11 @@ class Cadence:
         self._last = now
         self._cost_seconds = 0.0
 
+    @property
+    def asked_for(self) -> bool:
+        """The person said when: training rather waits than leaves one out."""
+        return self._every is not None
+
     def wants(self, step: int, *, ends_epoch: bool, now: float) -> bool:
         """Whether to take one after update `step`."""
         if self._every is not None:
@@ -77,7 +82,8 @@ class Checkpointer:
     async def wants(self, step: int, *, ends_epoch: bool) -> bool:
         """Whether update `step` needs a snapshot; waits until the one before is written."""
         wanted = self._cadence.wants(step, ends_epoch=ends_epoch, now=monotonic())
-        if not wanted or (not ends_epoch and not self._idle.is_set()):
+        must = ends_epoch or self._cadence.asked_for
+        if not wanted or (not must and not self._idle.is_set()):
             return False
         await self._idle.wait()
         self._idle.clear()

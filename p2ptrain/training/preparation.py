@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import OptionError
-from p2ptrain.model.capture import capture
+from p2ptrain.model.capture import capture, check_single_sample
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.randomness import randomness_lock
@@ -82,6 +82,8 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
     captured = capture(job.model, job.loss, example, evaluation=evaluates)
+    if job.micro_batch is not None:
+        check_pieces(job, samples, job.micro_batch)
     steps = job.total_steps(options.steps)
     prepared = Prepared(
         job=job,
@@ -98,6 +100,13 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     return prepared if options.resume is None else _resumed(prepared, options)
 
 
+def check_pieces(job: Job, samples: Samples, micro_batch: int) -> None:
+    """Raises CaptureError: a piece has one sample, and the model cannot work on one."""
+    if micro_batch == 1 or job.batch_size % micro_batch == 1:
+        example = samples.collate([0, 1 % len(samples)], "example")
+        check_single_sample(job.model, job.loss, example)
+
+
 def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
     assert options.resume is not None
     found = checkpoint.load(options.resume)
@@ -111,8 +120,12 @@ def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
     model = {f"model:{name}": tensor for name, tensor in found.model.items()}
     slots = {f"optimizer:{name}": tensor for name, tensor in found.optimizer.items()}
     state = {**prepared.state, **model, **slots}
-    step = min(found.progress.step, prepared.steps)
-    return replace(prepared, state=state, first_step=step)
+    if found.progress.step > prepared.steps:
+        raise OptionError(
+            f"the checkpoint in {options.resume} is of step {found.progress.step}, and the job "
+            f"ends at step {prepared.steps}: ask for more steps or epochs"
+        )
+    return replace(prepared, state=state, first_step=found.progress.step)
 
 
 def _weights_digest(description: ModelDescription) -> str:

@@ -11,7 +11,14 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.errors import DeviceLost, OptionError, PlanError, ScriptError, TrainingError
+from p2ptrain.errors import (
+    CaptureError,
+    DeviceLost,
+    OptionError,
+    PlanError,
+    ScriptError,
+    TrainingError,
+)
 from p2ptrain.observe.events import Done, Eval, Event, Failure, Step, Warned
 from p2ptrain.training import checkpoint
 from p2ptrain.training.job import SGD, Adam, Job
@@ -23,13 +30,14 @@ from tests.unit.training.household import Devices, devices
 def make_job(name: str = "mlp", **changes: object) -> Job:
     made = zoo.make(name)
     settings: dict[str, object] = {
+        "model": made.model,
         "optimizer": Adam(lr=0.01),
         "batch_size": 16,
         "micro_batch": 4,
         "epochs": 2,
         **changes,
     }
-    return Job(model=made.model, data=made.data, loss=made.loss, **settings)  # type: ignore[arg-type]
+    return Job(data=made.data, loss=made.loss, **settings)  # type: ignore[arg-type]
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -106,6 +114,33 @@ async def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
             await household.holder_run(make_job(seed=5), resume).run()
         with pytest.raises(OptionError, match="its model differs"):
             await household.holder_run(make_job("cnn"), resume).run()
+
+
+async def test_a_checkpoint_beyond_the_end_is_refused_and_one_at_the_end_is_kept(
+    tmp_path: Path,
+) -> None:
+    async with devices(1) as household:
+        keep = TrainOptions(steps=4, checkpoint=tmp_path, checkpoint_every=1)
+        first = make_job()
+        await household.holder_run(first, keep).run()
+        with pytest.raises(OptionError, match="is of step 4, and the job ends at step 2"):
+            await household.holder_run(make_job(), TrainOptions(steps=2, resume=tmp_path)).run()
+        again = make_job()
+        await household.holder_run(again, TrainOptions(steps=4, resume=tmp_path)).run()
+        assert len(household.losses) == 4
+    for name, tensor in first.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[name])
+
+
+@pytest.mark.parametrize("micro_batch", [1, 5])
+async def test_one_sample_is_refused_where_batchnorm_refuses_it(micro_batch: int) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.BatchNorm1d(8))
+    job = make_job(model=model, micro_batch=micro_batch)
+    async with devices(1) as household:
+        with pytest.raises(CaptureError, match="a micro-batch of one sample"):
+            await household.holder_run(job).run()
+        await household.holder_run(make_job(model=model, micro_batch=4)).run()
+    assert model[1].running_var.isfinite().all()
 
 
 async def test_a_full_disk_warns_trains_on_and_fails_in_the_end(
