@@ -49,6 +49,7 @@ class Dissemination:
         self._news = BroadcastQueue(config.gossip_limit_factor)
         self._eager = False  # the next gossip goes to eager_fanout members, without waiting
         self._next_gossip = self._next_sync = self._next_reconnect = 0.0
+        self._corrected: dict[str, float] = {}  # peer -> time, within the last gossip interval
         self.out: list[Instruction] = []
 
     def schedule_first(self, now: float) -> None:
@@ -66,6 +67,7 @@ class Dissemination:
 
     def tick(self, now: float) -> None:
         """Compare tables where it is time to."""
+        self._corrected = {p: at for p, at in self._corrected.items() if not self._may(at, now)}
         if now >= self._next_sync:
             others = self.reachable()
             stretch = max(1.0, len(others) / 32)
@@ -125,6 +127,19 @@ class Dissemination:
         self._news.prune(peers)
         self._eager = False
         self._next_gossip = now + self._config.gossip_interval_seconds
+
+    def correct(self, peer: str, record: MemberRecord, now: float) -> None:
+        """Tell `peer`, who was wrong about `record`, at most once per gossip interval.
+
+        Else answers to what has been under way for long would beget answers. Nothing is lost by
+        that: every message carries what is believed of its receiver, and tables are compared.
+        """
+        if self._may(self._corrected.get(peer, float("-inf")), now):
+            self._corrected[peer] = now
+            self.send(peer, MembershipMessage(Kind.GOSSIP, (self.claim(record),)))
+
+    def _may(self, last: float, now: float) -> bool:
+        return now >= last + self._config.gossip_interval_seconds
 
     def sync_with(self, peer: str, *, answer: bool) -> None:
         """Tell `peer` who we are and what our table sums up to."""

@@ -273,7 +273,8 @@ class Membership:
         elif record.state is MemberState.SUSPECT and record.incarnation == known.incarnation:
             self._confirm(known, claim.accusers or (peer,), peer)
         elif peer == record.id and record != known:
-            self._tell_subject(known)  # a restarted device does not know its last incarnation
+            # a restarted device does not know its last incarnation
+            self._sending.correct(peer, known, self._now)
 
     def _learn_newer(self, claim: Claim, known: MemberRecord, peer: str) -> None:
         """Believe it, unless it ends a process that we hear: that one may first contradict.
@@ -301,7 +302,7 @@ class Membership:
         if supersedes(record, me) or foreign:
             self._put_self(dataclasses.replace(me, incarnation=record.incarnation + 1))
         elif record.state is not MemberState.ALIVE:
-            self._sending.send(peer, MembershipMessage(Kind.GOSSIP, (Claim(me),)))
+            self._sending.correct(peer, me, self._now)
 
     def _put_self(self, record: MemberRecord) -> None:
         self._table.put(record, self._now)
@@ -322,7 +323,9 @@ class Membership:
             self._drop_traces(record.id)
         self._sending.spread(record, () if peer is None else (peer,))
         if peer is None and self._links.is_up(record.id):
-            self._tell_subject(record)
+            # so that it can contradict at once
+            claim = self._sending.claim(record)
+            self._sending.send(record.id, MembershipMessage(Kind.GOSSIP, (claim,)))
 
     def _bury_predecessor(
         self, record: MemberRecord, known: MemberRecord | None
@@ -351,10 +354,6 @@ class Membership:
         same = known is not None and (known.name, known.info) == (record.name, record.info)
         if record.state is not previous or not same:
             self._emit(Changed(record, previous, reason))
-
-    def _tell_subject(self, record: MemberRecord) -> None:
-        """Tell a device what is believed of it, so that it can contradict at once."""
-        self._sending.send(record.id, MembershipMessage(Kind.GOSSIP, (Claim(record),)))
 
     # -- findings and suspicions -----------------------------------------------------------
 

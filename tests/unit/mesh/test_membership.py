@@ -358,3 +358,13 @@ def test_the_load_per_member_does_not_grow_with_the_group() -> None:
         return sent / 20.0
 
     assert sent_per_second(600) <= 1.2 * sent_per_second(10)
+
+
+def test_answers_to_old_news_do_not_beget_answers() -> None:
+    cluster = Cluster("ab")
+    cluster.feed("a", SelfChanged(name="a-2"))
+    stale = gossip("b", claim("a", SUSPECT, 1))
+    sent = [len(cluster.feed("a", stale, settle=False)) for _ in range(50)]
+    assert sum(sent) == 1
+    cluster.now += 0.1
+    assert len(cluster.feed("a", stale, settle=False)) == 1
