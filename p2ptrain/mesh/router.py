@@ -187,7 +187,9 @@ class Router:
     async def _answer_error(self, peer_id: str, request: Message, error: Error) -> None:
         to = _reply_to(request.fields)
         if to is None:
-            log.warning("message_refused", kind=request.kind, peer=peer_id[:16], why=str(error))
+            # What comes late for an ended job is nothing that people must know.
+            say = log.warning if request.kind in self._routes else log.info
+            say("message_refused", kind=request.kind, peer=peer_id[:16], why=str(error))
             return
         fields: dict[str, Any] = {**remote_errors.to_fields(error), _REPLY: to.number}
         await self._send_answer(peer_id, Message(ERROR_KIND, fields), to.priority)
