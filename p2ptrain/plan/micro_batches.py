@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.split import BatchSplit
 
 MOST_SIZES = 8
 
 
-def candidate_splits(cost: CostModel, batch_size: int, micro_batch: int | None) -> list[BatchSplit]:
+def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
     """The fixed size alone, or at most MOST_SIZES sizes, smallest first.
 
-    Measured sizes come first, because between them times are only interpolated; then the largest
-    powers of two and the whole batch; 1 is always there, since it needs the least memory.
+    The least size comes first, since it needs the least memory; then measured ones, because between
+    them times are only interpolated; then the largest powers of two and the whole batch.
     """
-    if micro_batch is not None:
-        return [BatchSplit(batch_size, min(micro_batch, batch_size))]
-    sizes: list[int] = [1]
-    for size in [*_measured(cost, batch_size), *_common(batch_size)]:
-        if size not in sizes and len(sizes) < MOST_SIZES:
-            sizes.append(size)
-    return [BatchSplit(batch_size, size) for size in sorted(sizes)]
+    batch_size = request.batch_size
+    if request.micro_batch is not None:
+        return [BatchSplit(batch_size, min(request.micro_batch, batch_size))]
+    wanted = [request.least_piece, *_measured(cost, batch_size), *_common(batch_size)]
+    splits = [BatchSplit(batch_size, min(size, batch_size)) for size in dict.fromkeys(wanted)]
+    usable = [split for split in splits if _least_samples(split) >= request.least_piece]
+    chosen = usable[:MOST_SIZES] or [BatchSplit(batch_size, batch_size)]
+    return sorted(chosen, key=lambda split: split.micro_batch)
+
+
+def _least_samples(split: BatchSplit) -> int:
+    return min(split.first_samples, split.last_samples)
 
 
 def _measured(cost: CostModel, batch_size: int) -> list[int]:

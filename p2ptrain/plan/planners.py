@@ -40,7 +40,7 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     cost = CostModel(profile, cluster)
     question = Question(
         judge=Judge(cost, BUDGET_TASKS),
-        splits=candidate_splits(cost, request.batch_size, request.micro_batch),
+        splits=candidate_splits(cost, request),
         devices=_allowed(cost, request),
         private=request.private,
     )

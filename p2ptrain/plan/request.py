@@ -14,6 +14,8 @@ class PlanRequest:
         micro_batch: fixed size; None = the planner chooses.
         planner: a name in `planners.PLANNERS`.
         private: the holder, and only it, has the first and the last stage.
+        least_piece: fewest samples of a micro-batch that the planner may choose, the ragged last
+            one included: some layers cannot train on a single sample.
         only: names of the devices a plan may use; None = all.
     """
 
@@ -21,4 +23,5 @@ class PlanRequest:
     micro_batch: int | None = None
     planner: str = "auto"
     private: bool = False
+    least_piece: int = 1
     only: frozenset[str] | None = None

@@ -217,6 +217,7 @@ class CoordinatorService:
             batch_size=request.batch_size,
             micro_batch=request.micro_batch or None,
             planner=request.planner,
+            least_piece=request.least_piece,
             private=request.private_first > 0,
         )
         if not wanted.private:

@@ -31,7 +31,7 @@ from p2ptrain.training.planning import (
     survey_links,
     wait_for_members,
 )
-from p2ptrain.training.preparation import Prepared, check_pieces, prepare
+from p2ptrain.training.preparation import Prepared, prepare
 from p2ptrain.training.privacy import private_units
 from p2ptrain.training.protocol import END, FETCH_MODEL, text
 from p2ptrain.training.rounds import Course
@@ -78,9 +78,6 @@ class HolderRun:
         try:
             prepared = await self._prepare()
             answer = await self._plan(prepared)
-            micro_batch = answer.assignment.micro_batch
-            if micro_batch != self._job.micro_batch:
-                await in_background(lambda: check_pieces(self._job, prepared.samples, micro_batch))
             await self._train(prepared, answer)
         except BaseException as error:
             reason = str(error) or type(error).__name__
@@ -143,6 +140,7 @@ class HolderRun:
             optimizer_state_ratio=optimizer_state_ratio(job.optimizer),
             batch_size=job.batch_size,
             micro_batch=job.micro_batch or 0,
+            least_piece=prepared.least_piece,
             planner=self._options.planner,
             private_first=private[0],
             private_last=private[1],

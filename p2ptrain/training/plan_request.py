@@ -21,6 +21,7 @@ class PlanningRequest:
         input_bytes, target_bytes: per sample.
         optimizer_state_ratio: optimizer bytes per parameter byte.
         micro_batch: samples, or 0 to let the planner choose.
+        least_piece: fewest samples of a micro-batch, where the planner chooses its size.
         private_first, private_last: units that must stay on the holder at either end; 0, 0 unless
             the job is private.
         epoch: the number the new plan gets, at least.
@@ -34,6 +35,7 @@ class PlanningRequest:
     optimizer_state_ratio: float
     batch_size: int
     micro_batch: int
+    least_piece: int
     planner: str
     private_first: int
     private_last: int
@@ -63,6 +65,7 @@ class PlanningRequest:
             optimizer_state_ratio=number(fields, "optimizer_state_ratio"),
             batch_size=integer(fields, "batch_size", 1),
             micro_batch=integer(fields, "micro_batch"),
+            least_piece=integer(fields, "least_piece", 1),
             planner=text(fields, "planner", 32),
             private_first=integer(fields, "private_first"),
             private_last=integer(fields, "private_last"),

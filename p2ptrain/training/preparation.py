@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from p2ptrain.errors import OptionError
+from p2ptrain.errors import CaptureError, OptionError
 from p2ptrain.model.capture import capture, check_single_sample
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.training import checkpoint
 from p2ptrain.training.checkpoint import Progress
-from p2ptrain.training.data import Samples
+from p2ptrain.training.data import Collated, Samples
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
@@ -27,6 +27,7 @@ class Prepared:
     """A job, captured and checked.
 
     Attributes:
+        least_piece: fewest samples of a micro-batch that the planner may choose.
         input_bytes, target_bytes: per sample.
         state: initial tensors by `model:` and `optimizer:` names.
         first_step: updates that the state has behind it.
@@ -38,6 +39,7 @@ class Prepared:
     samples: Samples
     evaluation: Samples | None
     order: SampleOrder
+    least_piece: int
     input_bytes: int
     target_bytes: int
     state: Mapping[str, Tensor]
@@ -82,8 +84,6 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
     captured = capture(job.model, job.loss, example, evaluation=evaluates)
-    if job.micro_batch is not None:
-        check_pieces(job, samples, job.micro_batch)
     steps = job.total_steps(options.steps)
     prepared = Prepared(
         job=job,
@@ -91,6 +91,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         samples=samples,
         evaluation=evaluation,
         order=SampleOrder(len(samples), job.batch_size, job.seed),
+        least_piece=_least_piece(job, example),
         input_bytes=_bytes_per_sample(captured.flatten_input(example[0])),
         target_bytes=_bytes_per_sample(captured.flatten_target(example[1])),
         state={f"model:{n}": t for n, t in captured.state().items()},
@@ -100,11 +101,23 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     return prepared if options.resume is None else _resumed(prepared, options)
 
 
-def check_pieces(job: Job, samples: Samples, micro_batch: int) -> None:
-    """Raises CaptureError: a piece has one sample, and the model cannot work on one."""
-    if micro_batch == 1 or job.batch_size % micro_batch == 1:
-        example = samples.collate([0, 1 % len(samples)], "example")
+def _least_piece(job: Job, example: tuple[Collated, Collated]) -> int:
+    """2 where the model cannot train on one sample, else 1.
+
+    Raises:
+        CaptureError: it cannot, and the job's own sizes make a piece of one sample.
+    """
+    fixed = job.micro_batch
+    single = fixed is not None and (fixed == 1 or job.batch_size % fixed == 1)
+    if fixed is not None and not single:
+        return 1
+    try:
         check_single_sample(job.model, job.loss, example)
+    except CaptureError:
+        if single or job.batch_size == 1:
+            raise
+        return 2
+    return 1
 
 
 def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:

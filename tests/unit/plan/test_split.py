@@ -8,6 +8,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import draft_pipeline, peak_bytes
 from p2ptrain.plan.micro_batches import MOST_SIZES, candidate_splits
+from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.split import BatchSplit
 from tests.unit.plan import examples
 
@@ -35,9 +36,16 @@ def test_impossible_sizes_are_refused(batch_size: int, micro_batch: int) -> None
         BatchSplit(batch_size, micro_batch)
 
 
-def sizes(batch_size: int, micro_batch: int | None = None) -> list[int]:
+def sizes(batch_size: int, micro_batch: int | None = None, least_piece: int = 1) -> list[int]:
     cost = CostModel(*examples.household(0, units=2, devices=2))  # measured: 1, 4, 16, 64
-    return [split.micro_batch for split in candidate_splits(cost, batch_size, micro_batch)]
+    request = PlanRequest(batch_size, micro_batch, least_piece=least_piece)
+    return [split.micro_batch for split in candidate_splits(cost, request)]
+
+
+def test_pieces_too_small_for_the_model_are_not_chosen() -> None:
+    assert 1 not in sizes(512, least_piece=2)
+    assert sizes(17, least_piece=2) == [17]  # 2, 4, 8 and 16 would leave a piece of one sample
+    assert sizes(18, least_piece=2)[0] == 2
 
 
 def test_free_sizes_start_from_the_measured_ones() -> None:
