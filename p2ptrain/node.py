@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.observe.events import Event, Failed
 from p2ptrain.observe.stream import EventStream
 from p2ptrain.training.background import in_background
+from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.progress import ProgressBoard, ProgressReporter
 
 if TYPE_CHECKING:
@@ -86,7 +88,12 @@ class Node:
             peers=tuple(peers),
             interfaces=tuple(interfaces),
             port=port,
-            info={"role": role, "version": __version__},
+            info={
+                "role": role,
+                "version": __version__,
+                "threads": threads or os.cpu_count() or 1,
+                "memory_bytes": memory_bytes or usable_memory_bytes(),
+            },
         )
         self._mesh = NetworkMesh(self._config, self._emit)
         self._member: TrainingMember | None = None
