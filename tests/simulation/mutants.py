@@ -59,21 +59,6 @@ class BuriesSilently(Membership):
         return None if known is None else MemberState.DEAD
 
 
-class DoubtsWithoutEnd(Membership):
-    """Doubts every answer to its own doubt, so that messages beget messages."""
-
-    def _learn_newer(self, claim: Claim, known: MemberRecord, peer: str) -> None:
-        record = claim.record
-        ends_known = record.state is MemberState.DEAD or record.instance != known.instance
-        if not ends_known or peer == record.id or not self._hears(record.id):
-            self._adopt(record, self._hearsay(record, peer), claim.accusers, peer)
-        elif known.state is MemberState.ALIVE or record.incarnation > known.incarnation:
-            suspect = dataclasses.replace(
-                known, incarnation=record.incarnation, state=MemberState.SUSPECT
-            )
-            self._adopt(suspect, "doubted again", (peer,), peer)
-
-
 class VotesTwice(Election):
     """Votes again in a term it already voted in."""
 
@@ -119,7 +104,7 @@ class CountsNobody(Election):
 
 MUTANTS: dict[str, Build] = {
     mutant.__name__: Build(membership=mutant)
-    for mutant in (NeverRefutes, RaisesTheDead, RefutesForOthers, BuriesSilently, DoubtsWithoutEnd)
+    for mutant in (NeverRefutes, RaisesTheDead, RefutesForOthers, BuriesSilently)
 } | {
     mutant.__name__: Build(election=mutant)
     for mutant in (VotesTwice, ForgetsItsTerm, FollowsOlderTerms, NeverStepsDown, CountsNobody)

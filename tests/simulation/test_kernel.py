@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.simulation.kernel import Kernel
+import pytest
+
+from tests.simulation.kernel import EventStorm, Kernel
 
 
 def _run(label: bytes) -> tuple[list[str], str]:
@@ -30,3 +32,14 @@ def test_the_past_cannot_be_scheduled() -> None:
     kernel.at(1.0, b"past", lambda: seen.append(kernel.now))
     kernel.run_until(5.0)
     assert seen == [5.0]
+
+
+def test_events_that_beget_events_are_noticed() -> None:
+    kernel = Kernel()
+
+    def answer() -> None:
+        kernel.after(0.00001, b"answer", answer)
+
+    answer()
+    with pytest.raises(EventStorm):
+        kernel.run_until(1.0)

@@ -360,6 +360,16 @@ def test_the_load_per_member_does_not_grow_with_the_group() -> None:
     assert sent_per_second(600) <= 1.2 * sent_per_second(10)
 
 
+def test_hearsay_that_a_process_was_replaced_is_doubted_once_only() -> None:
+    cluster = Cluster("abc")
+    cluster.silent.add("c")  # heard a moment ago, so hearsay is doubted, but it cannot answer
+    cluster.feed("a", gossip("b", claim("c", ALIVE, 5, "new")), settle=False)
+    assert cluster.state("a", "c") is SUSPECT
+    cluster.feed("a", gossip("b", claim("c", ALIVE, 6, "new")), settle=False)
+    assert cluster.members["a"].members["c"].instance == "new"
+    assert cluster.history("a", "c") == ["alive", "suspect", "dead", "alive"]
+
+
 def test_answers_to_old_news_do_not_beget_answers() -> None:
     cluster = Cluster("ab")
     cluster.feed("a", SelfChanged(name="a-2"))
