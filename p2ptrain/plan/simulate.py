@@ -1,4 +1,4 @@
-"""The predicted timeline of one synchronous round by the plain cost model (docs/planning.md)."""
+"""The predicted timeline of one synchronous round by the plain cost model (`plan/cost.py`)."""
 
 from __future__ import annotations
 

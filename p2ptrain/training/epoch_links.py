@@ -86,6 +86,7 @@ class EpochLinks:
         self._stage = stage
         self._description = description
         self._ties = Ties.of(index, _shared(assignment, description))
+        self._separate = separate_names(assignment, description)
         self._shell = shell
         self._last = len(assignment.stages) - 1
         self._credits = Credits(EVALUATION_PIECES_AHEAD)
@@ -200,8 +201,7 @@ class EpochLinks:
         return gradient
 
     def _part_count(self, name: str) -> int:
-        separate = separate_names(self._assignment, self._description)
-        return self._assignment.micro_batches if name in separate else 1
+        return self._assignment.micro_batches if name in self._separate else 1
 
     def _own_parts(self) -> dict[str, list[Tensor | None]]:
         """This stage's gradients of what it shares: one a micro-batch, or their sum."""

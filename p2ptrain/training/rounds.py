@@ -82,13 +82,10 @@ class Course:
         for step in range(first_step, self.steps):
             yield Round(index, Mode.TRAIN, step, self.batch_size, self.micro_batch)
             index += 1
-            if self.eval_samples and self._evaluates_after(step + 1):
+            if self.eval_samples and self.ends_epoch(step + 1):
                 yield Round(index, Mode.EVAL, step + 1, self.eval_samples, self.micro_batch)
                 index += 1
 
     def ends_epoch(self, step: int) -> bool:
         """Whether `step` updates complete an epoch or the job."""
         return step % self.steps_per_epoch == 0 or step == self.steps
-
-    def _evaluates_after(self, step: int) -> bool:
-        return self.ends_epoch(step)
