@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from time import thread_time
 from typing import Any, TypeAlias, TypeVar
 
 from p2ptrain.training.background import in_background
@@ -48,7 +47,6 @@ class ComputeThread:
         self._sequence = itertools.count()
         self._wake = threading.Condition()
         self._closed = False
-        self.busy_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -91,14 +89,12 @@ class ComputeThread:
             return heapq.heappop(self._tasks) if self._tasks else None
 
     def _execute(self, task: _Task) -> None:
-        started = thread_time()
         try:
             result = task.function()
         except BaseException as error:  # handed to the one who awaits it
             self._answer(task, _set_exception, error)
         else:
             self._answer(task, _set_result, result)
-        self.busy_seconds += thread_time() - started
 
     @staticmethod
     def _answer(task: _Task, setter: _Setter, value: Any) -> None:
