@@ -20,6 +20,8 @@ from p2ptrain.plan.draft import Draft
 
 def lower_bound(cost: CostModel, draft: Draft) -> float:
     """Seconds that a round of `draft` takes at least."""
+    if not draft.is_straight:
+        return _group_bound(cost, draft)
     trips = _Trips(cost, draft)
     interface = max(interface_seconds(cost, draft).values(), default=0.0)
     return max(trips.longest_chain(), interface)
@@ -108,6 +110,22 @@ def _suffix_trips(
     return trips
 
 
+def _group_bound(cost: CostModel, draft: Draft) -> float:
+    """Compute and all-reduce of the longest stage, after the shortest way to it."""
+    split, fill, longest = draft.split, 0.0, 0.0
+    for group, units in zip(draft.groups, draft.units, strict=True):
+        reduce = cost.all_reduce_seconds(group.devices, *units)
+        loads, firsts = [], []
+        for place, device in enumerate(group.devices):
+            pieces = [n for n in group.pieces(split, place) if n]
+            tasks = [cost.stage_seconds(device, *units, samples) for samples in pieces]
+            loads.append(sum(map(sum, tasks)))
+            firsts.append(min((forward for forward, _ in tasks), default=0.0))
+        longest = max(longest, fill + max(loads) + reduce)
+        fill += min(firsts)
+    return longest
+
+
 def interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:
     """Occupation of every device's uplink ("up") and downlink ("down") in a round."""
     seconds: dict[tuple[str, int], float] = defaultdict(float)
@@ -118,7 +136,7 @@ def interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], fl
             seconds["up", sender] += time
             seconds["down", receiver] += time
 
-    devices = draft.devices
+    devices = [group.devices[0] for group in draft.groups]
     for p, cut in enumerate(draft.borders[1:-1]):
         carry(devices[p], devices[p + 1], cost.cut_bytes(cut))
         carry(devices[p + 1], devices[p], cost.cut_bytes(cut))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from itertools import accumulate
 
 from p2ptrain.errors import OptionError
@@ -37,6 +38,7 @@ class CostModel:
         activations = accumulate((unit.activation_bytes for unit in profile.units), initial=0)
         self._parameters, self._activations = tuple(parameters), tuple(activations)
         self._unit_times: dict[tuple[int, int], UnitTimes] = {}
+        self._worst: dict[tuple[int, ...], tuple[float, float]] = {}
         self._stage_seconds: dict[tuple[int, int, int, int], tuple[float, float]] = {}
 
     def name(self, device: int) -> str:
@@ -69,6 +71,28 @@ class CostModel:
     def link(self, sender: int, receiver: int) -> Link:
         """That direction; from a device to itself nothing takes time."""
         return self._links[sender][receiver]
+
+    def all_reduce_seconds(self, devices: Sequence[int], first: int, end: int) -> float:
+        """Ring all-reduce of the parameters of units [first, end) over a group.
+
+        2(g-1)/g · bytes / slowest link + 2(g-1) · largest latency, over all ordered pairs.
+        """
+        count = len(devices)
+        if count == 1:
+            return 0.0
+        rate, latency = self._worst_link(tuple(sorted(devices)))
+        steps = 2 * (count - 1)
+        return steps / count * self.parameter_bytes(first, end) / rate + steps * latency
+
+    def _worst_link(self, devices: tuple[int, ...]) -> tuple[float, float]:
+        """(least bytes/s, largest latency) over all ordered pairs."""
+        if devices not in self._worst:
+            links = [self.link(a, b) for a in devices for b in devices if a != b]
+            self._worst[devices] = (
+                min(link.bytes_per_s for link in links),
+                max(link.latency_s for link in links),
+            )
+        return self._worst[devices]
 
     def cut_bytes(self, cut: int) -> int:
         """Bytes per sample that cross before unit `cut` (1 <= cut < L), in either direction."""

@@ -1,29 +1,72 @@
-"""A straight pipeline being considered: one device a stage, devices as indexes, nothing predicted.
+"""A plan being considered: who computes which units, devices as indexes, nothing predicted.
 
 Planners compare thousands of drafts and turn the best one into a `Plan`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from p2ptrain.plan.allocation import Allocation, deal, most_in_window, sample_ranges
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.schedule import usual_warmup
 from p2ptrain.plan.split import BatchSplit
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """Stage p is units [borders[p], borders[p+1]) on devices[p] with depth warmup[p].
+class Group:
+    """The devices of one stage and what each takes; a device alone takes everything.
 
-    The first and the last device may be the same one (`--private`), no others.
+    Attributes:
+        devices: in the order of their sample ranges.
+        shares: samples of each micro-batch, or whole micro-batches of a round.
+    """
+
+    devices: tuple[int, ...]
+    shares: tuple[int, ...]
+    allocation: Allocation = Allocation.SAMPLES
+
+    @property
+    def deals(self) -> bool:
+        """Whether several devices take whole micro-batches in turn."""
+        return len(self.devices) > 1 and self.allocation is Allocation.MICRO_BATCHES
+
+    def pieces(self, split: BatchSplit, place: int) -> tuple[int, ...]:
+        """Samples of every micro-batch that the device at `place` takes; 0 = has no part."""
+        sizes = [split.first_samples] * (split.micro_batches - 1) + [split.last_samples]
+        if len(self.devices) == 1:
+            return tuple(sizes)
+        if self.deals:
+            owners = deal(self.shares)
+            return tuple(n if owners[m] == place else 0 for m, n in enumerate(sizes))
+        full, last = (sample_ranges(self.shares, n)[place] for n in (sizes[0], sizes[-1]))
+        return (full[1] - full[0],) * (len(sizes) - 1) + (last[1] - last[0],)
+
+    def in_flight_samples(self, split: BatchSplit, place: int, warmup: int) -> int:
+        """Most samples that a device has forwarded and not yet backwarded at that stage depth."""
+        if len(self.devices) == 1:
+            return split.in_flight_samples(warmup)
+        if self.deals:
+            count, has_last = most_in_window(self.shares, place, warmup)
+            return count * split.micro_batch - has_last * (split.micro_batch - split.last_samples)
+        if warmup < split.micro_batches:
+            return warmup * self.shares[place]
+        first, end = sample_ranges(self.shares, split.last_samples)[place]
+        return (warmup - 1) * self.shares[place] + end - first
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Stage p is units [borders[p], borders[p+1]) on groups[p] with depth warmup[p].
+
+    No device stands twice, but one alone in the first and in the last stage (`--private`).
     """
 
     split: BatchSplit
     borders: tuple[int, ...]
-    devices: tuple[int, ...]
+    groups: tuple[Group, ...]
     warmup: tuple[int, ...]
 
     @property
@@ -32,9 +75,24 @@ class Draft:
         return tuple(pairwise(self.borders))
 
     @property
+    def devices(self) -> tuple[int, ...]:
+        """All devices, stage by stage; of a straight pipeline one a stage."""
+        return tuple(device for group in self.groups for device in group.devices)
+
+    @property
+    def is_straight(self) -> bool:
+        """Whether every stage is a single device."""
+        return all(len(group.devices) == 1 for group in self.groups)
+
+    @property
     def shared_ends(self) -> bool:
         """Whether one device has the first and the last of several stages."""
-        return len(self.devices) > 1 and self.devices[0] == self.devices[-1]
+        return len(self.groups) > 1 and self.groups[0].devices == self.groups[-1].devices
+
+
+def alone(split: BatchSplit, device: int) -> Group:
+    """A device that has a stage for itself."""
+    return Group((device,), (split.micro_batch,))
 
 
 def draft_pipeline(
@@ -44,34 +102,87 @@ def draft_pipeline(
     devices: Sequence[int],
     wanted: Sequence[int] | None = None,
 ) -> Draft | None:
-    """The draft with the depths wanted (usual: 2(P-p)-1), lowered where memory is short.
+    """`draft_groups` of a straight pipeline."""
+    groups = [alone(split, device) for device in devices]
+    return draft_groups(cost, split, borders, groups, wanted)
+
+
+def draft_groups(
+    cost: CostModel,
+    split: BatchSplit,
+    borders: Sequence[int],
+    groups: Sequence[Group],
+    wanted: Sequence[int] | None = None,
+) -> Draft | None:
+    """The draft with the depths wanted (usual: `usual_depths`), lowered where memory is short.
 
     Depths never grow from one stage to the next. None where a device cannot hold its units with
     even one micro-batch in flight.
     """
-    depths = list(wanted or usual_warmup(len(devices), split.micro_batches))
-    draft = Draft(split, tuple(borders), tuple(devices), tuple(depths))
+    depths = list(wanted or usual_depths(groups, split.micro_batches))
+    draft = Draft(split, tuple(borders), tuple(groups), tuple(depths))
     # The last stage of a private plan needs no depth, and shares its memory with the first.
     taken_bytes = 0
     if draft.shared_ends:
         depths[-1] = 1
         taken_bytes = cost.peak_bytes(*draft.units[-1], split.in_flight_samples(1))
     limit = split.micro_batches
-    for p, (device, (first, end)) in enumerate(zip(devices, draft.units, strict=True)):
-        memory_bytes = cost.devices[device].memory_bytes
-        if draft.shared_ends and p == 0:
-            memory_bytes -= taken_bytes
-        limit = min(limit, split.deepest(cost.samples_that_fit(first, end, memory_bytes)))
+    for p in range(len(groups)):
+        limit = min(limit, depths[p])
+        taken = taken_bytes if p == 0 else 0
+        limit = depths[p] = _deepest_that_fits(cost, draft, p, limit, taken)
         if limit < 1:
             return None
-        limit = depths[p] = min(depths[p], limit)
     return replace(draft, warmup=tuple(depths))
+
+
+def usual_depths(groups: Sequence[Group], micro_batches: int) -> tuple[int, ...]:
+    """K_p of every stage, at most `micro_batches`.
+
+    2(P-p)-1 (Asteroid, section 3.2), which is the stages from p to the end and the links between;
+    a stage that deals whole micro-batches counts all its devices.
+    """
+    if not any(group.deals for group in groups):
+        return usual_warmup(len(groups), micro_batches)
+    depths, devices = [], 0
+    for links, group in enumerate(reversed(groups)):
+        devices += len(group.devices) if group.deals else 1
+        depths.append(min(devices + links, micro_batches))
+    return tuple(reversed(depths))
 
 
 def peak_bytes(cost: CostModel, draft: Draft) -> dict[int, int]:
     """Peak memory by device."""
     peaks: dict[int, int] = {}
-    for device, (first, end), warmup in zip(draft.devices, draft.units, draft.warmup, strict=True):
-        samples = draft.split.in_flight_samples(warmup)
-        peaks[device] = peaks.get(device, 0) + cost.peak_bytes(first, end, samples)
+    for p in range(len(draft.groups)):
+        for device, stage_bytes in _stage_bytes(cost, draft, p, draft.warmup[p]):
+            peaks[device] = peaks.get(device, 0) + stage_bytes
     return peaks
+
+
+def _stage_bytes(cost: CostModel, draft: Draft, p: int, warmup: int) -> Iterator[tuple[int, int]]:
+    """(device, bytes) of stage p at a depth."""
+    group = draft.groups[p]
+    for place, device in enumerate(group.devices):
+        samples = group.in_flight_samples(draft.split, place, warmup)
+        yield device, cost.peak_bytes(*draft.units[p], samples)
+
+
+def _deepest_that_fits(cost: CostModel, draft: Draft, p: int, limit: int, taken: int) -> int:
+    """The deepest warm-up up to `limit` with which stage p fits everywhere; 0 = none does."""
+    group = draft.groups[p]
+    if len(group.devices) == 1:
+        memory = cost.devices[group.devices[0]].memory_bytes - taken
+        return min(limit, draft.split.deepest(cost.samples_that_fit(*draft.units[p], memory)))
+    fits = [
+        (place, cost.samples_that_fit(*draft.units[p], cost.devices[device].memory_bytes))
+        for place, device in enumerate(group.devices)
+    ]
+    low, high = 0, limit  # depths up to `low` fit, those above `high` are not wanted
+    while low < high:
+        middle = (low + high + 1) // 2
+        if all(group.in_flight_samples(draft.split, i, middle) <= most for i, most in fits):
+            low = middle
+        else:
+            high = middle - 1
+    return low

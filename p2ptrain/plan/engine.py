@@ -1,7 +1,8 @@
 """Event-driven timing of one round: lanes that compute, routes that carry, devices that share both.
 
-Knows nothing of models or plans: `simulate.py` builds the lanes and routes, and a stage of several
-devices would be several lanes. A lane is one device's work in one stage.
+Knows nothing of models or plans: `simulate.py` builds the lanes and routes. A lane is one device's
+work in one stage; a stage of several devices is several lanes, whose gradients are summed when the
+last of them has done its last backward.
 
 At an instant, first everything that ends there ends; then idle devices start tasks; then waiting
 transfers start, oldest first (ties: by sender's lane, receiver's lane, micro-batch; the holder's
@@ -11,7 +12,7 @@ feed counts as lane -1), each where its sender's uplink and its receiver's downl
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal, TypeAlias
@@ -27,7 +28,7 @@ Carried = Literal["input", "output", "gradient"]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What one lane (or the holder) sends to another for every micro-batch.
+    """What one lane (or the holder) sends to another for a micro-batch.
 
     Attributes:
         sender, receiver: lanes. uplink, downlink: the devices whose interface it occupies.
@@ -51,28 +52,49 @@ class Lane:
     """One device's work in one stage.
 
     Attributes:
+        number: its place among the engine's lanes.
+        actions: in order; only those in which it has a part.
         seconds: by kind, of a full micro-batch and of the last one.
-        output, gradient: where results go; None at the pipeline's ends.
+        outputs, gradients: by micro-batch, where its results go; none at the pipeline's ends.
         feed: what the holder sends it; None for the holder's own lanes and inner stages.
         missing: by kind and micro-batch, inputs that have not arrived.
         place: next action; written by the engine only, as is `forwards`, those started.
     """
 
+    number: int
     stage: int
     device: int
     actions: tuple[Action, ...]
     seconds: dict[Kind, tuple[float, float]]
     missing: dict[Kind, list[int]]
-    output: Route | None = None
-    gradient: Route | None = None
+    outputs: list[list[Route]]
+    gradients: list[list[Route]]
     feed: Route | None = None
     place: int = 0
     forwards: int = 0
 
+    @property
+    def pieces(self) -> list[int]:
+        """Its micro-batches in the order of their forwards."""
+        return [action.micro_batch for action in self.actions if action.kind == "forward"]
+
+
+@dataclass(slots=True, eq=False)
+class AllReduce:
+    """The sum of a stage's gradients over its lanes.
+
+    Attributes:
+        waits: lanes whose last backward is still to come; written by the engine only.
+    """
+
+    stage: int
+    seconds: float
+    waits: int
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took time: a task of `lane`, or (with `route`) a transfer."""
+    """Something that took time: a task of `lane`, or (with `route`) a transfer to it."""
 
     lane: int
     micro_batch: int
@@ -82,9 +104,9 @@ class Span:
     route: Route | None = None
 
 
-_DONE, _FREED, _ARRIVED, _LANDED = range(4)  # _LANDED: freed and arrived at once
+_DONE, _FREED, _ARRIVED, _LANDED, _REDUCED = range(5)  # _LANDED: freed and arrived at once
 
-_Event: TypeAlias = tuple[float, int, int, "Lane | Route", int]
+_Event: TypeAlias = tuple[float, int, int, "Lane | Route | AllReduce", int]
 _Waiting: TypeAlias = tuple[float, int, int, int, Route]
 
 
@@ -95,14 +117,18 @@ class Engine:
     Attributes:
         lanes: by lane number, earlier stages first.
         micro_batches: M; number M-1 is the one that may be smaller.
+        reduces: by stage, of those with several lanes.
         record: keep `spans` (slower).
+        reduced: by stage, (start, end) of its all-reduce, once it has run.
         busy_seconds: computing time by device.
     """
 
     lanes: Sequence[Lane]
     micro_batches: int
+    reduces: Mapping[int, AllReduce] = field(default_factory=dict)
     record: bool = False
     spans: list[Span] = field(default_factory=list)
+    reduced: dict[int, tuple[float, float]] = field(default_factory=dict)
     busy_seconds: dict[int, float] = field(default_factory=dict)
     _events: list[_Event] = field(default_factory=list)
     _waiting: list[_Waiting] = field(default_factory=list)
@@ -111,6 +137,7 @@ class Engine:
     _touched: set[int] = field(default_factory=set)
     _busy_uplinks: set[int] = field(default_factory=set)
     _busy_downlinks: set[int] = field(default_factory=set)
+    _pieces: list[Sequence[int]] = field(default_factory=list)
     _count: int = 0
 
     def run(self) -> float:
@@ -121,6 +148,7 @@ class Engine:
         """
         for lane in reversed(self.lanes):  # of a device's ready tasks, the later stage's first
             self._by_device.setdefault(lane.device, []).append(lane)
+        self._pieces = [lane.pieces if lane.feed is not None else () for lane in self.lanes]
         for lane in self.lanes:
             self._feed(lane, 0, 0.0)
             self._feed(lane, 1, 0.0)
@@ -143,7 +171,10 @@ class Engine:
         _, _, code, item, micro_batch = event
         if isinstance(item, Lane):
             self._task_done(now, item, micro_batch)
-            return
+        elif isinstance(item, Route):
+            self._transfer_moved(item, code, micro_batch)
+
+    def _transfer_moved(self, item: Route, code: int, micro_batch: int) -> None:
         if code != _ARRIVED:
             self._busy_uplinks.discard(item.uplink)
             self._busy_downlinks.discard(item.downlink)
@@ -155,9 +186,17 @@ class Engine:
         lane.place += 1
         self._idle.add(lane.device)
         self._touched.add(lane.device)
-        route = lane.output if action.kind == "forward" else lane.gradient
-        if route is not None:
+        routes = lane.outputs if action.kind == "forward" else lane.gradients
+        for route in routes[micro_batch]:
             self._send(now, route, micro_batch)
+        if lane.place == len(lane.actions) and lane.stage in self.reduces:
+            self._lane_done(now, self.reduces[lane.stage])
+
+    def _lane_done(self, now: float, reduce: AllReduce) -> None:
+        reduce.waits -= 1
+        if not reduce.waits:
+            self.reduced[reduce.stage] = now, now + reduce.seconds
+            self._push(now + reduce.seconds, _REDUCED, reduce, 0)
 
     def _send(self, now: float, route: Route, micro_batch: int) -> None:
         if route.uplink == route.downlink:
@@ -171,8 +210,11 @@ class Engine:
         self._touched.add(lane.device)
 
     def _feed(self, lane: Lane, piece: int, now: float) -> None:
-        if lane.feed is not None and piece < self.micro_batches:
-            self._send(now, lane.feed, piece)
+        """Send the lane's piece number `piece`, if it is fed and has so many."""
+        if lane.feed is not None:
+            pieces = self._pieces[lane.number]
+            if piece < len(pieces):
+                self._send(now, lane.feed, pieces[piece])
 
     def _start(self, now: float) -> None:
         for device in self._touched & self._idle:
@@ -207,9 +249,8 @@ class Engine:
             self._feed(lane, lane.forwards + 2, now)
             lane.forwards += 1
         if self.record:
-            number = self.lanes.index(lane)
             end = now + seconds
-            self.spans.append(Span(number, action.micro_batch, now, end, kind=action.kind))
+            self.spans.append(Span(lane.number, action.micro_batch, now, end, kind=action.kind))
 
     def _start_transfers(self, now: float) -> None:
         kept: list[_Waiting] = []
@@ -234,6 +275,8 @@ class Engine:
             end = free + route.latency_s
             self.spans.append(Span(route.receiver, micro_batch, now, end, route=route))
 
-    def _push(self, time: float, code: int, item: Lane | Route, micro_batch: int) -> None:
+    def _push(
+        self, time: float, code: int, item: Lane | Route | AllReduce, micro_batch: int
+    ) -> None:
         self._count += 1
         heappush(self._events, (time, self._count, code, item, micro_batch))

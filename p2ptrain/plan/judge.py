@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from p2ptrain.plan.bound import lower_bound
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, draft_pipeline
-from p2ptrain.plan.schedule import usual_warmup
+from p2ptrain.plan.draft import Draft, draft_groups, draft_pipeline, usual_depths
 from p2ptrain.plan.simulate import round_seconds
 from p2ptrain.plan.split import BatchSplit
 
@@ -74,7 +73,8 @@ class Judge:
         usual = draft_pipeline(self.cost, split, borders, devices)
         if usual is None:
             return ()
-        deepest = draft_pipeline(self.cost, split, borders, devices, _deepest(split, devices))
+        depths = (split.micro_batches,) * len(devices)
+        deepest = draft_pipeline(self.cost, split, borders, devices, depths)
         if deepest is None or self.bound(usual) * WORTH <= self.bound(deepest):
             return (usual,)
         for draft in self.depths(usual):
@@ -84,15 +84,15 @@ class Judge:
 
     def depths(self, draft: Draft) -> Iterator[Draft]:
         """The same placement with other warm-up depths, shallow ones first."""
-        stages, count = len(draft.devices), draft.split.micro_batches
-        usual = usual_warmup(stages, count)
+        stages, count = len(draft.groups), draft.split.micro_batches
+        usual = usual_depths(draft.groups, count)
         wanted = [tuple(stages - p for p in range(stages)), usual]
         wanted += [tuple(depth + more for depth in usual) for more in (1, 2, 4)]
         wanted += [tuple(depth * times for depth in usual) for times in (2, 4)]
-        wanted.append(_deepest(draft.split, draft.devices))
+        wanted.append((count,) * stages)
         for depths in wanted:
             cut = [min(depth, count) for depth in depths]
-            other = draft_pipeline(self.cost, draft.split, draft.borders, draft.devices, cut)
+            other = draft_groups(self.cost, draft.split, draft.borders, draft.groups, cut)
             if other is not None and other.warmup != draft.warmup:
                 yield other
 
@@ -114,7 +114,7 @@ class Judge:
         return best
 
     def _screened(self, draft: Draft) -> float:
-        stages, split = len(draft.devices), draft.split
+        stages, split = len(draft.groups), draft.split
         short = draft.warmup[0] + 4 * stages + 4
         longer = short + 2 * stages + 4
         if 2 * stages * split.micro_batches <= max(LONG_ROUND_TASKS, 4 * stages * longer):
@@ -131,7 +131,3 @@ class Judge:
     def _simulated(self, draft: Draft) -> float:
         self.budget_tasks -= 2 * len(draft.devices) * draft.split.micro_batches
         return round_seconds(self.cost, draft)
-
-
-def _deepest(split: BatchSplit, devices: Sequence[int]) -> tuple[int, ...]:
-    return (split.micro_batches,) * len(devices)

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan import fields
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.split import BatchSplit
 
 FORMAT = "p2ptrain.plan/1"
-
-
-class Allocation(StrEnum):
-    """What the shares of a stage's devices count."""
-
-    SAMPLES = "samples"
-    """Samples of each micro-batch; the shares sum to `micro_batch`."""
-    MICRO_BATCHES = "micro_batches"
-    """Whole micro-batches of a round; the shares sum to `micro_batches`."""
 
 
 @dataclass(frozen=True, slots=True)

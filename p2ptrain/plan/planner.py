@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from p2ptrain.plan.cost import CostModel
@@ -19,12 +19,18 @@ class Question:
     Attributes:
         splits: the micro-batch sizes to consider, smallest first.
         devices: indexes that may be used, in order of their names.
+        required: devices that must have a part.
+        caps: by device, the largest part of the round's work it may take.
+        groups: whether a stage may have several devices.
     """
 
     judge: Judge
     splits: Sequence[BatchSplit]
     devices: tuple[int, ...]
-    private: bool
+    private: bool = False
+    required: frozenset[int] = frozenset()
+    caps: Mapping[int, float] = field(default_factory=dict)
+    groups: bool = True
 
     @property
     def cost(self) -> CostModel:

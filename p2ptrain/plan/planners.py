@@ -9,7 +9,7 @@ from p2ptrain.plan.auto import plan_auto
 from p2ptrain.plan.check import check_memory, check_plan
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.draft import Draft, Group
 from p2ptrain.plan.equal_shares import plan_pp
 from p2ptrain.plan.judge import Judge
 from p2ptrain.plan.micro_batches import candidate_splits
@@ -43,6 +43,9 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
         splits=candidate_splits(cost, request),
         devices=_allowed(cost, request),
         private=request.private,
+        required=frozenset(cost.index(name) for name in request.required),
+        caps={cost.index(name): cap for name, cap in request.caps.items()},
+        groups=request.groups,
     )
     plan = plan_of(cost, request.planner, planner(question))
     check_plan(plan, profile, cluster, private=request.private)
@@ -54,7 +57,8 @@ def plan_of(cost: CostModel, planner: str, answer: Answer) -> Plan:
     """The draft decided, simulated, as a plan."""
     draft = answer.draft
     simulation = simulate_draft(cost, draft)
-    unused = [device for device in range(len(cost.devices)) if device not in draft.devices]
+    used = frozenset(draft.devices)
+    unused = [device for device in range(len(cost.devices)) if device not in used]
     return Plan(
         planner=planner,
         split=draft.split,
@@ -72,8 +76,15 @@ def plan_of(cost: CostModel, planner: str, answer: Answer) -> Plan:
 
 def _stages(cost: CostModel, draft: Draft) -> tuple[PlannedStage, ...]:
     return tuple(
-        PlannedStage(units, (DeviceShare(cost.name(device), draft.split.micro_batch),), warmup)
-        for units, device, warmup in zip(draft.units, draft.devices, draft.warmup, strict=True)
+        PlannedStage(units, _shares(cost, group), warmup, group.allocation)
+        for units, group, warmup in zip(draft.units, draft.groups, draft.warmup, strict=True)
+    )
+
+
+def _shares(cost: CostModel, group: Group) -> tuple[DeviceShare, ...]:
+    return tuple(
+        DeviceShare(cost.name(device), share)
+        for device, share in zip(group.devices, group.shares, strict=True)
     )
 
 

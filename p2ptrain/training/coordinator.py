@@ -219,6 +219,7 @@ class CoordinatorService:
             planner=request.planner,
             least_piece=request.least_piece,
             private=request.private_first > 0,
+            groups=False,
         )
         if not wanted.private:
             return await in_background(partial(make_plan, profile, cluster, wanted))

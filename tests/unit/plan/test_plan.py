@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.check import check_memory, check_plan
-from p2ptrain.plan.plan import Allocation, Plan
+from p2ptrain.plan.plan import Plan
 from tests.unit.plan import examples
 
 CONTENT: dict[str, Any] = {

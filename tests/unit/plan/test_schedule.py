@@ -28,7 +28,7 @@ def test_the_picture_is_what_three_stages_do() -> None:
     simulation = simulate(plan, profile, examples.cluster("a", "b", "c"))
     ticks = [["."] * round(simulation.round_seconds) for _ in plan.stages]
     for entry in simulation.timeline:
-        if entry.kind in ("forward", "backward"):
+        if entry.kind in ("forward", "backward") and entry.micro_batch is not None:
             action = Action("forward" if entry.kind == "forward" else "backward", entry.micro_batch)
             ticks[entry.stage][round(entry.start_seconds)] = str(action)
     lines = [

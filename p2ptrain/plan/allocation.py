@@ -1,0 +1,72 @@
+"""How the devices of one stage divide its work: samples of each micro-batch, or whole ones.
+
+samples          micro-batch of 6, shares 3 2 1       a a a b b c
+                 a smaller last one of 4              a a a b
+micro_batches    7 micro-batches, shares 4 2 1        m = 0 1 2 3 4 5 6
+                                                          a b a c a b a
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import lru_cache
+
+
+class Allocation(StrEnum):
+    """What the shares of a stage's devices count."""
+
+    SAMPLES = "samples"
+    """Samples of each micro-batch; the shares sum to `micro_batch`."""
+    MICRO_BATCHES = "micro_batches"
+    """Whole micro-batches of a round; the shares sum to `micro_batches`."""
+
+
+def sample_ranges(shares: Sequence[int], samples: int) -> tuple[tuple[int, int], ...]:
+    """[first, end) samples of each device in a micro-batch of `samples`, in the order of shares.
+
+    A smaller last micro-batch ends the ranges early, so that the last devices may get nothing.
+    """
+    ranges, end = [], 0
+    for share in shares:
+        first, end = end, end + share
+        ranges.append((min(first, samples), min(end, samples)))
+    return tuple(ranges)
+
+
+@lru_cache(maxsize=4096)
+def deal(shares: tuple[int, ...]) -> tuple[int, ...]:
+    """The place (in `shares`) of the device that takes each of sum(shares) micro-batches.
+
+    Micro-batch m goes where (m+1)·share - M·dealt is largest, ties to the first listed: weighted
+    round robin, with every device's part spread evenly over the round.
+    """
+    count = sum(shares)
+    dealt = [0] * len(shares)
+    places = []
+    for m in range(count):
+        place = max(range(len(shares)), key=lambda i: ((m + 1) * shares[i] - count * dealt[i], -i))
+        dealt[place] += 1
+        places.append(place)
+    return tuple(places)
+
+
+@lru_cache(maxsize=4096)
+def most_in_window(shares: tuple[int, ...], place: int, window: int) -> tuple[int, bool]:
+    """Most micro-batches dealt to `place` among any `window` consecutive ones.
+
+    And whether every such window contains the round's last micro-batch, which may be smaller.
+    """
+    places = deal(shares)
+    window = min(window, len(places))
+    most, without_last = 0, 0
+    held = 0
+    for m, owner in enumerate(places):
+        held += owner == place
+        if m >= window:
+            held -= places[m - window] == place
+        if owner == place or m == window - 1:
+            most = max(most, held)
+        if m < len(places) - 1:
+            without_last = max(without_last, held)
+    return most, without_last < most
