@@ -52,17 +52,18 @@ class Cluster:
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = [device.name for device in self.devices]
-        for name in names:
-            if names.count(name) > 1:
-                raise OptionError(f'cluster.devices: the name "{name}" is given twice')
+        names: set[str] = set()
+        for device in self.devices:
+            if device.name in names:
+                raise OptionError(f'cluster.devices: the name "{device.name}" is given twice')
+            names.add(device.name)
         holders = [device.name for device in self.devices if device.holder]
         if len(holders) != 1:
             raise OptionError(
                 'cluster.devices: exactly one device must have "holder": true, '
                 f"found {len(holders)} {holders or ''}".rstrip()
             )
-        _check_links(self, set(names))
+        _check_links(self, names)
 
     @property
     def holder(self) -> Device:

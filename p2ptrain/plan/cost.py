@@ -15,6 +15,7 @@ from itertools import accumulate
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.links import LinkTable
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.times import TimeTable, UnitTimes
 
@@ -25,6 +26,7 @@ class CostModel:
     Attributes:
         devices: the cluster's devices, sorted by name.
         holder: index of the data holder.
+        links: all links between them.
     """
 
     def __init__(self, profile: Profile, cluster: Cluster) -> None:
@@ -33,7 +35,7 @@ class CostModel:
         self.holder = next(i for i, device in enumerate(self.devices) if device.holder)
         self.unit_count = len(profile.units)
         self._tables = [_table(profile, device) for device in self.devices]
-        self._links = [[_link(cluster, a, b) for b in self.devices] for a in self.devices]
+        self.links = LinkTable(cluster, self.devices)
         parameters = accumulate((unit.parameter_bytes for unit in profile.units), initial=0)
         activations = accumulate((unit.activation_bytes for unit in profile.units), initial=0)
         self._parameters, self._activations = tuple(parameters), tuple(activations)
@@ -70,7 +72,7 @@ class CostModel:
 
     def link(self, sender: int, receiver: int) -> Link:
         """That direction; from a device to itself nothing takes time."""
-        return self._links[sender][receiver]
+        return self.links.link(sender, receiver)
 
     def all_reduce_seconds(self, devices: Sequence[int], first: int, end: int) -> float:
         """Ring all-reduce of the parameters of units [first, end) over a group.
@@ -87,11 +89,7 @@ class CostModel:
     def _worst_link(self, devices: tuple[int, ...]) -> tuple[float, float]:
         """(least bytes/s, largest latency) over all ordered pairs."""
         if devices not in self._worst:
-            links = [self.link(a, b) for a in devices for b in devices if a != b]
-            self._worst[devices] = (
-                min(link.bytes_per_s for link in links),
-                max(link.latency_s for link in links),
-            )
+            self._worst[devices] = self.links.worst(devices)
         return self._worst[devices]
 
     def cut_bytes(self, cut: int) -> int:
@@ -133,9 +131,3 @@ def _table(profile: Profile, device: Device) -> TimeTable:
             f"the profile has {len(profile.units)}"
         )
     return device.times
-
-
-def _link(cluster: Cluster, sender: Device, receiver: Device) -> Link:
-    if sender.name == receiver.name:
-        return Link(bytes_per_s=math.inf, latency_s=0.0)
-    return cluster.link(sender.name, receiver.name)
