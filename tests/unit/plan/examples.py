@@ -69,12 +69,14 @@ LINKS = st.builds(Link, RATES, LATENCIES)
 
 
 @st.composite
-def profiles(draw: st.DrawFn, most_units: int = 5, least_bytes: int = 0) -> Profile:
+def profiles(
+    draw: st.DrawFn, most_units: int = 5, least_bytes: int = 0, least_units: int = 1
+) -> Profile:
     """Profiles of up to `most_units` units with one or two measured sizes.
 
     Everything that travels has at least `least_bytes` bytes a sample.
     """
-    count = draw(st.integers(1, most_units))
+    count = draw(st.integers(least_units, most_units))
     units = tuple(
         Unit(
             f"unit{i}",
@@ -98,9 +100,11 @@ def profiles(draw: st.DrawFn, most_units: int = 5, least_bytes: int = 0) -> Prof
 
 
 @st.composite
-def clusters(draw: st.DrawFn, most_devices: int = 3, tight: bool = True) -> Cluster:
+def clusters(
+    draw: st.DrawFn, most_devices: int = 3, tight: bool = True, least_devices: int = 1
+) -> Cluster:
     """Clusters of up to `most_devices`, with `tight` some of little memory."""
-    names = ["a", "b", "c", "d", "e"][: draw(st.integers(1, most_devices))]
+    names = "abcdefgh"[: draw(st.integers(least_devices, most_devices))]
     holder = draw(st.sampled_from(names))
     memory = st.one_of(st.integers(100, 2000), st.just(PLENTY)) if tight else st.just(PLENTY)
     devices = tuple(

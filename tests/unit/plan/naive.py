@@ -2,24 +2,29 @@
 
 No event queue: time steps from one end of something to the next; at each step it asks of every
 device and every transfer, from the plain cost model's sentences, whether it may start. Written
-from the contract alone; shares no code with the engine but the order of a stage's work, which is
-spelt out again here too.
+from the contract alone; shares no code with the engine: the order of a stage's work, the division
+of samples and the dealing of micro-batches are spelt out again here too.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.profile import Profile
 
+Worker = tuple[int, int]
+"""A stage and a place among its devices."""
+HOLDER = (-1, -1)
+
 
 @dataclass
 class _Transfer:
     queued: float
-    source: int
-    target: int
+    source: Worker
+    target: Worker
     micro_batch: int
     gradient: bool
     sender: str
@@ -36,11 +41,49 @@ class _Naive:
     cluster: Cluster
     now: float = 0.0
     transfers: list[_Transfer] = field(default_factory=list)
-    started: dict[tuple[int, str, int], float] = field(default_factory=dict)
-    ended: dict[tuple[int, str, int], float] = field(default_factory=dict)
+    started: dict[tuple[Worker, str, int], float] = field(default_factory=dict)
+    ended: dict[tuple[Worker, str, int], float] = field(default_factory=dict)
+    parts: dict[tuple[Worker, int], set[int]] = field(default_factory=dict)
+    orders: dict[Worker, list[tuple[str, int]]] = field(default_factory=dict)
 
-    def order(self, p: int) -> list[tuple[str, int]]:
-        count, warmup = self.plan.micro_batches, self.plan.stages[p].warmup
+    def __post_init__(self) -> None:
+        for p in range(len(self.plan.stages)):
+            for m in range(self.plan.micro_batches):
+                for i, samples in enumerate(self.divided(p, m)):
+                    self.parts[(p, i), m] = samples
+        self.orders = {worker: self.order(worker) for worker in self.workers}
+
+    def divided(self, p: int, m: int) -> list[set[int]]:
+        """The samples of micro-batch m that each device of stage p takes."""
+        stage = self.plan.stages[p]
+        left = self.plan.split.samples(m)
+        if len(stage.devices) == 1:
+            return [set(range(left))]
+        if stage.allocation == "micro_batches":
+            owner = self.dealt(p)[m]
+            return [set(range(left)) if i == owner else set() for i in range(len(stage.devices))]
+        owners = [i for i, device in enumerate(stage.devices) for _ in range(device.share)][:left]
+        places = range(len(stage.devices))
+        return [{s for s, owner in enumerate(owners) if owner == i} for i in places]
+
+    def dealt(self, p: int) -> list[int]:
+        shares = [device.share for device in self.plan.stages[p].devices]
+        owners: list[int] = []
+        for m in range(self.plan.micro_batches):
+            credit = [
+                (m + 1) * share - self.plan.micro_batches * owners.count(i)
+                for i, share in enumerate(shares)
+            ]
+            owners.append(credit.index(max(credit)))
+        return owners
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [(p, i) for p, s in enumerate(self.plan.stages) for i in range(len(s.devices))]
+
+    def order(self, worker: Worker) -> list[tuple[str, int]]:
+        """The tasks of the stage's order in which this worker has a part."""
+        count, warmup = self.plan.micro_batches, self.plan.stages[worker[0]].warmup
         tasks = [("F", m) for m in range(warmup)]
         while len(tasks) < 2 * count:
             backwards = sum(kind == "B" for kind, _ in tasks)
@@ -48,41 +91,54 @@ class _Naive:
             forwards = len(tasks) - backwards - 1
             if forwards < count:
                 tasks.append(("F", forwards))
-        return tasks
+        return [(kind, m) for kind, m in tasks if self.parts[worker, m]]
 
-    def device(self, p: int) -> str:
-        return self.plan.stages[p].devices[0].name
+    def pieces(self, worker: Worker) -> list[int]:
+        return [m for kind, m in self.orders[worker] if kind == "F"]
 
-    def seconds(self, p: int, kind: str, m: int) -> float:
-        device = self.cluster.device(self.device(p))
+    def device(self, worker: Worker) -> str:
+        if worker == HOLDER:
+            return self.cluster.holder.name
+        p, i = worker
+        return self.plan.stages[p].devices[i].name
+
+    def seconds(self, worker: Worker, kind: str, m: int) -> float:
+        device = self.cluster.device(self.device(worker))
         table = device.times or self.profile.times
         slowdown = 1.0 if device.times else device.slowdown
-        times = table.at(self.plan.split.samples(m))
-        first, end = self.plan.stages[p].units
+        times = table.at(len(self.parts[worker, m]))
+        first, end = self.plan.stages[worker[0]].units
         per_unit = times.forward if kind == "F" else times.backward
         return sum(seconds * slowdown for seconds in per_unit[first:end])
 
-    def send(self, source: int, target: int, m: int, gradient: bool, each: int) -> None:
-        sender = self.cluster.holder.name if source == -1 else self.device(source)
-        size = each * self.plan.split.samples(m)
-        transfer = _Transfer(
-            self.now, source, target, m, gradient, sender, self.device(target), size
-        )
-        if sender == transfer.receiver:
+    def send(self, source: Worker, target: Worker, m: int, gradient: bool, size: int) -> None:
+        sender, receiver = self.device(source), self.device(target)
+        transfer = _Transfer(self.now, source, target, m, gradient, sender, receiver, size)
+        if sender == receiver:
             transfer.free = transfer.arrival = self.now
         self.transfers.append(transfer)
 
-    def feed(self, p: int, m: int) -> None:
+    def feed(self, worker: Worker, piece: int) -> None:
         last = len(self.plan.stages) - 1
-        each = self.profile.input_bytes * (p == 0) + self.profile.target_bytes * (p == last)
-        if m < self.plan.micro_batches and self.is_fed(p):
-            self.send(-1, p, m, gradient=False, each=each)
+        each = self.profile.input_bytes * (worker[0] == 0)
+        each += self.profile.target_bytes * (worker[0] == last)
+        if self.is_fed(worker) and piece < len(self.pieces(worker)):
+            m = self.pieces(worker)[piece]
+            self.send(HOLDER, worker, m, gradient=False, size=each * len(self.parts[worker, m]))
 
-    def is_fed(self, p: int) -> bool:
-        at_end = p in (0, len(self.plan.stages) - 1)
-        return at_end and self.device(p) != self.cluster.holder.name
+    def is_fed(self, worker: Worker) -> bool:
+        at_end = worker[0] in (0, len(self.plan.stages) - 1)
+        return at_end and self.device(worker) != self.cluster.holder.name
 
-    def arrived(self, source: int, target: int, m: int, gradient: bool) -> bool:
+    def common(self, one: Worker, other: Worker, m: int) -> int:
+        return len(self.parts[one, m] & self.parts[other, m])
+
+    def partners(self, worker: Worker, step: int, m: int) -> list[Worker]:
+        """Workers of the stage after (1) or before (-1) that share samples of micro-batch m."""
+        others = [other for other in self.workers if other[0] == worker[0] + step]
+        return [other for other in others if self.common(worker, other, m)]
+
+    def arrived(self, source: Worker, target: Worker, m: int, gradient: bool) -> bool:
         return any(
             (t.source, t.target, t.micro_batch, t.gradient) == (source, target, m, gradient)
             and t.arrival is not None
@@ -90,36 +146,34 @@ class _Naive:
             for t in self.transfers
         )
 
-    def next_task(self, p: int) -> tuple[str, int] | None:
-        for kind, m in self.order(p):
-            if (p, kind, m) not in self.started:
-                return (kind, m) if self.has_inputs(p, kind, m) else None
+    def next_task(self, worker: Worker) -> tuple[str, int] | None:
+        for kind, m in self.orders[worker]:
+            if (worker, kind, m) not in self.started:
+                return (kind, m) if self.has_inputs(worker, kind, m) else None
         return None
 
-    def has_inputs(self, p: int, kind: str, m: int) -> bool:
-        last = len(self.plan.stages) - 1
-        if kind == "B":
-            return p == last or self.arrived(p + 1, p, m, gradient=True)
-        if self.is_fed(p) and not self.arrived(-1, p, m, gradient=False):
-            return False
-        return p == 0 or self.arrived(p - 1, p, m, gradient=False)
+    def has_inputs(self, worker: Worker, kind: str, m: int) -> bool:
+        sources = self.partners(worker, 1 if kind == "B" else -1, m)
+        if kind == "F" and self.is_fed(worker):
+            sources = [HOLDER, *sources]
+        return all(self.arrived(source, worker, m, gradient=kind == "B") for source in sources)
 
     def is_busy(self, name: str) -> bool:
         return any(
-            end > self.now for (p, _, _), end in self.ended.items() if self.device(p) == name
+            end > self.now for (w, _, _), end in self.ended.items() if self.device(w) == name
         )
 
     def start_tasks(self) -> bool:
-        for name in {self.device(p) for p in range(len(self.plan.stages))}:
-            stages = [p for p in range(len(self.plan.stages)) if self.device(p) == name]
-            ready = [(p, task) for p in stages if (task := self.next_task(p)) is not None]
+        for name in sorted({self.device(worker) for worker in self.workers}):
+            own = [worker for worker in self.workers if self.device(worker) == name]
+            ready = [(w, task) for w in own if (task := self.next_task(w)) is not None]
             if ready and not self.is_busy(name):
                 # A backward first, then the later stage.
-                p, (kind, m) = max(ready, key=lambda item: (item[1][0] == "B", item[0]))
-                self.started[p, kind, m] = self.now
-                self.ended[p, kind, m] = self.now + self.seconds(p, kind, m)
+                worker, (kind, m) = max(ready, key=lambda item: (item[1][0] == "B", item[0]))
+                self.started[worker, kind, m] = self.now
+                self.ended[worker, kind, m] = self.now + self.seconds(worker, kind, m)
                 if kind == "F":
-                    self.feed(p, m + 2)
+                    self.feed(worker, self.pieces(worker).index(m) + 2)
                 return True
         return False
 
@@ -134,22 +188,22 @@ class _Naive:
                 return True
         return False
 
-    def end_tasks(self, sent: set[tuple[int, str, int]]) -> bool:
+    def end_tasks(self, sent: set[tuple[Worker, str, int]]) -> bool:
         done = [task for task, end in self.ended.items() if end <= self.now and task not in sent]
-        for p, kind, m in done:
-            sent.add((p, kind, m))
-            other = p + 1 if kind == "F" else p - 1
-            if 0 <= other < len(self.plan.stages):
-                cut = self.plan.stages[min(p, other)].units[1]
-                each = self.profile.units[cut - 1].output_bytes
-                self.send(p, other, m, gradient=kind == "B", each=each)
+        for worker, kind, m in done:
+            sent.add((worker, kind, m))
+            for other in self.partners(worker, 1 if kind == "F" else -1, m):
+                cut = self.plan.stages[min(worker[0], other[0])].units[1]
+                size = self.profile.units[cut - 1].output_bytes * self.common(worker, other, m)
+                self.send(worker, other, m, gradient=kind == "B", size=size)
         return bool(done)
 
-    def run(self) -> float:
-        for p in {0, len(self.plan.stages) - 1}:
-            self.feed(p, 0)
-            self.feed(p, 1)
-        sent: set[tuple[int, str, int]] = set()
+    def run(self) -> None:
+        """Until every task and transfer is done; `now` is when the last one ended."""
+        for worker in self.workers:
+            self.feed(worker, 0)
+            self.feed(worker, 1)
+        sent: set[tuple[Worker, str, int]] = set()
         while True:
             # Everything that ends now ends before anything starts, and tasks before transfers.
             while self.end_tasks(sent) or self.start_tasks() or self.start_transfers():
@@ -158,13 +212,49 @@ class _Naive:
             ends += [t.arrival for t in self.transfers]
             later = [end for end in ends if end is not None and end > self.now]
             if not later:
-                return self.now
+                return
             self.now = min(later)
+
+    def reduced(self, p: int) -> float:
+        """When the gradients of stage p are summed."""
+        stage = self.plan.stages[p]
+        last = max(end for (w, kind, _), end in self.ended.items() if w[0] == p and kind == "B")
+        g = len(stage.devices)
+        if g == 1:
+            return last
+        names = [device.name for device in stage.devices]
+        links = [self.cluster.link(a, b) for a in names for b in names if a != b]
+        size = sum(unit.parameter_bytes for unit in self.profile.units[slice(*stage.units)])
+        slowest = min(link.bytes_per_s for link in links)
+        latency = max(link.latency_s for link in links)
+        return last + 2 * (g - 1) / g * size / slowest + 2 * (g - 1) * latency
+
+    def peak(self, worker: Worker) -> int:
+        """Bytes, counted by doing the worker's tasks in their order."""
+        units = self.profile.units[slice(*self.plan.stages[worker[0]].units)]
+        parameters = sum(unit.parameter_bytes for unit in units)
+        held = most = 0
+        for kind, m in self.orders[worker]:
+            held += len(self.parts[worker, m]) * (1 if kind == "F" else -1)
+            most = max(most, held)
+        weights = math.ceil(parameters * (2 + self.profile.optimizer_state_ratio))
+        return weights + most * sum(unit.activation_bytes for unit in units)
 
 
 def naive_round_seconds(plan: Plan, profile: Profile, cluster: Cluster) -> float:
-    """Seconds of one round of a straight pipeline."""
+    """Seconds of one round."""
     simulation = _Naive(plan, profile, cluster)
-    seconds = simulation.run()
-    assert len(simulation.ended) == 2 * plan.micro_batches * len(plan.stages), "stuck"
-    return seconds
+    simulation.run()
+    tasks = sum(map(len, simulation.orders.values()))
+    assert len(simulation.ended) == tasks, "stuck"
+    return max(simulation.now, *(simulation.reduced(p) for p in range(len(plan.stages))))
+
+
+def naive_peak_bytes(plan: Plan, profile: Profile, cluster: Cluster) -> dict[str, int]:
+    """Peak memory by device name; of a device in two stages the sum."""
+    simulation = _Naive(plan, profile, cluster)
+    peaks: dict[str, int] = {}
+    for worker in simulation.workers:
+        name = simulation.device(worker)
+        peaks[name] = peaks.get(name, 0) + simulation.peak(worker)
+    return peaks
