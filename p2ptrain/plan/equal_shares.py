@@ -82,17 +82,17 @@ def _borders(partition: Partition, order: Sequence[int]) -> tuple[int, ...] | No
     tables = [partition.stage(device)[0] for device in order]
     units = len(tables[0])
     if len(order) == 1 or order[0] != order[-1]:
-        unevenness, borders = _most_equal(tables, units)
+        unevenness, borders = most_equal(tables, units)
         return borders if isfinite(sum(unevenness)) else None
     found = []
     for cut in range(len(order) - 1, units):  # the last stage, which is the first device's too
         both = tables[0] + tables[-1][cut, units]
-        found.append(_most_equal([both, *tables[1:-1]], cut))
+        found.append(most_equal([both, *tables[1:-1]], cut))
     unevenness, borders = min(found)
     return (*borders, units) if isfinite(sum(unevenness)) else None
 
 
-def _most_equal(
+def most_equal(
     tables: Sequence[Floats], units: int
 ) -> tuple[tuple[float, float], tuple[int, ...]]:
     """((slowest stage's seconds, sum of squares), borders): least slowest first, then least sum."""

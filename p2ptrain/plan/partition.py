@@ -159,7 +159,7 @@ class Partition:
         if device not in self._stages:
             times = self.cost.unit_times(device, self.split.first_samples)
             both = np.add(times.forward, times.backward)
-            seconds = _ranges(both)
+            seconds = range_sums(both)
             depth = self._depth(device)
             seconds[depth < 1] = np.inf
             forced = None
@@ -171,8 +171,8 @@ class Partition:
     def _depth(self, device: int) -> Floats:
         """[L, L+1], how many micro-batches may be in flight in units [i, j); 0 = impossible."""
         units = self.cost.profile.units
-        parameters = _ranges(np.array([float(unit.parameter_bytes) for unit in units]))
-        activations = _ranges(np.array([float(unit.activation_bytes) for unit in units]))
+        parameters = range_sums(np.array([float(unit.parameter_bytes) for unit in units]))
+        activations = range_sums(np.array([float(unit.activation_bytes) for unit in units]))
         held = parameters * (2 + self.cost.profile.optimizer_state_ratio)
         left = self.cost.devices[device].memory_bytes - held
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -183,7 +183,7 @@ class Partition:
         return np.minimum(depth, self.split.micro_batches)
 
 
-def _ranges(per_unit: Floats) -> Floats:
+def range_sums(per_unit: Floats) -> Floats:
     """[L, L+1] sums over [i, j); inf where the range is empty."""
     sums = np.concatenate(([0.0], np.cumsum(per_unit)))
     totals = sums[None, :] - sums[:-1, None]
