@@ -1,0 +1,129 @@
+"""Shares of a group that let its devices finish together, in whole samples or micro-batches.
+
+Times are not linear in samples, so shares proportional to a speed (Asteroid, algorithm 1, phase 1)
+leave some devices waiting. Here the finishing time itself is bisected: the most samples each device
+computes within T seconds and its memory, until they would exceed the micro-batch; what is left
+over goes, one by one, to whoever then finishes first. Least possible finishing time where a device
+is never faster with more samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Group, alone
+from p2ptrain.plan.split import BatchSplit
+
+BISECTIONS = 25
+"""Halvings of the interval of finishing times; a remainder of a few samples is handed out."""
+
+
+def balanced_group(
+    cost: CostModel,
+    split: BatchSplit,
+    units: tuple[int, int],
+    devices: Sequence[int],
+    allocation: Allocation = Allocation.SAMPLES,
+    depth: int = 1,
+) -> Group | None:
+    """`devices` sharing units [first, end), each with at least one sample or micro-batch.
+
+    Arguments:
+        depth: micro-batches that must fit into memory at once where samples are divided; with
+            whole micro-batches every device must hold one.
+
+    Returns:
+        None where memory does not allow it, or there are more devices than there is to share.
+    """
+    if len(devices) == 1:
+        return alone(split, devices[0])
+    if allocation is Allocation.MICRO_BATCHES:
+        shares = _dealt(cost, split, units, devices)
+    else:
+        shares = _divided(cost, split, units, devices, depth)
+    return None if shares is None else Group(tuple(devices), shares, allocation)
+
+
+def _dealt(
+    cost: CostModel, split: BatchSplit, units: tuple[int, int], devices: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Whole micro-batches of a round by device."""
+    samples, count = split.first_samples, split.micro_batches
+    if min(_room(cost, units, devices)) < samples or len(devices) > count:
+        return None
+    each = [sum(cost.stage_seconds(device, *units, samples)) for device in devices]
+    return _handed_out(
+        count, [1] * len(devices), [count] * len(devices), lambda i, share: share * each[i]
+    )
+
+
+def _divided(
+    cost: CostModel,
+    split: BatchSplit,
+    units: tuple[int, int],
+    devices: Sequence[int],
+    depth: int,
+) -> tuple[int, ...] | None:
+    """Samples of a micro-batch by device."""
+    samples = split.first_samples
+    most = [min(room // depth, samples) for room in _room(cost, units, devices)]
+    if min(most) < 1 or len(devices) > samples or sum(most) < samples:
+        return None
+    curves = [_Curve(cost, device, units) for device in devices]
+    low, high = 0.0, max(curve.seconds(samples) for curve in curves)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        within = sum(map(_Curve.samples, curves, [middle] * len(curves), most))
+        low, high = (middle, high) if within <= samples else (low, middle)
+    shares = [curve.samples(low, top) for curve, top in zip(curves, most, strict=True)]
+    return _handed_out(samples, shares, most, lambda i, share: curves[i].seconds(share))
+
+
+def _room(cost: CostModel, units: tuple[int, int], devices: Sequence[int]) -> list[int]:
+    """Samples that may be in flight on each device."""
+    return [cost.samples_that_fit(*units, cost.devices[d].memory_bytes) for d in devices]
+
+
+def _handed_out(
+    total: int, shares: list[int], most: Sequence[int], seconds: Callable[[int, int], float]
+) -> tuple[int, ...]:
+    """`shares`, raised one at a time to sum to `total`: always who finishes the next one first."""
+    open_places = [(seconds(i, share + 1), i) for i, share in enumerate(shares) if share < most[i]]
+    heapify(open_places)
+    for _ in range(total - sum(shares)):
+        _, i = heappop(open_places)
+        shares[i] += 1
+        if shares[i] < most[i]:
+            heappush(open_places, (seconds(i, shares[i] + 1), i))
+    return tuple(shares)
+
+
+class _Curve:
+    """One device's seconds over samples for some units, and the way back."""
+
+    def __init__(self, cost: CostModel, device: int, units: tuple[int, int]) -> None:
+        self._cost, self._device, self._units = cost, device, units
+        sizes = (cost.devices[device].times or cost.profile.times).sizes
+        measured = [self.seconds(size) for size in sizes]
+        # Below the smallest size a line to zero, but at least half of the smallest's time.
+        self._samples = np.array([sizes[0] / 2, *sizes])
+        self._seconds = np.maximum.accumulate([measured[0] / 2, *measured])
+
+    def seconds(self, samples: int) -> float:
+        """Forward and backward of that many samples."""
+        return sum(self._cost.stage_seconds(self._device, *self._units, samples))
+
+    def samples(self, seconds: float, most: int) -> int:
+        """About the most samples within `seconds`; at least 1 and at most `most`."""
+        if seconds > self._seconds[-1]:
+            within = seconds / self._seconds[-1] * self._samples[-1]
+        elif seconds < self._seconds[0]:
+            return 1
+        else:
+            within = np.interp(seconds, self._seconds, self._samples)
+        return max(1, min(int(within), most))
