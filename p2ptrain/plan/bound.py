@@ -16,12 +16,13 @@ from collections import defaultdict
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.group_bound import group_bound
 
 
 def lower_bound(cost: CostModel, draft: Draft) -> float:
     """Seconds that a round of `draft` takes at least."""
     if not draft.is_straight:
-        return _group_bound(cost, draft)
+        return group_bound(cost, draft)
     trips = _Trips(cost, draft)
     interface = max(interface_seconds(cost, draft).values(), default=0.0)
     return max(trips.longest_chain(), interface)
@@ -108,22 +109,6 @@ def _suffix_trips(
         after += sum(stages[p])
         trips[p] = after
     return trips
-
-
-def _group_bound(cost: CostModel, draft: Draft) -> float:
-    """Compute and all-reduce of the longest stage, after the shortest way to it."""
-    split, fill, longest = draft.split, 0.0, 0.0
-    for group, units in zip(draft.groups, draft.units, strict=True):
-        reduce = cost.all_reduce_seconds(group.devices, *units)
-        loads, firsts = [], []
-        for place, device in enumerate(group.devices):
-            pieces = [n for n in group.pieces(split, place) if n]
-            tasks = [cost.stage_seconds(device, *units, samples) for samples in pieces]
-            loads.append(sum(map(sum, tasks)))
-            firsts.append(min((forward for forward, _ in tasks), default=0.0))
-        longest = max(longest, fill + max(loads) + reduce)
-        fill += min(firsts)
-    return longest
 
 
 def interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:

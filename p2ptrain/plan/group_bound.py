@@ -1,0 +1,278 @@
+"""The lower bound of `bound.py` for stages of several devices: the same chains, lane by lane.
+
+A lane is one device's part of one stage. The first piece of work reaches a lane, and the last one
+leads from it back to the first stage, only over lanes with which it shares samples:
+
+    start_l   earliest start of lane l's first forward
+    tail_l    least time from the end of its last backward to the end of the round
+    compute   start_l + its tasks + tail_l
+    depth     start_l + the round trips that its stage's depth forces + tail_l
+    interface start_l + all that the device sends for the lane, one after the other
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from p2ptrain.plan.allocation import deal, most_in_window, sample_ranges
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft, Group
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """One device's part of one stage.
+
+    Attributes:
+        full, last: its samples of a full micro-batch and of the last one.
+        pieces: micro-batches that it has a part in, except the last one.
+        has_last: whether it has a part in the last one.
+        first, final: its first and last micro-batch.
+        owners: of a stage that deals, whose each micro-batch is.
+        full_seconds, last_seconds: forward and backward of a piece.
+    """
+
+    device: int
+    place: int
+    full: tuple[int, int]
+    last: tuple[int, int]
+    pieces: int
+    has_last: bool
+    first: int
+    final: int
+    owners: tuple[int, ...] | None
+    full_seconds: tuple[float, float]
+    last_seconds: tuple[float, float]
+    start: float = 0.0
+    tail: float = 0.0
+    trip: float = 0.0
+    last_trip: float = 0.0
+    before: list[tuple[_Lane, int, int, float, float]] = field(default_factory=list)
+
+    @property
+    def load(self) -> float:
+        """Seconds of all its tasks."""
+        tasks = self.pieces * sum(self.full_seconds)
+        return tasks + sum(self.last_seconds) if self.has_last else tasks
+
+    @property
+    def samples(self) -> int:
+        """Samples of a round."""
+        total = self.pieces * (self.full[1] - self.full[0])
+        return total + (self.last[1] - self.last[0] if self.has_last else 0)
+
+
+def group_bound(cost: CostModel, draft: Draft) -> float:
+    """Seconds that a round of `draft` takes at least."""
+    return _GroupRound(cost, draft).longest()
+
+
+class _GroupRound:
+    """The lanes of one draft and the chains over them."""
+
+    def __init__(self, cost: CostModel, draft: Draft) -> None:
+        self.cost, self.draft, self.split = cost, draft, draft.split
+        self.count = draft.split.micro_batches
+        self.stages = [
+            [lane for lane in self._lanes(p, group) if lane.pieces or lane.has_last]
+            for p, group in enumerate(draft.groups)
+        ]
+        self.uplink = [0.0] * len(cost.devices)
+        self.downlink = [0.0] * len(cost.devices)
+
+    def _lanes(self, p: int, group: Group) -> list[_Lane]:
+        split, count = self.split, self.count
+        whole, ragged = (0, split.first_samples), (0, split.last_samples)
+        if len(group.devices) == 1:
+            return [self._lane(p, group, 0, whole, ragged)]
+        if not group.deals:
+            full = sample_ranges(group.shares, split.first_samples)
+            last = sample_ranges(group.shares, split.last_samples)
+            return [self._lane(p, group, i, full[i], last[i]) for i in range(len(full))]
+        owners = deal(group.shares)
+        lanes = []
+        for place in range(len(group.devices)):
+            lane = self._lane(p, group, place, whole, ragged)
+            lane.owners = owners
+            lane.has_last = owners[-1] == place
+            lane.pieces = group.shares[place] - lane.has_last
+            lane.first = owners.index(place)
+            lane.final = count - 1 - owners[::-1].index(place)
+            lanes.append(lane)
+        return lanes
+
+    def _lane(
+        self, p: int, group: Group, place: int, full: tuple[int, int], last: tuple[int, int]
+    ) -> _Lane:
+        device, units, count = group.devices[place], self.draft.units[p], self.count
+        samples, ragged = full[1] - full[0], last[1] - last[0]
+        seconds = self.cost.stage_seconds(device, *units, samples)
+        return _Lane(
+            device=device,
+            place=place,
+            full=full,
+            last=last,
+            pieces=count - 1,
+            has_last=ragged > 0,
+            first=0,
+            final=count - 1 if ragged else count - 2,
+            owners=None,
+            full_seconds=seconds,
+            last_seconds=(
+                seconds
+                if ragged == samples
+                else self.cost.stage_seconds(device, *units, ragged)
+                if ragged
+                else (0.0, 0.0)
+            ),
+        )
+
+    def longest(self) -> float:
+        """The longest chain."""
+        self._fill()
+        for p in range(1, len(self.stages)):
+            self._join(p)
+        self._drain()
+        self._trips()
+        chains = [
+            self._lane_chain(p, lane) for p, lanes in enumerate(self.stages) for lane in lanes
+        ]
+        feeds = [self._feed_chain(lane) for lane in self.stages[0]]
+        return max(*chains, *feeds, *self.uplink, *self.downlink)
+
+    def _fill(self) -> None:
+        """Feed the first stage, and count what the holder sends to both ends."""
+        profile = self.cost.profile
+        for lane in self.stages[0]:
+            lane.start = self._feed_seconds(lane, lane.first, profile.input_bytes)
+            self._carry(self.cost.holder, lane.device, lane.samples, profile.input_bytes)
+        for lane in self.stages[-1]:
+            if len(self.stages) > 1:
+                lane.start = self._feed_seconds(lane, lane.first, profile.target_bytes)
+            self._carry(self.cost.holder, lane.device, lane.samples, profile.target_bytes)
+
+    def _feed_seconds(self, lane: _Lane, micro_batch: int, each: int) -> float:
+        if lane.device == self.cost.holder:
+            return 0.0
+        link = self.cost.link(self.cost.holder, lane.device)
+        first, end = lane.last if micro_batch == self.count - 1 else lane.full
+        return (end - first) * each / link.bytes_per_s + link.latency_s
+
+    def _carry(self, sender: int, receiver: int, samples: int, each: int) -> None:
+        if sender != receiver:
+            seconds = samples * each / self.cost.link(sender, receiver).bytes_per_s
+            self.uplink[sender] += seconds
+            self.downlink[receiver] += seconds
+
+    def _join(self, p: int) -> None:
+        """What stages p-1 and p exchange, and when the first of it can arrive."""
+        each = self.cost.cut_bytes(self.draft.borders[p])
+        for after in self.stages[p]:
+            for before in self.stages[p - 1]:
+                full, last = _overlap(before.full, after.full), _overlap(before.last, after.last)
+                pieces, has_last = self._common(before, after)
+                samples = pieces * full + (last if has_last else 0)
+                if not samples:
+                    continue
+                self._carry(before.device, after.device, samples, each)
+                self._carry(after.device, before.device, samples, each)
+                there = self.cost.link(before.device, after.device)
+                back = self.cost.link(after.device, before.device)
+                hop = each / there.bytes_per_s, each / back.bytes_per_s
+                after.before.append(
+                    (
+                        before,
+                        full,
+                        last if has_last else 0,
+                        hop[0],
+                        hop[1],
+                    )
+                )
+                is_last = after.first == self.count - 1
+                first = last if is_last else full
+                if first and self._takes(before, after.first):
+                    forward = (before.last_seconds if is_last else before.full_seconds)[0]
+                    arrival = before.start + forward + first * hop[0] + there.latency_s
+                    after.start = max(after.start, arrival)
+
+    def _common(self, before: _Lane, after: _Lane) -> tuple[int, bool]:
+        """(micro-batches but the last, whether the last one) that both have a part in."""
+        has_last = before.has_last and after.has_last
+        if before.owners is not None and after.owners is not None:
+            both = sum(
+                one == before.place and other == after.place
+                for one, other in zip(before.owners, after.owners, strict=True)
+            )
+            return both - has_last, has_last
+        return min(before.pieces, after.pieces), has_last
+
+    def _takes(self, lane: _Lane, micro_batch: int) -> bool:
+        if lane.owners is not None:
+            return lane.owners[micro_batch] == lane.place
+        return micro_batch < self.count - 1 or lane.has_last
+
+    def _drain(self) -> None:
+        """From each lane's last backward to the end of the round."""
+        for p, lanes in enumerate(self.stages):
+            group = self.draft.groups[p]
+            reduce = self.cost.all_reduce_seconds(group.devices, *self.draft.units[p])
+            for lane in lanes:
+                lane.tail = reduce
+                for before, full, last, _, back in lane.before:
+                    is_last = lane.final == self.count - 1
+                    samples = last if is_last else full
+                    if samples and self._takes(before, lane.final):
+                        backward = (before.last_seconds if is_last else before.full_seconds)[1]
+                        latency = self.cost.link(lane.device, before.device).latency_s
+                        way = samples * back + latency + backward + before.tail
+                        lane.tail = max(lane.tail, way)
+
+    def _trips(self) -> None:
+        """From each lane's forward of a piece to the end of its backward."""
+        for p in reversed(range(len(self.stages))):
+            behind = self.stages[p + 1] if p + 1 < len(self.stages) else []
+            for lane in self.stages[p]:
+                full, last = [], []
+                for there in behind:
+                    for before, full_samples, last_samples, out, back in there.before:
+                        if before is lane:
+                            latency = self._latencies(lane, there)
+                            full.append(full_samples * (out + back) + latency + there.trip)
+                            last.append(last_samples * (out + back) + latency + there.last_trip)
+                # Of a stage that deals, a piece goes to one device, whichever.
+                most = min if behind and behind[0].owners is not None else max
+                lane.trip = sum(lane.full_seconds) + most(full, default=0.0)
+                lane.last_trip = sum(lane.last_seconds) + min(last, default=0.0)
+
+    def _latencies(self, one: _Lane, other: _Lane) -> float:
+        """Of both directions."""
+        there, back = (
+            self.cost.link(one.device, other.device),
+            self.cost.link(other.device, one.device),
+        )
+        return there.latency_s + back.latency_s
+
+    def _lane_chain(self, p: int, lane: _Lane) -> float:
+        depth, chain = self.draft.warmup[p], lane.load
+        if depth < self.count:
+            pieces = lane.pieces + lane.has_last
+            window = depth
+            if lane.owners is not None:
+                window, _ = most_in_window(self.draft.groups[p].shares, lane.place, depth)
+            trips = (pieces - 1) // max(window, 1)
+            chain = max(chain, trips * lane.trip + min(lane.last_trip, lane.trip))
+        return lane.start + chain + lane.tail
+
+    def _feed_chain(self, lane: _Lane) -> float:
+        """Two pieces are under way at a time."""
+        if lane.device == self.cost.holder:
+            return 0.0
+        each = self.cost.profile.input_bytes
+        full = self._feed_seconds(lane, 0 if self.count > 1 else lane.final, each)
+        rows = max(0, (lane.pieces + lane.has_last - 1) // 2)
+        backwards = lane.last_seconds[1] if lane.has_last else lane.full_seconds[1]
+        return rows * full + backwards + lane.tail
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> int:
+    return max(0, min(one[1], other[1]) - max(one[0], other[0]))
