@@ -109,6 +109,24 @@ def add_script_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_planning_files(parser: argparse.ArgumentParser) -> None:
+    """The files that planning starts from."""
+    parser.add_argument(
+        "--profile",
+        metavar="P.json",
+        required=True,
+        type=Path,
+        help="the model's profile, as `p2ptrain profile` writes it",
+    )
+    parser.add_argument(
+        "--cluster",
+        metavar="C.json",
+        required=True,
+        type=Path,
+        help="the devices and links, as docs/planning.md describes them",
+    )
+
+
 def command(
     commands: Any, name: str, *, summary: str, description: str, example: str
 ) -> argparse.ArgumentParser:

@@ -12,13 +12,29 @@ import traceback
 from collections.abc import Sequence
 
 from p2ptrain._version import __version__
-from p2ptrain.cli import demo, devices, doctor, early, invite, join, profile, remove, status, train
+from p2ptrain.cli import (
+    demo,
+    devices,
+    doctor,
+    early,
+    invite,
+    join,
+    plan,
+    profile,
+    remove,
+    simulate,
+    status,
+    train,
+)
 from p2ptrain.cli.output import Output, configure_logs, open_output, silence_stdout
 from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, UsageError
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.observe.events import Failed
 
-_COMMANDS = (join, train, status, invite, devices, remove, profile, demo, doctor)
+_COMMANDS = (
+    *(join, train, status, invite, devices, remove),
+    *(profile, plan, simulate, demo, doctor),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: argparse's, with code 2 for wrong usage and 0 after `--help`.
     """
     args = build_parser().parse_args(argv)
-    configure_logs(debug=args.debug)
+    if getattr(args, "logs", True):  # planning logs nothing, and a log's start takes a while
+        configure_logs(debug=args.debug)
     with open_output(json=args.json) as output:
         exit_code = _run(args, output)
         closed = output.writer.closed

@@ -104,6 +104,20 @@ def key_value(text: str) -> tuple[str, str]:
     return key, value
 
 
+def name_and_part(text: str) -> tuple[str, float]:
+    """NAME=PART, a device and a part of something, above 0 and at most 1."""
+    device, equals, part = text.rpartition("=")
+    try:
+        value = float(part)
+    except ValueError:
+        value = math.nan
+    if not equals or not device or not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME=PART with a PART above 0 and at most 1"
+        )
+    return device, value
+
+
 def state_dir(text: str) -> Path:
     """A folder's path, `~` allowed."""
     if not text:

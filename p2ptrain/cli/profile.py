@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import groups, options
+from p2ptrain.cli.files import write_whole
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.usage import DONE, UsageError
@@ -105,17 +105,3 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
         "optimizer_state_ratio": optimizer_state_ratio(job.optimizer),
     }
     return Profile.from_json(body, "profile")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write the file as a whole or not at all. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -26,10 +26,15 @@ def words(values: Mapping[str, Any]) -> str:
     )
 
 
+def size_text(size_bytes: int) -> str:
+    """Such as `410.0 MB`."""
+    return filesize.decimal(size_bytes)
+
+
 def _phrase(key: str, value: Any) -> str:
     name = key.removesuffix("_bytes").replace("_", " ")
     if isinstance(value, bool):
         return name if value else f"not {name}"
     if isinstance(value, int) and key.endswith("_bytes"):
-        return f"{name} {filesize.decimal(value)}"
+        return f"{name} {size_text(value)}"
     return f"{name} {value:,.1f}" if isinstance(value, float) else f"{name} {value}"

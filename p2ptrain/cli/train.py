@@ -12,6 +12,7 @@ from p2ptrain.cli import groups, options
 from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.own_place import own_place
+from p2ptrain.cli.planners import straight_planner
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.usage import DONE, UsageError
 from p2ptrain.cli.waiting import sigterm_interrupts
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from p2ptrain.training.job import Job
     from p2ptrain.training.options import TrainOptions
 
-PLANNERS = ("auto", "pp", "single")
 MODES = ("sync",)
 
 _DESCRIPTION = """\
@@ -72,7 +72,7 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--planner",
         metavar="NAME",
-        type=_planner,
+        type=straight_planner,
         default="auto",
         help="auto: the fastest plan found; pp: a straight pipeline over all devices; "
         "single: one device (default: auto)",
@@ -122,14 +122,6 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--fresh", action="store_true", help="begin anew even if members hold the job unfinished"
     )
-
-
-def _planner(text: str) -> str:
-    if text not in PLANNERS:
-        raise argparse.ArgumentTypeError(
-            f"there is no planner {text!r} here: choose from {', '.join(PLANNERS)}"
-        )
-    return text
 
 
 def _mode(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Does a plan belong to a profile and a cluster, and does it fit their memory?"""
+"""Does a plan belong to a profile and a cluster, fit their memory, and do what was asked?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.work import ROUNDING, plan_parts
 
 
 def check_plan(plan: Plan, profile: Profile, cluster: Cluster, *, private: bool = False) -> None:
@@ -56,4 +58,36 @@ def check_memory(peak_bytes: Mapping[str, int], cluster: Cluster) -> None:
             raise PlanError(
                 f'device "{device.name}" would need {needed} bytes and has {device.memory_bytes}: '
                 f"{missing} bytes missing"
+            )
+
+
+def check_request(plan: Plan, profile: Profile, request: PlanRequest) -> None:
+    """PlanError naming the device, and its cap, that the plan does not treat as asked.
+
+    Named planners decide as their papers say, so that not each of them can obey every request.
+    """
+    planner = f'planner "{plan.planner}"'
+    parts = plan_parts(plan, profile)
+    for name in sorted(request.required - parts.keys()):
+        raise PlanError(
+            f'{planner} gives device "{name}" no part, and it must have one: try --planner auto'
+        )
+    if request.only is not None:
+        for name in sorted(parts.keys() - request.only):
+            raise PlanError(f'{planner} uses device "{name}", which the request does not allow')
+    for name, cap in sorted(request.caps.items()):
+        if parts.get(name, 0.0) > cap + ROUNDING:
+            raise PlanError(
+                f'{planner} gives device "{name}" {parts[name]:.3f} of the round\'s work, more '
+                f"than its cap of {cap:g}: raise the cap or try --planner auto"
+            )
+    _check_straight(plan, request)
+
+
+def _check_straight(plan: Plan, request: PlanRequest) -> None:
+    for p, stage in enumerate(plan.stages):
+        if not request.groups and len(stage.devices) > 1:
+            raise PlanError(
+                f'planner "{plan.planner}" gives stage {p} {len(stage.devices)} devices, and the '
+                "request allows one device a stage: try --planner auto"
             )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.auto import plan_auto
-from p2ptrain.plan.check import check_memory, check_plan
+from p2ptrain.plan.check import check_memory, check_plan, check_request
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group
@@ -16,9 +16,10 @@ from p2ptrain.plan.micro_batches import candidate_splits
 from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planner import Answer, Planner, Question
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulate import simulate_draft
 from p2ptrain.plan.single import plan_single
+from p2ptrain.plan.work import ROUNDING
 
 PLANNERS: Mapping[str, Planner] = {"auto": plan_auto, "pp": plan_pp, "single": plan_single}
 
@@ -30,26 +31,19 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     """Answer `request`. The order in which `cluster` lists its devices does not matter.
 
     Raises:
-        OptionError: an unknown planner, a batch size below 1, times of another model.
-        PlanError: nothing fits; names the unit or the memory, and the bytes missing.
+        OptionError: an unknown planner or device, times of another model.
+        PlanError: nothing fits; names the unit or the memory, and the bytes missing; or the device
+            and the cap that this planner cannot obey.
     """
     planner = PLANNERS.get(request.planner)
     if planner is None:
         known = ", ".join(sorted(PLANNERS))
         raise OptionError(f'unknown planner "{request.planner}" (known: {known})')
     cost = CostModel(profile, cluster)
-    question = Question(
-        judge=Judge(cost, BUDGET_TASKS),
-        splits=candidate_splits(cost, request),
-        devices=_allowed(cost, request),
-        private=request.private,
-        required=frozenset(cost.index(name) for name in request.required),
-        caps={cost.index(name): cap for name, cap in request.caps.items()},
-        groups=request.groups,
-    )
-    plan = plan_of(cost, request.planner, planner(question))
+    plan = plan_of(cost, request.planner, planner(_question(cost, request)))
     check_plan(plan, profile, cluster, private=request.private)
     check_memory(plan.predicted.peak_bytes, cluster)
+    check_request(plan, profile, request)
     return plan
 
 
@@ -86,6 +80,32 @@ def _shares(cost: CostModel, group: Group) -> tuple[DeviceShare, ...]:
         DeviceShare(cost.name(device), share)
         for device, share in zip(group.devices, group.shares, strict=True)
     )
+
+
+def _question(cost: CostModel, request: PlanRequest) -> Question:
+    if request.mode is not Mode.SYNC or request.overlap:
+        raise OptionError("planning for asynchronous running or for overlap is not built yet")
+    devices = _allowed(cost, request)
+    caps = {cost.index(name): cap for name, cap in request.caps.items()}
+    _check_caps(caps, devices)
+    return Question(
+        judge=Judge(cost, BUDGET_TASKS),
+        splits=candidate_splits(cost, request),
+        devices=devices,
+        private=request.private,
+        required=frozenset(cost.index(name) for name in request.required),
+        caps=caps,
+        groups=request.groups,
+    )
+
+
+def _check_caps(caps: Mapping[int, float], devices: tuple[int, ...]) -> None:
+    together = sum(caps.get(device, 1.0) for device in devices)
+    if together < 1 - ROUNDING:
+        raise PlanError(
+            f"the caps of all devices that may take part sum to {together:.3g}, so no plan can "
+            "hold a whole round's work: raise a cap or allow another device"
+        )
 
 
 def _allowed(cost: CostModel, request: PlanRequest) -> tuple[int, ...]:

@@ -1,10 +1,16 @@
-"""What is asked of the planners."""
+"""What is asked of the planners.
+
+Whether the devices named exist is checked where a request meets a cluster (`planners.make_plan`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from p2ptrain.errors import OptionError
+from p2ptrain.plan.cluster import Cluster
 
 
 class Mode(StrEnum):
@@ -27,13 +33,16 @@ class PlanRequest:
         private: the holder, and only it, has the first and the last stage.
         least_piece: fewest samples of a micro-batch that the planner may choose, the ragged last
             one included: some layers cannot train on a single sample.
-        only: names of the devices a plan may use; None = all.
+        only: names of the devices a plan may use; None = all. The holder feeds in any case.
         required: names of devices that must have a part.
         caps: by device name, the largest part of the round's work it may take (0 < cap <= 1).
-            Work is counted in the reference device's seconds.
+            Work is counted as in `plan/work.py`.
         groups: whether a stage may have several devices.
         mode: synchronous rounds, or steady asynchronous running.
         overlap: judge by what the runtime does, not by the plain cost model.
+
+    Raises:
+        OptionError: a batch size below 1, a cap out of range, a required device not allowed.
     """
 
     batch_size: int
@@ -47,3 +56,26 @@ class PlanRequest:
     groups: bool = True
     mode: Mode = Mode.SYNC
     overlap: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise OptionError(f"batch_size must be at least 1, found {self.batch_size}")
+        for name, cap in sorted(self.caps.items()):
+            if not 0 < cap <= 1:
+                raise OptionError(f'the cap of "{name}" must lie above 0 and at most 1: {cap}')
+        excluded = self.required - self.only if self.only is not None else frozenset()
+        for name in sorted(excluded):
+            raise OptionError(f'device "{name}" must take part, and is not among those that may')
+
+
+def all_but(cluster: Cluster, excluded: Collection[str]) -> frozenset[str]:
+    """The names of the cluster's devices without `excluded`, as a request's `only`.
+
+    The holder may be excluded too: it then has no stage, but feeds the first and the last one.
+
+    Raises:
+        OptionError: an excluded name that is not in the cluster.
+    """
+    for name in excluded:
+        cluster.device(name)
+    return frozenset(device.name for device in cluster.devices) - frozenset(excluded)

@@ -16,6 +16,7 @@ from itertools import accumulate
 
 from p2ptrain.plan.allocation import deal, sample_ranges
 from p2ptrain.plan.draft import Draft, Group
+from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.split import BatchSplit
 
@@ -54,6 +55,20 @@ class Work:
         if running[-1] == 0:
             running = list(range(len(seconds) + 1))
         return tuple(value / running[-1] for value in running)
+
+
+def plan_parts(plan: Plan, profile: Profile) -> dict[str, float]:
+    """Part of the round's work by device name, of the devices in a stage."""
+    work, split = Work(profile), plan.split
+    parts = {device.name: 0.0 for stage in plan.stages for device in stage.devices}
+    for stage in plan.stages:
+        of_model = work.units(*stage.units, split.first_samples)
+        shares = tuple(device.share for device in stage.devices)
+        group = Group(tuple(range(len(shares))), shares, stage.allocation)
+        for place, device in enumerate(stage.devices):
+            samples = round_samples(group, split, place)
+            parts[device.name] += of_model * samples / split.batch_size
+    return parts
 
 
 def round_samples(group: Group, split: BatchSplit, place: int) -> int:

@@ -14,7 +14,10 @@ from p2ptrain.cli import status
 from p2ptrain.cli.usage import UsageError
 from p2ptrain.errors import DeviceLost, TrainingError
 
-COMMANDS = ("join", "train", "status", "invite", "devices", "remove", "profile", "demo", "doctor")
+COMMANDS = (
+    *("join", "train", "status", "invite", "devices", "remove"),
+    *("profile", "plan", "simulate", "demo", "doctor"),
+)
 
 
 @pytest.fixture
@@ -66,8 +69,17 @@ def test_a_planner_that_is_not_here_names_those_that_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
+        cli.main(["train", "x.py", "--planner", "fast"])
+    assert "no planner 'fast' here: choose from auto, pp, single" in capsys.readouterr().err
+
+
+def test_planners_of_shared_stages_are_for_planning_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
         cli.main(["train", "x.py", "--planner", "hybrid"])
-    assert "no planner 'hybrid' here: choose from auto, pp, single" in capsys.readouterr().err
+    assert end.value.code == 2
+    assert "planned by `p2ptrain plan` and executed from a later" in capsys.readouterr().err
 
 
 def test_usage_found_late_is_exit_code_2(

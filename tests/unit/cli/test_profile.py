@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.cli import main as cli
-from p2ptrain.cli.profile import write_whole
+from p2ptrain.cli.files import write_whole
 from p2ptrain.plan.profile import Profile
 
 

@@ -1,0 +1,123 @@
+"""Planning files, read and written: whatever is wrong with one is a line that begins with its name.
+
+People write these files by hand and get them from others, so nothing in them is trusted: size,
+encoding, nesting and duplicate keys are checked here, fields and numbers where they are parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from p2ptrain.errors import OptionError
+
+if TYPE_CHECKING:
+    from p2ptrain.plan.cluster import Cluster
+    from p2ptrain.plan.plan import Plan
+    from p2ptrain.plan.profile import Profile
+
+LARGEST_BYTES = 256 * 2**20
+"""A thousand devices with every link listed are some 80 MB; this is memory, not a file of ours."""
+
+Parsed = TypeVar("Parsed")
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in that file. Raises OptionError."""
+    from p2ptrain.plan.profile import Profile
+
+    return _parsed(path, Profile.from_json)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """The cluster in that file. Raises OptionError."""
+    from p2ptrain.plan.cluster import Cluster
+
+    return _parsed(path, Cluster.from_json)
+
+
+def read_plan(path: Path, batch_size: int | None) -> Plan:
+    """The plan in that file, of `batch_size` samples where the caller knows. Raises OptionError."""
+    from p2ptrain.plan.plan import Plan
+
+    return _parsed(path, lambda value: Plan.from_json(value, batch_size=batch_size))
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Begin the message of an OptionError with the file it is about."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(f"{path}: {error}") from error
+
+
+def read_json(path: Path) -> object:
+    """The JSON value in that file.
+
+    Raises:
+        OptionError: it cannot be read, is too large, not UTF-8, not JSON, nested too deeply, or an
+            object in it has a key twice.
+    """
+    with naming(path):
+        return _decoded(_content(path))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write the file as a whole or not at all. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _parsed(path: Path, parse: Callable[[object], Parsed]) -> Parsed:
+    value = read_json(path)
+    with naming(path):
+        return parse(value)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise OptionError(f"cannot be read: {error.strerror or error}") from error
+    if len(content) > LARGEST_BYTES:
+        raise OptionError(f"larger than {LARGEST_BYTES // 2**20} MiB: this is no planning file")
+    if not content.strip():
+        raise OptionError("the file is empty")
+    return content
+
+
+def _decoded(content: bytes) -> object:
+    try:
+        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        raise OptionError(f"not UTF-8 text (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise OptionError(f"not JSON: {error.msg} ({where})") from error
+    except ValueError as error:  # Python reads no whole number of more than 4300 digits
+        raise OptionError(f"not JSON that can be read here: {error}") from error
+    except RecursionError as error:
+        raise OptionError("nested too deeply: this is no planning file") from error
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise OptionError(f'the field "{twice}" is given twice in one object')
+    return value

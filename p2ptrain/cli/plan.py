@@ -1,0 +1,157 @@
+"""`p2ptrain plan`: from a profile and a cluster to a plan, without a network."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.cli import groups, options
+from p2ptrain.cli.files import read_cluster, read_profile, write_whole
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.planners import PLANNERS, any_planner
+from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.errors import OptionError
+
+if TYPE_CHECKING:
+    from p2ptrain.plan.cluster import Cluster
+    from p2ptrain.plan.request import PlanRequest
+
+_DESCRIPTION = """\
+Decides which device computes which units of a model, from a profile (`p2ptrain profile`) and a
+cluster file, and predicts the speed. Nothing is sent anywhere. --json prints the plan
+(p2ptrain.plan/1) on one line; `p2ptrain simulate` shows its timeline.
+
+planners:
+""" + "\n".join(f"  {name:<10} {what}" for name, what in PLANNERS.items())
+
+_EXAMPLE = """\
+  p2ptrain plan --profile digits.json --cluster home.json --batch-size 64 --out plan.json
+  p2ptrain plan --profile digits.json --cluster home.json --batch-size 64 \\
+      --exclude old-phone --cap laptop=0.5 --json"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `plan` to the command line."""
+    parser = groups.command(
+        commands,
+        "plan",
+        summary="plan a model's training from files, without a network",
+        description=_DESCRIPTION,
+        example=_EXAMPLE,
+    )
+    groups.add_planning_files(parser)
+    _add_question(parser)
+    _add_constraints(parser)
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write the plan here too")
+    groups.add_common(parser)
+    parser.set_defaults(run=run, logs=False)
+
+
+def _add_question(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to plan")
+    group.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=options.positive,
+        required=True,
+        help="samples of a mini-batch, after which the weights are updated",
+    )
+    group.add_argument(
+        "--micro-batch",
+        metavar="B",
+        type=options.positive,
+        help="samples of a micro-batch (default: the planner chooses)",
+    )
+    group.add_argument(
+        "--planner", metavar="NAME", type=any_planner, default="auto", help="default: auto"
+    )
+    group.add_argument(
+        "--mode",
+        choices=("sync", "async"),
+        default="sync",
+        help="sync: the time of a round; async: steady throughput (default: sync)",
+    )
+    group.add_argument(
+        "--overlap",
+        action="store_true",
+        help="optimise what the runtime does instead of the plain cost model",
+    )
+
+
+def _add_constraints(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("constraints")
+    group.add_argument(
+        "--private", action="store_true", help="the holder alone has the first and the last stage"
+    )
+    group.add_argument(
+        "--straight", action="store_true", help="one device a stage, as `train` executes today"
+    )
+    group.add_argument(
+        "--exclude",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="devices that take no part; the holder then only feeds",
+    )
+    group.add_argument(
+        "--require",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="devices that must have a part",
+    )
+    group.add_argument(
+        "--cap",
+        metavar="NAME=PART",
+        action="append",
+        default=[],
+        type=options.name_and_part,
+        help="the largest part of a round's work that a device may take, such as pi=0.25; may be "
+        "repeated",
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Plan, and show the plan."""
+    from p2ptrain.cli.plan_text import plan_text
+    from p2ptrain.plan.planners import make_plan
+
+    out: Path | None = args.out.expanduser() if args.out else None
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UsageError(f"the folder of {out} does not exist")
+    profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
+    plan = make_plan(profile, cluster, plan_request(args, cluster))
+    if out is not None:
+        write_whole(out, json.dumps(plan.to_json(), indent=1, ensure_ascii=False))
+    text = "" if output.json else plan_text(plan, profile, cluster)
+    output.result(plan.to_json(), text)
+    return DONE
+
+
+def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:
+    """What the command line asks. Raises OptionError."""
+    from p2ptrain.plan.request import Mode, PlanRequest, all_but
+
+    if args.micro_batch is not None and args.micro_batch > args.batch_size:
+        raise OptionError(
+            f"--batch-size {args.batch_size} is smaller than --micro-batch {args.micro_batch}"
+        )
+    caps = dict(args.cap)
+    if len(caps) < len(args.cap):
+        raise UsageError("--cap: a device is given twice")
+    return PlanRequest(
+        batch_size=args.batch_size,
+        micro_batch=args.micro_batch,
+        planner=args.planner,
+        private=args.private,
+        only=all_but(cluster, args.exclude) if args.exclude else None,
+        required=frozenset(args.require),
+        caps=caps,
+        groups=not args.straight,
+        mode=Mode(args.mode),
+        overlap=args.overlap,
+    )

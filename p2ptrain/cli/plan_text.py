@@ -1,0 +1,70 @@
+"""A plan as a person reads it: who computes what, what it costs, and who is left out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from p2ptrain.cli.tables import aligned, size_text
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.work import plan_parts
+
+_STAGES = ("stage", "units", "device", "share", "warm-up")
+_DEVICES = ("device", "work", "peak memory", "of")
+
+
+def plan_text(plan: Plan, profile: Profile, cluster: Cluster) -> str:
+    """The whole plan in lines."""
+    blocks = [
+        _summary(plan, profile),
+        aligned([_STAGES, *_stage_rows(plan, profile)]),
+        aligned([_DEVICES, *_device_rows(plan, profile, cluster)]),
+    ]
+    if plan.left_out:
+        blocks.append(["left out:", *(f"  {out.name}: {out.reason}" for out in plan.left_out)])
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _summary(plan: Plan, profile: Profile) -> list[str]:
+    found_by = f", found by {plan.found_by}" if plan.found_by is not None else ""
+    split, predicted = plan.split, plan.predicted
+    ragged = "" if split.last_samples == split.first_samples else f", the last {split.last_samples}"
+    return [
+        f"{profile.model}, planner {plan.planner}{found_by}: {split.batch_size} samples in "
+        f"{split.micro_batches} micro-batches of {split.first_samples}{ragged}",
+        f"predicted: {predicted.round_seconds:.4g} s a round, "
+        f"{predicted.samples_per_s:,.1f} samples/s",
+    ]
+
+
+def _stage_rows(plan: Plan, profile: Profile) -> Iterator[Sequence[str]]:
+    for p, stage in enumerate(plan.stages):
+        for place, device in enumerate(stage.devices):
+            head = (str(p), units_text(stage, profile)) if place == 0 else ("", "")
+            warmup = str(stage.warmup) if place == 0 else ""
+            yield *head, device.name, _share_text(plan, stage, device), warmup
+
+
+def units_text(stage: PlannedStage, profile: Profile) -> str:
+    """Such as `0-3 (conv1 to relu)`, both ends included."""
+    first, last = stage.units[0], stage.units[1] - 1
+    names = profile.units[first].name, profile.units[last].name
+    if first == last:
+        return f"{first} ({names[0]})"
+    return f"{first}-{last} ({names[0]} to {names[1]})"
+
+
+def _share_text(plan: Plan, stage: PlannedStage, device: DeviceShare) -> str:
+    if len(stage.devices) == 1:
+        return "all"
+    if stage.allocation is Allocation.MICRO_BATCHES:
+        return f"{device.share} of {plan.micro_batches} micro-batches"
+    return f"{device.share} of {plan.micro_batch} samples"
+
+
+def _device_rows(plan: Plan, profile: Profile, cluster: Cluster) -> Iterator[Sequence[str]]:
+    for name, part in plan_parts(plan, profile).items():
+        peak, memory = plan.predicted.peak_bytes[name], cluster.device(name).memory_bytes
+        yield name, f"{part:.0%}", size_text(peak), size_text(memory)

@@ -1,0 +1,47 @@
+"""The planners' names on the command line.
+
+They stand here, and not in the planning room, because every command's start would otherwise load
+all planners; a test holds them against the planning room's own list.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+
+PLANNERS: Mapping[str, str] = {
+    "auto": "the best plan found; the only one that leaves devices out",
+    "hybrid": "Asteroid's algorithms 1 and 2: stages of one device or several, memory",
+    "pipedream": "PipeDream's dynamic programme, for equal devices and links",
+    "ftpipehd": "FTPipeHD's: one device a stage, in the order listed, by capacity",
+    "pp": "one device a stage, equal shares of time",
+    "dp": "one stage of all devices, samples by speed and memory",
+    "single": "the fastest device alone",
+}
+STRAIGHT = ("auto", "pp", "single")
+"""Those whose plans `train` executes: with one device a stage."""
+
+
+def any_planner(text: str) -> str:
+    """A planner of `p2ptrain plan`."""
+    if text == "tiles":
+        raise argparse.ArgumentTypeError("the planner tiles is not built yet")
+    if text not in PLANNERS:
+        raise argparse.ArgumentTypeError(_unknown(text, tuple(PLANNERS)))
+    return text
+
+
+def straight_planner(text: str) -> str:
+    """A planner of `p2ptrain train`."""
+    if text in PLANNERS and text not in STRAIGHT:
+        raise argparse.ArgumentTypeError(
+            f"stages of several devices, as {text} makes them, are planned by `p2ptrain plan` and "
+            f"executed from a later version on: choose from {', '.join(STRAIGHT)}"
+        )
+    if text not in STRAIGHT:
+        raise argparse.ArgumentTypeError(_unknown(text, STRAIGHT))
+    return text
+
+
+def _unknown(text: str, known: tuple[str, ...]) -> str:
+    return f"there is no planner {text!r} here: choose from {', '.join(known)}"

@@ -1,0 +1,115 @@
+"""`p2ptrain simulate`: the predicted timeline of a plan, without a network."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.cli import groups, options
+from p2ptrain.cli.files import naming, read_cluster, read_plan, read_profile, write_whole
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.tables import aligned, size_text
+from p2ptrain.cli.usage import DONE, UsageError
+
+if TYPE_CHECKING:
+    from p2ptrain.plan.cluster import Cluster
+    from p2ptrain.plan.simulate import Simulation, TimelineEntry
+
+_DESCRIPTION = """\
+Predicts one round of a plan (p2ptrain.plan/1, ours or anyone's) by the plain cost model: when each
+device computes, sends and waits, and the memory it needs. --gantt draws it."""
+
+_EXAMPLE = """\
+  p2ptrain simulate --profile digits.json --cluster home.json --plan plan.json --gantt round.svg"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `simulate` to the command line."""
+    parser = groups.command(
+        commands,
+        "simulate",
+        summary="predict the timeline of a plan, without a network",
+        description=_DESCRIPTION,
+        example=_EXAMPLE,
+    )
+    groups.add_planning_files(parser)
+    parser.add_argument(
+        "--plan", metavar="PLAN.json", required=True, type=Path, help="as `p2ptrain plan` writes it"
+    )
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=options.positive,
+        help="samples of a mini-batch, which the plan's file does not tell (default: what its "
+        "prediction implies, else as many as its micro-batches hold)",
+    )
+    parser.add_argument(
+        "--gantt", metavar="FILE.svg", type=_svg_file, help="draw the timeline into this file"
+    )
+    groups.add_common(parser)
+    parser.set_defaults(run=run, logs=False)
+
+
+def _svg_file(text: str) -> Path:
+    path = Path(text).expanduser()
+    if path.suffix.lower() != ".svg":
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .svg")
+    return path
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Simulate, draw and show."""
+    from p2ptrain.plan.simulate import simulate
+
+    chart: Path | None = args.gantt
+    if chart is not None and not chart.absolute().parent.is_dir():
+        raise UsageError(f"the folder of {chart} does not exist")
+    profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
+    plan = read_plan(args.plan, args.batch_size)
+    with naming(args.plan):
+        simulation = simulate(plan, profile, cluster, timeline=output.json or chart is not None)
+    if chart is not None:
+        from p2ptrain.plan.gantt import draw_gantt
+
+        write_whole(chart, draw_gantt(simulation, title=profile.model))
+    text = "" if output.json else "\n".join(_lines(simulation, cluster))
+    output.result(_body(simulation), text)
+    return DONE
+
+
+def _body(simulation: Simulation) -> Mapping[str, Any]:
+    return {
+        "round_seconds": simulation.round_seconds,
+        "samples_per_s": simulation.samples_per_s,
+        "busy_share": dict(simulation.busy_share),
+        "waiting_share": {name: 1 - part for name, part in simulation.busy_share.items()},
+        "peak_bytes": dict(simulation.peak_bytes),
+        "timeline": [_entry(entry) for entry in simulation.timeline],
+    }
+
+
+def _entry(entry: TimelineEntry) -> Mapping[str, Any]:
+    return {
+        "kind": entry.kind,
+        "device": entry.device,
+        "stage": entry.stage,
+        "micro_batch": entry.micro_batch,
+        "start": entry.start_seconds,
+        "end": entry.end_seconds,
+        "receiver": entry.receiver,
+    }
+
+
+def _lines(simulation: Simulation, cluster: Cluster) -> list[str]:
+    head = f"{simulation.round_seconds:.4g} s a round, {simulation.samples_per_s:,.1f} samples/s"
+    titles = ("device", "busy", "waiting", "peak memory", "of", "")
+    return [head, "", *aligned([titles, *_rows(simulation, cluster)])]
+
+
+def _rows(simulation: Simulation, cluster: Cluster) -> Iterator[Sequence[str]]:
+    for name, busy in simulation.busy_share.items():
+        peak, memory = simulation.peak_bytes[name], cluster.device(name).memory_bytes
+        over = "too little memory" if peak > memory else ""
+        yield name, f"{busy:.0%}", f"{1 - busy:.0%}", size_text(peak), size_text(memory), over
