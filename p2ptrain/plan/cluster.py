@@ -9,6 +9,7 @@ from typing import Any
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan import fields
+from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.times import TimeTable
 
 FORMAT = "p2ptrain.cluster/1"
@@ -31,6 +32,8 @@ class Device:
         slowdown: its time is the profile's times this; unused where it has its own `times`.
         holder: it has the data, and feeds the first and the last stage.
         times: measured on this device; None = the profile's.
+        overheads: measured on this device; None = the usual ones times its slowdown. Only plans
+            that model what the runtime does use them.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Device:
     slowdown: float = 1.0
     holder: bool = False
     times: TimeTable | None = None
+    overheads: Overheads | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ def _check_links(cluster: Cluster, names: set[str]) -> None:
 
 
 def _device(value: object, where: str) -> Device:
-    optional = ("slowdown", "holder", "times")
+    optional = ("slowdown", "holder", "times", "overheads")
     entry = fields.members(value, where, ("name", "memory_bytes"), optional)
     slowdown = entry.get("slowdown", 1.0)
     own = entry.get("times")
@@ -146,6 +150,11 @@ def _device(value: object, where: str) -> Device:
         slowdown=fields.number(slowdown, f"{where}.slowdown", above_zero=True),
         holder=fields.truth(entry.get("holder", False), f"{where}.holder"),
         times=None if "times" not in entry else TimeTable.from_json(own, f"{where}.times"),
+        overheads=(
+            Overheads.from_json(entry["overheads"], f"{where}.overheads")
+            if "overheads" in entry
+            else None
+        ),
     )
 
 
@@ -180,4 +189,6 @@ def _device_to_json(device: Device) -> dict[str, Any]:
         entry["holder"] = True
     if device.times is not None:
         entry["times"] = device.times.to_json()
+    if device.overheads is not None:
+        entry["overheads"] = device.overheads.to_json()
     return entry

@@ -1,4 +1,4 @@
-"""The plain cost model: what a unit, a stage, a cut and a link cost, for one profile and cluster.
+"""The cost model: what a unit, a stage, a cut and a link cost, for one profile and cluster.
 
 Devices are indexes into `CostModel.devices`, which is sorted by name, so that no answer depends on
 the order in which a file lists them. Symbols of this room:
@@ -16,6 +16,7 @@ from itertools import accumulate
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.links import LinkTable
+from p2ptrain.plan.overlap import Carriage, Direction, OverlapCosts
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.times import TimeTable, UnitTimes
 
@@ -27,15 +28,17 @@ class CostModel:
         devices: the cluster's devices, sorted by name.
         holder: index of the data holder.
         links: all links between them.
+        overlap: what the runtime does beyond the plain model; None = the plain model.
     """
 
-    def __init__(self, profile: Profile, cluster: Cluster) -> None:
+    def __init__(self, profile: Profile, cluster: Cluster, *, overlap: bool = False) -> None:
         self.profile = profile
         self.devices: tuple[Device, ...] = tuple(sorted(cluster.devices, key=lambda d: d.name))
         self.holder = next(i for i, device in enumerate(self.devices) if device.holder)
         self.unit_count = len(profile.units)
         self._tables = [_table(profile, device) for device in self.devices]
         self.links = LinkTable(cluster, self.devices)
+        self.overlap = OverlapCosts(profile, self.devices, self.holder) if overlap else None
         parameters = accumulate((unit.parameter_bytes for unit in profile.units), initial=0)
         activations = accumulate((unit.activation_bytes for unit in profile.units), initial=0)
         self._parameters, self._activations = tuple(parameters), tuple(activations)
@@ -67,8 +70,18 @@ class CostModel:
         key = device, first, end, samples
         if key not in self._stage_seconds:
             times = self.unit_times(device, samples)
-            self._stage_seconds[key] = sum(times.forward[first:end]), sum(times.backward[first:end])
+            forward, backward = sum(times.forward[first:end]), sum(times.backward[first:end])
+            if self.overlap is not None:
+                more = self.overlap.task_seconds(device, first, end, samples)
+                forward, backward = forward + more[0], backward + more[1]
+            self._stage_seconds[key] = forward, backward
         return self._stage_seconds[key]
+
+    def update_seconds(self, device: int, first: int, end: int) -> float:
+        """Of an update of units [first, end); none in the plain model."""
+        if self.overlap is None:
+            return 0.0
+        return self.overlap.update_seconds(device, self.parameter_bytes(first, end))
 
     def link(self, sender: int, receiver: int) -> Link:
         """That direction; from a device to itself nothing takes time."""
@@ -95,6 +108,13 @@ class CostModel:
     def cut_bytes(self, cut: int) -> int:
         """Bytes per sample that cross before unit `cut` (1 <= cut < L), in either direction."""
         return self.profile.units[cut - 1].output_bytes
+
+    def carriage(self, cut: int, sender: int, receiver: int, direction: Direction) -> Carriage:
+        """How what crosses before unit `cut` travels from a device to another."""
+        if self.overlap is None or sender == receiver:
+            return Carriage(self.cut_bytes(cut))
+        link = self.link(sender, receiver)
+        return self.overlap.carriage(cut, (sender, receiver), link, direction)
 
     def activation_bytes(self, first: int, end: int) -> int:
         """Bytes per sample kept for the backward of units [first, end)."""

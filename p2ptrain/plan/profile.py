@@ -7,6 +7,7 @@ from typing import Any
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan import fields
+from p2ptrain.plan.overheads import Ratios
 from p2ptrain.plan.times import TimeTable
 
 FORMAT = "p2ptrain.profile/1"
@@ -35,6 +36,7 @@ class Unit:
         output_bytes: what crosses a cut after the unit, all tensors.
         activation_bytes: what is kept for the backward.
         flops: for people; nothing is computed from it.
+        compression: how far LZ4 shrinks what crosses a cut after the unit; None = not at all.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Unit:
     activation_bytes: int
     flops: int = 0
     spatial: Spatial | None = None
+    compression: Ratios | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ class Profile:
 
 def _unit(value: object, where: str) -> Unit:
     required = ("name", "parameter_bytes", "output_bytes", "activation_bytes")
-    entry = fields.members(value, where, required, ("flops", "spatial"))
+    entry = fields.members(value, where, required, ("flops", "spatial", "compression"))
     return Unit(
         name=fields.text(entry["name"], f"{where}.name"),
         parameter_bytes=fields.whole(entry["parameter_bytes"], f"{where}.parameter_bytes"),
@@ -110,6 +113,11 @@ def _unit(value: object, where: str) -> Unit:
         activation_bytes=fields.whole(entry["activation_bytes"], f"{where}.activation_bytes"),
         flops=fields.whole(entry.get("flops", 0), f"{where}.flops"),
         spatial=_spatial(entry["spatial"], f"{where}.spatial") if "spatial" in entry else None,
+        compression=(
+            Ratios.from_json(entry["compression"], f"{where}.compression")
+            if "compression" in entry
+            else None
+        ),
     )
 
 
@@ -138,6 +146,8 @@ def _pair(value: object, where: str, least: int) -> Pair:
 
 def _unit_to_json(unit: Unit) -> dict[str, Any]:
     entry = asdict(unit)
+    if unit.compression is None:
+        del entry["compression"]
     if unit.spatial is None:
         del entry["spatial"]
     else:

@@ -1,0 +1,88 @@
+"""What a device spends beside its units' forwards and backwards.
+
+The plain cost model leaves these out. On a device with a fifth of a core they are a third of a
+round of small micro-batches: a message costs the event loop, the framing and TLS about as much
+processor time as a small unit's forward, and it comes out of the same core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+from p2ptrain.errors import OptionError
+from p2ptrain.plan import fields as read
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """Seconds of one device's own time, as it takes them beside its computing.
+
+    Attributes:
+        message_seconds: at either end of a message, whatever it carries.
+        byte_seconds: at either end, for each byte: framing, TLS, the kernel.
+        update_byte_seconds: of an update, for each byte of parameters and of optimizer state.
+        pack_byte_seconds, unpack_byte_seconds: of compression, for each raw byte.
+    """
+
+    message_seconds: float
+    byte_seconds: float
+    update_byte_seconds: float
+    pack_byte_seconds: float
+    unpack_byte_seconds: float
+
+    def times_slowdown(self, slowdown: float) -> Overheads:
+        """The same work on a device that takes `slowdown` times as long."""
+        if slowdown == 1.0:
+            return self
+        return Overheads(*(getattr(self, field.name) * slowdown for field in fields(self)))
+
+    def to_json(self) -> dict[str, float]:
+        """As in a device's "overheads"."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> Overheads:
+        """Read a device's "overheads"; OptionError names the field that is missing or wrong."""
+        names = [field.name for field in fields(cls)]
+        entry = read.members(value, where, names)
+        return cls(*(read.number(entry[name], f"{where}.{name}") for name in names))
+
+
+REFERENCE = Overheads(
+    message_seconds=6e-4,
+    byte_seconds=2e-9,
+    update_byte_seconds=1e-10,
+    pack_byte_seconds=2e-9,
+    unpack_byte_seconds=7e-10,
+)
+"""One core of a server: fitted to measured rounds (`tools/predicted_round.py`), and beside
+`tools/frame_cost.py`, which leaves out the kernel's way through a slow link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """LZ4's wire bytes by raw bytes of what crosses a cut; 1.0 = it does not shrink.
+
+    Attributes:
+        output, gradient: of what travels forward and back.
+    """
+
+    output: float = 1.0
+    gradient: float = 1.0
+
+    def to_json(self) -> dict[str, float]:
+        """As in a unit's "compression"."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> Ratios:
+        """Read a unit's "compression"; OptionError names the field that is wrong."""
+        entry = read.members(value, where, (), ("output", "gradient"))
+        ratios = {
+            name: read.number(ratio, f"{where}.{name}", above_zero=True)
+            for name, ratio in entry.items()
+        }
+        for name, ratio in ratios.items():
+            if ratio > 1:
+                raise OptionError(f"{where}.{name}: expected at most 1 (sent raw), found {ratio}")
+        return cls(**ratios)

@@ -1,0 +1,148 @@
+"""What the runtime really does beyond the plain cost model (`plan --overlap`, `train`).
+
+    overheads    every message and byte costs both ends time of the core that computes
+                 (`overheads.py`); the holder's feeding costs the holder
+    update       takes time, after a stage's last backward, while others still work
+    prefetch     a round's first two pieces have arrived when it begins: the holder feeds across
+                 rounds
+    rounds       follow one another without a pause: a stage begins the next one when it has
+                 updated, so a round takes the longest that any stage is busy with it
+    all-reduce   in buckets of gradients, each started when the last backward has come past its
+                 units everywhere, over the ring's own links
+    compression  of a cut where LZ4 pays, by the runtime's own rule (`net/compression.py`)
+
+Costs of messages are added to the tasks that wait for them or make them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from p2ptrain.plan.cluster import Device, Link
+from p2ptrain.plan.overheads import REFERENCE, Ratios
+from p2ptrain.plan.profile import Profile
+
+PREFETCHED_PIECES = 2
+FEED_MESSAGES = 1.5
+"""A piece of the holder's and the credit that answers it, which carries no tensor."""
+BUCKET_BYTES = 1 << 20
+"""Least bytes of a bucket: 80 ms at 100 Mbit/s, far more than its messages cost."""
+LEAST_GAIN = 1.15
+"""How many times cheaper a byte must be with LZ4; the runtime starts to compress there."""
+
+Direction = Literal["output", "gradient"]
+
+
+@dataclass(frozen=True, slots=True)
+class Carriage:
+    """How the values of a cut travel over one link.
+
+    Attributes:
+        wire_bytes: a sample.
+        coding_seconds: a sample, to pack and unpack it.
+    """
+
+    wire_bytes: float
+    coding_seconds: float = 0.0
+
+    @property
+    def compressed(self) -> bool:
+        """Whether LZ4 is used."""
+        return self.coding_seconds > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that are summed together.
+
+    Attributes:
+        parameter_bytes: of them.
+        first: the lowest unit they belong to; a backward past it has made them all.
+    """
+
+    parameter_bytes: int
+    first: int
+
+
+class OverlapCosts:
+    """Overheads of every device for one profile; devices are indexes as in `CostModel`."""
+
+    def __init__(self, profile: Profile, devices: Sequence[Device], holder: int) -> None:
+        self._profile = profile
+        self._holder = holder
+        self.overheads = tuple(
+            device.overheads or REFERENCE.times_slowdown(_slowdown(profile, device))
+            for device in devices
+        )
+
+    def task_seconds(self, device: int, first: int, end: int, samples: int) -> tuple[float, float]:
+        """What (a forward, a backward) of units [first, end) takes beside its computing."""
+        profile, own = self._profile, self.overheads[device]
+        last = len(profile.units)
+        cuts = [profile.units[cut - 1].output_bytes for cut in (first, end) if 0 < cut < last]
+        each = len(cuts) * own.message_seconds + sum(cuts) * samples * own.byte_seconds
+        return each + self._feed_seconds(device, first, end, samples), each
+
+    def _feed_seconds(self, device: int, first: int, end: int, samples: int) -> float:
+        """Of a piece's inputs and targets, at the holder's end and at the fed stages'."""
+        profile, own = self._profile, self.overheads[device]
+        at_start, at_end = first == 0, end == len(profile.units)
+        if device == self._holder:
+            at_start, at_end = not at_start, not at_end
+        if at_start and at_end:
+            fed, messages = profile.input_bytes + profile.target_bytes, 1
+        else:
+            fed = at_start * profile.input_bytes + at_end * profile.target_bytes
+            messages = at_start + at_end
+        return FEED_MESSAGES * messages * own.message_seconds + fed * samples * own.byte_seconds
+
+    def update_seconds(self, device: int, parameter_bytes: int) -> float:
+        """Of an update of so many bytes of parameters."""
+        held = parameter_bytes * (1 + self._profile.optimizer_state_ratio)
+        return held * self.overheads[device].update_byte_seconds
+
+    def reduce_seconds(self, device: int, parts: int, buckets: Sequence[Bucket]) -> float:
+        """What the messages of an all-reduce among `parts` devices cost one of them."""
+        own, steps = self.overheads[device], 2 * (parts - 1)
+        total_bytes = sum(bucket.parameter_bytes for bucket in buckets)
+        sent = len(buckets) * steps * own.message_seconds
+        return 2 * (sent + steps / parts * total_bytes * own.byte_seconds)
+
+    def carriage(
+        self, cut: int, ends: tuple[int, int], link: Link, direction: Direction
+    ) -> Carriage:
+        """How the values before unit `cut` travel between `ends` (sender, receiver)."""
+        unit = self._profile.units[cut - 1]
+        ratios = unit.compression or Ratios()
+        ratio = ratios.output if direction == "output" else ratios.gradient
+        sender, receiver = (self.overheads[device] for device in ends)
+        coding = sender.pack_byte_seconds + receiver.unpack_byte_seconds
+        raw = 1 / link.bytes_per_s
+        if raw < LEAST_GAIN * (coding + ratio * raw):
+            return Carriage(unit.output_bytes)
+        return Carriage(unit.output_bytes * ratio, unit.output_bytes * coding)
+
+    def buckets(self, first: int, end: int) -> tuple[Bucket, ...]:
+        """The gradients of units [first, end) in the order in which a backward makes them."""
+        buckets: list[Bucket] = []
+        gathered = 0
+        for unit in range(end - 1, first - 1, -1):
+            gathered += self._profile.units[unit].parameter_bytes
+            if gathered >= BUCKET_BYTES:
+                buckets.append(Bucket(gathered, unit))
+                gathered = 0
+        if gathered or not buckets:
+            buckets.append(Bucket(gathered, first))
+        return tuple(buckets)
+
+
+def _slowdown(profile: Profile, device: Device) -> float:
+    """How many times as long as the reference device it takes, by its own times if it has them."""
+    if device.times is None:
+        return device.slowdown
+    samples = min(device.times.sizes)
+    own, reference = device.times.at(samples), profile.times.at(samples)
+    expected = sum(reference.forward) + sum(reference.backward)
+    return (sum(own.forward) + sum(own.backward)) / expected if expected else 1.0
