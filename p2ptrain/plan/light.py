@@ -1,0 +1,242 @@
+"""The search of the light re-plan: near orders, their best cuts, cuts that move fewer bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.cuts import Cuts, Order
+from p2ptrain.plan.draft import Draft, draft_groups, peak_bytes
+from p2ptrain.plan.frugal import Missing, cheapest_borders, slowest_seconds
+from p2ptrain.plan.judge import WORTH, Judge, Judged
+from p2ptrain.plan.orders import whole_seconds
+from p2ptrain.plan.part import Part, balanced
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.replicas import Replicas
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.reshape import Reshaper
+from p2ptrain.plan.simulate import draft_of
+from p2ptrain.plan.work import ROUNDING, Work
+
+TOLERANCE = 0.02
+"""A plan this much slower than the fastest found is taken if it moves fewer bytes."""
+SLACKS = (0.0, 0.02, 0.05)
+"""How much slower than the fastest draft's slowest a stage may be while bytes are minimised."""
+SEARCH_TASKS = 1500
+"""Simulated tasks for the fastest draft: three rounds of 8 stages and 32 micro-batches."""
+FRUGAL_TASKS = 1000
+"""And for those that move fewer bytes."""
+MOST_ELEMENTS = 200_000
+"""Array elements of one batched dynamic programme: orders x stages x places^2."""
+MOST_PLACES = 20
+"""Cut places while orders are compared."""
+MOST_SPARE = 4
+"""Unused devices considered, fastest first."""
+LOOKS = 2
+"""How often the best order's neighbours are looked at."""
+FINALISTS = 4
+"""Orders whose cuts are solved exactly."""
+
+
+class LightSearch:
+    """One light re-plan. `evaluated` counts the drafts simulated."""
+
+    def __init__(self, cost: CostModel, plan: Plan, request: PlanRequest, held: Replicas) -> None:
+        self.cost, self.split, self.private = cost, plan.split, request.private
+        self.judge = Judge(cost, SEARCH_TASKS)
+        self.evaluated = 0
+        names = {device.name for device in cost.devices}
+        wanted = names if request.only is None else names & request.only
+        self.allowed = tuple(sorted(cost.index(name) for name in wanted))
+        self._required = frozenset(cost.index(name) for name in request.required & names)
+        self._caps = {cost.index(n): cap for n, cap in request.caps.items() if n in names}
+        self._cuts = Cuts(cost, self.split, self._caps, private=self.private)
+        self._missing = Missing(cost, held)
+        self._borders: dict[Order, list[int]] = {}
+        self._work = Work(cost.profile)
+        self._reshaper = Reshaper(
+            self._required, self.private, request.groups, cost.unit_count, cost.holder
+        )
+        self._base = self._without_the_gone(plan, names)
+        self._old_borders = tuple(stage.units[1] for stage in plan.stages[:-1])
+        unchanged = names >= {device.name for stage in plan.stages for device in stage.devices}
+        self._old = draft_of(plan, cost) if unchanged else None
+
+    def run(self) -> Judged | None:
+        """The draft chosen; None where none was found that fits."""
+        orders = self._orders()
+        drafts = self._solved(orders)
+        old = [self._old] if self._old is not None and self._is_allowed(self._old) else []
+        fastest = self._fastest(drafts, self._simulated(old[0]) if old else None)
+        if fastest is None:
+            return None
+        self.judge.budget_tasks = FRUGAL_TASKS
+        cheaper = [draft for order in orders[:2] for draft in self._cheap(order)]
+        return self._cheapest(fastest, [*old, *drafts, *cheaper])
+
+    def _without_the_gone(self, plan: Plan, names: set[str]) -> Order:
+        """The old plan's stages with the devices that are left; stages without any are dropped."""
+        parts = []
+        for stage in plan.stages:
+            devices = tuple(
+                self.cost.index(device.name) for device in stage.devices if device.name in names
+            )
+            devices = tuple(device for device in devices if device in self.allowed)
+            if devices:
+                alone = len(devices) == 1
+                parts.append(Part(devices, Allocation.SAMPLES if alone else stage.allocation))
+        if len(parts) == 2 and parts[0] == parts[1]:
+            return (parts[0],)  # a private plan whose middle is gone
+        return tuple(parts)
+
+    # -- orders ----------------------------------------------------------------------------------
+
+    def _orders(self) -> list[Order]:
+        """The best orders near the old one by value, best first; the old one is among them."""
+        places = _places(self.cost, self.split.first_samples, self._old_borders)
+        values: dict[Order, float] = {}
+        starts = [self._base] if self._base else [(Part((device,)),) for device in self.allowed]
+        first = list(starts)
+        for _ in range(LOOKS):
+            near = [order for start in starts for order in self._near(start)]
+            self._value([order for order in near if order not in values], places, values)
+            best = min(values, key=lambda order: values[order])
+            if best in starts:
+                break
+            starts = [best]
+        ranked = sorted(values, key=lambda order: values[order])[:FINALISTS]
+        return list(dict.fromkeys((*ranked, *first[:1])))
+
+    def _near(self, order: Order) -> list[Order]:
+        used = {device for part in order for device in part.devices}
+        spare = [device for device in self.allowed if device not in used]
+        spare.sort(key=lambda device: whole_seconds(self.cost, device))
+        most = MOST_ELEMENTS // (len(order) * MOST_PLACES**2)
+        return self._reshaper.near(order, spare[:MOST_SPARE], most)
+
+    def _value(
+        self, orders: Sequence[Order], places: Sequence[int], values: dict[Order, float]
+    ) -> None:
+        for length in sorted({len(order) for order in orders}):
+            same = [order for order in orders if len(order) == length]
+            if length < len(places):
+                seconds, _ = self._cuts.solve(same, places)
+                values.update(zip(same, seconds.tolist(), strict=True))
+
+    # -- drafts ----------------------------------------------------------------------------------
+
+    def _solved(self, orders: Sequence[Order]) -> list[Draft]:
+        """The orders' best cuts by value, in both views of a link."""
+        everywhere = range(self.cost.unit_count + 1)
+        drafts: dict[Draft, None] = {}
+        for length in sorted({len(order) for order in orders}):
+            same = [order for order in orders if len(order) == length]
+            for duplex in (True, False):
+                _, borders = self._cuts.solve(same, everywhere, duplex=duplex)
+                for order, row in zip(same, borders.tolist(), strict=True):
+                    self._borders.setdefault(order, row)
+                    drafts.update(dict.fromkeys(self._drafted(order, row)))
+        return list(drafts)
+
+    def _drafted(self, order: Order, borders: Sequence[int]) -> list[Draft]:
+        """With usual depths, and deeper ones where their bound is better; empty if not allowed."""
+        if any(end <= first for first, end in pairwise(borders)):
+            return []
+        groups = []
+        for p, units in enumerate(pairwise(borders)):
+            depth = min(2 * (len(order) - p) - 1, self.split.micro_batches)
+            group = balanced(self.cost, self.split, order[p], units, depth)
+            if group is None:
+                return []
+            groups.append(group)
+        usual = draft_groups(self.cost, self.split, borders, groups)
+        if usual is None or not self._is_allowed(usual):
+            return []
+        return [usual, *self._deeper(usual)]
+
+    def _deeper(self, usual: Draft) -> list[Draft]:
+        """Depths whose bound is about as good as the deepest's, if that is better than usual."""
+        wanted = [usual.split.micro_batches] * len(usual.groups)
+        deepest = draft_groups(self.cost, usual.split, usual.borders, usual.groups, wanted)
+        if deepest is None or self.judge.bound(usual) * WORTH <= self.judge.bound(deepest):
+            return []
+        least = self.judge.bound(deepest)
+        for deeper in self.judge.depths(usual):
+            if self.judge.bound(deeper) * WORTH <= least:
+                return [deeper]
+        return [deepest]
+
+    def _is_allowed(self, draft: Draft) -> bool:
+        devices = set(draft.devices)
+        if not (self._required <= devices <= set(self.allowed)):
+            return False
+        peaks = peak_bytes(self.cost, draft)
+        if any(peak > self.cost.devices[d].memory_bytes for d, peak in peaks.items()):
+            return False
+        parts = self._work.parts(draft) if self._caps else {}
+        return all(parts.get(d, 0.0) <= cap + ROUNDING for d, cap in self._caps.items())
+
+    def _simulated(self, draft: Draft) -> Judged:
+        self.evaluated += 1
+        return self.judge.exact(draft)
+
+    def _fastest(self, drafts: Iterable[Draft], best: Judged | None) -> Judged | None:
+        """The fastest draft, least bounds first, while the budget lasts."""
+        for draft in sorted(dict.fromkeys(drafts), key=self.judge.bound):
+            hopeless = best is not None and self.judge.bound(draft) >= best.seconds
+            if hopeless or (best is not None and self.judge.exhausted):
+                break
+            judged = self._simulated(draft)
+            if best is None or judged.seconds < best.seconds:
+                best = judged
+        return best
+
+    # -- bytes -----------------------------------------------------------------------------------
+
+    def _cheap(self, order: Order) -> list[Draft]:
+        """Drafts of that order that move few bytes and are about as fast by value."""
+        borders = self._borders[order]
+        slowest = slowest_seconds(self._cuts, order, borders)
+        drafts = []
+        for slack in SLACKS:
+            limit = slowest * (1 + slack)
+            cheap = cheapest_borders(self._cuts, self._missing, order, limit, borders[-2])
+            if cheap is not None:
+                drafts += self._drafted(order, cheap)
+        return drafts
+
+    def _cheapest(self, fastest: Judged, drafts: Iterable[Draft]) -> Judged:
+        """Of the drafts within TOLERANCE of the fastest, the one that moves fewest bytes."""
+        limit = fastest.seconds * (1 + TOLERANCE)
+        sized = {draft: self._missing.of(draft) for draft in drafts}
+        for draft in sorted(sized, key=lambda one: (sized[one], self.judge.bound(one))):
+            if sized[draft] >= self._missing.of(fastest.draft) or self.judge.exhausted:
+                break
+            if self.judge.bound(draft) <= limit:
+                judged = self._simulated(draft)
+                if judged.seconds <= limit:
+                    return judged
+        return fastest
+
+
+def _places(cost: CostModel, samples: int, old: Sequence[int]) -> list[int]:
+    """At most MOST_PLACES + 1 places where cuts may lie while orders are compared.
+
+    All of a small model; else the old cuts and, in every stretch of about equal work, the cut that
+    least crosses.
+    """
+    count = cost.unit_count
+    if count <= MOST_PLACES:
+        return list(range(count + 1))
+    work = Work(cost.profile)
+    chosen = set(old[: MOST_PLACES // 2])
+    stretches = MOST_PLACES - 1 - len(chosen)
+    by_stretch: dict[int, list[int]] = {}
+    for cut in range(1, count):
+        by_stretch.setdefault(int(work.units(0, cut, samples) * stretches), []).append(cut)
+    for cuts in by_stretch.values():
+        middle = (cuts[0] + cuts[-1]) / 2
+        chosen.add(min(cuts, key=lambda cut: (cost.cut_bytes(cut), abs(cut - middle))))
+    return [0, *sorted(chosen), count]
