@@ -1,24 +1,27 @@
 """Event-driven timing of one round: lanes that compute, routes that carry, devices that share both.
 
-Knows nothing of models or plans: `simulate.py` builds the lanes and routes. A lane is one device's
+Knows nothing of models or plans: `lanes.py` builds the lanes and routes. A lane is one device's
 work in one stage; a stage of several devices is several lanes, whose gradients are summed when the
 last of them has done its last backward.
 
 At an instant, first everything that ends there ends; then idle devices start tasks; then waiting
 transfers start, oldest first (ties: by sender's lane, receiver's lane, micro-batch; the holder's
 feed counts as lane -1), each where its sender's uplink and its receiver's downlink are free.
+
+A planner times thousands of rounds, so a task is a bare number: 2m is the forward of micro-batch m,
+2m+1 its backward, and what concerns a task is a list indexed by it.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal, TypeAlias
 
 from p2ptrain.errors import InternalError
-from p2ptrain.plan.schedule import Action, Kind
+from p2ptrain.plan.schedule import Kind
 
 FEED = -1
 """The sender's lane number of what the holder feeds."""
@@ -26,14 +29,13 @@ FEED = -1
 Carried = Literal["input", "output", "gradient"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen ones would take thrice as long to build
 class Route:
-    """What one lane (or the holder) sends to another for a micro-batch.
+    """What one lane (or the holder) sends to another for a micro-batch of some size.
 
     Attributes:
         sender, receiver: lanes. uplink, downlink: the devices whose interface it occupies.
-        wakes: the receiver's task that waits for it.
-        seconds: occupation for a full micro-batch and for the last one.
+        seconds: occupation.
         latency_s: from the end of the occupation to the arrival.
     """
 
@@ -42,54 +44,40 @@ class Route:
     receiver: int
     uplink: int
     downlink: int
-    wakes: Kind
-    seconds: tuple[float, float]
+    seconds: float
     latency_s: float
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One device's work in one stage.
+    """One device's work in one stage; sequences are indexed by task.
 
     Attributes:
         number: its place among the engine's lanes.
-        actions: in order; only those in which it has a part.
-        seconds: by kind, of a full micro-batch and of the last one.
-        outputs, gradients: by micro-batch, where its results go; none at the pipeline's ends.
-        feed: what the holder sends it; None for the holder's own lanes and inner stages.
-        missing: by kind and micro-batch, inputs that have not arrived.
-        place: next action; written by the engine only, as is `forwards`, those started.
+        tasks: in order; only those in which it has a part.
+        seconds: of every task.
+        missing: inputs of every task that have not arrived; the engine counts them down.
+        routes: where every task's result goes; none at the pipeline's ends.
+        feed: what the holder sends, by task (forwards only); None for the holder's own lanes and
+            inner stages.
+        ends: when its tasks ended, in their order; written by the engine only.
     """
 
     number: int
     stage: int
     device: int
-    actions: tuple[Action, ...]
-    seconds: dict[Kind, tuple[float, float]]
-    missing: dict[Kind, list[int]]
-    outputs: list[list[Route]]
-    gradients: list[list[Route]]
-    feed: Route | None = None
-    place: int = 0
-    forwards: int = 0
+    tasks: tuple[int, ...]
+    seconds: Sequence[float]
+    missing: list[int]
+    routes: Sequence[Sequence[Route]]
+    feed: Sequence[Route] | None = None
+    ends: list[float] = field(default_factory=list)
 
     @property
-    def pieces(self) -> list[int]:
-        """Its micro-batches in the order of their forwards."""
-        return [action.micro_batch for action in self.actions if action.kind == "forward"]
-
-
-@dataclass(slots=True, eq=False)
-class AllReduce:
-    """The sum of a stage's gradients over its lanes.
-
-    Attributes:
-        waits: lanes whose last backward is still to come; written by the engine only.
-    """
-
-    stage: int
-    seconds: float
-    waits: int
+    def is_ready(self) -> bool:
+        """Whether its next task could start."""
+        place = len(self.ends)
+        return place < len(self.tasks) and not self.missing[self.tasks[place]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +92,13 @@ class Span:
     route: Route | None = None
 
 
-_DONE, _FREED, _ARRIVED, _LANDED, _REDUCED = range(5)  # _LANDED: freed and arrived at once
+_DONE, _FREED, _ARRIVED, _LANDED = range(4)
+"""What ended: a task; of a transfer the occupation, the way, or both at once."""
 
-_Event: TypeAlias = tuple[float, int, int, "Lane | Route | AllReduce", int]
+_Event: TypeAlias = tuple[float, int, int, int, "Lane | Route"]
+"""Time, tie-breaker, what ended, task, and whose."""
 _Waiting: TypeAlias = tuple[float, int, int, int, Route]
+"""Since when, sender, receiver, the receiver's task, and the way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,29 +107,33 @@ class Engine:
 
     Attributes:
         lanes: by lane number, earlier stages first.
-        micro_batches: M; number M-1 is the one that may be smaller.
-        reduces: by stage, of those with several lanes.
+        reduce_seconds: by stage, of those with several lanes.
         record: keep `spans` (slower).
-        reduced: by stage, (start, end) of its all-reduce, once it has run.
-        busy_seconds: computing time by device.
+        reduced: by stage, (start, end) of its all-reduce, once everything has run.
     """
 
     lanes: Sequence[Lane]
-    micro_batches: int
-    reduces: Mapping[int, AllReduce] = field(default_factory=dict)
+    reduce_seconds: Mapping[int, float] = field(default_factory=dict)
     record: bool = False
     spans: list[Span] = field(default_factory=list)
     reduced: dict[int, tuple[float, float]] = field(default_factory=dict)
-    busy_seconds: dict[int, float] = field(default_factory=dict)
     _events: list[_Event] = field(default_factory=list)
     _waiting: list[_Waiting] = field(default_factory=list)
     _by_device: dict[int, list[Lane]] = field(default_factory=dict)
-    _idle: set[int] = field(default_factory=set)
-    _touched: set[int] = field(default_factory=set)
+    _feeds: dict[int, Iterator[int]] = field(default_factory=dict)
+    _busy: set[int] = field(default_factory=set)
     _busy_uplinks: set[int] = field(default_factory=set)
     _busy_downlinks: set[int] = field(default_factory=set)
-    _pieces: list[Sequence[int]] = field(default_factory=list)
     _count: int = 0
+
+    @property
+    def busy_seconds(self) -> dict[int, float]:
+        """Computing time of the whole round by device."""
+        busy: dict[int, float] = {}
+        for lane in self.lanes:
+            seconds = sum([lane.seconds[task] for task in lane.tasks])
+            busy[lane.device] = busy.get(lane.device, 0.0) + seconds
+        return busy
 
     def run(self) -> float:
         """Seconds until everything is done.
@@ -146,137 +141,117 @@ class Engine:
         Raises:
             InternalError: the lanes' orders deadlock; a checked plan cannot.
         """
-        for lane in reversed(self.lanes):  # of a device's ready tasks, the later stage's first
-            self._by_device.setdefault(lane.device, []).append(lane)
-        self._pieces = [lane.pieces if lane.feed is not None else () for lane in self.lanes]
-        for lane in self.lanes:
-            self._feed(lane, 0, 0.0)
-            self._feed(lane, 1, 0.0)
-        self._idle = self._touched = set(self._by_device)
-        self.busy_seconds = dict.fromkeys(self._by_device, 0.0)
+        end = self._run_lanes()
+        if any(len(lane.ends) < len(lane.tasks) for lane in self.lanes):
+            raise InternalError("the stages' orders of work deadlock")
+        for stage, seconds in self.reduce_seconds.items():
+            start = max(lane.ends[-1] for lane in self.lanes if lane.stage == stage and lane.ends)
+            self.reduced[stage] = start, start + seconds
+            end = max(end, start + seconds)
+        return end
+
+    def _run_lanes(self) -> float:
+        """When the last task and transfer end."""
         now = 0.0
-        self._start(now)
-        events = self._events
+        self._begin()
+        self._start_tasks(now, self._by_device)
+        self._start_transfers(now)
+        # Local names: this loop is where planners spend their time.
+        events, lanes, task_done = self._events, self.lanes, self._task_done
+        busy_uplinks, busy_downlinks = self._busy_uplinks, self._busy_downlinks
         while events:
             now = events[0][0]
-            self._touched = set()
+            touched: list[int] = []
+            freed = False
             while events and events[0][0] == now:
-                self._end(now, heappop(events))
-            self._start(now)
-        if any(lane.place < len(lane.actions) for lane in self.lanes):
-            raise InternalError("the stages' orders of work deadlock")
+                _, _, code, task, item = heappop(events)
+                if isinstance(item, Lane):
+                    task_done(now, item, task, touched)
+                    continue
+                if code != _ARRIVED:
+                    busy_uplinks.discard(item.uplink)
+                    busy_downlinks.discard(item.downlink)
+                    freed = True
+                if code != _FREED:
+                    lane = lanes[item.receiver]
+                    lane.missing[task] -= 1
+                    touched.append(lane.device)
+            if touched:
+                self._start_tasks(now, touched)
+            if self._waiting and (freed or self._waiting[-1][0] == now):
+                self._start_transfers(now)
         return now
 
-    def _end(self, now: float, event: _Event) -> None:
-        _, _, code, item, micro_batch = event
-        if isinstance(item, Lane):
-            self._task_done(now, item, micro_batch)
-        elif isinstance(item, Route):
-            self._transfer_moved(item, code, micro_batch)
+    def _begin(self) -> None:
+        for lane in reversed(self.lanes):  # of a device's ready tasks, the later stage's first
+            self._by_device.setdefault(lane.device, []).append(lane)
+        for lane in self.lanes:
+            if lane.feed is not None:
+                self._feeds[lane.number] = iter([task for task in lane.tasks if not task & 1])
+                self._feed(0.0, lane, lane.feed)
+                self._feed(0.0, lane, lane.feed)
 
-    def _transfer_moved(self, item: Route, code: int, micro_batch: int) -> None:
-        if code != _ARRIVED:
-            self._busy_uplinks.discard(item.uplink)
-            self._busy_downlinks.discard(item.downlink)
-        if code != _FREED:
-            self._arrive(item, micro_batch)
+    def _feed(self, now: float, lane: Lane, feed: Sequence[Route]) -> None:
+        """The holder sends the lane's next piece, if there is one."""
+        task = next(self._feeds[lane.number], None)
+        if task is not None:
+            insort(self._waiting, (now, FEED, lane.number, task, feed[task]))
 
-    def _task_done(self, now: float, lane: Lane, micro_batch: int) -> None:
-        action = lane.actions[lane.place]
-        lane.place += 1
-        self._idle.add(lane.device)
-        self._touched.add(lane.device)
-        routes = lane.outputs if action.kind == "forward" else lane.gradients
-        for route in routes[micro_batch]:
-            self._send(now, route, micro_batch)
-        if lane.place == len(lane.actions) and lane.stage in self.reduces:
-            self._lane_done(now, self.reduces[lane.stage])
+    def _task_done(self, now: float, lane: Lane, task: int, touched: list[int]) -> None:
+        lane.ends.append(now)
+        self._busy.discard(lane.device)
+        touched.append(lane.device)
+        for route in lane.routes[task]:
+            if route.uplink == route.downlink:
+                self.lanes[route.receiver].missing[task] -= 1
+            else:
+                insort(self._waiting, (now, lane.number, route.receiver, task, route))
 
-    def _lane_done(self, now: float, reduce: AllReduce) -> None:
-        reduce.waits -= 1
-        if not reduce.waits:
-            self.reduced[reduce.stage] = now, now + reduce.seconds
-            self._push(now + reduce.seconds, _REDUCED, reduce, 0)
-
-    def _send(self, now: float, route: Route, micro_batch: int) -> None:
-        if route.uplink == route.downlink:
-            self._arrive(route, micro_batch)
-        else:
-            insort(self._waiting, (now, route.sender, route.receiver, micro_batch, route))
-
-    def _arrive(self, route: Route, micro_batch: int) -> None:
-        lane = self.lanes[route.receiver]
-        lane.missing[route.wakes][micro_batch] -= 1
-        self._touched.add(lane.device)
-
-    def _feed(self, lane: Lane, piece: int, now: float) -> None:
-        """Send the lane's piece number `piece`, if it is fed and has so many."""
-        if lane.feed is not None:
-            pieces = self._pieces[lane.number]
-            if piece < len(pieces):
-                self._send(now, lane.feed, pieces[piece])
-
-    def _start(self, now: float) -> None:
-        for device in self._touched & self._idle:
-            lane = self._next_lane(device)
-            if lane is not None:
-                self._start_task(now, lane)
-        if self._waiting:
-            self._start_transfers(now)
-
-    def _next_lane(self, device: int) -> Lane | None:
-        """The lane whose next task is ready: a backward before a forward, later stages first."""
-        ready: Lane | None = None
-        for lane in self._by_device[device]:
-            if lane.place == len(lane.actions):
+    def _start_tasks(self, now: float, devices: Iterable[int]) -> None:
+        for device in devices:
+            if device in self._busy:
                 continue
-            action = lane.actions[lane.place]
-            if lane.missing[action.kind][action.micro_batch]:
+            lanes = self._by_device[device]
+            lane = lanes[0] if len(lanes) == 1 else self._first_ready(lanes)
+            place = len(lane.ends)
+            if place == len(lane.tasks) or lane.missing[lane.tasks[place]]:
                 continue
-            if action.kind == "backward":
-                return lane
-            ready = ready or lane
-        return ready
+            task = lane.tasks[place]
+            end = now + lane.seconds[task]
+            self._busy.add(device)
+            self._count += 1
+            heappush(self._events, (end, self._count, _DONE, task, lane))
+            if lane.feed is not None and not task & 1:
+                self._feed(now, lane, lane.feed)
+            if self.record:
+                kind: Kind = "backward" if task & 1 else "forward"
+                self.spans.append(Span(lane.number, task >> 1, now, end, kind))
 
-    def _start_task(self, now: float, lane: Lane) -> None:
-        action = lane.actions[lane.place]
-        is_last = action.micro_batch == self.micro_batches - 1
-        seconds = lane.seconds[action.kind][is_last]
-        self._idle.discard(lane.device)
-        self.busy_seconds[lane.device] += seconds
-        self._push(now + seconds, _DONE, lane, action.micro_batch)
-        if action.kind == "forward":
-            self._feed(lane, lane.forwards + 2, now)
-            lane.forwards += 1
-        if self.record:
-            end = now + seconds
-            self.spans.append(Span(lane.number, action.micro_batch, now, end, kind=action.kind))
+    def _first_ready(self, lanes: Sequence[Lane]) -> Lane:
+        """A lane whose next task is a ready backward, else a ready one, later stages first."""
+        ready = [lane for lane in lanes if lane.is_ready]
+        backward = (lane for lane in ready if lane.tasks[len(lane.ends)] & 1)
+        return next(backward, ready[0] if ready else lanes[0])
 
     def _start_transfers(self, now: float) -> None:
         kept: list[_Waiting] = []
-        for transfer in self._waiting:
-            route = transfer[4]
+        for waiting in self._waiting:
+            route = waiting[4]
             if route.uplink in self._busy_uplinks or route.downlink in self._busy_downlinks:
-                kept.append(transfer)
+                kept.append(waiting)
+                continue
+            task = waiting[3]
+            free = now + route.seconds
+            self._busy_uplinks.add(route.uplink)
+            self._busy_downlinks.add(route.downlink)
+            self._count += 2
+            if route.latency_s:
+                heappush(self._events, (free, self._count, _FREED, task, route))
+                end = free + route.latency_s
+                heappush(self._events, (end, self._count + 1, _ARRIVED, task, route))
             else:
-                self._start_transfer(now, route, transfer[3])
+                end = free
+                heappush(self._events, (free, self._count, _LANDED, task, route))
+            if self.record:
+                self.spans.append(Span(route.receiver, task >> 1, now, end, route=route))
         self._waiting = kept
-
-    def _start_transfer(self, now: float, route: Route, micro_batch: int) -> None:
-        free = now + route.seconds[micro_batch == self.micro_batches - 1]
-        self._busy_uplinks.add(route.uplink)
-        self._busy_downlinks.add(route.downlink)
-        if route.latency_s:
-            self._push(free, _FREED, route, micro_batch)
-            self._push(free + route.latency_s, _ARRIVED, route, micro_batch)
-        else:
-            self._push(free, _LANDED, route, micro_batch)
-        if self.record:
-            end = free + route.latency_s
-            self.spans.append(Span(route.receiver, micro_batch, now, end, route=route))
-
-    def _push(
-        self, time: float, code: int, item: Lane | Route | AllReduce, micro_batch: int
-    ) -> None:
-        self._count += 1
-        heappush(self._events, (time, self._count, code, item, micro_batch))

@@ -7,27 +7,58 @@ A micro-batch of 6 samples between a stage that divides samples 4 : 2 and one th
                                            b -> d  2 samples
 
 A device sends only the samples that the receiver needs, and never waits for others.
+
+All micro-batches but the last are alike, so that a lane's sequences (by task) are repetitions of a
+pattern of two; only stages that deal whole micro-batches need a look at each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import TypeAlias, TypeVar
 
 from p2ptrain.plan.allocation import deal, sample_ranges
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.engine import FEED, AllReduce, Carried, Engine, Lane, Route
-from p2ptrain.plan.schedule import Kind, one_f_one_b
+from p2ptrain.plan.engine import FEED, Carried, Engine, Lane, Route
+from p2ptrain.plan.schedule import one_f_one_b
+
+T = TypeVar("T")
+Range: TypeAlias = tuple[int, int]
+Routes: TypeAlias = Sequence[Route]
 
 
 def build_engine(cost: CostModel, draft: Draft, *, record: bool = False) -> Engine:
     """The engine that times one round of `draft`."""
-    builder = _Builder(cost, draft)
-    return Engine(builder.lanes(), draft.split.micro_batches, builder.reduces(), record)
+    reduce_seconds = {
+        p: cost.all_reduce_seconds(group.devices, *draft.units[p])
+        for p, group in enumerate(draft.groups)
+        if len(group.devices) > 1
+    }
+    return Engine(_Builder(cost, draft).lanes(), reduce_seconds, record)
 
 
-@dataclass(frozen=True, slots=True)
+@lru_cache(maxsize=256)
+def _tasks(micro_batches: int, warmup: int) -> tuple[int, ...]:
+    """A stage's order of work in the engine's numbers: 2m forward, 2m+1 backward."""
+    order = one_f_one_b(micro_batches, warmup)
+    return tuple(2 * action.micro_batch + (action.kind == "backward") for action in order)
+
+
+@lru_cache(maxsize=1024)
+def _dealt_tasks(shares: tuple[int, ...], warmup: int) -> tuple[tuple[int, ...], ...]:
+    """The tasks of each device of a stage that deals whole micro-batches, by place."""
+    owners = deal(shares)
+    own: list[list[int]] = [[] for _ in shares]
+    for task in _tasks(len(owners), warmup):
+        own[owners[task >> 1]].append(task)
+    return tuple(map(tuple, own))
+
+
+@dataclass(slots=True, eq=False)
 class _Part:
     """What one device of a stage takes: its samples of a full and of the last micro-batch.
 
@@ -35,19 +66,13 @@ class _Part:
     device that takes each.
     """
 
-    number: int
-    place: int
+    lane: int
+    stage: int
     device: int
-    full: tuple[int, int]
-    last: tuple[int, int]
-    owners: tuple[int, ...] | None
-
-    def takes(self, micro_batch: int, *, is_last: bool) -> bool:
-        """Whether it has a sample of that micro-batch."""
-        if self.owners is not None:
-            return self.owners[micro_batch] == self.place
-        first, end = self.last if is_last else self.full
-        return end > first
+    full: Range
+    last: Range
+    tasks: tuple[int, ...]
+    owners: tuple[int, ...] | None = None
 
 
 class _Builder:
@@ -56,134 +81,142 @@ class _Builder:
     def __init__(self, cost: CostModel, draft: Draft) -> None:
         self.cost, self.draft, self.split = cost, draft, draft.split
         self.count = draft.split.micro_batches
-        self.parts: list[tuple[_Part, ...]] = []
+        self.is_ragged = draft.split.first_samples != draft.split.last_samples
+        self.units = draft.units
+        self.stages: list[list[_Part]] = []
         number = 0
         for p in range(len(draft.groups)):
-            self.parts.append(self._parts(p, number))
-            number += len(self.parts[-1])
-
-    def _parts(self, p: int, number: int) -> tuple[_Part, ...]:
-        group, split = self.draft.groups[p], self.split
-        whole = ((0, split.first_samples), (0, split.last_samples))
-        if len(group.devices) == 1:
-            return (_Part(number, 0, group.devices[0], *whole, owners=None),)
-        if group.deals:
-            owners = deal(group.shares)
-            return tuple(
-                _Part(number + i, i, device, *whole, owners)
-                for i, device in enumerate(group.devices)
-            )
-        full = sample_ranges(group.shares, split.first_samples)
-        last = sample_ranges(group.shares, split.last_samples)
-        return tuple(
-            _Part(number + i, i, device, full[i], last[i], owners=None)
-            for i, device in enumerate(group.devices)
-        )
+            self.stages.append(self._parts(p, number))
+            number += len(self.stages[-1])
 
     def lanes(self) -> list[Lane]:
         """All lanes, earlier stages first, in a stage in the order of its devices."""
-        lanes = [self._lane(p, part) for p, parts in enumerate(self.parts) for part in parts]
-        for p in range(1, len(self.parts)):
-            self._connect(lanes, p)
-        last = len(self.parts) - 1
-        sizes = (self.cost.profile.input_bytes, self.cost.profile.target_bytes)
-        if last == 0:
-            self._feed(lanes, 0, sum(sizes))
-        else:
-            self._feed(lanes, 0, sizes[0])
-            self._feed(lanes, last, sizes[1])
-        return lanes
+        return [self._lane(part) for parts in self.stages for part in parts]
 
-    def reduces(self) -> dict[int, AllReduce]:
-        """The all-reduce of every stage of several devices."""
-        return {
-            p: AllReduce(
-                p,
-                self.cost.all_reduce_seconds(group.devices, *self.draft.units[p]),
-                waits=sum(self._has_work(part) for part in self.parts[p]),
-            )
-            for p, group in enumerate(self.draft.groups)
-            if len(group.devices) > 1
-        }
+    def _parts(self, p: int, number: int) -> list[_Part]:
+        group, split = self.draft.groups[p], self.split
+        tasks = _tasks(self.count, self.draft.warmup[p])
+        full, last = (0, split.first_samples), (0, split.last_samples)
+        if len(group.devices) == 1:
+            return [_Part(number, p, group.devices[0], full, last, tasks)]
+        if group.deals:
+            owners = deal(group.shares)
+            dealt = _dealt_tasks(group.shares, self.draft.warmup[p])
+            return [
+                _Part(number + i, p, device, full, last, dealt[i], owners)
+                for i, device in enumerate(group.devices)
+            ]
+        full_ranges = sample_ranges(group.shares, split.first_samples)
+        last_ranges = sample_ranges(group.shares, split.last_samples)
+        return [
+            _Part(number + i, p, device, full_ranges[i], last_ranges[i], tasks)
+            if _size(last_ranges[i])
+            else _Part(number + i, p, device, full_ranges[i], last_ranges[i], self._but_last(tasks))
+            for i, device in enumerate(group.devices)
+        ]
 
-    def _has_work(self, part: _Part) -> bool:
-        return any(self._takes(part, m) for m in range(self.count))
+    def _but_last(self, tasks: Sequence[int]) -> tuple[int, ...]:
+        return tuple(task for task in tasks if task >> 1 != self.count - 1)
 
-    def _takes(self, part: _Part, micro_batch: int) -> bool:
-        return part.takes(micro_batch, is_last=micro_batch == self.count - 1)
-
-    def _lane(self, p: int, part: _Part) -> Lane:
-        actions = one_f_one_b(self.count, self.draft.warmup[p])
-        if len(self.parts[p]) > 1:
-            actions = tuple(a for a in actions if self._takes(part, a.micro_batch))
-        units = self.draft.units[p]
-        full, ragged = (
-            self.cost.stage_seconds(part.device, *units, end - first) if end > first else (0.0, 0.0)
-            for first, end in (part.full, part.last)
-        )
+    def _lane(self, part: _Part) -> Lane:
+        before = self.stages[part.stage - 1] if part.stage > 0 else []
+        after = self.stages[part.stage + 1] if part.stage + 1 < len(self.stages) else []
+        feed = self._feed(part)
+        routes: list[Routes] = [()] * (2 * self.count)
+        if after:
+            routes[0::2] = self._results("output", part, after)
+        if before:
+            routes[1::2] = self._results("gradient", part, before)
         return Lane(
-            number=part.number,
-            stage=p,
+            number=part.lane,
+            stage=part.stage,
             device=part.device,
-            actions=actions,
-            seconds={"forward": (full[0], ragged[0]), "backward": (full[1], ragged[1])},
-            missing={"forward": [0] * self.count, "backward": [0] * self.count},
-            outputs=[[] for _ in range(self.count)],
-            gradients=[[] for _ in range(self.count)],
+            tasks=part.tasks,
+            seconds=self._by_task(self._seconds(part, part.full), self._seconds(part, part.last)),
+            missing=self._missing(part, before, after, fed=feed is not None),
+            routes=routes,
+            feed=feed,
         )
 
-    def _connect(self, lanes: Sequence[Lane], p: int) -> None:
-        """Routes between stages p-1 and p, and what they make each task wait for."""
-        for sender in self.parts[p - 1]:
-            for receiver in self.parts[p]:
-                self._join(lanes[sender.number], lanes[receiver.number], sender, receiver)
+    def _missing(
+        self, part: _Part, before: Sequence[_Part], after: Sequence[_Part], *, fed: bool
+    ) -> list[int]:
+        """How many inputs each task waits for."""
+        full_before, last_before = _senders(part, before)
+        full_after, last_after = _senders(part, after)
+        return self._by_task((full_before + fed, full_after), (last_before + fed, last_after))
 
-    def _join(self, before: Lane, after: Lane, sender: _Part, receiver: _Part) -> None:
-        each = self.cost.cut_bytes(self.draft.borders[after.stage])
-        samples = _shared(sender.full, receiver.full), _shared(sender.last, receiver.last)
-        there = self._route("output", sender.device, sender.number, receiver, samples, each)
-        back = self._route("gradient", receiver.device, receiver.number, sender, samples, each)
-        for m in range(self.count):
-            common = samples[m == self.count - 1]
-            if common and self._takes(sender, m) and self._takes(receiver, m):
-                before.outputs[m].append(there)
-                after.gradients[m].append(back)
-                after.missing["forward"][m] += 1
-                before.missing["backward"][m] += 1
+    def _by_task(self, full: tuple[T, T], last: tuple[T, T]) -> list[T]:
+        """(forward, backward) of a full micro-batch and of the last one, as a list by task."""
+        return [*full] * (self.count - 1) + [*last]
 
-    def _feed(self, lanes: Sequence[Lane], p: int, each: int) -> None:
-        """Let the holder feed stage p `each` bytes a sample; what is its own costs nothing."""
-        for part in self.parts[p]:
-            if part.device == self.cost.holder:
-                continue
-            samples = part.full[1] - part.full[0], part.last[1] - part.last[0]
-            lane = lanes[part.number]
-            lane.feed = self._route("input", self.cost.holder, FEED, part, samples, each)
-            lane.missing["forward"] = [count + 1 for count in lane.missing["forward"]]
+    def _seconds(self, part: _Part, samples: Range) -> tuple[float, float]:
+        if not _size(samples):
+            return 0.0, 0.0
+        return self.cost.stage_seconds(part.device, *self.units[part.stage], _size(samples))
+
+    def _results(self, carries: Carried, part: _Part, others: Sequence[_Part]) -> list[Routes]:
+        """Where a micro-batch's result goes, by micro-batch."""
+        each = self.cost.cut_bytes(self.draft.borders[max(part.stage, others[0].stage)])
+        full: list[Routes] = [
+            self._route(carries, part, o, _common(part.full, o.full), each) for o in others
+        ]
+        last = full
+        if self.is_ragged:
+            last = [self._route(carries, part, o, _common(part.last, o.last), each) for o in others]
+        owners = others[0].owners
+        if owners is not None:
+            return [full[owner] for owner in owners[:-1]] + [last[owners[-1]]]
+        return [tuple(chain(*full))] * (self.count - 1) + [tuple(chain(*last))]
 
     def _route(
-        self,
-        carries: Carried,
-        uplink: int,
-        sender: int,
-        receiver: _Part,
-        samples: tuple[int, int],
-        each: int,
-    ) -> Route:
-        link = self.cost.link(uplink, receiver.device)
-        wakes: Kind = "backward" if carries == "gradient" else "forward"
-        return Route(
-            carries=carries,
-            sender=sender,
-            receiver=receiver.number,
-            uplink=uplink,
-            downlink=receiver.device,
-            wakes=wakes,
-            seconds=(samples[0] * each / link.bytes_per_s, samples[1] * each / link.bytes_per_s),
-            latency_s=link.latency_s,
+        self, carries: Carried, sender: _Part, receiver: _Part, samples: int, each: int
+    ) -> Routes:
+        """The way of that many samples; none of no samples."""
+        if not samples:
+            return ()
+        link = self.cost.link(sender.device, receiver.device)
+        seconds = samples * each / link.bytes_per_s
+        devices = sender.device, receiver.device
+        return (Route(carries, sender.lane, receiver.lane, *devices, seconds, link.latency_s),)
+
+    def _feed(self, part: _Part) -> list[Route] | None:
+        """What the holder sends a lane at either end; what is its own costs nothing."""
+        holder, ends = self.cost.holder, (0, len(self.stages) - 1)
+        if part.device == holder or part.stage not in ends:
+            return None
+        profile = self.cost.profile
+        each = profile.input_bytes * (part.stage == 0) + profile.target_bytes * (
+            part.stage == ends[1]
         )
+        link = self.cost.link(holder, part.device)
+        full, last = (
+            Route(
+                "input",
+                FEED,
+                part.lane,
+                holder,
+                part.device,
+                _size(samples) * each / link.bytes_per_s,
+                link.latency_s,
+            )
+            for samples in (part.full, part.last)
+        )
+        return self._by_task((full, full), (last, last))
 
 
-def _shared(one: tuple[int, int], other: tuple[int, int]) -> int:
+def _senders(part: _Part, others: Sequence[_Part]) -> tuple[int, int]:
+    """How many of `others` have a full micro-batch's, and the last one's, samples for `part`."""
+    if not others or others[0].owners is not None:
+        return len(others[:1]), len(others[:1])
+    full = sum([_common(part.full, other.full) > 0 for other in others])
+    return full, sum([_common(part.last, other.last) > 0 for other in others])
+
+
+def _size(samples: Range) -> int:
+    return samples[1] - samples[0]
+
+
+def _common(one: Range, other: Range) -> int:
     """How many samples two ranges have in common."""
     return max(0, min(one[1], other[1]) - max(one[0], other[0]))

@@ -163,11 +163,8 @@ _SENT: Mapping[str, EntryKind] = {
 def _ends(cost: CostModel, engine: Engine) -> Sequence[TimelineEntry]:
     """All-reduces, and the updates that follow them or a device's last backward."""
     entries = []
-    last_backward = {
-        span.lane: span.end_seconds for span in engine.spans if span.kind == "backward"
-    }
     for lane in engine.lanes:
-        name, end = cost.name(lane.device), last_backward.get(lane.number, 0.0)
+        name, end = cost.name(lane.device), lane.ends[-1] if lane.ends else 0.0
         if lane.stage in engine.reduced:
             start, end = engine.reduced[lane.stage]
             entries.append(TimelineEntry("all-reduce", name, lane.stage, None, start, end))
