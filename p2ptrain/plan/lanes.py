@@ -28,7 +28,7 @@ from p2ptrain.plan.schedule import one_f_one_b
 
 T = TypeVar("T")
 Range: TypeAlias = tuple[int, int]
-Routes: TypeAlias = Sequence[Route]
+Routes: TypeAlias = tuple[Route, ...]
 
 
 def build_engine(cost: CostModel, draft: Draft, *, record: bool = False) -> Engine:
