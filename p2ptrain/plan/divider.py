@@ -13,6 +13,7 @@ from heapq import heapify, heapreplace
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Group, alone
+from p2ptrain.plan.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 
 FINE = 64
@@ -20,10 +21,10 @@ FINE = 64
 
 
 class Divider:
-    """Groups for the stages of one cost model; keeps what it has computed."""
+    """Groups for the stages of one cost model that obey the caps; keeps what it has computed."""
 
-    def __init__(self, cost: CostModel) -> None:
-        self.cost = cost
+    def __init__(self, cost: CostModel, rules: Rules) -> None:
+        self.cost, self.rules = cost, rules
         self._groups: dict[tuple[object, ...], Group | None] = {}
 
     def samples(
@@ -58,9 +59,13 @@ class Divider:
             return alone(split, devices[0])
         cost, in_flight = self.cost, split.in_flight_samples(depth)
         per_sample = in_flight / split.first_samples  # micro-batches really in flight
+        allowed = self._allowed(split, devices, units, split.micro_batch)
         most = [
-            int(cost.samples_that_fit(*units, cost.devices[device].memory_bytes) / per_sample)
-            for device in devices
+            min(
+                int(cost.samples_that_fit(*units, cost.devices[device].memory_bytes) / per_sample),
+                allowed[place],
+            )
+            for place, device in enumerate(devices)
         ]
 
         def seconds(place: int, samples: int) -> float:
@@ -77,8 +82,19 @@ class Divider:
         cost, size = self.cost, split.first_samples
         each = [sum(cost.stage_seconds(device, *units, size)) for device in devices]
         count = split.micro_batches
-        shares = even_out(count, [count] * len(devices), lambda place, n: n * each[place])
+        most = self._allowed(split, devices, units, count)
+        shares = even_out(count, most, lambda place, n: n * each[place])
         return None if shares is None else Group(devices, shares, Allocation.MICRO_BATCHES)
+
+    def _allowed(
+        self, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int], total: int
+    ) -> list[int]:
+        """The largest share of `total` that each device's cap allows."""
+        if not self.rules.caps:
+            return [total] * len(devices)
+        work = self.rules.work.units(*units, split.first_samples)
+        parts = [self.rules.most_part(device) for device in devices]
+        return [total if work <= part else int(total * part / work) for part in parts]
 
 
 def even_out(

@@ -122,7 +122,7 @@ class _Round:
             self.uplink[:, holder] += taken.sum(axis=1)
             self.downlink += taken
         latency = self.shares[:, 0] @ owner._latency[holder]
-        first: Floats = self.shares[:, 0] @ rates * (profile.input_bytes * samples) + latency
+        first: Floats = (self.shares[:, 0] @ rates) * (profile.input_bytes * samples) + latency
         return first
 
     def _trips(self) -> Floats:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -63,21 +64,23 @@ class GroupTables:
 
 
 def group_tables(
-    cost: CostModel, split: BatchSplit, kinds: Sequence[Kind], cuts: Sequence[int]
+    cost: CostModel, split: BatchSplit, kinds: Sequence[Kind], cuts: Sequence[int], rules: Rules
 ) -> GroupTables:
-    """The tables of `kinds` on all ranges between `cuts`."""
-    devices = sorted({device for kind in kinds for device in kind.devices})
-    ranges = _Ranges(cost, split, np.array(cuts), devices)
+    """The tables of `kinds` on all ranges between `cuts`, as far as `rules` allow a stage."""
+    ranges = _Ranges(cost, split, np.array(cuts), rules)
     size = len(cuts)
     shape = len(kinds), size, size
     tables = GroupTables(
-        cost,
-        split,
-        tuple(kinds),
-        ranges.cuts,
-        *(np.full(shape, np.inf) for _ in range(4)),
-        np.zeros(shape),
-        np.zeros((*shape, len(cost.devices))),
+        cost=cost,
+        split=split,
+        kinds=tuple(kinds),
+        cuts=ranges.cuts,
+        forward=np.full(shape, np.inf),
+        backward=np.full(shape, np.inf),
+        load=np.full(shape, np.inf),
+        reduce=np.zeros(shape),
+        depth=np.zeros(shape),
+        shares=np.zeros((*shape, len(cost.devices))),
     )
     for k, kind in enumerate(kinds):
         if len(kind.devices) == 1:
@@ -90,10 +93,8 @@ def group_tables(
 class _Ranges:
     """Per device and number of steps of samples: seconds and memory of units [i, j)."""
 
-    def __init__(
-        self, cost: CostModel, split: BatchSplit, cuts: Wholes, devices: Sequence[int]
-    ) -> None:
-        self.cost, self.split, self.cuts = cost, split, cuts
+    def __init__(self, cost: CostModel, split: BatchSplit, cuts: Wholes, rules: Rules) -> None:
+        self.cost, self.split, self.cuts, self.rules = cost, split, cuts, rules
         self.rounds = split.batch_size / split.first_samples
         self.steps = min(FINE, split.first_samples)
         self.sizes = [
@@ -105,6 +106,9 @@ class _Ranges:
         units = cost.profile.units
         self.parameters = self.sums([unit.parameter_bytes for unit in units])
         self._activations = self.sums([unit.activation_bytes for unit in units])
+        self.work = self.sums(
+            [rules.work.units(u, u + 1, split.first_samples) for u in range(len(units))]
+        )
 
     def sums(self, per_unit: Sequence[float]) -> Floats:
         """[C, C] totals of units [i, j); 0 where the range is empty."""
@@ -135,6 +139,15 @@ class _Ranges:
             samples = np.where(self._activations > 0, left / self._activations, np.inf)
         return np.where(left < 0, -1.0, samples)
 
+    def allowed(self, device: int) -> Floats | float:
+        """[C, C] part of a round's samples that the device's cap allows, or 1."""
+        if device not in self.rules.caps:
+            return 1.0
+        allowed: Floats = np.minimum(
+            self.rules.most_part(device) / np.maximum(self.work, 1e-300), 1.0
+        )
+        return allowed
+
     def deepest(self, samples: Floats, each: Floats | float) -> Floats:
         """Micro-batches in flight where each brings `each` samples of the `samples` that fit."""
         split = self.split
@@ -148,7 +161,7 @@ def _fill_alone(tables: GroupTables, ranges: _Ranges, k: int) -> None:
     device = tables.kinds[k].devices[0]
     forward, backward = ranges.full(device)
     depth = ranges.deepest(ranges.fitting(device), ranges.split.first_samples)
-    possible = (depth >= 1) & ~ranges.empty
+    possible = (depth >= 1) & ~ranges.empty & (ranges.allowed(device) >= 1.0)
     tables.forward[k] = np.where(possible, forward, np.inf)
     tables.backward[k] = np.where(possible, backward, np.inf)
     tables.load[k] = (tables.forward[k] + tables.backward[k]) * ranges.rounds
@@ -179,6 +192,7 @@ def _fill_dividing(tables: GroupTables, ranges: _Ranges, k: int) -> None:
     each = ranges.split.first_samples / ranges.steps
     in_flight = min(kind.depth, ranges.rounds)
     caps = np.floor(fitting / (each * in_flight) + 1e-9)
+    caps = _within_caps(ranges, kind, caps, ranges.steps)
     counts = _balanced(seconds, caps, ranges.steps)  # [g, C, C]
     possible = (counts.min(axis=0) >= 1) & ~ranges.empty
     rows, columns = np.indices(possible.shape)
@@ -204,7 +218,7 @@ def _fill_dealing(tables: GroupTables, ranges: _Ranges, k: int) -> None:
     seconds = one[:, None] * (each * np.arange(1, steps + 1))[None, :, None, None]
     fitting = np.stack([ranges.fitting(device) for device in kind.devices])
     caps = np.where(fitting >= split.first_samples, float(steps), 0.0)
-    counts = _balanced(seconds, caps, steps)
+    counts = _balanced(seconds, _within_caps(ranges, kind, caps, steps), steps)
     possible = (counts.min(axis=0) >= 1) & ~ranges.empty
     tables.forward[k] = np.where(possible, np.stack([f for f, _ in full]).min(axis=0), np.inf)
     tables.backward[k] = np.where(possible, np.stack([b for _, b in full]).min(axis=0), np.inf)
@@ -213,6 +227,15 @@ def _fill_dealing(tables: GroupTables, ranges: _Ranges, k: int) -> None:
     depth = np.floor(held * steps / np.maximum(counts, 1)).min(axis=0)
     tables.depth[k] = np.clip(depth, possible, split.micro_batches)
     _set_shares(tables, k, counts)
+
+
+def _within_caps(ranges: _Ranges, kind: Kind, caps: Floats, steps: int) -> Floats:
+    """[g, C, C] steps that memory and the caps on devices allow."""
+    if not ranges.rules.caps:
+        return caps
+    allowed = [np.ceil(ranges.allowed(device) * steps) for device in kind.devices]
+    within: Floats = np.minimum(caps, np.stack([np.broadcast_to(a, caps[0].shape) for a in allowed]))
+    return within
 
 
 def _balanced(seconds: Floats, caps: Floats, steps: int) -> Floats:

@@ -71,16 +71,21 @@ class Judge:
         cost memory. Empty where memory does not allow the placement.
         """
         usual = draft_pipeline(self.cost, split, borders, devices)
-        if usual is None:
-            return ()
-        depths = (split.micro_batches,) * len(devices)
-        deepest = draft_pipeline(self.cost, split, borders, devices, depths)
+        return () if usual is None else (usual, *self.deepened(usual))
+
+    def deepened(self, usual: Draft) -> tuple[Draft, ...]:
+        """A draft of usual depths with deeper ones, if those may be faster by its bound.
+
+        The first whose bound is about as good as the deepest's: more would only cost memory.
+        """
+        depths = (usual.split.micro_batches,) * len(usual.groups)
+        deepest = draft_groups(self.cost, usual.split, usual.borders, usual.groups, depths)
         if deepest is None or self.bound(usual) * WORTH <= self.bound(deepest):
-            return (usual,)
+            return ()
         for draft in self.depths(usual):
             if self.bound(draft) * WORTH <= self.bound(deepest):
-                return usual, draft
-        return usual, deepest
+                return (draft,)
+        return (deepest,)
 
     def depths(self, draft: Draft) -> Iterator[Draft]:
         """The same placement with other warm-up depths, shallow ones first."""
@@ -115,6 +120,8 @@ class Judge:
 
     def _screened(self, draft: Draft) -> float:
         stages, split = len(draft.groups), draft.split
+        if any(group.deals for group in draft.groups):
+            return self.exact(draft).seconds  # its shares are of a whole round
         short = draft.warmup[0] + 4 * stages + 4
         longer = short + 2 * stages + 4
         if 2 * stages * split.micro_batches <= max(LONG_ROUND_TASKS, 4 * stages * longer):

@@ -1,0 +1,88 @@
+"""Small changes of a draft that leave its structure: shares, order in a group, depths, borders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
+from p2ptrain.plan.rules import Rules
+
+
+def fine_changes(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]:
+    """Drafts one small change away that fit memory and `rules`."""
+    for borders, groups in _layouts(draft):
+        changed = draft_groups(cost, draft.split, borders, groups, wanted_depths(draft, groups))
+        if changed is not None and rules.allow(changed):
+            yield changed
+
+
+def other_depths(cost: CostModel, draft: Draft) -> Iterator[Draft]:
+    """The same layout with other warm-up depths."""
+    for depths in dict.fromkeys(_depths(draft)):
+        changed = draft_groups(cost, draft.split, draft.borders, draft.groups, depths)
+        if changed is not None and changed.warmup != draft.warmup:
+            yield changed
+
+
+def wanted_depths(draft: Draft, groups: tuple[Group, ...]) -> tuple[int, ...]:
+    """For changed groups: the same depths, or where stages differ as much beyond the usual."""
+    count = draft.split.micro_batches
+    usual = usual_depths(groups, count)
+    if len(groups) == len(draft.groups):
+        return tuple(max(pair) for pair in zip(usual, draft.warmup, strict=True))
+    before = usual_depths(draft.groups, count)
+    more = max(0, *(now - then for now, then in zip(draft.warmup, before, strict=True)))
+    return tuple(min(count, depth + more) for depth in usual)
+
+
+def _layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Group, ...]]]:
+    for p, group in enumerate(draft.groups):
+        if len(group.devices) > 1:
+            for changed in (*_moved_shares(draft, group), *_reordered(group)):
+                yield draft.borders, (*draft.groups[:p], changed, *draft.groups[p + 1 :])
+    for p in range(1, len(draft.borders) - 1):
+        for border in (draft.borders[p] - 1, draft.borders[p] + 1):
+            if draft.borders[p - 1] < border < draft.borders[p + 1]:
+                yield (*draft.borders[:p], border, *draft.borders[p + 1 :]), draft.groups
+
+
+def _moved_shares(draft: Draft, group: Group) -> Iterator[Group]:
+    """Some of one device's share to another."""
+    total = sum(group.shares)
+    for step in dict.fromkeys((1, max(1, total // 16), max(1, total // 6))):
+        for giver, taker in permutations(range(len(group.devices)), 2):
+            if group.shares[giver] > step:
+                shares = list(group.shares)
+                shares[giver] -= step
+                shares[taker] += step
+                yield replace(group, shares=tuple(shares))
+
+
+def _reordered(group: Group) -> Iterator[Group]:
+    """Two neighbours in a group change places, with their shares."""
+    for i in range(len(group.devices) - 1):
+        order = list(range(len(group.devices)))
+        order[i], order[i + 1] = order[i + 1], order[i]
+        yield Group(
+            tuple(group.devices[k] for k in order),
+            tuple(group.shares[k] for k in order),
+            group.allocation,
+        )
+
+
+def _depths(draft: Draft) -> Iterator[tuple[int, ...]]:
+    count, now = draft.split.micro_batches, draft.warmup
+    stages = len(now)
+    yield tuple(stages - p for p in range(stages))
+    for more in (-1, 1, 2, 4):
+        yield tuple(min(count, max(1, depth + more)) for depth in now)
+    yield tuple(min(count, 2 * depth) for depth in now)
+    yield (count,) * stages
+    for p in range(stages):
+        if now[p] < (now[p - 1] if p else count):
+            yield (*now[:p], now[p] + 1, *now[p + 1 :])
+        if now[p] > (now[p + 1] if p + 1 < stages else 1):
+            yield (*now[:p], now[p] - 1, *now[p + 1 :])
