@@ -53,7 +53,12 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OptionError as error:
-        raise OptionError(f"{path}: {error}") from error
+        raise OptionError(f"{path}: {_printable(str(error))}") from error
+
+
+def _printable(message: str) -> str:
+    """`message`, which may quote the file, without what would confuse a terminal or an encoder."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
 
 
 def read_json(path: Path) -> object:

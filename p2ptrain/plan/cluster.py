@@ -56,6 +56,8 @@ class Cluster:
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.devices:
+            raise OptionError("cluster.devices: no device at all")
         names: set[str] = set()
         for device in self.devices:
             if device.name in names:

@@ -7,11 +7,17 @@ silently and the plan be wrong.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 
 from p2ptrain.errors import OptionError
 
 LARGEST_WHOLE = 2**63 - 1
+LEAST_ABOVE_ZERO = 1e-9
+"""Of rates and slowdowns: dividing by less overflows."""
+
+_UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Controls, line ends and halves of characters: a name with one cannot be shown on one line."""
 
 
 def members(
@@ -38,9 +44,11 @@ def items(value: object, where: str) -> list[object]:
 
 
 def text(value: object, where: str) -> str:
-    """A text that is not empty."""
+    """A text that is not empty and can be shown on one line."""
     if not isinstance(value, str) or not value:
         raise OptionError(f"{where}: expected a text, found {_shown(value)}")
+    if _UNSHOWABLE.search(value):
+        raise OptionError(f"{where}: {_shown(value)} holds a control character")
     return value
 
 
@@ -55,11 +63,14 @@ def number(value: object, where: str, *, above_zero: bool = False) -> float:
     """A finite number that is not negative; with `above_zero`, not zero either."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise OptionError(f"{where}: expected a number, found {_shown(value)}")
-    if not abs(value) <= LARGEST_WHOLE or not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise OptionError(f"{where}: expected a finite number, found {_shown(value)}")
-    if value < 0 or (above_zero and value == 0):
-        bound = "above zero" if above_zero else "zero or more"
+    if value < 0 or (above_zero and value < LEAST_ABOVE_ZERO):
+        bound = f"above zero (at least {LEAST_ABOVE_ZERO:g})" if above_zero else "zero or more"
         raise OptionError(f"{where}: expected a number {bound}, found {_shown(value)}")
+    if value > LARGEST_WHOLE:
+        bound = f"of at most {LARGEST_WHOLE:.2g}"
+        raise OptionError(f"{where}: expected a finite number {bound}, found {_shown(value)}")
     return float(value)
 
 
@@ -69,8 +80,10 @@ def whole(value: object, where: str, *, least: int = 0) -> int:
         raise OptionError(f"{where}: expected a whole number, found {_shown(value)}")
     if isinstance(value, float) and not value.is_integer():
         raise OptionError(f"{where}: expected a whole number, found {_shown(value)}")
-    if not least <= value <= LARGEST_WHOLE:
+    if value < least:
         raise OptionError(f"{where}: expected at least {least}, found {_shown(value)}")
+    if value > LARGEST_WHOLE:
+        raise OptionError(f"{where}: expected at most {LARGEST_WHOLE:.2g}, found {_shown(value)}")
     return int(value)
 
 

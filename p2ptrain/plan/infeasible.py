@@ -16,8 +16,8 @@ def explain(question: Question, *, every_device: bool = False, one_device: bool 
     cost, samples = question.cost, question.splits[0].first_samples
     reasons = [
         _ends(question, samples) if question.private else None,
-        _whole_model(question, samples, one_device=one_device),
         None if one_device else _largest_unit(question, samples),
+        _whole_model(question, samples, one_device=one_device),
         _useless_device(question, samples) if every_device else None,
     ]
     for reason in reasons:

@@ -242,9 +242,10 @@ def _predicted(value: object, where: str) -> Predicted:
 
 def _left_out(value: object, where: str) -> LeftOut:
     entry = fields.members(value, where, ("name", "reason"))
-    return LeftOut(
-        fields.text(entry["name"], f"{where}.name"), fields.text(entry["reason"], f"{where}.reason")
-    )
+    reason = entry["reason"]
+    if not isinstance(reason, str):  # words for people: any, even none
+        raise OptionError(f"{where}.reason: expected a text")
+    return LeftOut(fields.text(entry["name"], f"{where}.name"), reason)
 
 
 def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
