@@ -22,6 +22,8 @@ from p2ptrain.plan.split import BatchSplit
 Floats: TypeAlias = NDArray[np.float64]
 Wholes: TypeAlias = NDArray[np.int64]
 
+PLENTY_SAMPLES = 1e9
+"""Instead of room without end, where nothing is kept for the backward."""
 LEAST_SECONDS = 1e-9
 """Instead of no time at all, so that speeds are finite."""
 
@@ -118,18 +120,18 @@ class SegmentTables:
 
     def stages(self, first: int) -> Stages:
         """All groups whose units begin at cut `first`."""
-        slowness = self._slowness(first)  # harmonic mean of the group's seconds a piece
-        memory = self._depth(first)
-        slowness[:, self._too_long] = np.inf
-        slowness[memory < 1] = np.inf
+        speeds = self._speeds(first)
+        together = np.maximum(self._windows(speeds), 1e-300)
+        room = self._room(first)
+        # A group's seconds a piece: the harmonic mean of its devices', which share in proportion.
+        latency = np.where(self._holds(room), self.sizes / together, np.inf)
         per_round = np.where(self._deals, self._dealt_rounds, self.rounds)
-        forced = np.ceil(self.rounds / np.maximum(memory, 1))
         held = (self._parameters[first + 1 :] - self._parameters[first])[:, None, None]
         return Stages(
-            latency=slowness,
-            work=slowness * per_round,
+            latency=latency,
+            work=latency * per_round,
             reduce=held * self._reduce_each + self._reduce_latency,
-            trips=np.where(memory < self.split.micro_batches, forced, 1.0),
+            trips=self._trips(room, speeds, together),
         )
 
     def feed(self) -> tuple[Floats, Floats]:
@@ -155,6 +157,7 @@ class SegmentTables:
             for option in self.options
         ]
         kinds = sorted(set(pieces))
+        self._pieces = np.array(kinds)
         self._kind = np.array([[kinds.index(piece)] for piece in pieces])
         # [kinds, n, C+1] seconds of the units before each cut
         self._before = np.stack([self._seconds_before(samples) for samples in kinds])
@@ -180,9 +183,6 @@ class SegmentTables:
         seconds = self._before[:, :, first + 1 :] - self._before[:, :, first : first + 1]
         return 1.0 / np.maximum(seconds.transpose(2, 0, 1), LEAST_SECONDS)
 
-    def _slowness(self, first: int) -> Floats:
-        return self.sizes / np.maximum(self._windows(self._speeds(first)), 1e-300)
-
     def _windows(self, values: Floats) -> Floats:
         """[.., options, n] sums over each group of [.., kinds, n]."""
         sums = _leading_zero(np.cumsum(values, axis=2))
@@ -199,26 +199,33 @@ class SegmentTables:
         sums: Floats = np.concatenate(([0.0], np.cumsum(np.array(per_unit, dtype=np.float64))))
         return sums[self.cuts]
 
-    def _depth(self, first: int) -> Floats:
-        """[C-first, options, n] micro-batches that a group can have in flight; 0 = impossible."""
-        batch, samples = self.split.batch_size, self.split.first_samples
+    def _room(self, first: int) -> Floats:
+        """[C-first, kinds, n] samples that each device can have in flight.
+
+        Those who take whole micro-batches keep whole ones.
+        """
         parameters = (self._parameters[first + 1 :] - self._parameters[first])[:, None]
         activations = (self._activations[first + 1 :] - self._activations[first])[:, None]
         left = self._memory - parameters * (2 + self.cost.profile.optimizer_state_ratio)
         with np.errstate(divide="ignore", invalid="ignore"):
-            room = np.where(activations > 0, np.floor(left / activations), batch)
-        room = np.where(left < 0, 0, np.minimum(room, batch))  # [C-first, n]
-        whole = np.where(room >= batch, self.split.micro_batches, room // samples)
-        divided = self._all_above_zero(room) // samples
-        dealt = self._all_above_zero(whole)
-        depth = np.where(self._deals, dealt, divided)
-        return np.where(self.sizes == 1, whole[:, None, :], depth)
+            room = np.where(activations > 0, np.floor(left / activations), PLENTY_SAMPLES)
+        room = np.where(left < 0, 0, np.minimum(room, PLENTY_SAMPLES))
+        pieces = np.where(self._pieces == self.split.first_samples, self._pieces, 1)[:, None]
+        return room[:, None, :] // pieces * pieces
 
-    def _all_above_zero(self, values: Floats) -> Floats:
-        """[.., options, n] sums over each group of [.., n]; 0 where one of the group has none."""
-        sums, none = (_leading_zero(np.cumsum(v, axis=1)) for v in (values, values < 1))
-        total = sums[:, self.ends] - sums[:, self._starts]
-        return np.where(none[:, self.ends] > none[:, self._starts], 0.0, total)
+    def _holds(self, room: Floats) -> NDArray[np.bool_]:
+        """[C-first, options, n] whether every device has room, and all for one micro-batch."""
+        samples = self.split.first_samples
+        none = self._windows((room < 1).astype(np.float64))
+        enough = self._windows(np.minimum(room, samples)) >= samples
+        return (none == 0) & enough & ~self._too_long
+
+    def _trips(self, room: Floats, speeds: Floats, together: Floats) -> Floats:
+        """[C-first, options, n] rounds over the depth at which some device of the group is full."""
+        least = _least_in_windows(room / speeds, self._kind, self.sizes)
+        depth = least * together / self.split.first_samples
+        depth = np.where(depth >= 1, np.floor(depth), np.maximum(depth, 1e-9))
+        return np.maximum(np.ceil(self.rounds / np.maximum(depth, 1)), self.rounds / depth)
 
     def _prepare_links(self) -> None:
         rates = self.cost.links.rates[np.ix_(self.order, self.order)]
@@ -236,6 +243,27 @@ def _leading_zero(sums: Floats) -> Floats:
     """Sums before each position, and after the last, along the last axis."""
     zero = np.zeros((*sums.shape[:-1], 1))
     return np.concatenate((zero, sums), axis=-1)
+
+
+def _least_in_windows(values: Floats, kind: Wholes, sizes: Wholes) -> Floats:
+    """[.., options, n] least of each group of [.., kinds, n]; groups end with the order.
+
+    A window is the union of two shorter ones whose length is a power of two.
+    """
+    largest = int(sizes.max())
+    levels = [values]  # level l: least of the 2^l values from each position on
+    while 2 << (len(levels) - 1) <= largest:
+        shift = 1 << (len(levels) - 1)
+        later = np.concatenate((levels[-1][..., shift:], levels[-1][..., -shift:]), axis=-1)
+        levels.append(np.minimum(levels[-1], later))
+    count = values.shape[-1]
+    least = np.empty((values.shape[0], len(sizes), count))
+    for option, (size,) in enumerate(sizes):
+        level = int(size).bit_length() - 1
+        chosen = levels[level][:, kind[option, 0]]
+        second = np.minimum(np.arange(count) + size - (1 << level), count - 1)
+        least[:, option] = np.minimum(chosen, chosen[:, second])
+    return least
 
 
 def _worst_in_windows(rates: Floats, latencies: Floats, largest: int) -> tuple[Floats, Floats]:

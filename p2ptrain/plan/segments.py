@@ -25,6 +25,7 @@ from p2ptrain.plan.balanced import balanced_group
 from p2ptrain.plan.coarsen import useful_cuts
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
+from p2ptrain.plan.judge import Judge
 from p2ptrain.plan.orders import segment_orders
 from p2ptrain.plan.planner import Question
 from p2ptrain.plan.segment_tables import (
@@ -76,12 +77,10 @@ def segment_candidates(question: Question, split: BatchSplit) -> Iterator[Draft]
     for candidate in _every_candidate(question, split):
         known = found.get(candidate.stages, candidate.seconds)
         found[candidate.stages] = min(known, candidate.seconds)
-    seen: set[Draft] = set()
     for stages in sorted(found, key=lambda stages: found[stages])[:KEPT]:
-        for draft in _drafts(question.cost, split, stages):
-            if draft not in seen:
-                seen.add(draft)
-                yield draft
+        draft = _drafted(question.judge, split, stages)
+        if draft is not None:
+            yield draft
 
 
 def _every_candidate(question: Question, split: BatchSplit) -> Iterator[Candidate]:
@@ -92,25 +91,24 @@ def _every_candidate(question: Question, split: BatchSplit) -> Iterator[Candidat
         yield from _Programme(SegmentTables(cost, split, order, cuts, options)).candidates()
 
 
-def _drafts(cost: CostModel, split: BatchSplit, stages: Sequence[Segment]) -> Iterator[Draft]:
-    """The pipeline with the fastest shares, and with shares that leave memory for usual depths."""
-    shallow = _balanced(cost, split, stages, (1,) * len(stages))
+def _drafted(judge: Judge, split: BatchSplit, stages: Sequence[Segment]) -> Draft | None:
+    """The pipeline with the shares of least bound.
+
+    The fastest shares may leave memory for few micro-batches in flight, and shares that leave room
+    for usual depths may be slow.
+    """
+    drafts = []
+    shallow = _balanced(judge.cost, split, stages, (1,) * len(stages))
     if shallow is None:
-        return
-    yield from _drafted(cost, split, stages, shallow)
-    depths = usual_depths(shallow, split.micro_batches)
-    deep = _balanced(cost, split, stages, depths)
-    if deep is not None and deep != shallow:
-        yield from _drafted(cost, split, stages, deep)
-
-
-def _drafted(
-    cost: CostModel, split: BatchSplit, stages: Sequence[Segment], groups: Sequence[Group]
-) -> Iterator[Draft]:
-    borders = [*(stage.units[0] for stage in stages), cost.unit_count]
-    draft = draft_groups(cost, split, borders, groups)
-    if draft is not None:
-        yield draft
+        return None
+    usual = usual_depths(shallow, split.micro_batches)
+    borders = [*(stage.units[0] for stage in stages), judge.cost.unit_count]
+    for part in (0.0, 0.5, 1.0):
+        depths = [max(1, round(part * depth)) for depth in usual]
+        groups = _balanced(judge.cost, split, stages, depths) or shallow
+        drafts.append(draft_groups(judge.cost, split, borders, groups))
+    possible = [draft for draft in dict.fromkeys(drafts) if draft is not None]
+    return min(possible, key=judge.bound, default=None)
 
 
 def _balanced(
