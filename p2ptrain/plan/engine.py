@@ -26,7 +26,7 @@ from p2ptrain.plan.schedule import Kind
 FEED = -1
 """The sender's lane number of what the holder feeds."""
 
-Carried = Literal["input", "output", "gradient"]
+Carried = Literal["input", "output", "gradient", "sum"]
 
 
 @dataclass(slots=True, eq=False)  # frozen ones would take thrice as long to build

@@ -23,8 +23,10 @@ from typing import TypeAlias, TypeVar
 from p2ptrain.plan.allocation import deal, sample_ranges
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.engine import FEED, Carried, Engine, Lane, Route
+from p2ptrain.plan.engine import FEED, Engine, Lane, Route
+from p2ptrain.plan.overlap import Direction
 from p2ptrain.plan.schedule import one_f_one_b
+from p2ptrain.plan.steady_round import steady_engine
 
 T = TypeVar("T")
 Range: TypeAlias = tuple[int, int]
@@ -33,6 +35,8 @@ Routes: TypeAlias = tuple[Route, ...]
 
 def build_engine(cost: CostModel, draft: Draft, *, record: bool = False) -> Engine:
     """The engine that times one round of `draft`."""
+    if cost.overlap is not None:
+        return steady_engine(cost, draft, _Builder(cost, draft).lanes(), record)
     reduce_seconds = {
         p: cost.all_reduce_seconds(group.devices, *draft.units[p])
         for p, group in enumerate(draft.groups)
@@ -155,30 +159,32 @@ class _Builder:
             return 0.0, 0.0
         return self.cost.stage_seconds(part.device, *self.units[part.stage], _size(samples))
 
-    def _results(self, carries: Carried, part: _Part, others: Sequence[_Part]) -> list[Routes]:
+    def _results(self, carries: Direction, part: _Part, others: Sequence[_Part]) -> list[Routes]:
         """Where a micro-batch's result goes, by micro-batch."""
-        each = self.cost.cut_bytes(self.draft.borders[max(part.stage, others[0].stage)])
         full: list[Routes] = [
-            self._route(carries, part, o, _common(part.full, o.full), each) for o in others
+            self._route(carries, part, o, _common(part.full, o.full)) for o in others
         ]
         last = full
         if self.is_ragged:
-            last = [self._route(carries, part, o, _common(part.last, o.last), each) for o in others]
+            last = [self._route(carries, part, o, _common(part.last, o.last)) for o in others]
         owners = others[0].owners
         if owners is not None:
             return [full[owner] for owner in owners[:-1]] + [last[owners[-1]]]
         return [tuple(chain(*full))] * (self.count - 1) + [tuple(chain(*last))]
 
-    def _route(
-        self, carries: Carried, sender: _Part, receiver: _Part, samples: int, each: int
-    ) -> Routes:
+    def _route(self, carries: Direction, sender: _Part, receiver: _Part, samples: int) -> Routes:
         """The way of that many samples; none of no samples."""
         if not samples:
             return ()
-        link = self.cost.link(sender.device, receiver.device)
-        seconds = samples * each / link.bytes_per_s
+        cut = self.draft.borders[max(sender.stage, receiver.stage)]
         devices = sender.device, receiver.device
-        return (Route(carries, sender.lane, receiver.lane, *devices, seconds, link.latency_s),)
+        link, cost = self.cost.link(*devices), self.cost
+        seconds, latency_s = samples * cost.cut_bytes(cut) / link.bytes_per_s, link.latency_s
+        if cost.overlap is not None:
+            carriage = cost.carriage(cut, *devices, carries)
+            seconds = samples * carriage.wire_bytes / link.bytes_per_s
+            latency_s += samples * carriage.coding_seconds
+        return (Route(carries, sender.lane, receiver.lane, *devices, seconds, latency_s),)
 
     def _feed(self, part: _Part) -> list[Route] | None:
         """What the holder sends a lane at either end; what is its own costs nothing."""
