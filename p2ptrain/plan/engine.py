@@ -110,6 +110,7 @@ class Engine:
         reduce_seconds: by stage, of those with several lanes.
         record: keep `spans` (slower).
         reduced: by stage, (start, end) of its all-reduce, once everything has run.
+        updated: by lane, (start, end) of its update, where updates take time.
     """
 
     lanes: Sequence[Lane]
@@ -117,6 +118,7 @@ class Engine:
     record: bool = False
     spans: list[Span] = field(default_factory=list)
     reduced: dict[int, tuple[float, float]] = field(default_factory=dict)
+    updated: dict[int, tuple[float, float]] = field(default_factory=dict)
     _events: list[_Event] = field(default_factory=list)
     _waiting: list[_Waiting] = field(default_factory=list)
     _by_device: dict[int, list[Lane]] = field(default_factory=dict)

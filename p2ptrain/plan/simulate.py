@@ -1,4 +1,4 @@
-"""The predicted timeline of one synchronous round by the plain cost model (`plan/cost.py`)."""
+"""The predicted timeline of one synchronous round by the cost model (`plan/cost.py`)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TimelineEntry:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """One round as the plain cost model sees it.
+    """One round as the cost model sees it.
 
     Attributes:
         busy_seconds: computing time by device, for those in a stage.
@@ -75,15 +75,20 @@ class Simulation:
 
 
 def simulate(
-    plan: Plan, profile: Profile, cluster: Cluster, *, timeline: bool = True
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    timeline: bool = True,
+    overlap: bool = False,
 ) -> Simulation:
-    """One round of `plan`.
+    """One round of `plan`; with `overlap` as the runtime does it, from one round to the next.
 
     Raises:
         OptionError: the plan does not belong to this profile and cluster.
     """
     check_plan(plan, profile, cluster)
-    cost = CostModel(profile, cluster)
+    cost = CostModel(profile, cluster, overlap=overlap)
     return simulate_draft(cost, draft_of(plan, cost), timeline=timeline)
 
 
@@ -164,9 +169,12 @@ def _ends(cost: CostModel, engine: Engine) -> Sequence[TimelineEntry]:
     """All-reduces, and the updates that follow them or a device's last backward."""
     entries = []
     for lane in engine.lanes:
+        if lane.device < 0:  # where the gradients of a stage come together
+            continue
         name, end = cost.name(lane.device), lane.ends[-1] if lane.ends else 0.0
         if lane.stage in engine.reduced:
             start, end = engine.reduced[lane.stage]
             entries.append(TimelineEntry("all-reduce", name, lane.stage, None, start, end))
-        entries.append(TimelineEntry("update", name, lane.stage, None, end, end))
+        start, end = engine.updated.get(lane.number, (end, end))
+        entries.append(TimelineEntry("update", name, lane.stage, None, start, end))
     return entries

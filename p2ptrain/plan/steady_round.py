@@ -110,13 +110,11 @@ class SteadyEngine(Engine):
         updates: seconds of each lane's update, by its number; lanes without one are collectors.
         collectors: by stage of several devices, the lane that its gradients come together in.
         sends: (lane, task) -> what else goes out when it is done, with the task that waits for it.
-        updated: (start, end) of each lane's update, once everything has run.
     """
 
     updates: dict[int, float] = field(default_factory=dict)
     collectors: dict[int, Lane] = field(default_factory=dict)
     sends: dict[tuple[int, int], list[tuple[int, Route]]] = field(default_factory=dict)
-    updated: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def add_collector(self, ring: _Ring) -> None:
         """Sum the gradients of a stage's lanes as they are made."""
