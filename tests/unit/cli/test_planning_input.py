@@ -14,6 +14,7 @@ import pytest
 
 from p2ptrain.cli import files
 from p2ptrain.cli import main as cli
+from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.request import PlanRequest
 from tests.unit.plan import examples
@@ -22,7 +23,7 @@ Content = dict[str, Any]
 Change = Callable[[Content], object]
 
 MODEL = examples.profile([(0.1, 0.2)] * 3, parameter_bytes=1000, activation_bytes=100)
-HOUSE = examples.cluster("laptop", "pi", link=examples.Link(1e6, 0.0), memory_bytes=10**6)
+HOUSE = examples.cluster("laptop", "pi", link=Link(1e6, 0.0), memory_bytes=10**6)
 PLAN = make_plan(MODEL, HOUSE, PlanRequest(8, 2, planner="pp"))
 
 
@@ -211,7 +212,7 @@ def test_a_huge_file_is_not_read_whole(room: Room, monkeypatch: pytest.MonkeyPat
         (["--exclude", "pi", "laptop"], "no device is left"),
         (["--exclude", "laptop", "--private"], 'needs the data holder "laptop"'),
         (["--cap", "pi=0.2", "--cap", "laptop=0.2"], "sum to 0.4"),
-        (["--cap", "pi=0.1", "--planner", "pp"], 'more than its cap of 0.1: raise the cap'),
+        (["--cap", "pi=0.1", "--planner", "pp"], "more than its cap of 0.1: raise the cap"),
     ],
 )
 def test_what_cannot_be_asked_is_named(room: Room, more: list[str], message: str) -> None:
