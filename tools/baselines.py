@@ -1,0 +1,237 @@
+"""Other systems' ways of dividing a model, for comparisons by our simulator.
+
+None of them is part of the product. All are synchronous here, since that is what is compared, and
+none knows the data holder's feed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft, Group, draft_groups, draft_pipeline, peak_bytes
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.simulate import draft_of, round_seconds
+from p2ptrain.plan.split import BatchSplit
+
+ENDLESS_BYTES = 10**15
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a baseline reaches; None where it does not fit in memory."""
+
+    samples_per_s: float | None
+    draft: Draft | None = None
+
+
+def replicated_pipeline(cost: CostModel, split: BatchSplit, replicas: Sequence[int]) -> Outcome:
+    """Stages of so many devices (in order of their names), whole micro-batches dealt in turn.
+
+    The borders first make the slowest stage or link as fast as possible (PipeDream's recursion
+    with given replicas), then move one unit at a time while the simulator says faster.
+    """
+    groups = dealing_groups(split, replicas)
+
+    def seconds(borders: Sequence[int]) -> float:
+        draft = draft_groups(cost, split, borders, groups)
+        return float("inf") if draft is None else round_seconds(cost, draft)
+
+    borders = climb(balanced_borders(cost, split, replicas), seconds)
+    draft = draft_groups(cost, split, borders, groups)
+    if draft is None:
+        return Outcome(None)
+    return Outcome(split.batch_size / round_seconds(cost, draft), draft)
+
+
+def dealing_groups(split: BatchSplit, replicas: Sequence[int]) -> list[Group]:
+    """Groups of devices 0, 1, ... that deal whole micro-batches as evenly as they come."""
+    groups, first = [], 0
+    for count in replicas:
+        devices = tuple(range(first, first + count))
+        first += count
+        if count == 1:
+            groups.append(Group(devices, (split.micro_batch,)))
+            continue
+        share, more = divmod(split.micro_batches, count)
+        shares = tuple(share + (place < more) for place in range(count))
+        used = [place for place in range(count) if shares[place]]
+        groups.append(
+            Group(
+                tuple(devices[place] for place in used),
+                tuple(shares[place] for place in used),
+                Allocation.MICRO_BATCHES,
+            )
+        )
+    return groups
+
+
+def balanced_borders(
+    cost: CostModel, split: BatchSplit, replicas: Sequence[int], reference: int = 0
+) -> list[int]:
+    """Borders that minimise the slowest stage (its time over its replicas) or link.
+
+    O(stages · units²), on the times of the device `reference`.
+    """
+    count, samples = cost.unit_count, split.first_samples
+    rate = cost.link(0, len(cost.devices) - 1).bytes_per_s
+
+    def stage(first: int, end: int, p: int) -> float:
+        return sum(cost.stage_seconds(reference, first, end, samples)) / replicas[p]
+
+    def link(cut: int, p: int) -> float:
+        return cost.cut_bytes(cut) * samples / rate / min(replicas[p - 1], replicas[p])
+
+    best: list[dict[int, tuple[float, int]]] = [
+        {end: (stage(0, end, 0), 0) for end in range(1, count + 1)}
+    ]
+    for p in range(1, len(replicas)):
+        best.append(
+            {
+                end: min(
+                    (max(best[-1][cut][0], link(cut, p), stage(cut, end, p)), cut)
+                    for cut in range(p, end)
+                )
+                for end in range(p + 1, count + 1)
+            }
+        )
+    borders = [count]
+    for p in reversed(range(len(replicas))):
+        borders.append(best[p][borders[-1]][1])
+    return borders[::-1]
+
+
+def climb(borders: list[int], seconds: Callable[[Sequence[int]], float]) -> list[int]:
+    """Move borders, one at a time by up to four units, while that is faster."""
+    best = seconds(borders)
+    moved = True
+    while moved:
+        moved = False
+        for other in list(_moves(borders)):
+            time = seconds(other)
+            if time < best:
+                borders, best, moved = other, time, True
+                break
+    return borders
+
+
+def _moves(borders: Sequence[int]) -> Iterator[list[int]]:
+    for i in range(1, len(borders) - 1):
+        for step in (-1, 1, -2, 2, -4, 4):
+            other = list(borders)
+            other[i] += step
+            if all(a < b for a, b in pairwise(other)):
+                yield other
+
+
+def fits(cost: CostModel, draft: Draft) -> bool:
+    """Whether every device has the memory."""
+    peaks = peak_bytes(cost, draft)
+    return all(peak <= cost.devices[device].memory_bytes for device, peak in peaks.items())
+
+
+def dapple_like(profile: Profile, cluster: Cluster, request: PlanRequest) -> Outcome:
+    """DAPPLE (PPoPP 2021): hybrid pipelines planned for equal devices that never lack memory.
+
+    Asteroid's planner on a cluster of as many devices, all of the mean speed and with endless
+    memory; the groups and shares that come out are then timed on the real devices. What needs more
+    memory than there is, does not fit.
+    """
+    mean = sum(1 / device.slowdown for device in cluster.devices) / len(cluster.devices)
+    equal = tuple(
+        replace(device, slowdown=1 / mean, memory_bytes=ENDLESS_BYTES) for device in cluster.devices
+    )
+    plan = make_plan(profile, replace(cluster, devices=equal), replace(request, planner="hybrid"))
+    cost = CostModel(profile, cluster)
+    draft = draft_of(plan, cost)
+    if not fits(cost, draft):
+        return Outcome(None)
+    return Outcome(draft.split.batch_size / round_seconds(cost, draft), draft)
+
+
+def hetpipe_like(profile: Profile, cluster: Cluster, request: PlanRequest) -> Outcome:
+    """HetPipe (ATC 2020), synchronous: virtual workers are pipelines, data parallel between them.
+
+    V virtual workers, each a straight pipeline over its devices (the fastest that p2ptrain's
+    search finds without groups); equal kinds together, or one of each kind in turn, as HetPipe's
+    policies NP and ED. Each takes a part of the mini-batch by its speed. Then all push their
+    gradients of the whole model to a parameter server on one of the devices and pull the weights:
+    2(V-1) · parameter bytes / rate. The best V and policy by the simulator.
+    """
+    names = sorted((device.slowdown, device.name) for device in cluster.devices)
+    best = 0.0
+    for count in range(1, len(names) + 1):
+        for workers in virtual_workers([name for _, name in names], count):
+            seconds = _hetpipe_seconds(profile, cluster, request, workers)
+            best = max(best, request.batch_size / seconds)
+    return Outcome(best or None)
+
+
+def virtual_workers(names: Sequence[str], count: int) -> list[list[list[str]]]:
+    """`names`, fastest first, in `count` workers: equal kinds together, or dealt in turn."""
+    bounds = [round(i * len(names) / count) for i in range(count + 1)]
+    together = [list(names[a:b]) for a, b in pairwise(bounds)]
+    in_turn = [list(names[i::count]) for i in range(count)]
+    return [together] if together == in_turn else [together, in_turn]
+
+
+def _hetpipe_seconds(
+    profile: Profile, cluster: Cluster, request: PlanRequest, workers: Sequence[Sequence[str]]
+) -> float:
+    """Seconds of a round; infinite where a worker's pipeline does not fit."""
+    try:
+        speeds = [_pipeline(profile, cluster, request, worker) for worker in workers]
+        shares = shares_of(request.batch_size, speeds)
+        rounds = [
+            share / _pipeline(profile, cluster, replace(request, batch_size=share), worker)
+            for share, worker in zip(shares, workers, strict=True)
+            if share
+        ]
+    except PlanError:
+        return math.inf
+    parameters = sum(unit.parameter_bytes for unit in profile.units)
+    link = cluster.link(workers[0][0], workers[-1][-1]) if len(workers) > 1 else None
+    exchange = 0.0
+    if link is not None:
+        exchange = 2 * (len(workers) - 1) * parameters / link.bytes_per_s + 2 * link.latency_s
+    return max(rounds) + exchange
+
+
+def _pipeline(
+    profile: Profile, cluster: Cluster, request: PlanRequest, names: Sequence[str]
+) -> float:
+    """Samples/s of the best straight pipeline over some of these devices; the first is holder."""
+    devices = tuple(replace(cluster.device(name), holder=i == 0) for i, name in enumerate(names))
+    alone = Cluster(devices, cluster.default_link)
+    plan = make_plan(profile, alone, replace(request, planner="auto", groups=False))
+    return plan.predicted.samples_per_s
+
+
+def shares_of(total: int, speeds: Sequence[float]) -> list[int]:
+    """`total` samples by speed, whole numbers that sum to it."""
+    exact = list(accumulate((total * speed / sum(speeds) for speed in speeds), initial=0.0))
+    ends = [round(value) for value in exact]
+    return [b - a for a, b in pairwise(ends)]
+
+
+def equal_stages(
+    cost: CostModel, split: BatchSplit, order: Sequence[int], reference: int
+) -> Outcome:
+    """PipeDream's straight partition on `order`: planned as if all devices were `reference`."""
+    borders = balanced_borders(cost, split, (1,) * len(order), reference)
+    draft = draft_pipeline(cost, split, borders, order)
+    if draft is None:
+        return Outcome(None)
+    return Outcome(split.batch_size / round_seconds(cost, draft), draft)
