@@ -9,10 +9,13 @@ from p2ptrain.plan.auto import plan_auto
 from p2ptrain.plan.check import check_memory, check_plan, check_request
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.dp import plan_dp
 from p2ptrain.plan.draft import Draft, Group
 from p2ptrain.plan.equal_shares import plan_pp
+from p2ptrain.plan.ftpipehd import plan_ftpipehd
 from p2ptrain.plan.judge import Judge
 from p2ptrain.plan.micro_batches import candidate_splits
+from p2ptrain.plan.pipedream import plan_pipedream
 from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planner import Answer, Planner, Question
 from p2ptrain.plan.profile import Profile
@@ -21,7 +24,14 @@ from p2ptrain.plan.simulate import simulate_draft
 from p2ptrain.plan.single import plan_single
 from p2ptrain.plan.work import ROUNDING
 
-PLANNERS: Mapping[str, Planner] = {"auto": plan_auto, "pp": plan_pp, "single": plan_single}
+PLANNERS: Mapping[str, Planner] = {
+    "auto": plan_auto,
+    "dp": plan_dp,
+    "ftpipehd": plan_ftpipehd,
+    "pipedream": plan_pipedream,
+    "pp": plan_pp,
+    "single": plan_single,
+}
 
 BUDGET_TASKS = 24_000
 """Simulated tasks a search may spend, about three microseconds each."""
