@@ -16,6 +16,8 @@ from p2ptrain.errors import OptionError
 
 if TYPE_CHECKING:
     from p2ptrain.plan.cluster import Cluster
+    from p2ptrain.plan.plan import Plan
+    from p2ptrain.plan.profile import Profile
     from p2ptrain.plan.request import PlanRequest
 
 _DESCRIPTION = """\
@@ -117,7 +119,6 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Plan, and show the plan."""
-    from p2ptrain.cli.plan_text import plan_text
     from p2ptrain.plan.planners import make_plan
 
     out: Path | None = args.out.expanduser() if args.out else None
@@ -127,9 +128,14 @@ def run(args: argparse.Namespace, output: Output) -> int:
     plan = make_plan(profile, cluster, plan_request(args, cluster))
     if out is not None:
         write_whole(out, json.dumps(plan.to_json(), indent=1, ensure_ascii=False))
-    text = "" if output.json else plan_text(plan, profile, cluster)
-    output.result(plan.to_json(), text)
+    output.result(plan.to_json(), "" if output.json else _text(plan, profile, cluster))
     return DONE
+
+
+def _text(plan: Plan, profile: Profile, cluster: Cluster) -> str:
+    from p2ptrain.cli.plan_text import plan_text  # here: a program does not need it
+
+    return plan_text(plan, profile, cluster)
 
 
 def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:

@@ -46,6 +46,11 @@ def add_parser(commands: Any) -> None:
         "prediction implies, else as many as its micro-batches hold)",
     )
     parser.add_argument(
+        "--overlap",
+        action="store_true",
+        help="predict what the runtime does instead of the plain cost model",
+    )
+    parser.add_argument(
         "--gantt", metavar="FILE.svg", type=_svg_file, help="draw the timeline into this file"
     )
     groups.add_common(parser)
@@ -69,7 +74,13 @@ def run(args: argparse.Namespace, output: Output) -> int:
     profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
     plan = read_plan(args.plan, args.batch_size)
     with naming(args.plan):
-        simulation = simulate(plan, profile, cluster, timeline=output.json or chart is not None)
+        simulation = simulate(
+            plan,
+            profile,
+            cluster,
+            timeline=output.json or chart is not None,
+            overlap=args.overlap,
+        )
     if chart is not None:
         from p2ptrain.plan.gantt import draw_gantt
 

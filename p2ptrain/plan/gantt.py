@@ -29,7 +29,9 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def draw_gantt(simulation: Simulation, title: str = "") -> str:
     """The chart of a simulation that has a timeline, as the text of an SVG file."""
-    seconds = simulation.round_seconds
+    # What overlaps with the next round ends after this one.
+    ends = (entry.end_seconds for entry in simulation.timeline)
+    seconds = max(ends, default=simulation.round_seconds)
     scale = look.PLOT_WIDTH / seconds if seconds > 0 else 0.0
     shown = [row.merged() for row in rows(simulation.timeline, scale)]
     bars = sum(len(row.tasks) + len(row.uplink) + len(row.downlink) for row in shown)

@@ -49,7 +49,7 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     if planner is None:
         known = ", ".join(sorted(PLANNERS))
         raise OptionError(f'unknown planner "{request.planner}" (known: {known})')
-    cost = CostModel(profile, cluster)
+    cost = CostModel(profile, cluster, overlap=request.overlap)
     plan = plan_of(cost, request.planner, planner(_question(cost, request)))
     check_plan(plan, profile, cluster, private=request.private)
     check_memory(plan.predicted.peak_bytes, cluster)
@@ -93,8 +93,8 @@ def _shares(cost: CostModel, group: Group) -> tuple[DeviceShare, ...]:
 
 
 def _question(cost: CostModel, request: PlanRequest) -> Question:
-    if request.mode is not Mode.SYNC or request.overlap:
-        raise OptionError("planning for asynchronous running or for overlap is not built yet")
+    if request.mode is not Mode.SYNC:
+        raise OptionError("planning for asynchronous running is not built yet")
     devices = _allowed(cost, request)
     caps = {cost.index(name): cap for name, cap in request.caps.items()}
     _check_caps(caps, devices)
