@@ -121,6 +121,8 @@ def _place(entry: TimelineEntry, by_device: dict[str, Row], pixels_per_second: f
     row.stages.add(entry.stage)
     if entry.kind == "update":
         row.updates.append(entry.end_seconds * pixels_per_second)
+        if entry.end_seconds > entry.start_seconds:
+            row.tasks.append(_bar(entry, "update", pixels_per_second))
     elif entry.kind == "all-reduce":
         row.reduces.append(_bar(entry, "reduce", pixels_per_second))
     else:
@@ -150,7 +152,7 @@ def _style(entry: TimelineEntry, looks: str) -> str:
         return forward_style(entry.micro_batch)
     if looks == "backward":
         return backward_style(entry.micro_batch)
-    return "reduce" if looks == "reduce" else "x"
+    return looks if looks in ("reduce", "update") else "x"
 
 
 def _labels(entry: TimelineEntry) -> Iterator[str]:

@@ -34,7 +34,13 @@ def best_singles(
 def plan_single(question: Question) -> Answer:
     """The fastest device alone (with `private` the holder); PlanError where it fits none."""
     cost = question.cost
-    allowed = (cost.holder,) if question.private else question.devices
+    able = (cost.holder,) if question.private else question.devices
+    allowed = [device for device in able if may_be_alone(question, device)]
+    if not allowed:
+        raise PlanError(
+            'planner "single" uses one device, and none may be alone: devices with a cap below 1 '
+            "and those beside a required one may not; try --planner auto"
+        )
     singles = best_singles(question.judge, question.splits, allowed)
     if not singles:
         raise PlanError(explain(question, one_device=True))
@@ -44,11 +50,18 @@ def plan_single(question: Question) -> Answer:
     return Answer(singles[best].draft, reasons)
 
 
+def may_be_alone(question: Question, device: int) -> bool:
+    """Whether the request allows that device to do a whole round's work."""
+    return question.required <= {device} and question.caps.get(device, 1.0) >= 1
+
+
 def _reason(question: Question, singles: dict[int, Judged], best: int, device: int) -> str:
     cost = question.cost
     chosen = f"{cost.name(best)}'s {singles[best].seconds:.3g} s"
     if question.private:
         return "planner single with --private uses the data holder alone"
+    if not may_be_alone(question, device):
+        return "planner single uses one device, and the request does not allow this one alone"
     if device in singles:
         seconds = singles[device].seconds
         return f"planner single uses one device: {seconds:.3g} s a round here, not {chosen}"

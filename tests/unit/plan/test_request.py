@@ -1,0 +1,105 @@
+"""Requests are checked before planning, and plans against them afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan.check import check_request
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.request import PlanRequest, all_but
+from tests.unit.plan import examples
+
+MODEL = examples.profile([(1.0, 1.0)] * 4)
+THREE = Cluster(
+    (
+        Device("laptop", examples.PLENTY, 1.0, holder=True),
+        Device("pi", examples.PLENTY, 2.0),
+        Device("nas", examples.PLENTY, 3.0),
+    ),
+    Link(1e9, 0.0),
+)
+PLAN = Plan(
+    "pipedream",
+    examples.BatchSplit(8, 4),
+    (
+        PlannedStage((0, 3), (DeviceShare("laptop", 3), DeviceShare("pi", 1)), 2),
+        PlannedStage((3, 4), (DeviceShare("nas", 4),), 1),
+    ),
+    Predicted(0.0, 0.0, {}),
+)  # parts: laptop 9/16, pi 3/16, nas 1/4
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"caps": {"pi": 0.0}}, 'cap of "pi" must lie above 0 and at most 1: 0.0'),
+        ({"caps": {"pi": 1.1}}, 'cap of "pi" must lie above 0 and at most 1: 1.1'),
+        ({"caps": {"pi": float("nan")}}, 'cap of "pi"'),
+        ({"only": frozenset({"pi"}), "required": frozenset({"nas"})}, '"nas" must take part'),
+    ],
+)
+def test_requests_that_make_no_sense(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        replace(PlanRequest(8), **fields)  # type: ignore[arg-type]
+
+
+def test_all_but_some() -> None:
+    assert all_but(THREE, ["laptop"]) == {"pi", "nas"}
+    with pytest.raises(OptionError, match='no device "tv"'):
+        all_but(THREE, ["tv"])
+
+
+@pytest.mark.parametrize("field", ["only", "required", "caps"])
+def test_names_must_be_in_the_cluster(field: str) -> None:
+    value = {"tv": 0.5} if field == "caps" else frozenset({"tv"})
+    with pytest.raises(OptionError, match='no device "tv"'):
+        make_plan(MODEL, THREE, replace(PlanRequest(8), **{field: value}))  # type: ignore[arg-type]
+
+
+def test_a_plan_that_obeys_is_left_alone() -> None:
+    caps = {"laptop": 9 / 16, "pi": 3 / 16, "nas": 0.25}
+    check_request(PLAN, MODEL, PlanRequest(8, required=frozenset(caps), caps=caps))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (PlanRequest(8, required=frozenset({"tv"})), '"pipedream" gives device "tv" no part'),
+        (PlanRequest(8, only=frozenset({"laptop", "pi"})), 'uses device "nas", which'),
+        (PlanRequest(8, caps={"nas": 0.2}), 'gives device "nas" 0.250 .* than its cap of 0.2'),
+        (PlanRequest(8, groups=False), "gives stage 0 2 devices"),
+    ],
+)
+def test_a_plan_that_does_not_obey_names_the_device(request_: PlanRequest, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        check_request(PLAN, MODEL, request_)
+
+
+def test_caps_that_leave_work_undone() -> None:
+    with pytest.raises(PlanError, match=r"sum to 0.9"):
+        make_plan(MODEL, THREE, PlanRequest(8, caps={"laptop": 0.3, "pi": 0.3, "nas": 0.3}))
+
+
+def test_without_its_holder_a_plan_is_fed_by_it() -> None:
+    only = all_but(THREE, ["laptop"])
+    plan = make_plan(MODEL, THREE, PlanRequest(8, 1, only=only))
+    used = {device.name for stage in plan.stages for device in stage.devices}
+    assert used <= {"pi", "nas"}
+    assert plan.left_out[0].name == "laptop"
+
+
+def test_single_obeys_too() -> None:
+    def chosen(request: PlanRequest) -> str:
+        return make_plan(MODEL, THREE, request).stages[0].devices[0].name
+
+    assert chosen(PlanRequest(8, planner="single")) == "laptop"
+    assert chosen(PlanRequest(8, planner="single", required=frozenset({"nas"}))) == "nas"
+    assert chosen(PlanRequest(8, planner="single", caps={"laptop": 0.9})) == "pi"
+    with pytest.raises(PlanError, match="none may be alone"):
+        chosen(PlanRequest(8, planner="single", required=frozenset({"nas", "pi"})))
