@@ -13,6 +13,7 @@ from p2ptrain.plan.dp import plan_dp
 from p2ptrain.plan.draft import Draft, Group
 from p2ptrain.plan.equal_shares import plan_pp
 from p2ptrain.plan.ftpipehd import plan_ftpipehd
+from p2ptrain.plan.hybrid import plan_hybrid
 from p2ptrain.plan.judge import Judge
 from p2ptrain.plan.micro_batches import candidate_splits
 from p2ptrain.plan.pipedream import plan_pipedream
@@ -28,6 +29,7 @@ PLANNERS: Mapping[str, Planner] = {
     "auto": plan_auto,
     "dp": plan_dp,
     "ftpipehd": plan_ftpipehd,
+    "hybrid": plan_hybrid,
     "pipedream": plan_pipedream,
     "pp": plan_pp,
     "single": plan_single,
