@@ -179,32 +179,36 @@ class _Batch:
         grid = np.ix_(self.places, self.places)
         tables = [cuts.tables(part) for part in self.parts]
         self.seconds = np.stack([table.seconds[grid] for table in tables])  # [K, C, C]
-        self.reduce = np.stack([table.reduce[grid] for table in tables])
+        reduce = np.stack([table.reduce[grid] for table in tables])
+        self.busy = self.seconds * cuts.rounds + reduce
         self.trips = np.stack([table.trips[grid] for table in tables])
+        self.forced = bool((self.trips[np.isfinite(self.seconds)] > 1).any())
         self.carried = cuts.carried[self.places]  # [C]
 
     def solve(self) -> tuple[Floats, Wholes]:
         count, stages = self.index.shape
         rounds, rows = self.cuts.rounds, np.arange(count)[:, None]
+        columns = np.arange(len(self.places))
         k = self.index[:, -1]
         last = self.seconds[k, :, -1]  # [B, C]
-        value = np.maximum(last * rounds + self.reduce[k, :, -1], last * self.trips[k, :, -1])
+        value = np.maximum(self.busy[k, :, -1], last * self.trips[k, :, -1])
         latency, chosen = last, []
-        twice = self.cuts.private and stages > 1
         for p in range(stages - 2, -1, -1):
             k = self.index[:, p]
             hop, occupation = self._hops(p)
-            behind = (hop + np.maximum(value, occupation))[:, None, :]
-            seconds = self.seconds[k]  # [B, C, C]
-            work = seconds + last[:, None, :] if twice and p == 0 else seconds
-            total = np.maximum(work * rounds + self.reduce[k], seconds + behind)
-            around = seconds + (hop + latency)[:, None, :]
-            total = np.maximum(total, around * self.trips[k])
+            seconds = self.seconds[k]  # [B, C, C], by first unit and cut
+            total = seconds + (hop + np.maximum(value, occupation))[:, None, :]
+            busy = self.busy[k]
+            if self.cuts.private and p == 0:
+                busy += last[:, None, :] * rounds
+            np.maximum(total, busy, out=total)
+            behind = hop + latency
+            if self.forced:  # else no chain there and back is longer than the value above
+                np.maximum(total, (seconds + behind[:, None, :]) * self.trips[k], out=total)
             cut = total.argmin(axis=2)  # [B, C]
-            places = np.arange(total.shape[1])
             chosen.append(cut)
-            value = total[rows, places, cut]
-            latency = around[rows, places, cut]
+            value = total[rows, columns, cut]
+            latency = seconds[rows, columns, cut] + behind[rows, cut]
             last = last[rows, cut]
         return self._fed(value[:, 0]), self._borders(chosen[::-1])
 

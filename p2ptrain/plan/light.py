@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import perm
 
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
@@ -20,22 +21,24 @@ from p2ptrain.plan.reshape import Reshaper
 from p2ptrain.plan.simulate import draft_of
 from p2ptrain.plan.work import ROUNDING, Work
 
-TOLERANCE = 0.02
+TOLERANCE = 0.01
 """A plan this much slower than the fastest found is taken if it moves fewer bytes."""
 SLACKS = (0.0, 0.02, 0.05)
 """How much slower than the fastest draft's slowest a stage may be while bytes are minimised."""
-SEARCH_TASKS = 1500
+SEARCH_TASKS = 1100
 """Simulated tasks for the fastest draft: three rounds of 8 stages and 32 micro-batches."""
-FRUGAL_TASKS = 1000
+FRUGAL_TASKS = 700
 """And for those that move fewer bytes."""
 MOST_ELEMENTS = 200_000
 """Array elements of one batched dynamic programme: orders x stages x places^2."""
-MOST_PLACES = 20
+MOST_PLACES = 16
 """Cut places while orders are compared."""
 MOST_SPARE = 4
 """Unused devices considered, fastest first."""
-LOOKS = 2
-"""How often the best order's neighbours are looked at."""
+MOST_LOOKS = 5
+"""How often the best order's neighbours are looked at, as long as it changes."""
+MOST_ENUMERATED = 330
+"""Orders that are all valued: every order of every set of five devices is 325."""
 FINALISTS = 4
 """Orders whose cuts are solved exactly."""
 
@@ -94,27 +97,39 @@ class LightSearch:
     # -- orders ----------------------------------------------------------------------------------
 
     def _orders(self) -> list[Order]:
-        """The best orders near the old one by value, best first; the old one is among them."""
+        """The best orders near the old one by value, best first; the old one is among them.
+
+        Of few devices every order; else the neighbours of the best, as long as they help.
+        """
         places = _places(self.cost, self.split.first_samples, self._old_borders)
         values: dict[Order, float] = {}
-        starts = [self._base] if self._base else [(Part((device,)),) for device in self.allowed]
-        first = list(starts)
-        for _ in range(LOOKS):
-            near = [order for start in starts for order in self._near(start)]
+        start = self._base or next(self._reshaper.straight(self.allowed))
+        self._value(self._few(), places, values)
+        best = start
+        for _ in range(MOST_LOOKS):
+            near = self._reshaper.near(best, self._spare(best), self._most(best))
             self._value([order for order in near if order not in values], places, values)
-            best = min(values, key=lambda order: values[order])
-            if best in starts:
+            before, best = best, min(values, key=lambda order: values[order])
+            if best == before:
                 break
-            starts = [best]
         ranked = sorted(values, key=lambda order: values[order])[:FINALISTS]
-        return list(dict.fromkeys((*ranked, *first[:1])))
+        return list(dict.fromkeys((*ranked, start)))
 
-    def _near(self, order: Order) -> list[Order]:
+    def _few(self) -> list[Order]:
+        """All straight orders, if there are not many."""
+        inner = len(self.allowed) - self.private
+        if sum(perm(inner, count) for count in range(1, inner + 1)) > MOST_ENUMERATED:
+            return []
+        return list(self._reshaper.straight(self.allowed))
+
+    def _spare(self, order: Order) -> list[int]:
+        """Devices that could be taken in, fastest first."""
         used = {device for part in order for device in part.devices}
         spare = [device for device in self.allowed if device not in used]
-        spare.sort(key=lambda device: whole_seconds(self.cost, device))
-        most = MOST_ELEMENTS // (len(order) * MOST_PLACES**2)
-        return self._reshaper.near(order, spare[:MOST_SPARE], most)
+        return sorted(spare, key=lambda device: whole_seconds(self.cost, device))[:MOST_SPARE]
+
+    def _most(self, order: Order) -> int:
+        return MOST_ELEMENTS // (len(order) * MOST_PLACES**2)
 
     def _value(
         self, orders: Sequence[Order], places: Sequence[int], values: dict[Order, float]
