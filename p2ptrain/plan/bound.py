@@ -17,10 +17,13 @@ from collections import defaultdict
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.group_bound import group_bound
+from p2ptrain.plan.steady_bound import steady_bound
 
 
 def lower_bound(cost: CostModel, draft: Draft) -> float:
     """Seconds that a round of `draft` takes at least."""
+    if cost.overlap is not None:
+        return steady_bound(cost, draft)
     if not draft.is_straight:
         return group_bound(cost, draft)
     trips = _Trips(cost, draft)

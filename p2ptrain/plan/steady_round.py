@@ -66,9 +66,9 @@ class _Ring:
 
     @property
     def cuts(self) -> list[int]:
-        """A task number for each bucket, above those of the round."""
+        """Task numbers above those of the round: one a bucket, and one for what follows them."""
         above = len(self.lanes[0].seconds)
-        return [above + 2 * k + 1 for k in range(len(self.buckets))]
+        return [above + 2 * k + 1 for k in range(len(self.buckets) + 1)]
 
     def ways(self, place: int, collector: int) -> list[Route]:
         """How each bucket travels from the lane at `place` to the next."""
@@ -93,11 +93,10 @@ class _Ring:
         ]
 
     def made(self, lane: Lane) -> list[float]:
-        """Which part of a backward each bucket takes; together 1."""
+        """Which part of a backward each bucket takes, and what follows them; together 1."""
         backward = self.cost.unit_times(lane.device, 1).backward
-        borders = [self.units[1], *(bucket.first for bucket in self.buckets)]
+        borders = [self.units[1], *(bucket.first for bucket in self.buckets), self.units[0]]
         parts = [sum(backward[first:end]) for end, first in pairwise(borders)]
-        parts[-1] += sum(backward[self.units[0] : borders[-1]])
         whole = sum(parts)
         return [part / whole for part in parts] if whole else [1 / len(parts)] * len(parts)
 
@@ -123,7 +122,7 @@ class SteadyEngine(Engine):
             number=number,
             stage=ring.lanes[0].stage,
             device=-number,
-            tasks=tuple(cuts),
+            tasks=tuple(cuts[:-1]),
             seconds=[0.0] * (cuts[-1] + 1),
             missing=[len(ring.working)] * (cuts[-1] + 1),
             routes=[()] * (cuts[-1] + 1),
@@ -137,16 +136,17 @@ class SteadyEngine(Engine):
     def _cut_last_backward(
         self, lane: Lane, cuts: Sequence[int], made: Sequence[float], ways: Sequence[Route]
     ) -> None:
-        """One task a bucket; the first of them keeps its number, and so its input."""
+        """One task a bucket and one more; the first keeps its number, and so its input."""
         last, room = lane.tasks[-1], cuts[-1] + 1 - len(lane.seconds)
         parts = [last, *cuts[1:]]
         seconds, routes = [*lane.seconds, *[0.0] * room], [*lane.routes, *[()] * room]
         whole, result = seconds[last], routes[last]
         routes[last] = ()
-        for task, bucket, part, way in zip(parts, cuts, made, ways, strict=True):
+        for task, part in zip(parts, made, strict=True):
             seconds[task] = part * whole
+        for task, bucket, way in zip(parts, cuts, ways, strict=False):
             self.sends[lane.number, task] = [(bucket, way)]
-        self.sends[lane.number, parts[-1]] += [(last, route) for route in result]
+        self.sends[lane.number, parts[-1]] = [(last, route) for route in result]
         lane.missing.extend([0] * room)
         lane.tasks = (*lane.tasks, *parts[1:])
         lane.seconds, lane.routes = seconds, routes
@@ -170,7 +170,7 @@ class SteadyEngine(Engine):
         for stage, collector in self.collectors.items():
             buckets = len(collector.tasks)
             ring = [lane for lane in self._own_lanes() if lane.stage == stage and lane.ends]
-            self.reduced[stage] = min(lane.ends[-buckets] for lane in ring), collector.ends[-1]
+            self.reduced[stage] = min(lane.ends[-buckets - 1] for lane in ring), collector.ends[-1]
         lanes = [self._update(lane) for lane in self._own_lanes()]
         self.spans = list(self._whole_spans())
         return max(*lanes, *self.busy_seconds.values(), *_interface_seconds(self.lanes), 0.0)
@@ -178,7 +178,7 @@ class SteadyEngine(Engine):
     def _update(self, lane: Lane) -> float:
         """Let the lane update; returns for how long the round keeps it from the next one."""
         done = lane.ends[-1] if lane.ends else 0.0
-        start = self.reduced[lane.stage][1] if lane.stage in self.reduced else done
+        start = max(done, self.reduced[lane.stage][1]) if lane.stage in self.reduced else done
         end = start + self.updates[lane.number]
         self.updated[lane.number] = start, end
         return end - lane.ends[0] + lane.seconds[lane.tasks[0]] if lane.ends else end - start
