@@ -31,9 +31,11 @@ def _summary(plan: Plan, profile: Profile) -> list[str]:
     found_by = f", found by {plan.found_by}" if plan.found_by is not None else ""
     split, predicted = plan.split, plan.predicted
     ragged = "" if split.last_samples == split.first_samples else f", the last {split.last_samples}"
+    count = split.micro_batches
+    pieces = "one micro-batch" if count == 1 else f"{count} micro-batches of {split.first_samples}"
     return [
         f"{profile.model}, planner {plan.planner}{found_by}: {split.batch_size} samples in "
-        f"{split.micro_batches} micro-batches of {split.first_samples}{ragged}",
+        f"{pieces}{ragged}",
         f"predicted: {predicted.round_seconds:.4g} s a round, "
         f"{predicted.samples_per_s:,.1f} samples/s",
     ]
@@ -67,4 +69,4 @@ def _share_text(plan: Plan, stage: PlannedStage, device: DeviceShare) -> str:
 def _device_rows(plan: Plan, profile: Profile, cluster: Cluster) -> Iterator[Sequence[str]]:
     for name, part in plan_parts(plan, profile).items():
         peak, memory = plan.predicted.peak_bytes[name], cluster.device(name).memory_bytes
-        yield name, f"{part:.0%}", size_text(peak), size_text(memory)
+        yield name, f"{part:.1%}", size_text(peak), size_text(memory)

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 PLANNERS: Mapping[str, str] = {
     "auto": "the best plan found; the only one that leaves devices out",
-    "hybrid": "Asteroid's algorithms 1 and 2: stages of one device or several, memory",
-    "pipedream": "PipeDream's dynamic programme, for equal devices and links",
-    "ftpipehd": "FTPipeHD's: one device a stage, in the order listed, by capacity",
+    "hybrid": "Asteroid's: stages of one device or several, devices sorted by memory",
+    "pipedream": "PipeDream's: as for equal devices and links, every share equal",
+    "ftpipehd": "FTPipeHD's: one device a stage by capacity, the holder first, then by name",
     "pp": "one device a stage, equal shares of time",
-    "dp": "one stage of all devices, samples by speed and memory",
+    "dp": "every device the whole model, shares by speed and memory",
     "single": "the fastest device alone",
 }
-STRAIGHT = ("auto", "pp", "single")
+STRAIGHT = ("auto", "ftpipehd", "pp", "single")
 """Those whose plans `train` executes: with one device a stage."""
 
 

@@ -74,8 +74,9 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         type=straight_planner,
         default="auto",
-        help="auto: the fastest plan found; pp: a straight pipeline over all devices; "
-        "single: one device (default: auto)",
+        help="auto: the fastest plan found; pp: a straight pipeline over all devices, equal "
+        "shares of time; ftpipehd: the same as FTPipeHD divides it; single: one device "
+        "(default: auto)",
     )
     group.add_argument("--mode", metavar="MODE", type=_mode, default="sync", help="sync")
     group.add_argument(
