@@ -18,6 +18,7 @@ from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.links import LinkTable
 from p2ptrain.plan.overlap import Carriage, Direction, OverlapCosts
 from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.times import TimeTable, UnitTimes
 
 
@@ -29,10 +30,19 @@ class CostModel:
         holder: index of the data holder.
         links: all links between them.
         overlap: what the runtime does beyond the plain model; None = the plain model.
+        mode: whether rounds are timed, or steady asynchronous running.
     """
 
-    def __init__(self, profile: Profile, cluster: Cluster, *, overlap: bool = False) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        *,
+        overlap: bool = False,
+        mode: Mode = Mode.SYNC,
+    ) -> None:
         self.profile = profile
+        self.mode = mode
         self.devices: tuple[Device, ...] = tuple(sorted(cluster.devices, key=lambda d: d.name))
         self.holder = next(i for i, device in enumerate(self.devices) if device.holder)
         self.unit_count = len(profile.units)
@@ -129,9 +139,13 @@ class CostModel:
         ratio = self.profile.optimizer_state_ratio
         return math.ceil(self.parameter_bytes(first, end) * (2 + ratio))
 
-    def peak_bytes(self, first: int, end: int, samples: int) -> int:
-        """Memory of a stage with at most `samples` forwarded and not yet backwarded."""
-        return self.held_bytes(first, end) + samples * self.activation_bytes(first, end)
+    def peak_bytes(self, first: int, end: int, samples: int, versions: int = 1) -> int:
+        """Memory of a stage with at most `samples` forwarded and not yet backwarded.
+
+        `versions` of its parameters are kept: more than one only in asynchronous running.
+        """
+        held = self.held_bytes(first, end) + (versions - 1) * self.parameter_bytes(first, end)
+        return held + samples * self.activation_bytes(first, end)
 
     def samples_that_fit(self, first: int, end: int, memory_bytes: int) -> int:
         """How many samples may be in flight in `memory_bytes`; below 0: not even the weights."""

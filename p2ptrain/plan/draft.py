@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from p2ptrain.plan.allocation import Allocation, deal, most_in_window, sample_ranges
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.schedule import usual_warmup
 from p2ptrain.plan.split import BatchSplit
 
@@ -55,6 +56,16 @@ class Group:
             return warmup * self.shares[place]
         first, end = sample_ranges(self.shares, split.last_samples)[place]
         return (warmup - 1) * self.shares[place] + end - first
+
+    def in_flight_versions(self, place: int, warmup: int) -> int:
+        """Most mini-batches that a device has forwarded and not yet backwarded, asynchronously.
+
+        Each has weights of its own. Windows follow one another without a border.
+        """
+        if not self.deals:
+            return warmup
+        most, _ = most_in_window(tuple(2 * share for share in self.shares), place, warmup)
+        return most
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +128,13 @@ def draft_groups(
     """The draft with the depths wanted (usual: `usual_depths`), lowered where memory is short.
 
     Depths never grow from one stage to the next. None where a device cannot hold its units with
-    even one micro-batch in flight.
+    even one micro-batch in flight. Asynchronously never deeper than usual: depth is how many
+    updates old the weights are, which the user knows from the number of stages.
     """
-    depths = list(wanted or usual_depths(groups, split.micro_batches))
+    usual = usual_depths(groups, split.micro_batches, cost.mode)
+    depths = list(wanted or usual)
+    if cost.mode is Mode.ASYNC:
+        depths = list(map(min, depths, usual))
     draft = Draft(split, tuple(borders), tuple(groups), tuple(depths))
     # The last stage of a private plan needs no depth, and shares its memory with the first.
     taken_bytes = 0
@@ -136,18 +151,21 @@ def draft_groups(
     return replace(draft, warmup=tuple(depths))
 
 
-def usual_depths(groups: Sequence[Group], micro_batches: int) -> tuple[int, ...]:
+def usual_depths(
+    groups: Sequence[Group], micro_batches: int, mode: Mode = Mode.SYNC
+) -> tuple[int, ...]:
     """K_p of every stage, at most `micro_batches`.
 
     2(P-p)-1 (Asteroid, section 3.2), which is the stages from p to the end and the links between;
-    a stage that deals whole micro-batches counts all its devices.
+    a stage that deals whole micro-batches counts all its devices. Asynchronously without the links:
+    K_0 is PipeDream's NOAM, and n-p in a straight pipeline of n stages.
     """
-    if not any(group.deals for group in groups):
+    if mode is Mode.SYNC and not any(group.deals for group in groups):
         return usual_warmup(len(groups), micro_batches)
     depths, devices = [], 0
     for links, group in enumerate(reversed(groups)):
         devices += len(group.devices) if group.deals else 1
-        depths.append(min(devices + links, micro_batches))
+        depths.append(min(devices + links * (mode is Mode.SYNC), micro_batches))
     return tuple(reversed(depths))
 
 
@@ -164,24 +182,27 @@ def _stage_bytes(cost: CostModel, draft: Draft, p: int, warmup: int) -> Iterator
     """(device, bytes) of stage p at a depth."""
     group = draft.groups[p]
     for place, device in enumerate(group.devices):
-        samples = group.in_flight_samples(draft.split, place, warmup)
-        yield device, cost.peak_bytes(*draft.units[p], samples)
+        if cost.mode is Mode.SYNC:
+            samples, versions = group.in_flight_samples(draft.split, place, warmup), 1
+        else:
+            versions = group.in_flight_versions(place, warmup)
+            samples = versions * max(group.pieces(draft.split, place))
+        yield device, cost.peak_bytes(*draft.units[p], samples, versions)
 
 
 def _deepest_that_fits(cost: CostModel, draft: Draft, p: int, limit: int, taken: int) -> int:
     """The deepest warm-up up to `limit` with which stage p fits everywhere; 0 = none does."""
     group = draft.groups[p]
-    if len(group.devices) == 1:
+    if len(group.devices) == 1 and cost.mode is Mode.SYNC:
         memory = cost.devices[group.devices[0]].memory_bytes - taken
         return min(limit, draft.split.deepest(cost.samples_that_fit(*draft.units[p], memory)))
-    fits = [
-        (place, cost.samples_that_fit(*draft.units[p], cost.devices[device].memory_bytes))
-        for place, device in enumerate(group.devices)
-    ]
     low, high = 0, limit  # depths up to `low` fit, those above `high` are not wanted
     while low < high:
         middle = (low + high + 1) // 2
-        if all(group.in_flight_samples(draft.split, i, middle) <= most for i, most in fits):
+        if all(
+            taken + stage_bytes <= cost.devices[device].memory_bytes
+            for device, stage_bytes in _stage_bytes(cost, draft, p, middle)
+        ):
             low = middle
         else:
             high = middle - 1
