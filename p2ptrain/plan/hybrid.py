@@ -25,15 +25,16 @@ then the rule that every device has a sample: Algorithm 1 gives none to a device
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.draft import Draft, Group
-from p2ptrain.plan.group_shares import Floats, Wholes
-from p2ptrain.plan.hybrid_tables import Grid, StepTables, make_grid
+from p2ptrain.plan.group_shares import Floats, SampleTimes, Wholes
+from p2ptrain.plan.hybrid_grid import Grid, make_grid
+from p2ptrain.plan.hybrid_tables import StepTables
 from p2ptrain.plan.infeasible import explain
 from p2ptrain.plan.judge import Judged
 from p2ptrain.plan.planner import Answer, Question
@@ -77,15 +78,23 @@ def judge_hybrid(question: Question) -> Judged | None:
     part = inner_part(question)
     if part.unit_count < 1 or (len(question.devices) > 1 and not question.groups):
         return None
-    fine = _fine_grid(part)
-    splits = list(question.splits)
-    if len(fine.cuts) * len(fine.steps) > 4 * ROUGH * ROUGH and len(splits) > PROMISING:
-        rough = make_grid(part, ROUGH, ROUGH)
-        found = [(planned(part, split, rough), split) for split in splits]
-        found.sort(key=lambda one: np.inf if one[0] is None else one[0].seconds)
-        splits = [split for _, split in found[:PROMISING]]
-    plans = [planned(part, split, fine) for split in splits]
+    times = SampleTimes(question.cost, max(split.first_samples for split in question.splits))
+    grid = _fine_grid(part)
+    plans = [planned(grid, times, split) for split in _sizes(question.splits, part, grid, times)]
     return fastest(question, [plan.draft for plan in plans if plan is not None])
+
+
+def _sizes(
+    splits: Sequence[BatchSplit], part: Inner, fine: Grid, times: SampleTimes
+) -> Sequence[BatchSplit]:
+    """All sizes, of large questions the promising ones."""
+    if fine.blocks * len(fine.steps) <= 4 * ROUGH * ROUGH or len(splits) <= PROMISING:
+        return splits
+    rough = make_grid(part, ROUGH, ROUGH)
+    found = [(planned(rough, times, split), split) for split in splits]
+    possible = [(plan.seconds, split) for plan, split in found if plan is not None]
+    possible.sort(key=lambda pair: pair[0])
+    return [split for _, split in possible[:PROMISING]] or splits
 
 
 def _fine_grid(part: Inner) -> Grid:
@@ -104,21 +113,28 @@ class Planned:
     draft: Draft
 
 
-def planned(part: Inner, split: BatchSplit, grid: Grid) -> Planned | None:
-    """Asteroid's plan for one size: as published, else without its depths, else without some."""
+def planned(grid: Grid, times: SampleTimes, split: BatchSplit) -> Planned | None:
+    """Asteroid's plan for one size: as published, else without its depths, else without some.
+
+    Arguments:
+        times: of at least as many samples as a micro-batch has.
+    """
     for every_device, deep in ((True, True), (True, False), (False, True), (False, False)):
-        tables = StepTables(part, split, grid, every_device=every_device)
-        for plan in _in_order(_Search(tables, deep=deep), part, grid):
+        tables = StepTables(grid, times, split, every_device=every_device)
+        for plan in _in_order(_Search(tables, deep=deep)):
             return plan
+        if not tables.memory_binds:
+            break
     return None
 
 
-def _in_order(search: _Search, part: Inner, grid: Grid) -> Iterator[Planned]:
+def _in_order(search: _Search) -> Iterator[Planned]:
     """The plans of every number of stages that fit, best first."""
+    tables = search.tables
     for stages in np.argsort(search.latency, kind="stable"):
         if np.isfinite(search.latency[stages]):
             borders, groups = search.traced(int(stages))
-            draft = part.draft(search.tables.split, borders, groups)
+            draft = tables.grid.part.draft(tables.split, borders, groups)
             if draft is not None:
                 yield Planned(float(search.latency[stages]), draft)
 
@@ -132,7 +148,7 @@ class _Search:
 
     def __init__(self, tables: StepTables, *, deep: bool) -> None:
         self.tables, self._deep = tables, deep
-        self._blocks, self._count = len(tables.grid.cuts) - 1, len(tables.grid.steps) - 1
+        self._blocks, self._count = tables.grid.blocks, len(tables.grid.steps) - 1
         self._choices: list[Wholes] = []
         levels = [self._last()]
         for p in range(2, min(self._blocks, self._count) + 1):
@@ -144,12 +160,12 @@ class _Search:
         return min(2 * p - 1, self.tables.split.micro_batches) if self._deep else 1
 
     def _last(self) -> tuple[Floats, Floats, Wholes]:
-        """([D, U] A, [D, U] R, [D, U] end of the head group) of one stage from (a, i) to the end."""
-        tables, count = self.tables, self._count
-        forward, backward = tables.execution(self._depth(1))
-        tails = tables.group[:, count]
+        """([D, U] A, [D, U] R, [D, U] end of the head group) of single stages from (a, i) on."""
+        grid, count = self.tables.grid, self._count
+        forward, backward = self.tables.execution(self._depth(1))
+        tails = grid.numbers[:, count]
         value = self._rounds * (forward + backward)[tails, :, self._blocks]
-        reduce = tables.reduce[tails, :, self._blocks]
+        reduce = grid.reduce[tails, :, self._blocks]
         return value, reduce, np.full(value.shape, count)
 
     @property
@@ -163,19 +179,19 @@ class _Search:
         forward, backward = self.tables.execution(self._depth(p))
         both = forward + backward
         back = np.where(np.isfinite(backward), backward, 0.0)
-        shape = self._count, self._blocks
+        grid, shape = self.tables.grid, (self._count, self._blocks)
         value, rest = np.full(shape, np.inf), np.zeros(shape)
         heads, choice = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         for a in range(self._count - 1):
-            ends = np.flatnonzero(self.tables.group[a, : self._count] >= 0)  # b
-            groups = self.tables.group[a, ends]
+            ends = np.flatnonzero(grid.numbers[a, : self._count] >= 0)  # b
+            groups = grid.numbers[a, ends]
             there, return_ = self._hops(a, ends, behind[2])
             hop = there + return_
             waited = np.maximum(hop + behind[0][ends], self._rounds * hop)  # [b, j]
             stage = both[groups][:, :, : self._blocks]  # [b, i, j]
             total = np.maximum(self._rounds * stage, stage + waited[:, None, :])
             after = (behind[1][ends] - return_)[:, None, :] - back[groups][:, :, : self._blocks]
-            after = np.maximum(self.tables.reduce[groups][:, :, : self._blocks], after)
+            after = np.maximum(grid.reduce[groups][:, :, : self._blocks], after)
             flat = (total + after).transpose(1, 0, 2).reshape(self._blocks, -1)  # [i, b·j]
             chosen = np.argmin(flat, axis=1)
             b, j, i = chosen // self._blocks, chosen % self._blocks, np.arange(self._blocks)
@@ -186,8 +202,10 @@ class _Search:
 
     def _hops(self, a: int, ends: Wholes, behind: Wholes) -> tuple[Floats, Floats]:
         """[b, j] seconds of the outputs to the group behind, and of the gradients back."""
-        there, back = self.tables.rates[:, a, ends[:, None], behind[ends]]
-        return self.tables.carried / there, self.tables.carried / back
+        grid = self.tables.grid
+        carried = grid.output_bytes * self.tables.split.first_samples
+        there, back = grid.rates[:, a, ends[:, None], behind[ends]]
+        return carried / there, carried / back
 
     def traced(self, stages: int) -> tuple[list[int], list[Group]]:
         """(borders, groups) of the best pipeline of `stages` + 1 stages."""
