@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
@@ -13,6 +13,9 @@ from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.times import TimeTable
 
 FORMAT = "p2ptrain.cluster/1"
+
+MOST_NAMES = 12
+"""Devices that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,7 @@ class Cluster:
         for device in self.devices:
             if device.name == name:
                 return device
-        known = ", ".join(sorted(device.name for device in self.devices))
-        raise OptionError(f'no device "{name}" in the cluster (known: {known})')
+        raise unknown_device(name, [device.name for device in self.devices])
 
     def link(self, sender: str, receiver: str) -> Link:
         """The direction from `sender` to another device, `receiver`."""
@@ -120,6 +122,13 @@ class Cluster:
             default_link=default,
             links=_links(entry.get("links", []), f"{where}.links"),
         )
+
+
+def unknown_device(name: str, known: Sequence[str]) -> OptionError:
+    """The error that no device has that name; it tells some that there are."""
+    shown = sorted(known)[:MOST_NAMES]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return OptionError(f'no device "{name}" in the cluster (known: {", ".join(shown)}{more})')
 
 
 _LINK_FIELDS = ("bytes_per_s", "latency_s")

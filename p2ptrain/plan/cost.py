@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.cluster import Cluster, Device, Link, unknown_device
 from p2ptrain.plan.links import LinkTable
 from p2ptrain.plan.overlap import Carriage, Direction, OverlapCosts
 from p2ptrain.plan.profile import Profile
@@ -65,8 +65,7 @@ class CostModel:
         for i, device in enumerate(self.devices):
             if device.name == name:
                 return i
-        known = ", ".join(device.name for device in self.devices)
-        raise OptionError(f'no device "{name}" in the cluster (known: {known})')
+        raise unknown_device(name, [device.name for device in self.devices])
 
     def unit_times(self, device: int, samples: int) -> UnitTimes:
         """Seconds of each unit on that device for `samples` samples."""

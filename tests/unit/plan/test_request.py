@@ -8,7 +8,7 @@ import pytest
 
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.check import check_request
-from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.cluster import Cluster, Device, Link, unknown_device
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.request import PlanRequest, all_but
@@ -53,6 +53,12 @@ def test_all_but_some() -> None:
     assert all_but(THREE, ["laptop"]) == {"pi", "nas"}
     with pytest.raises(OptionError, match='no device "tv"'):
         all_but(THREE, ["tv"])
+
+
+def test_an_unknown_name_is_told_some_that_are_known() -> None:
+    assert str(unknown_device("tv", ["b", "a"])).endswith("(known: a, b)")
+    many = [f"device{i}" for i in range(1000)]
+    assert str(unknown_device("tv", many)).endswith("device108 and 988 more)")
 
 
 @pytest.mark.parametrize("field", ["only", "required", "caps"])
