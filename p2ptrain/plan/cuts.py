@@ -116,18 +116,20 @@ class Cuts:
         return np.minimum(depth, self.split.micro_batches)
 
     def solve(
-        self, orders: Sequence[Order], places: Sequence[int], *, duplex: bool = True
+        self, orders: Sequence[Order], places: Sequence[int], duplex: Sequence[bool] | None = None
     ) -> tuple[Floats, Wholes]:
         """The best borders of orders of the same length.
 
         Arguments:
             places: where cuts may lie, ascending, 0 and L among them.
-            duplex: a device's outputs and gradients travel side by side, or one after the other.
+            duplex: for each order, whether a device's outputs and gradients travel side by side
+                (default) or one after the other.
 
         Returns:
             [B] round seconds by value (inf = impossible), [B, P+1] borders.
         """
-        return _Batch(self, orders, places, duplex=duplex).solve()
+        flags = np.array(duplex if duplex is not None else [True] * len(orders))
+        return _Batch(self, orders, places, flags).solve()
 
     def hop(self, sender: Part, receiver: Part) -> tuple[float, float, float]:
         """(seconds per carried byte there, back, latency of both) between two stages."""
@@ -169,72 +171,73 @@ class _Batch:
     """One run of the dynamic programme."""
 
     def __init__(
-        self, cuts: Cuts, orders: Sequence[Order], places: Sequence[int], *, duplex: bool
+        self, cuts: Cuts, orders: Sequence[Order], places: Sequence[int], duplex: NDArray[np.bool_]
     ) -> None:
-        self.cuts, self.orders, self.duplex = cuts, orders, duplex
+        self.cuts = cuts
         self.places = np.array(places, dtype=np.int64)
         self.parts = list(dict.fromkeys(part for order in orders for part in order))
         number = {part: k for k, part in enumerate(self.parts)}
         self.index = np.array([[number[part] for part in order] for order in orders])
+        # Tables lie [cut, part, first unit], so that the least is sought along the first axis.
         grid = np.ix_(self.places, self.places)
         tables = [cuts.tables(part) for part in self.parts]
-        self.seconds = np.stack([table.seconds[grid] for table in tables])  # [K, C, C]
-        reduce = np.stack([table.reduce[grid] for table in tables])
+        self.seconds = np.stack([table.seconds[grid].T for table in tables], axis=1)  # [C, K, C]
+        reduce = np.stack([table.reduce[grid].T for table in tables], axis=1)
         self.busy = self.seconds * cuts.rounds + reduce
-        self.trips = np.stack([table.trips[grid] for table in tables])
+        self.trips = np.stack([table.trips[grid].T for table in tables], axis=1)
         self.forced = bool((self.trips[np.isfinite(self.seconds)] > 1).any())
         self.carried = cuts.carried[self.places]  # [C]
+        self.duplex = duplex
+        hops = np.array([[cuts.hop(a, b) for b in self.parts] for a in self.parts])  # [K, K, 3]
+        self.both, self.one = hops[..., 0] + hops[..., 1], hops[..., :2].max(axis=2)
+        self.delay = hops[..., 2]
 
     def solve(self) -> tuple[Floats, Wholes]:
         count, stages = self.index.shape
-        rounds, rows = self.cuts.rounds, np.arange(count)[:, None]
-        columns = np.arange(len(self.places))
+        rows, columns = np.arange(count)[:, None], np.arange(len(self.places))
         k = self.index[:, -1]
-        last = self.seconds[k, :, -1]  # [B, C]
-        value = np.maximum(self.busy[k, :, -1], last * self.trips[k, :, -1])
+        last = self.seconds[-1, k]  # [B, C] by first unit
+        value = np.maximum(self.busy[-1, k], last * self.trips[-1, k])
         latency, chosen = last, []
         for p in range(stages - 2, -1, -1):
             k = self.index[:, p]
             hop, occupation = self._hops(p)
-            seconds = self.seconds[k]  # [B, C, C], by first unit and cut
-            total = seconds + (hop + np.maximum(value, occupation))[:, None, :]
-            busy = self.busy[k]
-            if self.cuts.private and p == 0:
-                busy += last[:, None, :] * rounds
-            np.maximum(total, busy, out=total)
             behind = hop + latency
-            if self.forced:  # else no chain there and back is longer than the value above
-                np.maximum(total, (seconds + behind[:, None, :]) * self.trips[k], out=total)
-            cut = total.argmin(axis=2)  # [B, C]
+            total = self.seconds.take(k, axis=1)  # [C, B, C] by cut and first unit
+            around = total + behind.T[:, :, None] if self.forced else None
+            total += (hop + np.maximum(value, occupation)).T[:, :, None]
+            busy = self.busy.take(k, axis=1)
+            if self.cuts.private and p == 0:
+                busy += (last * self.cuts.rounds).T[:, :, None]
+            np.maximum(total, busy, out=total)
+            if around is not None:  # else no chain there and back is longer than the value above
+                np.maximum(total, around * self.trips.take(k, axis=1), out=total)
+            cut = total.argmin(axis=0)  # [B, C]
             chosen.append(cut)
-            value = total[rows, columns, cut]
-            latency = seconds[rows, columns, cut] + behind[rows, cut]
+            value = total[cut, rows, columns]
+            latency = self.seconds[cut, k[:, None], columns] + behind[rows, cut]
             last = last[rows, cut]
         return self._fed(value[:, 0]), self._borders(chosen[::-1])
 
     def _hops(self, p: int) -> tuple[Floats, Floats]:
         """([B, C] seconds there and back at every cut, [B, C] occupation in a round)."""
-        pairs = [self.cuts.hop(order[p], order[p + 1]) for order in self.orders]
-        there, back, delay = np.array(pairs).T[:, :, None]
-        both = there + back
-        busy = np.maximum(there, back) if self.duplex else both
+        pair = self.index[:, p], self.index[:, p + 1]
+        both, busy, delay = (matrix[pair][:, None] for matrix in (self.both, self.one, self.delay))
+        busy = np.where(self.duplex[:, None], busy, both)
         return both * self.carried + delay, busy * self.carried * self.cuts.rounds
 
     def _fed(self, value: Floats) -> Floats:
         """With the holder's inputs and targets: one uplink, two pieces under way at a time."""
-        cuts, sizes = self.cuts, self.cuts.cost.profile
-        fed = []
-        for order in self.orders:
-            busy, delay = cuts.feed(order[0], sizes.input_bytes)
-            targets, _ = cuts.feed(order[-1], sizes.target_bytes)
-            turn = max(busy + targets, (busy + delay) / 2)
-            fed.append((busy + delay, turn * cuts.rounds))
-        first, whole = np.array(fed).T
-        fed_value: Floats = np.maximum(first + value, whole)
-        return fed_value
+        sizes = self.cuts.cost.profile
+        inputs = np.array([self.cuts.feed(part, sizes.input_bytes) for part in self.parts])
+        targets = np.array([self.cuts.feed(part, sizes.target_bytes) for part in self.parts])
+        busy, delay = inputs[self.index[:, 0]].T  # [B] each
+        turn = np.maximum(busy + targets[self.index[:, -1], 0], (busy + delay) / 2)
+        fed: Floats = np.maximum(busy + delay + value, turn * self.cuts.rounds)
+        return fed
 
     def _borders(self, chosen: Sequence[Wholes]) -> Wholes:
-        count = len(self.orders)
+        count = len(self.index)
         rows, place = np.arange(count), np.zeros(count, dtype=np.int64)
         borders = [place]
         for cut in chosen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import perm
 
@@ -23,24 +23,26 @@ from p2ptrain.plan.work import ROUNDING, Work
 
 TOLERANCE = 0.01
 """A plan this much slower than the fastest found is taken if it moves fewer bytes."""
-SLACKS = (0.0, 0.02, 0.05)
+SLACKS = (0.0, 0.03)
 """How much slower than the fastest draft's slowest a stage may be while bytes are minimised."""
 SEARCH_TASKS = 1100
 """Simulated tasks for the fastest draft: three rounds of 8 stages and 32 micro-batches."""
 FRUGAL_TASKS = 700
 """And for those that move fewer bytes."""
-MOST_ELEMENTS = 200_000
-"""Array elements of one batched dynamic programme: orders x stages x places^2."""
-MOST_PLACES = 16
+MOST_ELEMENTS = 300_000
+"""Array elements of the dynamic programmes over orders: orders x stages x places^2."""
+MOST_PLACES = 14
 """Cut places while orders are compared."""
 MOST_SPARE = 4
 """Unused devices considered, fastest first."""
-MOST_LOOKS = 5
-"""How often the best order's neighbours are looked at, as long as it changes."""
 MOST_ENUMERATED = 330
 """Orders that are all valued: every order of every set of five devices is 325."""
 FINALISTS = 4
 """Orders whose cuts are solved exactly."""
+CLIMBED = 1
+"""Drafts whose borders are moved by bound."""
+MOST_SHIFTS = 60
+"""Moved borders bounded for one draft, about."""
 
 
 class LightSearch:
@@ -71,6 +73,7 @@ class LightSearch:
         """The draft chosen; None where none was found that fits."""
         orders = self._orders()
         drafts = self._solved(orders)
+        drafts = [*self._climbed(drafts), *drafts]
         old = [self._old] if self._old is not None and self._is_allowed(self._old) else []
         fastest = self._fastest(drafts, self._simulated(old[0]) if old else None)
         if fastest is None:
@@ -105,10 +108,13 @@ class LightSearch:
         values: dict[Order, float] = {}
         start = self._base or next(self._reshaper.straight(self.allowed))
         self._value(self._few(), places, values)
-        best = start
-        for _ in range(MOST_LOOKS):
-            near = self._reshaper.near(best, self._spare(best), self._most(best))
-            self._value([order for order in near if order not in values], places, values)
+        best, room = start, MOST_ELEMENTS
+        while room > 0:
+            most = room // (len(best) * MOST_PLACES**2)
+            near = self._reshaper.near(best, self._spare(best), most)
+            new = [order for order in near if order not in values]
+            room -= sum(len(order) for order in new) * MOST_PLACES**2
+            self._value(new, places, values)
             before, best = best, min(values, key=lambda order: values[order])
             if best == before:
                 break
@@ -128,9 +134,6 @@ class LightSearch:
         spare = [device for device in self.allowed if device not in used]
         return sorted(spare, key=lambda device: whole_seconds(self.cost, device))[:MOST_SPARE]
 
-    def _most(self, order: Order) -> int:
-        return MOST_ELEMENTS // (len(order) * MOST_PLACES**2)
-
     def _value(
         self, orders: Sequence[Order], places: Sequence[int], values: dict[Order, float]
     ) -> None:
@@ -148,11 +151,11 @@ class LightSearch:
         drafts: dict[Draft, None] = {}
         for length in sorted({len(order) for order in orders}):
             same = [order for order in orders if len(order) == length]
-            for duplex in (True, False):
-                _, borders = self._cuts.solve(same, everywhere, duplex=duplex)
-                for order, row in zip(same, borders.tolist(), strict=True):
-                    self._borders.setdefault(order, row)
-                    drafts.update(dict.fromkeys(self._drafted(order, row)))
+            views = [True] * len(same) + [False] * len(same)
+            _, borders = self._cuts.solve(same * 2, everywhere, views)
+            for order, row in zip(same * 2, borders.tolist(), strict=True):
+                self._borders.setdefault(order, row)
+                drafts.update(dict.fromkeys(self._drafted(order, row)))
         return list(drafts)
 
     def _drafted(self, order: Order, borders: Sequence[int]) -> list[Draft]:
@@ -182,6 +185,39 @@ class LightSearch:
             if self.judge.bound(deeper) * WORTH <= least:
                 return [deeper]
         return [deepest]
+
+    def _climbed(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """The best drafts by bound, their borders moved as long as the bound falls."""
+        climbed = []
+        for start in sorted(drafts, key=self.judge.bound)[:CLIMBED]:
+            best, tried = start, 0
+            while tried < MOST_SHIFTS:
+                near = [self._shifted(best, borders) for borders in _shifts(best.borders)]
+                tried += len(near)
+                better = min((d for d in near if d), key=self.judge.bound, default=best)
+                if self.judge.bound(better) >= self.judge.bound(best):
+                    break
+                best = better
+            if best is not start:
+                climbed.append(best)
+        return climbed
+
+    def _shifted(self, draft: Draft, borders: tuple[int, ...]) -> Draft | None:
+        """The same devices with other borders and, where they share, other shares."""
+        order = [Part(group.devices, group.allocation) for group in draft.groups]
+        groups = [
+            group
+            if len(group.devices) == 1 or units == old
+            else balanced(self.cost, self.split, part, units, depth=1)
+            for part, group, units, old in zip(
+                order, draft.groups, pairwise(borders), draft.units, strict=True
+            )
+        ]
+        found = [group for group in groups if group is not None]
+        if len(found) < len(groups):
+            return None
+        moved = draft_groups(self.cost, self.split, borders, found, draft.warmup)
+        return moved if moved is not None and self._is_allowed(moved) else None
 
     def _is_allowed(self, draft: Draft) -> bool:
         devices = set(draft.devices)
@@ -234,6 +270,19 @@ class LightSearch:
                 if judged.seconds <= limit:
                     return judged
         return fastest
+
+
+def _shifts(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """One border moved by a unit or a few, or a unit from the first stage to the last or back."""
+    last = len(borders) - 1
+    runs = [(p, p + 1) for p in range(1, last)]
+    if last > 2:
+        runs.append((1, last))
+    for first, end in runs:
+        for shift in (-3, -1, 1, 3):
+            moved = tuple(border + shift for border in borders[first:end])
+            if borders[first - 1] < moved[0] and moved[-1] < borders[end]:
+                yield (*borders[:first], *moved, *borders[end:])
 
 
 def _places(cost: CostModel, samples: int, old: Sequence[int]) -> list[int]:
