@@ -51,22 +51,28 @@ def deal(shares: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(places)
 
 
+@lru_cache(maxsize=256)
+def _dealt(shares: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The micro-batches of each place, ascending."""
+    own: list[list[int]] = [[] for _ in shares]
+    for m, place in enumerate(deal(shares)):
+        own[place].append(m)
+    return tuple(tuple(numbers) for numbers in own)
+
+
 @lru_cache(maxsize=4096)
 def most_in_window(shares: tuple[int, ...], place: int, window: int) -> tuple[int, bool]:
     """Most micro-batches dealt to `place` among any `window` consecutive ones.
 
     And whether every such window contains the round's last micro-batch, which may be smaller.
     """
-    places = deal(shares)
-    window = min(window, len(places))
-    most, without_last = 0, 0
-    held = 0
-    for m, owner in enumerate(places):
-        held += owner == place
-        if m >= window:
-            held -= places[m - window] == place
-        if owner == place or m == window - 1:
-            most = max(most, held)
-        if m < len(places) - 1:
+    own, last = _dealt(shares)[place], sum(shares) - 1
+    most, without_last, oldest = 0, 0, 0
+    for newest, m in enumerate(own):  # a fullest window ends with one of its own
+        while own[oldest] <= m - window:
+            oldest += 1
+        held = newest - oldest + 1
+        most = max(most, held)
+        if m < last:
             without_last = max(without_last, held)
     return most, without_last < most
