@@ -41,6 +41,8 @@ class CostModel:
         overlap: bool = False,
         mode: Mode = Mode.SYNC,
     ) -> None:
+        if overlap and mode is Mode.ASYNC:
+            raise OptionError("overlap is known of synchronous rounds only, not of mode async")
         self.profile = profile
         self.mode = mode
         self.devices: tuple[Device, ...] = tuple(sorted(cluster.devices, key=lambda d: d.name))

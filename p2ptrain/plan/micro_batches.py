@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.split import BatchSplit
 
 MOST_SIZES = 8
+LEAST_WINDOW = 32
+"""Mini-batches over which stages deal: shares of a thirty-second."""
 
 
 def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
@@ -14,8 +16,13 @@ def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
 
     The least size comes first, since it needs the least memory; then measured ones, because between
     them times are only interpolated; then the largest powers of two and the whole batch.
+    Asynchronously the mini-batch itself, in a window over which stages may deal, whatever was asked
+    for as a micro-batch.
     """
     batch_size = request.batch_size
+    if request.mode is Mode.ASYNC:
+        window = max(LEAST_WINDOW, len(cost.devices))
+        return [BatchSplit(window * batch_size, batch_size)]
     if request.micro_batch is not None:
         return [BatchSplit(batch_size, min(request.micro_batch, batch_size))]
     wanted = [request.least_piece, *_measured(cost, batch_size), *_common(batch_size)]

@@ -13,6 +13,7 @@ from typing import Any
 from p2ptrain.errors import OptionError
 from p2ptrain.plan import fields
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.split import BatchSplit
 
 FORMAT = "p2ptrain.plan/1"
@@ -66,6 +67,8 @@ class Plan:
         stages: in the order of their units.
         left_out: every device of the cluster that stands in no stage.
         found_by: with planner "auto", the planner whose plan this is.
+        mode: asynchronously a micro-batch is a whole mini-batch, and `micro_batches` of them are
+            the window that stages deal, again and again; `predicted` is of one mini-batch.
     """
 
     planner: str
@@ -74,6 +77,7 @@ class Plan:
     predicted: Predicted
     left_out: tuple[LeftOut, ...] = ()
     found_by: str | None = field(default=None)
+    mode: Mode = Mode.SYNC
 
     def __post_init__(self) -> None:
         _check_stages(self)
@@ -93,6 +97,8 @@ class Plan:
         content: dict[str, Any] = {"format": FORMAT, "planner": self.planner}
         if self.found_by is not None:
             content["found_by"] = self.found_by
+        if self.mode is not Mode.SYNC:
+            content["mode"] = str(self.mode)
         return content | {
             "micro_batch": self.micro_batch,
             "micro_batches": self.micro_batches,
@@ -114,13 +120,16 @@ class Plan:
         """
         fields.file_format(value, where, FORMAT)
         required = ("format", "planner", "micro_batch", "micro_batches", "stages", "predicted")
-        entry = fields.members(value, where, (*required, "left_out"), ("found_by",))
+        entry = fields.members(value, where, (*required, "left_out"), ("found_by", "mode"))
         stages = fields.items(entry["stages"], f"{where}.stages")
         left_out = fields.items(entry["left_out"], f"{where}.left_out")
         found_by = entry.get("found_by")
         size = fields.whole(entry["micro_batch"], f"{where}.micro_batch", least=1)
         count = fields.whole(entry["micro_batches"], f"{where}.micro_batches", least=1)
         predicted = _predicted(entry["predicted"], f"{where}.predicted")
+        mode = _mode(entry.get("mode", "sync"), f"{where}.mode")
+        if mode is Mode.ASYNC:
+            batch_size = (batch_size or size) * count
         split = BatchSplit(batch_size or _batch_size(size, count, predicted), size)
         if split.micro_batches != count:
             raise OptionError(
@@ -134,6 +143,7 @@ class Plan:
             predicted=predicted,
             left_out=tuple(_left_out(o, f"{where}.left_out[{i}]") for i, o in enumerate(left_out)),
             found_by=None if found_by is None else fields.text(found_by, f"{where}.found_by"),
+            mode=mode,
         )
 
 
@@ -212,6 +222,13 @@ def _stage(value: object, where: str) -> PlannedStage:
         warmup=fields.whole(entry["warmup"], f"{where}.warmup", least=1),
         allocation=_allocation(entry.get("allocation", "samples"), f"{where}.allocation"),
     )
+
+
+def _mode(value: object, where: str) -> Mode:
+    name = fields.text(value, where)
+    if name not in set(Mode):
+        raise OptionError(f'{where}: "{name}" is not known here (known: {", ".join(Mode)})')
+    return Mode(name)
 
 
 def _allocation(value: object, where: str) -> Allocation:

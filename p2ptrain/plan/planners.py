@@ -20,7 +20,7 @@ from p2ptrain.plan.pipedream import plan_pipedream
 from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planner import Answer, Planner, Question
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulate import simulate_draft
 from p2ptrain.plan.single import plan_single
 from p2ptrain.plan.work import ROUNDING
@@ -51,7 +51,7 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     if planner is None:
         known = ", ".join(sorted(PLANNERS))
         raise OptionError(f'unknown planner "{request.planner}" (known: {known})')
-    cost = CostModel(profile, cluster, overlap=request.overlap)
+    cost = CostModel(profile, cluster, overlap=request.overlap, mode=request.mode)
     plan = plan_of(cost, request.planner, planner(_question(cost, request)))
     check_plan(plan, profile, cluster, private=request.private)
     check_memory(plan.predicted.peak_bytes, cluster)
@@ -77,6 +77,7 @@ def plan_of(cost: CostModel, planner: str, answer: Answer) -> Plan:
             for device in unused
         ),
         found_by=answer.found_by,
+        mode=cost.mode,
     )
 
 
@@ -95,8 +96,6 @@ def _shares(cost: CostModel, group: Group) -> tuple[DeviceShare, ...]:
 
 
 def _question(cost: CostModel, request: PlanRequest) -> Question:
-    if request.mode is not Mode.SYNC:
-        raise OptionError("planning for asynchronous running is not built yet")
     devices = _allowed(cost, request)
     caps = {cost.index(name): cap for name, cap in request.caps.items()}
     _check_caps(caps, devices)

@@ -1,63 +1,44 @@
-"""The predicted timeline of one synchronous round by the cost model (`plan/cost.py`)."""
+"""Predicted running by the cost model (`plan/cost.py`): a synchronous round, or steadily."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from p2ptrain.plan.check import check_plan
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, peak_bytes
-from p2ptrain.plan.engine import Engine, Span
 from p2ptrain.plan.lanes import build_engine
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import Mode
+from p2ptrain.plan.steady import run_steadily, steady_seconds
+from p2ptrain.plan.timeline import EntryKind, TimelineEntry, round_timeline, steady_timeline
 
-EntryKind: TypeAlias = Literal[
-    "forward",
-    "backward",
-    "send input",
-    "send output",
-    "send gradient",
-    "all-reduce",
-    "update",
+__all__ = [
+    "EntryKind",
+    "Simulation",
+    "TimelineEntry",
+    "draft_of",
+    "predicted_seconds",
+    "round_seconds",
+    "simulate",
+    "simulate_draft",
+    "simulate_steady",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class TimelineEntry:
-    """One bar of the timeline.
-
-    Attributes:
-        kind: "send input" carries the target too where one device needs both, or the target alone.
-        device: who computes or sends.
-        stage: the stage that computes, or that the transfer is for.
-        micro_batch: None of what concerns the whole round (all-reduce, update).
-        start_seconds, end_seconds: from the round's start; a transfer ends when it arrives.
-        receiver: of a transfer.
-        free_seconds: of a transfer, when its interfaces are free again (`latency` before the end).
-    """
-
-    kind: EntryKind
-    device: str
-    stage: int
-    micro_batch: int | None
-    start_seconds: float
-    end_seconds: float
-    receiver: str | None = None
-    free_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Simulation:
-    """One round as the cost model sees it.
+    """One round as the cost model sees it; asynchronously a mini-batch in steady running.
 
     Attributes:
+        round_seconds: of a round, or from one mini-batch to the next.
         busy_seconds: computing time by device, for those in a stage.
         peak_bytes: memory by device.
-        timeline: in order of start; empty unless asked for.
+        timeline: in order of start; of steady running a stretch of mini-batches; empty unless
+            asked for.
     """
 
     round_seconds: float
@@ -82,13 +63,16 @@ def simulate(
     timeline: bool = True,
     overlap: bool = False,
 ) -> Simulation:
-    """One round of `plan`; with `overlap` as the runtime does it, from one round to the next.
+    """One round of `plan`, or steady running of an asynchronous one.
+
+    With `overlap` as the runtime does it, from one round to the next.
 
     Raises:
-        OptionError: the plan does not belong to this profile and cluster.
+        OptionError: the plan does not belong to this profile and cluster; `overlap` of an
+            asynchronous plan.
     """
     check_plan(plan, profile, cluster)
-    cost = CostModel(profile, cluster, overlap=overlap)
+    cost = CostModel(profile, cluster, overlap=overlap, mode=plan.mode)
     return simulate_draft(cost, draft_of(plan, cost), timeline=timeline)
 
 
@@ -110,71 +94,47 @@ def draft_of(plan: Plan, cost: CostModel) -> Draft:
 
 
 def simulate_draft(cost: CostModel, draft: Draft, *, timeline: bool = False) -> Simulation:
-    """One round of `draft`."""
+    """One round of `draft`, or `simulate_steady` in asynchronous mode."""
+    if cost.mode is Mode.ASYNC:
+        return simulate_steady(cost, draft, timeline=timeline)
     engine = build_engine(cost, draft, record=timeline)
     seconds = engine.run()
     return Simulation(
         round_seconds=seconds,
-        samples_per_s=draft.split.batch_size / seconds if seconds > 0 else 0.0,
+        samples_per_s=_rate(draft.split.batch_size, seconds),
         busy_seconds={cost.name(d): busy for d, busy in sorted(engine.busy_seconds.items())},
-        peak_bytes={cost.name(d): peak for d, peak in sorted(peak_bytes(cost, draft).items())},
-        timeline=_timeline(cost, engine) if timeline else (),
+        peak_bytes=_peaks(cost, draft),
+        timeline=round_timeline(cost, engine) if timeline else (),
     )
+
+
+def simulate_steady(cost: CostModel, draft: Draft, *, timeline: bool = False) -> Simulation:
+    """Steady asynchronous running of `draft`; what it counts is a mini-batch."""
+    steady = run_steadily(cost, draft, record=timeline)
+    return Simulation(
+        round_seconds=steady.seconds,
+        samples_per_s=_rate(draft.split.first_samples, steady.seconds),
+        busy_seconds={cost.name(d): busy for d, busy in sorted(steady.busy_seconds.items())},
+        peak_bytes=_peaks(cost, draft),
+        timeline=steady_timeline(cost, steady) if timeline else (),
+    )
+
+
+def predicted_seconds(cost: CostModel, draft: Draft) -> float:
+    """What `cost.mode` asks for: only the seconds of a round, or from mini-batch to mini-batch."""
+    if cost.mode is Mode.ASYNC:
+        return steady_seconds(cost, draft)
+    return round_seconds(cost, draft)
+
+
+def _rate(samples: int, seconds: float) -> float:
+    return samples / seconds if seconds > 0 else 0.0
+
+
+def _peaks(cost: CostModel, draft: Draft) -> dict[str, int]:
+    return {cost.name(d): peak for d, peak in sorted(peak_bytes(cost, draft).items())}
 
 
 def round_seconds(cost: CostModel, draft: Draft) -> float:
     """Only the time of one round of `draft`."""
     return build_engine(cost, draft).run()
-
-
-def _timeline(cost: CostModel, engine: Engine) -> tuple[TimelineEntry, ...]:
-    entries = [_entry(cost, engine, span) for span in engine.spans]
-    entries += _ends(cost, engine)
-    return tuple(
-        sorted(entries, key=lambda e: (e.start_seconds, e.stage, e.kind, e.micro_batch or 0))
-    )
-
-
-def _entry(cost: CostModel, engine: Engine, span: Span) -> TimelineEntry:
-    lane, route = engine.lanes[span.lane], span.route
-    if route is None:
-        return TimelineEntry(
-            kind="forward" if span.kind == "forward" else "backward",
-            device=cost.name(lane.device),
-            stage=lane.stage,
-            micro_batch=span.micro_batch,
-            start_seconds=span.start_seconds,
-            end_seconds=span.end_seconds,
-        )
-    return TimelineEntry(
-        kind=_SENT[route.carries],
-        device=cost.name(route.uplink),
-        stage=lane.stage,
-        micro_batch=span.micro_batch,
-        start_seconds=span.start_seconds,
-        end_seconds=span.end_seconds,
-        receiver=cost.name(route.downlink),
-        free_seconds=span.end_seconds - route.latency_s,
-    )
-
-
-_SENT: Mapping[str, EntryKind] = {
-    "input": "send input",
-    "output": "send output",
-    "gradient": "send gradient",
-}
-
-
-def _ends(cost: CostModel, engine: Engine) -> Sequence[TimelineEntry]:
-    """All-reduces, and the updates that follow them or a device's last backward."""
-    entries = []
-    for lane in engine.lanes:
-        if lane.device < 0:  # where the gradients of a stage come together
-            continue
-        name, end = cost.name(lane.device), lane.ends[-1] if lane.ends else 0.0
-        if lane.stage in engine.reduced:
-            start, end = engine.reduced[lane.stage]
-            entries.append(TimelineEntry("all-reduce", name, lane.stage, None, start, end))
-        start, end = engine.updated.get(lane.number, (end, end))
-        entries.append(TimelineEntry("update", name, lane.stage, None, start, end))
-    return entries
