@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.planner import Question
 
@@ -14,15 +16,21 @@ def explain(question: Question, *, every_device: bool = False, one_device: bool 
         one_device: the planner puts the whole model on one device.
     """
     cost, samples = question.cost, question.splits[0].first_samples
+    needed = question.devices if every_device else sorted(question.required)
     reasons = [
         _ends(question, samples) if question.private else None,
         None if one_device else _largest_unit(question, samples),
         _whole_model(question, samples, one_device=one_device),
-        _useless_device(question, samples) if every_device else None,
+        _useless_device(question, samples, needed),
     ]
     for reason in reasons:
         if reason is not None:
             return f"{reason} ({_what(cost, samples)})"
+    if question.required or question.caps:
+        return (
+            f"no plan was found in which {_asked(question)}: loosen one of these, allow more "
+            "devices or try a smaller --micro-batch"
+        )
     return (
         f"no way to cut the model's {cost.unit_count} units into consecutive stages fits the "
         f"memory of {_names(question)}, though it would fit all together "
@@ -87,10 +95,11 @@ def _ends(question: Question, samples: int) -> str | None:
     )
 
 
-def _useless_device(question: Question, samples: int) -> str | None:
+def _useless_device(question: Question, samples: int, needed: Sequence[int]) -> str | None:
+    """The first of the devices needed that cannot hold any unit."""
     cost = question.cost
     least, unit = min((unit_bytes(cost, u, samples), u) for u in range(cost.unit_count))
-    for device in question.devices:
+    for device in needed:
         memory = cost.devices[device].memory_bytes
         if memory < least:
             return (
@@ -98,6 +107,16 @@ def _useless_device(question: Question, samples: int) -> str | None:
                 f'"{cost.profile.units[unit].name}" needs {least}: {least - memory} bytes missing'
             )
     return None
+
+
+def _asked(question: Question) -> str:
+    cost = question.cost
+    parts = [f'"{cost.name(device)}" takes part' for device in sorted(question.required)]
+    parts += [
+        f'"{cost.name(device)}" does at most {cap:g} of the work'
+        for device, cap in sorted(question.caps.items())
+    ]
+    return " and ".join(parts)
 
 
 def _names(question: Question) -> str:

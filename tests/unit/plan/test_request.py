@@ -109,3 +109,16 @@ def test_single_obeys_too() -> None:
     assert chosen(PlanRequest(8, planner="single", caps={"laptop": 0.9})) == "pi"
     with pytest.raises(PlanError, match="none may be alone"):
         chosen(PlanRequest(8, planner="single", required=frozenset({"nas", "pi"})))
+
+
+def test_a_required_device_without_memory_for_any_unit_is_named() -> None:
+    model = examples.profile([(1.0, 1.0)] * 4, parameter_bytes=100)
+    house = Cluster((*THREE.devices, Device("phone", 10)), Link(1e9, 0.0))
+    with pytest.raises(PlanError, match=r'"phone" has 10 bytes, .* "unit0" needs 300: 290 bytes'):
+        make_plan(model, house, PlanRequest(8, required=frozenset({"phone"})))
+
+
+def test_what_no_plan_obeys_is_told() -> None:
+    """Its two ends alone are half of the work."""
+    with pytest.raises(PlanError, match=r'no plan was found in which "laptop" does at most 0.4'):
+        make_plan(MODEL, THREE, PlanRequest(8, private=True, caps={"laptop": 0.4}))
