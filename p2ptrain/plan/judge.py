@@ -10,10 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from p2ptrain.plan.bound import lower_bound
+from p2ptrain.plan.bound_steady import steady_bound
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, draft_groups, draft_pipeline, usual_depths
-from p2ptrain.plan.simulate import round_seconds
+from p2ptrain.plan.request import Mode
+from p2ptrain.plan.simulate import predicted_seconds
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.steady import simulated_tasks
 
 LONG_ROUND_TASKS = 1200
 """Rounds of more tasks are extrapolated while drafts are compared."""
@@ -47,7 +50,8 @@ class Judge:
     def bound(self, draft: Draft) -> float:
         """Seconds that its round takes at least."""
         if draft not in self._bounds:
-            self._bounds[draft] = lower_bound(self.cost, draft)
+            bound = lower_bound if self.cost.mode is Mode.SYNC else steady_bound
+            self._bounds[draft] = bound(self.cost, draft)
         return self._bounds[draft]
 
     def seconds(self, draft: Draft) -> float:
@@ -120,7 +124,7 @@ class Judge:
 
     def _screened(self, draft: Draft) -> float:
         stages, split = len(draft.groups), draft.split
-        if any(group.deals for group in draft.groups):
+        if self.cost.mode is Mode.ASYNC or any(group.deals for group in draft.groups):
             return self.exact(draft).seconds  # its shares are of a whole round
         short = draft.warmup[0] + 4 * stages + 4
         longer = short + 2 * stages + 4
@@ -136,5 +140,8 @@ class Judge:
         return second + each * (split.batch_size / split.micro_batch - longer)
 
     def _simulated(self, draft: Draft) -> float:
-        self.budget_tasks -= 2 * len(draft.devices) * draft.split.micro_batches
-        return round_seconds(self.cost, draft)
+        if self.cost.mode is Mode.SYNC:
+            self.budget_tasks -= 2 * len(draft.devices) * draft.split.micro_batches
+        else:
+            self.budget_tasks -= simulated_tasks(draft)
+        return predicted_seconds(self.cost, draft)
