@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group
@@ -78,7 +79,8 @@ def run_steadily(cost: CostModel, draft: Draft, *, record: bool = False) -> Stea
     first, last, count = _stretch(draft)
     engine = build_engine(cost, endless(draft, count), record=record)
     engine.run()
-    done = _completions(engine, 0, count)
+    # A slow replica's mini-batches end long after later ones of the others: all up to m count.
+    done = list(accumulate(_completions(engine, 0, count), max))
     pace = (done[last] - done[first]) / (last - first)
     return Steady(
         seconds=max([pace, *exchange_paces(cost, draft)]),
