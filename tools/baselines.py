@@ -1,7 +1,6 @@
 """Other systems' ways of dividing a model, for comparisons by our simulator.
 
-None of them is part of the product. All are synchronous here, since that is what is compared, and
-none knows the data holder's feed.
+None of them is part of the product, and none knows the data holder's feed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from p2ptrain.plan.draft import Draft, Group, draft_groups, draft_pipeline, peak
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.simulate import draft_of, round_seconds
+from p2ptrain.plan.simulate import draft_of, simulate_draft
 from p2ptrain.plan.split import BatchSplit
 
 ENDLESS_BYTES = 10**15
@@ -45,15 +44,18 @@ def replicated_pipeline(cost: CostModel, split: BatchSplit, replicas: Sequence[i
     """
     groups = dealing_groups(split, replicas)
 
-    def seconds(borders: Sequence[int]) -> float:
-        draft = draft_groups(cost, split, borders, groups)
-        return float("inf") if draft is None else round_seconds(cost, draft)
+    def speed(borders: Sequence[int]) -> float:
+        return outcome(cost, draft_groups(cost, split, borders, groups)).samples_per_s or 0.0
 
-    borders = climb(balanced_borders(cost, split, replicas), seconds)
-    draft = draft_groups(cost, split, borders, groups)
-    if draft is None:
+    borders = climb(balanced_borders(cost, split, replicas), speed)
+    return outcome(cost, draft_groups(cost, split, borders, groups))
+
+
+def outcome(cost: CostModel, draft: Draft | None) -> Outcome:
+    """The draft's speed, a round's or steady running's as the cost model says."""
+    if draft is None or not fits(cost, draft):
         return Outcome(None)
-    return Outcome(split.batch_size / round_seconds(cost, draft), draft)
+    return Outcome(simulate_draft(cost, draft).samples_per_s, draft)
 
 
 def dealing_groups(split: BatchSplit, replicas: Sequence[int]) -> list[Group]:
@@ -113,16 +115,16 @@ def balanced_borders(
     return borders[::-1]
 
 
-def climb(borders: list[int], seconds: Callable[[Sequence[int]], float]) -> list[int]:
+def climb(borders: list[int], speed: Callable[[Sequence[int]], float]) -> list[int]:
     """Move borders, one at a time by up to four units, while that is faster."""
-    best = seconds(borders)
+    best = speed(borders)
     moved = True
     while moved:
         moved = False
         for other in list(_moves(borders)):
-            time = seconds(other)
-            if time < best:
-                borders, best, moved = other, time, True
+            reached = speed(other)
+            if reached > best:
+                borders, best, moved = other, reached, True
                 break
     return borders
 
@@ -155,10 +157,7 @@ def dapple_like(profile: Profile, cluster: Cluster, request: PlanRequest) -> Out
     )
     plan = make_plan(profile, replace(cluster, devices=equal), replace(request, planner="hybrid"))
     cost = CostModel(profile, cluster)
-    draft = draft_of(plan, cost)
-    if not fits(cost, draft):
-        return Outcome(None)
-    return Outcome(draft.split.batch_size / round_seconds(cost, draft), draft)
+    return outcome(cost, draft_of(plan, cost))
 
 
 def hetpipe_like(profile: Profile, cluster: Cluster, request: PlanRequest) -> Outcome:
@@ -168,11 +167,12 @@ def hetpipe_like(profile: Profile, cluster: Cluster, request: PlanRequest) -> Ou
     search finds without groups); equal kinds together, or one of each kind in turn, as HetPipe's
     policies NP and ED. Each takes a part of the mini-batch by its speed. Then all push their
     gradients of the whole model to a parameter server on one of the devices and pull the weights:
-    2(V-1) · parameter bytes / rate. The best V and policy by the simulator.
+    2(V-1) · parameter bytes / rate. The best policy and V by the simulator, from two on: a single
+    virtual worker would be a straight pipeline.
     """
     names = sorted((device.slowdown, device.name) for device in cluster.devices)
     best = 0.0
-    for count in range(1, len(names) + 1):
+    for count in range(2, len(names) + 1):
         for workers in virtual_workers([name for _, name in names], count):
             seconds = _hetpipe_seconds(profile, cluster, request, workers)
             best = max(best, request.batch_size / seconds)
@@ -202,10 +202,8 @@ def _hetpipe_seconds(
     except PlanError:
         return math.inf
     parameters = sum(unit.parameter_bytes for unit in profile.units)
-    link = cluster.link(workers[0][0], workers[-1][-1]) if len(workers) > 1 else None
-    exchange = 0.0
-    if link is not None:
-        exchange = 2 * (len(workers) - 1) * parameters / link.bytes_per_s + 2 * link.latency_s
+    link = cluster.link(workers[0][0], workers[-1][-1])
+    exchange = 2 * (len(workers) - 1) * parameters / link.bytes_per_s + 2 * link.latency_s
     return max(rounds) + exchange
 
 
@@ -231,7 +229,4 @@ def equal_stages(
 ) -> Outcome:
     """PipeDream's straight partition on `order`: planned as if all devices were `reference`."""
     borders = balanced_borders(cost, split, (1,) * len(order), reference)
-    draft = draft_pipeline(cost, split, borders, order)
-    if draft is None:
-        return Outcome(None)
-    return Outcome(split.batch_size / round_seconds(cost, draft), draft)
+    return outcome(cost, draft_pipeline(cost, split, borders, order))

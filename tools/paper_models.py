@@ -109,7 +109,7 @@ def _bert_small(labels: int) -> nn.Module:
 MODELS = {
     "efficientnet-b1": PaperModel(_efficientnet_b1, (3, 32, 32), 10),
     "mobilenetv2": PaperModel(_mobilenetv2, (3, 32, 32), 10),
-    "resnet50": PaperModel(_resnet50, (3, 224, 224), 100),
+    "resnet50": PaperModel(_resnet50, (3, 224, 224), 64),
     "bert-small": PaperModel(_bert_small, (32,), 2, words=30522),
 }
 

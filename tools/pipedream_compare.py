@@ -9,10 +9,10 @@ replica counts are taken from there; their borders are found here, the best by t
 is more than the papers promise.
 
 Every configuration trains mini-batches of the published size for each device. PipeDream runs
-them asynchronously; "sync" is our synchronous round of 16 or 64 of them, each whole on one replica,
-"async" is steady running, one update for every mini-batch of a stage's replicas, as PipeDream's.
-Devices read their own data, as there: nobody feeds anybody. Three networks: one GPU a server with
-10 or with 25 Gbit/s, and four servers of four GPUs with PCIe inside and 10 Gbit/s between.
+them asynchronously; "sync" is our synchronous round of 16 or 240 of them, each whole on one
+replica, "async" is steady running as PipeDream's. Devices read their own data, as there: nobody
+feeds anybody. Three networks: one GPU a server with 10 or with 25 Gbit/s, and four servers of four
+GPUs with PCIe inside and 10 Gbit/s between.
 
 Prints a Markdown table of samples/s; the ratios are ours over the published configuration's. Exit
 code 1 if `auto` is slower than a published configuration anywhere.
@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -35,7 +37,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.split import BatchSplit
 from tools.baselines import replicated_pipeline
 
@@ -112,29 +114,42 @@ def networks(memory_bytes: int) -> dict[str, Cluster]:
     }
 
 
-def compare_rounds(
-    profile: Profile, network: str, cluster: Cluster, published: Published, rounds: int
+def compare(
+    profile: Profile, network: str, cluster: Cluster, request: PlanRequest, rounds: int
 ) -> Row:
-    """Synchronous rounds of `rounds` mini-batches, each whole on one replica."""
-    split = BatchSplit(rounds * published.mini_batch, published.mini_batch)
-    cost = CostModel(profile, cluster)
-    speeds = {
-        shape(replicas): replicated_pipeline(cost, split, replicas).samples_per_s
-        for replicas in published.replicas
-        if len(replicas) <= len(profile.units)
-    }
-    request = PlanRequest(split.batch_size, split.micro_batch)
-    pipedream = planned(profile, cluster, replace(request, planner="pipedream"))
-    auto = planned(profile, cluster, replace(request, planner="auto"))
+    """Rounds of `rounds` mini-batches, each whole on one replica, or steady running."""
+    published = PUBLISHED[profile.model]
+    size, steady = published.mini_batch, request.mode is Mode.ASYNC
+    cost = CostModel(profile, cluster, mode=request.mode)
+    speeds: dict[str, float | None] = {}
+    for replicas in published.replicas:
+        if len(replicas) <= len(profile.units):
+            count = window(replicas) if steady else rounds
+            split = BatchSplit(count * size, size)
+            speeds[shape(replicas)] = replicated_pipeline(cost, split, replicas).samples_per_s
+    if steady:
+        asked = replace(request, batch_size=size)
+    else:
+        asked = replace(request, batch_size=rounds * size, micro_batch=size)
+    pipedream, auto = (
+        planned(profile, cluster, replace(asked, planner=planner))
+        for planner in ("pipedream", "auto")
+    )
     return Row(
         model=profile.model,
         network=network,
-        mode=f"sync {rounds}",
+        mode="async" if steady else f"sync {rounds}",
         published=speeds,
         pipedream=pipedream.predicted.samples_per_s if pipedream else None,
         auto=auto.predicted.samples_per_s if auto else None,
         shape=shape([len(stage.devices) for stage in auto.stages]) if auto else "none fits",
     )
+
+
+def window(replicas: Sequence[int]) -> int:
+    """Mini-batches that all replicas share evenly, more than any pipeline here is deep."""
+    even = math.lcm(*replicas)
+    return even * -(-2 * DEVICES // even)
 
 
 def planned(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan | None:
@@ -146,10 +161,13 @@ def planned(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan | 
 
 
 def shape(replicas: Sequence[int]) -> str:
-    """15-1, or "straight 12" for twelve single devices."""
-    if len(replicas) > 2 and set(replicas) == {1}:
+    """15-1; "straight 10" of ten single devices; "12x1-3-1" where twelve of them come first."""
+    if len(replicas) > 1 and set(replicas) == {1}:
         return f"straight {len(replicas)}"
-    return "-".join(map(str, replicas))
+    runs = [(count, len(list(equal))) for count, equal in groupby(replicas)]
+    return "-".join(
+        f"{times}x{count}" if times > 2 else "-".join([str(count)] * times) for count, times in runs
+    )
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -192,7 +210,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--profile", type=read_profile, action="append", required=True, metavar="MODEL=FILE"
     )
-    parser.add_argument("--rounds", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--rounds", type=int, nargs="+", default=[16, 240])
     parser.add_argument("--memory", type=int, default=MEMORY_BYTES, help="bytes of each device")
     return parser.parse_args()
 
@@ -201,10 +219,10 @@ def main() -> int:
     """Compare, print, judge."""
     args = parse()
     rows = [
-        compare_rounds(profile, network, cluster, PUBLISHED[profile.model], rounds)
+        compare(profile, network, cluster, PlanRequest(1, mode=mode), rounds)
         for profile in args.profile
         for network, cluster in networks(args.memory).items()
-        for rounds in args.rounds
+        for mode, rounds in [*((Mode.SYNC, count) for count in args.rounds), (Mode.ASYNC, 0)]
     ]
     print("\n".join(table(rows)))
     behind = [row for row in rows if (row.auto or 0.0) < row.best_published * (1 - 1e-9)]

@@ -62,6 +62,11 @@ class Node:
         return self.kind.startswith("Input")
 
     @property
+    def kept_bytes(self) -> float:
+        """What its output adds to memory; nothing where it is a view or overwrites its input."""
+        return 0.0 if self.is_free or "inplace" in self.kind else self.output_bytes
+
+    @property
     def is_free(self) -> bool:
         """Whether it takes no time and has no parameters: a view, a piece of a tuple."""
         return not (self.forward_seconds or self.backward_seconds or self.parameter_bytes)
@@ -236,12 +241,12 @@ def _edge(line: str, number: int) -> tuple[str, str]:
 
 
 def _unit(nodes: Sequence[Node], crossed: float, batch_size: int) -> Unit:
-    """Kept for the backward is every output of the unit: the profiles do not say more."""
+    """Kept for the backward is taken to be every output of the unit with memory of its own."""
     return Unit(
         name=nodes[0].name,
         parameter_bytes=round(sum(node.parameter_bytes for node in nodes)),
         output_bytes=_per_sample(crossed, batch_size),
-        activation_bytes=_per_sample(sum(node.output_bytes for node in nodes), batch_size),
+        activation_bytes=_per_sample(sum(node.kept_bytes for node in nodes), batch_size),
     )
 
 

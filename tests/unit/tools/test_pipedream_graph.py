@@ -71,13 +71,20 @@ def test_several_outputs_of_a_node_are_added_and_its_pieces_join_it() -> None:
     )
     assert [unit.name for unit in profile.units] == ["a", "b"]
     assert [unit.output_bytes for unit in profile.units] == [6, 0]
-    assert profile.units[0].activation_bytes == 14
+    assert profile.units[0].activation_bytes == 8
 
 
 def test_free_nodes_before_the_first_timed_one_join_it() -> None:
     text = graph(node("v", "View(-1)", time=0), node("a"), node("b"), edges="v>a a>b")
     profile = to_profile(read_graph(text), "view", 1)
     assert [unit.parameter_bytes for unit in profile.units] == [40, 40]
+
+
+def test_what_overwrites_its_input_keeps_nothing_of_its_own() -> None:
+    text = graph(node("a"), node("r", "ReLU(inplace)"), node("b"), edges="a>r r>b")
+    profile = to_profile(read_graph(text), "relu", 1)
+    assert [unit.activation_bytes for unit in profile.units] == [8, 0, 8]
+    assert [unit.output_bytes for unit in profile.units] == [8, 8, 0]
 
 
 def test_inputs_are_no_units_but_what_the_holder_sends() -> None:
