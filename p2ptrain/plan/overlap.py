@@ -2,7 +2,8 @@
 
     overheads    every message and byte costs both ends time of the core that computes
                  (`overheads.py`); the holder's feeding costs the holder
-    update       takes time, after a stage's last backward, while others still work
+    update       takes time, after a stage's last backward, while others still work; with it what
+                 a round costs whatever its size: orders, reports, events
     prefetch     a round's first two pieces have arrived when it begins: the holder feeds across
                  rounds
     rounds       follow one another without a pause: a stage begins the next one when it has
@@ -27,6 +28,10 @@ from p2ptrain.plan.profile import Profile
 PREFETCHED_PIECES = 2
 FEED_MESSAGES = 1.5
 """A piece of the holder's and the credit that answers it, which carries no tensor."""
+LOAD_MESSAGES = 3.0
+"""What the holder spends on reading and collating a piece of ready tensors, in messages."""
+ROUND_MESSAGES = 8.0
+"""What a round costs each of its devices whatever its size, in messages."""
 BUCKET_BYTES = 1 << 20
 """Least bytes of a bucket: 80 ms at 100 Mbit/s, far more than its messages cost."""
 LEAST_GAIN = 1.15
@@ -96,12 +101,15 @@ class OverlapCosts:
         else:
             fed = at_start * profile.input_bytes + at_end * profile.target_bytes
             messages = at_start + at_end
-        return FEED_MESSAGES * messages * own.message_seconds + fed * samples * own.byte_seconds
+        loading = LOAD_MESSAGES * (device == self._holder)
+        counted = (FEED_MESSAGES * messages + loading) * own.message_seconds
+        return counted + fed * samples * own.byte_seconds
 
     def update_seconds(self, device: int, parameter_bytes: int) -> float:
-        """Of an update of so many bytes of parameters."""
+        """Of an update of so many bytes of parameters, and of the round's own messages."""
         held = parameter_bytes * (1 + self._profile.optimizer_state_ratio)
-        return held * self.overheads[device].update_byte_seconds
+        own = self.overheads[device]
+        return held * own.update_byte_seconds + ROUND_MESSAGES * own.message_seconds
 
     def reduce_seconds(self, device: int, parts: int, buckets: Sequence[Bucket]) -> float:
         """What the messages of an all-reduce among `parts` devices cost one of them."""

@@ -25,6 +25,7 @@ from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.fold import Fold
+from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.plan import LeftOut, Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.request import PlanRequest
@@ -205,6 +206,7 @@ class CoordinatorService:
                     memory_bytes=c.memory_bytes,
                     holder=c.id == holder,
                     times=times[c.name],
+                    overheads=_overheads(c),
                 )
                 for c in candidates
             ),
@@ -220,6 +222,7 @@ class CoordinatorService:
             least_piece=request.least_piece,
             private=request.private_first > 0,
             groups=False,
+            overlap=True,
         )
         if not wanted.private:
             return await in_background(partial(make_plan, profile, cluster, wanted))
@@ -290,6 +293,14 @@ def _tables(candidates: list[Candidate]) -> dict[str, TimeTable]:
     }
     reference = max(tables.values(), key=lambda table: table.sizes[-1])
     return {name: table.extended_like(reference) for name, table in tables.items()}
+
+
+def _overheads(candidate: Candidate) -> Overheads | None:
+    """As the device measured them; None where it runs a version that did not."""
+    measured = candidate.measured.get("overheads")
+    if measured is None:
+        return None
+    return Overheads.from_json(measured, f"overheads of {candidate.name}")
 
 
 @contextmanager

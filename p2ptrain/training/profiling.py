@@ -20,6 +20,7 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.measure import measure_units
 from p2ptrain.plan.profile import Profile
 from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.overheads import measure_overheads
 from p2ptrain.training.plan_request import PlanningRequest
 
 log = get_logger(__name__)
@@ -72,18 +73,23 @@ async def measure(
     compute: ComputeThread,
     cache: ProfileCache,
 ) -> Mapping[str, Any]:
-    """The profile of `description` on this device; see `model.measure` for its content."""
+    """The profile of `description` on this device; see `model.measure` for its content.
+
+    Beside it "overheads": what the device spends on messages and updates (`overheads.py`).
+    """
     sizes = "-".join(str(size) for size in batch_sizes)
     key = f"{description.digest[:32]}-{torch.get_num_threads()}-{sizes}"
     known = cache.get(key)
-    if known is not None:
+    if known is not None and "overheads" in known:  # earlier versions did not measure them
         return known
-    run = partial(
-        measure_units, description, batch_sizes=batch_sizes, budget_seconds=BUDGET_SECONDS
-    )
-    measured = (await compute.run((1,), run)).to_json()
+    measured = await compute.run((1,), partial(_measure, description, batch_sizes))
     await asyncio.to_thread(cache.put, key, measured)
     return measured
+
+
+def _measure(description: ModelDescription, batch_sizes: Sequence[int]) -> dict[str, Any]:
+    units = measure_units(description, batch_sizes=batch_sizes, budget_seconds=BUDGET_SECONDS)
+    return {**units.to_json(), "overheads": measure_overheads().to_json()}
 
 
 def to_profile(measured: Mapping[str, Any], request: PlanningRequest) -> Profile:

@@ -11,7 +11,7 @@ from p2ptrain.plan.bound import lower_bound
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.overheads import REFERENCE, Overheads, Ratios
-from p2ptrain.plan.overlap import BUCKET_BYTES
+from p2ptrain.plan.overlap import BUCKET_BYTES, FEED_MESSAGES, LOAD_MESSAGES, ROUND_MESSAGES
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
@@ -86,14 +86,13 @@ def test_messages_and_bytes_cost_both_ends() -> None:
     plan = examples.straight_plan(BatchSplit(2, 2), ("a", (0, 1), 1), ("b", (1, 2), 1))
     cluster = with_overheads(examples.cluster("a", "b"), Overheads(0.25, 0.01, 0.0, 0.0, 0.0))
     simulation = simulate(plan, profile, cluster, overlap=True)
-    message = 0.25 + 20 * 0.01
-    target = 1.5 * 0.25
+    message, target = 0.25 + 20 * 0.01, FEED_MESSAGES * 0.25
+    loading, round_s = LOAD_MESSAGES * 0.25, ROUND_MESSAGES * 0.25
     # a: forward, output sent, target fed; b: the same received; back: gradient sent and received.
-    forward = 2 + message + target
     first, second = ends(simulation, "forward")
-    assert first == pytest.approx((0.0, forward))
-    assert second == pytest.approx((forward, 2 * forward))
-    assert simulation.round_seconds == pytest.approx(4 * (2 + message) + 2 * target)
+    assert first == pytest.approx((0.0, 2 + message + target + loading))
+    assert second == pytest.approx((first[1], first[1] + 2 + message + target))
+    assert simulation.round_seconds == pytest.approx(second[1] + 2 * (2 + message) + round_s)
 
 
 def test_an_update_takes_time_by_its_parameters_and_their_state() -> None:

@@ -1,0 +1,133 @@
+"""What this device spends beside computing a model's units, from a few yardsticks.
+
+The real cost of a message (event loop, tasks, kernel, a switch of threads) shows only in training.
+So work of the same kind is timed here, and a constant says how much more the real thing is; the
+constants were fitted to measured rounds (`tools/predicted_round.py`), and hold as far as devices
+that are slow at the one are as slow at the other. Ciphers are why this is measured and not derived
+from the units' times: a small board without instructions for AES is many times slower at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from p2ptrain.model.timing import Clock
+from p2ptrain.net.blocks import BLOCK_BYTES, decode_block, encode_block
+from p2ptrain.net.decoder import DecoderSink, FrameDecoder
+from p2ptrain.net.frame import Codec
+from p2ptrain.net.message import Message, PartKind, Priority
+from p2ptrain.net.outgoing import OutgoingMessage
+from p2ptrain.plan.overheads import Overheads
+
+YARDSTICK_SECONDS = 0.005
+"""Processor time of each."""
+FRAMED_A_MESSAGE = 12.0
+"""One end of a real message costs as much as this many small ones framed and read again."""
+BYTES_A_FRAMED = 22_000
+"""So many bytes' way through copies and the kernel costs as much as one; ciphers come on top."""
+UPDATES_A_UPDATE = 3.0
+"""A real update, on many tensors that no cache holds, by one of a large tensor in the cache."""
+
+_PART_BYTES = 64
+_CIPHER_BYTES = 64 * 1024
+_UPDATE_FLOATS = 1 << 17
+
+
+def measure_overheads(clock: Clock | None = None) -> Overheads:
+    """Run the yardsticks in the calling thread; as much wall time as processor time is counted."""
+    stopwatch = _Stopwatch(clock or Clock())
+    block = _half_zeros()
+    packed, raw = memoryview(encode_block(block).content), memoryview(bytearray(BLOCK_BYTES))
+    framed = stopwatch.each(_Messages().frame_and_read)
+    ciphers = stopwatch.each(_cipher()) / _CIPHER_BYTES
+    update = stopwatch.each(_update()) / (2 * 4 * _UPDATE_FLOATS)
+    pack = stopwatch.each(lambda: encode_block(block)) / BLOCK_BYTES
+    unpack = stopwatch.each(lambda: decode_block(packed, raw)) / BLOCK_BYTES
+    return Overheads(
+        message_seconds=FRAMED_A_MESSAGE * framed,
+        byte_seconds=framed / BYTES_A_FRAMED + ciphers / 2,
+        update_byte_seconds=UPDATES_A_UPDATE * update,
+        pack_byte_seconds=pack,
+        unpack_byte_seconds=unpack,
+    ).times_slowdown(stopwatch.wall_by_processor_time)
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    """Times by the processor time of this thread: a share of a core comes in slices of 10 ms."""
+
+    clock: Clock
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    @property
+    def wall_by_processor_time(self) -> float:
+        """Over everything that was timed; at least 1."""
+        return max(1.0, self.wall_seconds / self.cpu_seconds) if self.cpu_seconds else 1.0
+
+    def each(self, run: Callable[[], object]) -> float:
+        """Processor seconds of one run, over as many as YARDSTICK_SECONDS hold."""
+        run()
+        wall, cpu = self.clock.wall(), self.clock.cpu()
+        spent, count = 0.0, 0
+        while spent < YARDSTICK_SECONDS:
+            run()
+            count += 1
+            spent = self.clock.cpu() - cpu
+        self.wall_seconds += self.clock.wall() - wall
+        self.cpu_seconds += spent
+        return spent / count
+
+
+class _Messages:
+    """Frames small messages and reads them again."""
+
+    def __init__(self) -> None:
+        self._part = memoryview(bytearray(_PART_BYTES))
+        self._decoder = FrameDecoder(DecoderSink(lambda _lane, _header: (self._part,), self._drop))
+        self._number = 0
+
+    def frame_and_read(self) -> None:
+        """One message."""
+        fields = {"job": "overheads", "epoch": 1, "stage": 1, "flow": "activations", "first": 0}
+        message = Message("train.values", fields, (self._part,), (PartKind.ACTIVATION,))
+        outgoing = OutgoingMessage(message, Priority.TENSOR)
+        outgoing.start(self._number, lambda _kind, _part: Codec.RAW)
+        self._number += 1
+        while not outgoing.finished:
+            frame = outgoing.next_frame()
+            for buffer in frame.buffers if frame else ():
+                self._read(memoryview(buffer))
+
+    def _read(self, left: memoryview) -> None:
+        while left:
+            room = self._decoder.get_buffer()
+            count = min(len(room), len(left))
+            room[:count] = left[:count]
+            self._decoder.received(count)
+            left = left[count:]
+
+    @staticmethod
+    def _drop(_lane: Priority, _message: Message) -> None:
+        """Nobody waits for it."""
+
+
+def _cipher() -> Callable[[], object]:
+    cipher, nonce = AESGCM(bytes(32)), bytes(12)
+    plain = bytes(_CIPHER_BYTES)
+    return lambda: cipher.decrypt(nonce, cipher.encrypt(nonce, plain, None), None)
+
+
+def _update() -> Callable[[], object]:
+    parameter, gradient, momentum = (torch.ones(_UPDATE_FLOATS) for _ in range(3))
+    return lambda: parameter.add_(momentum.mul_(0.5).add_(gradient), alpha=-0.1)
+
+
+def _half_zeros() -> memoryview:
+    """A block as ReLU makes them."""
+    values = torch.randn(BLOCK_BYTES // 4, generator=torch.Generator().manual_seed(0)).relu_()
+    return memoryview(values.numpy().tobytes())

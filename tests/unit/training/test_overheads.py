@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.model.timing import Clock
+from p2ptrain.training.coordinator import Candidate, _overheads
+from p2ptrain.training.overheads import YARDSTICK_SECONDS, measure_overheads
+from p2ptrain.training.profiling import ProfileCache
+
+
+def ticking(cpu_step: float, wall_step: float) -> Clock:
+    """Each look at a clock finds it one step further."""
+    cpu, wall = count(), count()
+    return Clock(wall=lambda: next(wall) * wall_step, cpu=lambda: next(cpu) * cpu_step)
+
+
+def test_every_yardstick_takes_time() -> None:
+    measured = measure_overheads()
+    assert all(value > 0 for value in measured.to_json().values())
+    assert measured.byte_seconds * 1000 < measured.message_seconds
+    assert measured.unpack_byte_seconds < measured.pack_byte_seconds
+
+
+def test_a_share_of_a_core_makes_everything_take_so_much_longer() -> None:
+    # Every look costs half a yardstick: two looks a yardstick, in as many steps of wall time.
+    step = YARDSTICK_SECONDS / 2
+    whole, fifth = (measure_overheads(ticking(step, wall)) for wall in (2 * step, 10 * step))
+    for name, seconds in whole.to_json().items():
+        assert fifth.to_json()[name] == pytest.approx(5 * seconds)
+
+
+def test_the_coordinator_takes_what_a_device_measured() -> None:
+    measured = measure_overheads(ticking(YARDSTICK_SECONDS, YARDSTICK_SECONDS))
+    new = Candidate("1", "new", {"overheads": measured.to_json()}, 1)
+    assert _overheads(new) == measured
+    assert _overheads(Candidate("2", "old", {}, 1)) is None
+
+
+def test_a_profile_with_overheads_survives_in_the_cache(tmp_path: Path) -> None:
+    measured = {"units": [], "overheads": measure_overheads().to_json()}
+    ProfileCache(tmp_path).put("key", measured)
+    assert ProfileCache(tmp_path).get("key") == measured
