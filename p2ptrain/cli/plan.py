@@ -64,7 +64,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         "--micro-batch",
         metavar="B",
         type=options.positive,
-        help="samples of a micro-batch (default: the planner chooses)",
+        help="samples of a micro-batch (default: the planner chooses); ignored with --mode async",
     )
     group.add_argument(
         "--planner", metavar="NAME", type=any_planner, default="auto", help="default: auto"
@@ -142,7 +142,10 @@ def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:
     """What the command line asks. Raises OptionError."""
     from p2ptrain.plan.request import Mode, PlanRequest, all_but
 
-    if args.micro_batch is not None and args.micro_batch > args.batch_size:
+    mode = Mode(args.mode)
+    # What travels asynchronously is the whole mini-batch: --micro-batch is ignored then.
+    small = args.micro_batch is not None and args.batch_size < args.micro_batch
+    if small and mode is Mode.SYNC:
         raise OptionError(
             f"--batch-size {args.batch_size} is smaller than --micro-batch {args.micro_batch}"
         )
@@ -158,6 +161,6 @@ def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:
         required=frozenset(args.require),
         caps=caps,
         groups=not args.straight,
-        mode=Mode(args.mode),
+        mode=mode,
         overlap=args.overlap,
     )

@@ -9,6 +9,7 @@ from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage
 from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.work import plan_parts
 
 _STAGES = ("stage", "units", "device", "share", "warm-up")
@@ -29,16 +30,29 @@ def plan_text(plan: Plan, profile: Profile, cluster: Cluster) -> str:
 
 def _summary(plan: Plan, profile: Profile) -> list[str]:
     found_by = f", found by {plan.found_by}" if plan.found_by is not None else ""
-    split, predicted = plan.split, plan.predicted
-    ragged = "" if split.last_samples == split.first_samples else f", the last {split.last_samples}"
-    count = split.micro_batches
-    pieces = "one micro-batch" if count == 1 else f"{count} micro-batches of {split.first_samples}"
+    predicted = plan.predicted
     return [
-        f"{profile.model}, planner {plan.planner}{found_by}: {split.batch_size} samples in "
-        f"{pieces}{ragged}",
-        f"predicted: {predicted.round_seconds:.4g} s a round, "
+        f"{profile.model}, planner {plan.planner}{found_by}: {_pieces(plan)}",
+        f"predicted: {predicted.round_seconds:.4g} s a {period(plan.mode)}, "
         f"{predicted.samples_per_s:,.1f} samples/s",
     ]
+
+
+def _pieces(plan: Plan) -> str:
+    split = plan.split
+    if plan.mode is Mode.ASYNC:
+        return f"mini-batches of {split.micro_batch}, {plan.stages[0].warmup} in flight"
+    if split.micro_batches == 1:
+        return f"{split.batch_size} samples in one micro-batch"
+    last = split.last_samples
+    ragged = "" if last == split.first_samples else f", the last {last}"
+    of_all = f"{split.batch_size} samples in {split.micro_batches} micro-batches"
+    return f"{of_all} of {split.first_samples}{ragged}"
+
+
+def period(mode: Mode) -> str:
+    """What `round_seconds` are the seconds of."""
+    return "mini-batch" if mode is Mode.ASYNC else "round"
 
 
 def _stage_rows(plan: Plan, profile: Profile) -> Iterator[Sequence[str]]:
@@ -62,7 +76,8 @@ def _share_text(plan: Plan, stage: PlannedStage, device: DeviceShare) -> str:
     if len(stage.devices) == 1:
         return "all"
     if stage.allocation is Allocation.MICRO_BATCHES:
-        return f"{device.share} of {plan.micro_batches} micro-batches"
+        pieces = "mini-batches" if plan.mode is Mode.ASYNC else "micro-batches"
+        return f"{device.share} of {plan.micro_batches} {pieces}"
     return f"{device.share} of {plan.micro_batch} samples"
 
 

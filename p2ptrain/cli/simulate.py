@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Predicts one round of a plan (p2ptrain.plan/1, ours or anyone's) by the plain cost model: when each
-device computes, sends and waits, and the memory it needs. --gantt draws it."""
+device computes, sends and waits, and the memory it needs. Of an asynchronous plan it shows a
+stretch of steady running. --gantt draws it."""
 
 _EXAMPLE = """\
   p2ptrain simulate --profile digits.json --cluster home.json --plan plan.json --gantt round.svg"""
@@ -66,6 +67,7 @@ def _svg_file(text: str) -> Path:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Simulate, draw and show."""
+    from p2ptrain.cli.plan_text import period
     from p2ptrain.plan.simulate import simulate
 
     chart: Path | None = args.gantt
@@ -84,8 +86,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if chart is not None:
         from p2ptrain.plan.gantt import draw_gantt
 
-        write_whole(chart, draw_gantt(simulation, title=profile.model))
-    text = "" if output.json else "\n".join(_lines(simulation, cluster))
+        write_whole(chart, draw_gantt(simulation, profile.model, period(plan.mode)))
+    text = "" if output.json else "\n".join(_lines(simulation, cluster, period(plan.mode)))
     output.result(_body(simulation), text)
     return DONE
 
@@ -95,10 +97,15 @@ def _body(simulation: Simulation) -> Mapping[str, Any]:
         "round_seconds": simulation.round_seconds,
         "samples_per_s": simulation.samples_per_s,
         "busy_share": dict(simulation.busy_share),
-        "waiting_share": {name: 1 - part for name, part in simulation.busy_share.items()},
+        "waiting_share": _waiting_share(simulation),
         "peak_bytes": dict(simulation.peak_bytes),
         "timeline": [_entry(entry) for entry in simulation.timeline],
     }
+
+
+def _waiting_share(simulation: Simulation) -> Mapping[str, float]:
+    # Sums of times are rounded: a device that never waits may seem to be busy for longer.
+    return {name: max(0.0, 1 - part) for name, part in simulation.busy_share.items()}
 
 
 def _entry(entry: TimelineEntry) -> Mapping[str, Any]:
@@ -113,14 +120,15 @@ def _entry(entry: TimelineEntry) -> Mapping[str, Any]:
     }
 
 
-def _lines(simulation: Simulation, cluster: Cluster) -> list[str]:
-    head = f"{simulation.round_seconds:.4g} s a round, {simulation.samples_per_s:,.1f} samples/s"
+def _lines(simulation: Simulation, cluster: Cluster, each: str) -> list[str]:
+    head = f"{simulation.round_seconds:.4g} s a {each}, {simulation.samples_per_s:,.1f} samples/s"
     titles = ("device", "busy", "waiting", "peak memory", "of", "")
     return [head, "", *aligned([titles, *_rows(simulation, cluster)])]
 
 
 def _rows(simulation: Simulation, cluster: Cluster) -> Iterator[Sequence[str]]:
+    waiting = _waiting_share(simulation)
     for name, busy in simulation.busy_share.items():
         peak, memory = simulation.peak_bytes[name], cluster.device(name).memory_bytes
         over = "too little memory" if peak > memory else ""
-        yield name, f"{busy:.0%}", f"{1 - busy:.0%}", size_text(peak), size_text(memory), over
+        yield name, f"{busy:.0%}", f"{waiting[name]:.0%}", size_text(peak), size_text(memory), over

@@ -27,8 +27,13 @@ TICKS = 10
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def draw_gantt(simulation: Simulation, title: str = "") -> str:
-    """The chart of a simulation that has a timeline, as the text of an SVG file."""
+def draw_gantt(simulation: Simulation, title: str = "", each: str = "round") -> str:
+    """The chart of a simulation that has a timeline, as the text of an SVG file.
+
+    Arguments:
+        each: what `round_seconds` are the seconds of.
+    """
+    heading = _text(_heading(simulation, title, each))
     # What overlaps with the next round ends after this one.
     ends = (entry.end_seconds for entry in simulation.timeline)
     seconds = max(ends, default=simulation.round_seconds)
@@ -39,10 +44,10 @@ def draw_gantt(simulation: Simulation, title: str = "") -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {look.WIDTH} {height}" '
         f'width="{look.WIDTH}" height="{height}" role="img">',
-        f"<title>{_text(_heading(simulation, title))}</title>",
+        f"<title>{heading}</title>",
         f"<style>{look.style_sheet()}</style>{_IDLE}",
         f'<rect class="page" width="{look.WIDTH}" height="{height}"/>',
-        f'<text class="head" x="{look.MARGIN}" y="24">{_text(_heading(simulation, title))}</text>',
+        f'<text class="head" x="{look.MARGIN}" y="24">{heading}</text>',
         *_legend(),
         *_axis(seconds, scale, height - look.AXIS_HEIGHT),
         *_rows(shown, simulation, with_titles=bars <= MOST_TITLES),
@@ -58,8 +63,9 @@ _IDLE = (
 )
 
 
-def _heading(simulation: Simulation, title: str) -> str:
-    speed = f"{simulation.round_seconds:.4g} s a round, {simulation.samples_per_s:,.1f} samples/s"
+def _heading(simulation: Simulation, title: str, each: str) -> str:
+    rate = f"{simulation.samples_per_s:,.1f} samples/s"
+    speed = f"{simulation.round_seconds:.4g} s a {each}, {rate}"
     return f"{title}: {speed}" if title else speed
 
 
@@ -190,11 +196,11 @@ def _labels(bars: Iterable[Bar], y: float) -> Iterator[str]:
 
 
 def _update_mark(x: float) -> str:
-    """A small triangle above the row and a line through it."""
-    at = _number(x)
+    """A small triangle above the row and a thin line through it."""
+    line = f"M{_number(x - 0.5)} 0h1v{look.BAR_HEIGHT}h-1z"
     return (
-        f'<path class="update" d="M{at} 0l-4 -6h8zM{_number(x - 0.75)} 0h1.5v{look.BAR_HEIGHT}'
-        'h-1.5z"><title>update</title></path>'
+        f'<path class="update" d="M{_number(x)} 0l-4 -6h8z"><title>update</title></path>'
+        f'<path class="update" fill-opacity="0.5" d="{line}"/>'
     )
 
 

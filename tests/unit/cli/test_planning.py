@@ -183,3 +183,17 @@ def test_planning_loads_no_torch(folder: Path) -> None:
     files = ["--profile", "p.json", "--cluster", "c.json"]
     argv = ["plan", *files, "--batch-size", "8", "--json"]
     subprocess.run([sys.executable, "-c", code, *argv], cwd=folder, check=True, capture_output=True)
+
+
+def test_asynchronous_plans_are_of_mini_batches(run: Run, folder: Path) -> None:
+    asked = ("--batch-size", "4", "--micro-batch", "9", "--mode", "async", "--straight")
+    out = run("plan", *asked, "--out", "plan.json")
+    assert "mini-batches of 4, " in out
+    assert " s a mini-batch, " in out
+    plan = json.loads((folder / "plan.json").read_text())
+    assert (plan["mode"], plan["micro_batch"]) == ("async", 4)
+    body = json.loads(run("simulate", "--plan", "plan.json", "--gantt", "x.svg", "--json"))
+    assert body["round_seconds"] == plan["predicted"]["round_seconds"]
+    assert body["samples_per_s"] == pytest.approx(4 / body["round_seconds"])
+    assert all(0 <= part <= 1 for part in body["waiting_share"].values())
+    assert " s a mini-batch, " in (folder / "x.svg").read_text()
