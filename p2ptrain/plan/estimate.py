@@ -1,7 +1,8 @@
 """Estimated round seconds of thousands of structures at once.
 
-The chains of `bound.py` with balanced shares, and with every transfer between two groups spread
-over their devices by share. It ranks structures; what it ranks first is simulated.
+The chains of `bound.py` (asynchronously, of `bound_steady.py`) with balanced shares, and with every
+transfer between two groups spread over their devices by share. It ranks structures; what it ranks
+first is simulated.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.group_tables import Floats, GroupTables, Wholes
+from p2ptrain.plan.request import Mode
 
 Truths: TypeAlias = NDArray[np.bool_]
 
@@ -28,11 +30,20 @@ class Estimator:
         self._carried = np.array([0.0, *(unit.output_bytes for unit in units)])[tables.cuts]
         self._seconds_per_byte, self._latency = _links(tables.cost)
         self._deals = np.array([kind.deals for kind in tables.kinds])
+        self._taking_turns = np.array(
+            [len(kind.devices) if kind.deals else 1 for kind in tables.kinds]
+        )
         self._grouped = np.array([len(kind.devices) > 1 for kind in tables.kinds])
 
     def seconds(self, kinds: Wholes, cuts: Wholes) -> Floats:
-        """[N] of structures (kinds [N, P], cuts [N, P+1]); inf where memory forbids one."""
-        return _Round(self, kinds, cuts).seconds()
+        """[N] of structures (kinds [N, P], cuts [N, P+1]); inf where memory forbids one.
+
+        Of a round, or asynchronously of a mini-batch.
+        """
+        estimated = _Round(self, kinds, cuts)
+        if self.cost.mode is Mode.ASYNC:
+            return estimated.steady_seconds()
+        return estimated.seconds()
 
 
 def _links(cost: CostModel) -> tuple[Floats, Floats]:
@@ -66,8 +77,12 @@ class _Round:
             self._hop(p)
         feed = self._feed()
         trips = self._trips()  # [N, P]
+        # A holder in the first group begins at once.
+        begins = self.shares[:, 0, self.owner.cost.holder] > 0
+        feed = np.where(begins, 0.0, feed)
         fill, drain = feed.copy(), np.zeros_like(feed)
-        longest = ((self.owner.count - 1) // 2) * feed * self._feed_part() + feed + trips[:, 0]
+        pairs = (self.owner.count - 1) // 2
+        longest: Floats = pairs * feed * self._feed_part() + feed + trips[:, 0]
         tail = np.zeros_like(feed)  # from a stage's last backward to the end
         for p in range(self.stages):
             rounds = np.maximum(np.ceil(self.owner.rounds / np.maximum(self.depth[:, p], 1)), 1)
@@ -80,6 +95,21 @@ class _Round:
                 tail, drain = tail + back, drain + back
         interface = np.maximum(self.uplink, self.downlink).max(axis=1)
         longest = np.maximum(longest, interface)
+        longest[(self.depth[:, -1] < 1) | np.isnan(longest)] = np.inf
+        return longest
+
+    def steady_seconds(self) -> Floats:
+        """[N] per mini-batch of steady asynchronous running."""
+        for p in range(self.stages - 1):
+            self._hop(p)
+        turns: Wholes = self.owner._taking_turns[self.kinds]  # [N, P]
+        noam = np.cumsum(turns[:, ::-1], axis=1)[:, ::-1]
+        trips = self._trips() / np.maximum(np.minimum(self.depth, noam), 1)
+        feed = self._feed() * self._feed_part() / 2
+        feed = np.where(self.shares[:, 0, self.owner.cost.holder] > 0, 0.0, feed)
+        interface = np.maximum(self.uplink, self.downlink).max(axis=1) / self.owner.rounds
+        paces = np.maximum(self.load / self.owner.rounds, np.maximum(trips, self.reduce / turns))
+        longest: Floats = np.maximum(np.maximum(paces.max(axis=1), interface), feed)
         longest[(self.depth[:, -1] < 1) | np.isnan(longest)] = np.inf
         return longest
 
