@@ -116,7 +116,11 @@ class Cuts:
         return np.minimum(depth, self.split.micro_batches)
 
     def solve(
-        self, orders: Sequence[Order], places: Sequence[int], duplex: Sequence[bool] | None = None
+        self,
+        orders: Sequence[Order],
+        places: Sequence[int],
+        duplex: Sequence[bool] | None = None,
+        last_weights: Sequence[float] | None = None,
     ) -> tuple[Floats, Wholes]:
         """The best borders of orders of the same length.
 
@@ -124,12 +128,17 @@ class Cuts:
             places: where cuts may lie, ascending, 0 and L among them.
             duplex: for each order, whether a device's outputs and gradients travel side by side
                 (default) or one after the other.
+            last_weights: for each order, what its last stage's time counts for while it is cut.
+                In a private plan its device has the first stage too, and must leave time for it.
 
         Returns:
             [B] round seconds by value (inf = impossible), [B, P+1] borders.
         """
         flags = np.array(duplex if duplex is not None else [True] * len(orders))
-        return _Batch(self, orders, places, flags).solve()
+        batch = _Batch(self, orders, places, flags)
+        if last_weights is not None:
+            batch.last_weights = np.array(last_weights)
+        return batch.solve()
 
     def hop(self, sender: Part, receiver: Part) -> tuple[float, float, float]:
         """(seconds per carried byte there, back, latency of both) between two stages."""
@@ -188,6 +197,7 @@ class _Batch:
         self.forced = bool((self.trips[np.isfinite(self.seconds)] > 1).any())
         self.carried = cuts.carried[self.places]  # [C]
         self.duplex = duplex
+        self.last_weights: Floats = np.ones(len(orders))
         hops = np.array([[cuts.hop(a, b) for b in self.parts] for a in self.parts])  # [K, K, 3]
         self.both, self.one = hops[..., 0] + hops[..., 1], hops[..., :2].max(axis=2)
         self.delay = hops[..., 2]
@@ -198,6 +208,7 @@ class _Batch:
         k = self.index[:, -1]
         last = self.seconds[-1, k]  # [B, C] by first unit
         value = np.maximum(self.busy[-1, k], last * self.trips[-1, k])
+        value *= self.last_weights[:, None]
         latency, chosen = last, []
         for p in range(stages - 2, -1, -1):
             k = self.index[:, p]

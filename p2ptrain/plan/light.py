@@ -39,6 +39,8 @@ MOST_ENUMERATED = 330
 """Orders that are all valued: every order of every set of five devices is 325."""
 FINALISTS = 4
 """Orders whose cuts are solved exactly."""
+PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
+"""Of a private plan's last stage, which shares its device's time with the first."""
 CLIMBED = 1
 """Drafts whose borders are moved by bound."""
 MOST_SHIFTS = 60
@@ -64,8 +66,11 @@ class LightSearch:
         self._reshaper = Reshaper(
             self._required, self.private, request.groups, cost.unit_count, cost.holder
         )
+        self._weights = PRIVATE_WEIGHTS if self.private else (1.0,)
         self._base = self._without_the_gone(plan, names)
         self._old_borders = tuple(stage.units[1] for stage in plan.stages[:-1])
+        most = max(MOST_PLACES, 2 * len(self._base))
+        self._places = _places(cost, self.split.first_samples, self._old_borders, most)
         unchanged = names >= {device.name for stage in plan.stages for device in stage.devices}
         self._old = draft_of(plan, cost) if unchanged else None
 
@@ -104,17 +109,18 @@ class LightSearch:
 
         Of few devices every order; else the neighbours of the best, as long as they help.
         """
-        places = _places(self.cost, self.split.first_samples, self._old_borders)
         values: dict[Order, float] = {}
-        start = self._base or next(self._reshaper.straight(self.allowed))
-        self._value(self._few(), places, values)
+        start = self._base or next(self._reshaper.straight(self.allowed), ())
+        if not start:
+            return []
+        self._value([start, *self._few()], values)
         best, room = start, MOST_ELEMENTS
         while room > 0:
-            most = room // (len(best) * MOST_PLACES**2)
-            near = self._reshaper.near(best, self._spare(best), most)
+            size = len(best) * len(self._places) ** 2 * len(self._weights)
+            near = self._reshaper.near(best, self._spare(best), room // size)
             new = [order for order in near if order not in values]
-            room -= sum(len(order) for order in new) * MOST_PLACES**2
-            self._value(new, places, values)
+            room -= size * max(1, len(new))
+            self._value(new, values)
             before, best = best, min(values, key=lambda order: values[order])
             if best == before:
                 break
@@ -124,7 +130,8 @@ class LightSearch:
     def _few(self) -> list[Order]:
         """All straight orders, if there are not many."""
         inner = len(self.allowed) - self.private
-        if sum(perm(inner, count) for count in range(1, inner + 1)) > MOST_ENUMERATED:
+        count = sum(perm(inner, members) for members in range(1, inner + 1))
+        if count * len(self._weights) > MOST_ENUMERATED:
             return []
         return list(self._reshaper.straight(self.allowed))
 
@@ -134,14 +141,14 @@ class LightSearch:
         spare = [device for device in self.allowed if device not in used]
         return sorted(spare, key=lambda device: whole_seconds(self.cost, device))[:MOST_SPARE]
 
-    def _value(
-        self, orders: Sequence[Order], places: Sequence[int], values: dict[Order, float]
-    ) -> None:
-        for length in sorted({len(order) for order in orders}):
-            same = [order for order in orders if len(order) == length]
-            if length < len(places):
-                seconds, _ = self._cuts.solve(same, places)
-                values.update(zip(same, seconds.tolist(), strict=True))
+    def _value(self, orders: Sequence[Order], values: dict[Order, float]) -> None:
+        for same in _by_length(orders):
+            if len(same[0]) < len(self._places):
+                weights = [weight for weight in self._weights for _ in same]
+                many = same * len(self._weights)
+                seconds, _ = self._cuts.solve(many, self._places, None, weights)
+                least = seconds.reshape(len(self._weights), len(same)).min(axis=0)
+                values.update(zip(same, least.tolist(), strict=True))
 
     # -- drafts ----------------------------------------------------------------------------------
 
@@ -149,11 +156,13 @@ class LightSearch:
         """The orders' best cuts by value, in both views of a link."""
         everywhere = range(self.cost.unit_count + 1)
         drafts: dict[Draft, None] = {}
-        for length in sorted({len(order) for order in orders}):
-            same = [order for order in orders if len(order) == length]
-            views = [True] * len(same) + [False] * len(same)
-            _, borders = self._cuts.solve(same * 2, everywhere, views)
-            for order, row in zip(same * 2, borders.tolist(), strict=True):
+        for same in _by_length(orders):
+            many = same * 2 * len(self._weights)
+            views = [True, False] * len(same) * len(self._weights)
+            views.sort(reverse=True)
+            weights = [weight for weight in self._weights for _ in same] * 2
+            _, borders = self._cuts.solve(many, everywhere, views, weights)
+            for order, row in zip(many, borders.tolist(), strict=True):
                 self._borders.setdefault(order, row)
                 drafts.update(dict.fromkeys(self._drafted(order, row)))
         return list(drafts)
@@ -248,7 +257,9 @@ class LightSearch:
 
     def _cheap(self, order: Order) -> list[Draft]:
         """Drafts of that order that move few bytes and are about as fast by value."""
-        borders = self._borders[order]
+        borders = self._borders.get(order)
+        if borders is None:
+            return []
         slowest = slowest_seconds(self._cuts, order, borders)
         drafts = []
         for slack in SLACKS:
@@ -272,6 +283,12 @@ class LightSearch:
         return fastest
 
 
+def _by_length(orders: Sequence[Order]) -> Iterator[list[Order]]:
+    """Orders of the same length together."""
+    for length in sorted({len(order) for order in orders}):
+        yield [order for order in orders if len(order) == length]
+
+
 def _shifts(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """One border moved by a unit or a few, or a unit from the first stage to the last or back."""
     last = len(borders) - 1
@@ -285,18 +302,18 @@ def _shifts(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
                 yield (*borders[:first], *moved, *borders[end:])
 
 
-def _places(cost: CostModel, samples: int, old: Sequence[int]) -> list[int]:
-    """At most MOST_PLACES + 1 places where cuts may lie while orders are compared.
+def _places(cost: CostModel, samples: int, old: Sequence[int], most: int) -> list[int]:
+    """At most `most` + 1 places where cuts may lie while orders are compared.
 
     All of a small model; else the old cuts and, in every stretch of about equal work, the cut that
     least crosses.
     """
     count = cost.unit_count
-    if count <= MOST_PLACES:
+    if count <= most:
         return list(range(count + 1))
     work = Work(cost.profile)
-    chosen = set(old[: MOST_PLACES // 2])
-    stretches = MOST_PLACES - 1 - len(chosen)
+    chosen = set(old[: most // 2])
+    stretches = most - 1 - len(chosen)
     by_stretch: dict[int, list[int]] = {}
     for cut in range(1, count):
         by_stretch.setdefault(int(work.units(0, cut, samples) * stretches), []).append(cut)
