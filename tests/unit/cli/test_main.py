@@ -70,7 +70,9 @@ def test_a_planner_that_is_not_here_names_those_that_are(
 ) -> None:
     with pytest.raises(SystemExit):
         cli.main(["train", "x.py", "--planner", "fast"])
-    assert "no planner 'fast' here: choose from auto, ftpipehd, pp, single" in capsys.readouterr().err
+    assert (
+        "no planner 'fast' here: choose from auto, ftpipehd, pp, single" in capsys.readouterr().err
+    )
 
 
 def test_planners_of_shared_stages_are_for_planning_only(
