@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
+from operator import add
 
 
 class Allocation(StrEnum):
@@ -42,11 +43,12 @@ def deal(shares: tuple[int, ...]) -> tuple[int, ...]:
     round robin, with every device's part spread evenly over the round.
     """
     count = sum(shares)
-    dealt = [0] * len(shares)
+    due = [0] * len(shares)  # (m+1)·share - M·dealt
     places = []
-    for m in range(count):
-        place = max(range(len(shares)), key=lambda i: ((m + 1) * shares[i] - count * dealt[i], -i))
-        dealt[place] += 1
+    for _ in range(count):
+        due = list(map(add, due, shares))
+        place = due.index(max(due))
+        due[place] -= count
         places.append(place)
     return tuple(places)
 

@@ -12,6 +12,8 @@ leads from it back to the first stage, only over lanes with which it shares samp
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from p2ptrain.plan.allocation import deal, most_in_window, sample_ranges
@@ -65,6 +67,14 @@ class _Lane:
 def group_bound(cost: CostModel, draft: Draft) -> float:
     """Seconds that a round of `draft` takes at least."""
     return _GroupRound(cost, draft).longest()
+
+
+def group_interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:
+    """Occupation of every device's uplink ("up") and downlink ("down") in a round."""
+    chains = _GroupRound(cost, draft)
+    chains.longest()
+    up = {("up", device): seconds for device, seconds in enumerate(chains.uplink)}
+    return up | {("down", device): seconds for device, seconds in enumerate(chains.downlink)}
 
 
 class _GroupRound:
@@ -167,10 +177,12 @@ class _GroupRound:
     def _join(self, p: int) -> None:
         """What stages p-1 and p exchange, and when the first of it can arrive."""
         each = self.cost.cut_bytes(self.draft.borders[p])
+        from_owners, to_owners = self.stages[p - 1][0].owners, self.stages[p][0].owners
+        dealt = Counter(zip(from_owners or (), to_owners or (), strict=False))
         for after in self.stages[p]:
             for before in self.stages[p - 1]:
                 full, last = _overlap(before.full, after.full), _overlap(before.last, after.last)
-                pieces, has_last = self._common(before, after)
+                pieces, has_last = self._common(before, after, dealt)
                 samples = pieces * full + (last if has_last else 0)
                 if not samples:
                     continue
@@ -195,15 +207,16 @@ class _GroupRound:
                     arrival = before.start + forward + first * hop[0] + there.latency_s
                     after.start = max(after.start, arrival)
 
-    def _common(self, before: _Lane, after: _Lane) -> tuple[int, bool]:
-        """(micro-batches but the last, whether the last one) that both have a part in."""
+    def _common(
+        self, before: _Lane, after: _Lane, dealt: Mapping[tuple[int, int], int]
+    ) -> tuple[int, bool]:
+        """(micro-batches but the last, whether the last one) that both have a part in.
+
+        `dealt` counts, where both stages deal, the micro-batches by their two owners.
+        """
         has_last = before.has_last and after.has_last
         if before.owners is not None and after.owners is not None:
-            both = sum(
-                one == before.place and other == after.place
-                for one, other in zip(before.owners, after.owners, strict=True)
-            )
-            return both - has_last, has_last
+            return dealt.get((before.place, after.place), 0) - has_last, has_last
         return min(before.pieces, after.pieces), has_last
 
     def _takes(self, lane: _Lane, micro_batch: int) -> bool:
@@ -231,18 +244,18 @@ class _GroupRound:
         """From each lane's forward of a piece to the end of its backward."""
         for p in reversed(range(len(self.stages))):
             behind = self.stages[p + 1] if p + 1 < len(self.stages) else []
+            full: dict[_Lane, list[float]] = defaultdict(list)
+            last: dict[_Lane, list[float]] = defaultdict(list)
+            for there in behind:
+                for lane, full_samples, last_samples, out, back in there.before:
+                    latency = self._latencies(lane, there)
+                    full[lane].append(full_samples * (out + back) + latency + there.trip)
+                    last[lane].append(last_samples * (out + back) + latency + there.last_trip)
+            # Of a stage that deals, a piece goes to one device, whichever.
+            most = min if behind and behind[0].owners is not None else max
             for lane in self.stages[p]:
-                full, last = [], []
-                for there in behind:
-                    for before, full_samples, last_samples, out, back in there.before:
-                        if before is lane:
-                            latency = self._latencies(lane, there)
-                            full.append(full_samples * (out + back) + latency + there.trip)
-                            last.append(last_samples * (out + back) + latency + there.last_trip)
-                # Of a stage that deals, a piece goes to one device, whichever.
-                most = min if behind and behind[0].owners is not None else max
-                lane.trip = sum(lane.full_seconds) + most(full, default=0.0)
-                lane.last_trip = sum(lane.last_seconds) + min(last, default=0.0)
+                lane.trip = sum(lane.full_seconds) + most(full[lane], default=0.0)
+                lane.last_trip = sum(lane.last_seconds) + min(last[lane], default=0.0)
 
     def _latencies(self, one: _Lane, other: _Lane) -> float:
         """Of both directions."""
