@@ -14,9 +14,9 @@ import numpy as np
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups
 from p2ptrain.plan.group_shares import Rows, SampleTimes, divide
-from p2ptrain.plan.infeasible import explain
 from p2ptrain.plan.judge import Judged
 from p2ptrain.plan.planner import Answer, Question
 from p2ptrain.plan.published import fastest, refuse_groups
@@ -47,26 +47,27 @@ def judge_dp(question: Question) -> Judged | None:
     """The fastest micro-batch size and division, or None where nothing fits."""
     if len(question.devices) > 1 and (question.private or not question.groups):
         return None
-    drafts = [draft for split in question.splits for draft in _drafts(question, split)]
+    times = SampleTimes(question.cost, max(split.first_samples for split in question.splits))
+    drafts = [draft for split in question.splits for draft in _drafts(question, times, split)]
     return fastest(question, drafts)
 
 
-def _drafts(question: Question, split: BatchSplit) -> Iterator[Draft]:
+def _drafts(question: Question, times: SampleTimes, split: BatchSplit) -> Iterator[Draft]:
     cost, borders = question.cost, (0, question.cost.unit_count)
-    for group in (_by_samples(question, split), _by_micro_batches(question, split)):
+    for group in (_by_samples(question, times, split), _by_micro_batches(question, split)):
         draft = None if group is None else draft_groups(cost, split, borders, (group,))
         if draft is not None:
             yield draft
 
 
-def _by_samples(question: Question, split: BatchSplit) -> Group | None:
+def _by_samples(question: Question, times: SampleTimes, split: BatchSplit) -> Group | None:
     """Shares by Algorithm 1; None where a device cannot have a sample of each micro-batch."""
     cost, devices = question.cost, question.devices
     units, samples = cost.unit_count, split.first_samples
-    room = [cost.samples_that_fit(0, units, cost.devices[d].memory_bytes) for d in devices]
+    room = [cost.samples_that_fit(0, units, _memory(cost, d)) for d in devices]
     rows = Rows(np.array([devices]), np.array([0]), np.array([units]))
     limits = np.array([[min(most, samples) for most in room]])
-    (shares,) = divide(SampleTimes(cost, samples), rows, samples, limits).samples
+    (shares,) = divide(times, rows, samples, limits).samples
     return Group(devices, tuple(map(int, shares))) if shares.all() else None
 
 
@@ -90,7 +91,7 @@ def _refuse_small_devices(question: Question) -> None:
     cost = question.cost
     needed = cost.peak_bytes(0, cost.unit_count, 1)
     for device in question.devices:
-        memory = cost.devices[device].memory_bytes
+        memory = _memory(cost, device)
         if memory < needed:
             raise PlanError(
                 f"planner dp gives every device the whole model, which needs {needed} bytes with "
@@ -100,13 +101,23 @@ def _refuse_small_devices(question: Question) -> None:
 
 
 def _why_not(question: Question) -> str:
-    devices, splits = len(question.devices), question.splits
-    most = max(max(split.first_samples, split.micro_batches) for split in splits)
-    if most < devices:
+    cost, devices, splits = question.cost, question.devices, question.splits
+    if max(max(split.first_samples, split.micro_batches) for split in splits) < len(devices):
         return (
-            f"planner dp gives every device a part of the batch, but {devices} devices cannot "
+            f"planner dp gives every device a part of the batch, but {len(devices)} devices cannot "
             f"divide micro-batches of at most {max(split.first_samples for split in splits)} "
             f"samples, nor take turns at {max(split.micro_batches for split in splits)} "
             "micro-batches: use a larger batch or --planner auto"
         )
-    return explain(question)
+    takes = {d: cost.samples_that_fit(0, cost.unit_count, _memory(cost, d)) for d in devices}
+    least = min(takes, key=lambda device: takes[device])
+    return (
+        f"planner dp gives every device the whole model: beside it the devices hold "
+        f"{sum(takes.values())} samples together, of micro-batches of at least "
+        f'{splits[0].first_samples}, and "{cost.name(least)}" holds {takes[least]}: use a smaller '
+        "--micro-batch or --planner auto"
+    )
+
+
+def _memory(cost: CostModel, device: int) -> int:
+    return cost.devices[device].memory_bytes

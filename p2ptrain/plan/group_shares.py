@@ -27,6 +27,7 @@ from p2ptrain.plan.cost import CostModel
 
 Floats: TypeAlias = NDArray[np.float64]
 Wholes: TypeAlias = NDArray[np.int64]
+Truths: TypeAlias = NDArray[np.bool_]
 
 BLOCKS = 32
 """A micro-batch is first moved in blocks of this part of it, then sample by sample."""
@@ -47,7 +48,7 @@ class Rows:
     first: Wholes
     end: Wholes
 
-    def __getitem__(self, chosen: Wholes | NDArray[np.bool_]) -> Rows:
+    def __getitem__(self, chosen: Wholes | Truths) -> Rows:
         return Rows(self.devices[chosen], self.first[chosen], self.end[chosen])
 
     def __len__(self) -> int:

@@ -156,8 +156,9 @@ class _Search:
         self.latency = np.array([float((level[0] + level[1])[0, 0]) for level in levels])
 
     def _depth(self, p: int) -> int:
-        """K of the head of p stages."""
-        return min(2 * p - 1, self.tables.split.micro_batches) if self._deep else 1
+        """K of the head of p stages; the holder's last stage (`--private`) is one more behind."""
+        behind = p + self.tables.grid.part.private
+        return min(2 * behind - 1, self.tables.split.micro_batches) if self._deep else 1
 
     def _last(self) -> tuple[Floats, Floats, Wholes]:
         """([D, U] A, [D, U] R, [D, U] end of the head group) of single stages from (a, i) on."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from p2ptrain.plan.group_shares import Floats, Rows, SampleTimes, Wholes, divide
+from p2ptrain.plan.group_shares import Floats, Rows, SampleTimes, Truths, Wholes, divide
 from p2ptrain.plan.hybrid_grid import Grid
 from p2ptrain.plan.split import BatchSplit
 
@@ -46,10 +46,8 @@ class StepTables:
         Only what memory makes different from the depth asked for before is divided again.
         """
         room = self._room_at(depth)
-        if self._room is None:
-            changed = np.ones_like(room, dtype=bool)
-        else:
-            changed = room != self._room
+        before = np.full_like(room, -1) if self._room is None else self._room
+        changed = room != before
         if changed.any():
             self._seconds = self._seconds[0].copy(), self._seconds[1].copy()
             self._divide(room, changed)
@@ -76,7 +74,7 @@ class StepTables:
         room: Wholes = np.minimum(self.grid.room // depth, self.split.first_samples)
         return room
 
-    def _divide(self, room: Wholes, changed: Wholes) -> None:
+    def _divide(self, room: Wholes, changed: Truths) -> None:
         """Run Algorithm 1, groups of one size together."""
         steps, sizes = self.grid.steps, dict[int, list[int]]()
         for number, (a, b) in enumerate(self.grid.groups):
@@ -88,7 +86,7 @@ class StepTables:
             for first in range(0, len(numbers), at_once):
                 self._divide_some(numbers[first : first + at_once], room, changed)
 
-    def _divide_some(self, numbers: Sequence[int], room: Wholes, changed: Wholes) -> None:
+    def _divide_some(self, numbers: Sequence[int], room: Wholes, changed: Truths) -> None:
         steps, groups = self.grid.steps, [self.grid.groups[number] for number in numbers]
         members = [slice(steps[a], steps[b]) for a, b in groups]
         ranges = [np.flatnonzero(changed[part].any(axis=0)) for part in members]

@@ -9,7 +9,8 @@ distributed parameter server):
                       min over i, m' of  max( A(i, m-m') ,  2·C_i ,  T(i+1..j, m') ) )
 
 The paper's devices are equal. Here T_l is the mean over the devices, of one micro-batch times the
-micro-batches of a round, and the bandwidth is the mean over all directed links between them.
+micro-batches of a round (asynchronously the mini-batch travels whole, as published), and the
+bandwidth is the mean over all directed links between them.
 Stages take the devices in list order, the holder first, then by name. Inside a stage all shares are
 equal: whole micro-batches in turn, as PipeDream's round robin deals them, or samples of each
 micro-batch where these come out more even.
@@ -41,6 +42,7 @@ from p2ptrain.plan.published import (
     refuse_groups,
     refuse_short_models,
 )
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.split import BatchSplit
 
 MOST_STEPS = 100
@@ -101,7 +103,7 @@ class _StageTable:
         rate = _mean_rate(part.cost, part.devices)
         units = part.cost.profile.units[part.first : part.end]
         output_bytes = np.array([0.0, *(unit.output_bytes for unit in units[:-1])])
-        self.hop = 2.0 * split.batch_size * output_bytes / rate
+        self.hop = 2.0 * split.first_samples * _pieces(part, split) * output_bytes / rate
         parameters = _ranges(unit.parameter_bytes for unit in units)
         work = _mean_seconds(part, split)
         held, activations = part.held_bytes(), part.activation_bytes()
@@ -155,7 +157,12 @@ def _mean_seconds(part: Inner, split: BatchSplit) -> Floats:
     """[U, U+1] seconds of units [i, j) for a mini-batch, mean over the devices."""
     each = [part.cost.unit_times(device, split.first_samples) for device in part.devices]
     mean = np.mean([np.add(times.forward, times.backward) for times in each], axis=0)
-    return range_sums(mean[part.first : part.end] * (split.batch_size / split.first_samples))
+    return range_sums(mean[part.first : part.end] * _pieces(part, split))
+
+
+def _pieces(part: Inner, split: BatchSplit) -> float:
+    """Micro-batches of a mini-batch; asynchronously the mini-batch travels whole."""
+    return 1.0 if part.cost.mode is Mode.ASYNC else split.batch_size / split.first_samples
 
 
 def _mean_rate(cost: CostModel, devices: Sequence[int]) -> float:
