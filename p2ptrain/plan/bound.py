@@ -16,7 +16,7 @@ from collections import defaultdict
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.group_bound import group_bound
+from p2ptrain.plan.group_bound import group_bound, group_interface_seconds
 from p2ptrain.plan.steady_bound import steady_bound
 
 
@@ -116,6 +116,8 @@ def _suffix_trips(
 
 def interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:
     """Occupation of every device's uplink ("up") and downlink ("down") in a round."""
+    if not draft.is_straight:
+        return group_interface_seconds(cost, draft)
     seconds: dict[tuple[str, int], float] = defaultdict(float)
 
     def carry(sender: int, receiver: int, each: int) -> None:

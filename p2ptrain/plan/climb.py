@@ -1,13 +1,14 @@
-"""Hill-climbing by simulation: small changes, as long as one helps and the budget lasts."""
+"""Hill-climbing by simulation: one change at a time, as long as one helps and the budget lasts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
+from p2ptrain.plan.coarse import coarse_changes
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.fine import fine_changes, other_depths
+from p2ptrain.plan.drafting import Drafter
+from p2ptrain.plan.fine import fine_changes, many_depths, other_depths
 from p2ptrain.plan.judge import WORTH, Judge, Judged
-from p2ptrain.plan.rules import Rules
 
 CHANGE_TASKS = 20
 """What drafting and bounding a change costs, in simulated tasks."""
@@ -15,43 +16,91 @@ GAIN = 1 - 1e-4
 """A smaller gain is not worth another round of changes."""
 
 
-def climb_fine(judge: Judge, rules: Rules, start: Judged, reserve_tasks: int) -> Judged:
+def climb_fine(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int) -> Judged:
     """`start` with shares, orders, borders and depths improved until nothing helps."""
     best = start
     while judge.budget_tasks > reserve_tasks:
-        better = _deeper(judge, best, reserve_tasks)
-        changes = fine_changes(judge.cost, better.draft, rules)
-        better = first_better(judge, better, changes, reserve_tasks)
+        better = _best_depths(judge, best, reserve_tasks)
+        changes = fine_changes(judge.cost, better.draft, drafter.rules)
+        better = _first_better(judge, better, changes, reserve_tasks)
         if better is best:
             break
         best = better
     return best
 
 
-def first_better(
+def relieved(judge: Judge, drafter: Drafter, draft: Draft, seconds: float) -> Draft:
+    """`draft`, changed until its bound is below `seconds`, as far as that takes it."""
+    while not draft.is_straight and judge.bound(draft) >= seconds:
+        judge.budget_tasks -= CHANGE_TASKS
+        changes = fine_changes(judge.cost, draft, drafter.rules)
+        better = min(changes, key=judge.bound, default=draft)
+        if judge.bound(better) >= judge.bound(draft) * GAIN:
+            break
+        draft = better
+    return draft
+
+
+def try_depths(judge: Judge, best: Judged, reserve_tasks: int) -> Judged:
+    """The best of many combinations of depths; deeper ones must be worth their memory."""
+    return _best_of_depths(judge, best, many_depths(judge.cost, best.draft), reserve_tasks)
+
+
+def climb_coarse(
+    judge: Judge, drafter: Drafter, start: Judged, devices: Sequence[int], reserve_tasks: int
+) -> Judged:
+    """`start` with structure and then the rest improved until nothing helps."""
+    best = start
+    while judge.budget_tasks > reserve_tasks:
+        changes = _restructured(drafter, best.draft, devices)
+        better = _first_better(judge, best, changes, reserve_tasks)
+        if better is best:
+            break
+        best = better
+    return climb_fine(judge, drafter, best, reserve_tasks)
+
+
+def _restructured(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> Iterator[Draft]:
+    spare = [device for device in devices if device not in draft.devices]
+    for borders, stages in coarse_changes(draft, spare, drafter.rules):
+        yield from drafter.drafts(draft.split, borders, stages)
+
+
+def _first_better(
     judge: Judge, best: Judged, drafts: Iterable[Draft], reserve_tasks: int
 ) -> Judged:
     """The first draft that is faster, in order of their bounds; `best` where none is."""
-    hopeful = []
-    for draft in dict.fromkeys(drafts):
+    hopeful: dict[Draft, float] = {}
+    for draft in drafts:
         judge.budget_tasks -= CHANGE_TASKS
-        if judge.bound(draft) < best.seconds * GAIN:
-            hopeful.append(draft)
-    for draft in sorted(hopeful, key=judge.bound):
+        bound = judge.bound(draft)
+        if bound < best.seconds * GAIN:
+            hopeful[draft] = bound
         if judge.budget_tasks <= reserve_tasks:
             break
-        if judge.seconds(draft) < best.seconds * GAIN:
-            return Judged(judge.seconds(draft), draft)
+    for draft in sorted(hopeful, key=lambda draft: hopeful[draft]):
+        if judge.budget_tasks <= reserve_tasks:
+            break
+        seconds = judge.seconds(draft)
+        if seconds < best.seconds * GAIN:
+            return Judged(seconds, draft)
     return best
 
 
-def _deeper(judge: Judge, best: Judged, reserve_tasks: int) -> Judged:
-    """The best depths one change away; deeper ones must be worth their memory."""
-    start = best
-    for draft in other_depths(judge.cost, start.draft):
+def _best_depths(judge: Judge, best: Judged, reserve_tasks: int) -> Judged:
+    """The best depths one change away."""
+    return _best_of_depths(judge, best, other_depths(judge.cost, best.draft), reserve_tasks)
+
+
+def _best_of_depths(
+    judge: Judge, best: Judged, drafts: Iterable[Draft], reserve_tasks: int
+) -> Judged:
+    for draft in drafts:
         judge.budget_tasks -= CHANGE_TASKS
+        if judge.budget_tasks <= reserve_tasks:
+            break
         worth = WORTH if sum(draft.warmup) > sum(best.draft.warmup) else GAIN
-        if judge.bound(draft) < best.seconds * worth and judge.budget_tasks > reserve_tasks:
+        if judge.bound(draft) < best.seconds * worth:
             seconds = judge.seconds(draft)
             if seconds < best.seconds * worth:
                 best = Judged(seconds, draft)

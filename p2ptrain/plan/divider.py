@@ -13,6 +13,7 @@ from heapq import heapify, heapreplace
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Group, alone
+from p2ptrain.plan.exchange import Exchange, exchange
 from p2ptrain.plan.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 
@@ -26,6 +27,7 @@ class Divider:
     def __init__(self, cost: CostModel, rules: Rules) -> None:
         self.cost, self.rules = cost, rules
         self._groups: dict[tuple[object, ...], Group | None] = {}
+        self._exchanges: dict[tuple[tuple[int, ...], int], Exchange] = {}
 
     def samples(
         self,
@@ -68,8 +70,11 @@ class Divider:
             for place, device in enumerate(devices)
         ]
 
+        links = [self._link_seconds(devices, device, units) for device in devices]
+
         def seconds(place: int, samples: int) -> float:
-            return sum(cost.stage_seconds(devices[place], *units, samples))
+            computing = sum(cost.stage_seconds(devices[place], *units, samples))
+            return max(computing, samples * links[place])
 
         shares = even_out(split.micro_batch, most, seconds)
         return None if shares is None else Group(devices, shares)
@@ -80,11 +85,24 @@ class Divider:
         if len(devices) == 1:
             return alone(split, devices[0])
         cost, size = self.cost, split.first_samples
-        each = [sum(cost.stage_seconds(device, *units, size)) for device in devices]
+        each = [
+            max(
+                sum(cost.stage_seconds(device, *units, size)),
+                size * self._link_seconds(devices, device, units),
+            )
+            for device in devices
+        ]
         count = split.micro_batches
         most = self._allowed(split, devices, units, count)
         shares = even_out(count, most, lambda place, n: n * each[place])
         return None if shares is None else Group(devices, shares, Allocation.MICRO_BATCHES)
+
+    def _link_seconds(self, devices: tuple[int, ...], device: int, units: tuple[int, int]) -> float:
+        """Seconds a sample that the device's links are busy at least."""
+        key = tuple(sorted(devices)), device
+        if key not in self._exchanges:
+            self._exchanges[key] = exchange(self.cost, devices, device)
+        return self._exchanges[key].seconds(*units)
 
     def _allowed(
         self, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int], total: int

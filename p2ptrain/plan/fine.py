@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations
+from itertools import combinations_with_replacement, permutations
+from math import comb
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
 from p2ptrain.plan.rules import Rules
+
+DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
+"""Warm-up depths that are combined."""
+MOST_DEPTHS = 220
+"""Combinations of depths; fewer values where there would be more."""
 
 
 def fine_changes(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]:
@@ -24,6 +30,18 @@ def other_depths(cost: CostModel, draft: Draft) -> Iterator[Draft]:
     for depths in dict.fromkeys(_depths(draft)):
         changed = draft_groups(cost, draft.split, draft.borders, draft.groups, depths)
         if changed is not None and changed.warmup != draft.warmup:
+            yield changed
+
+
+def many_depths(cost: CostModel, draft: Draft) -> Iterator[Draft]:
+    """The same layout with all depths from a few values: the way to better ones is not smooth."""
+    count, stages = draft.split.micro_batches, len(draft.groups)
+    values = sorted({min(value, count) for value in DEPTHS} | {count})
+    while comb(len(values) + stages - 1, stages) > MOST_DEPTHS:
+        values.remove(values[-2] if len(values) > 2 else values[0])
+    for depths in combinations_with_replacement(reversed(values), stages):
+        changed = draft_groups(cost, draft.split, draft.borders, draft.groups, depths)
+        if changed is not None and changed.warmup == depths:
             yield changed
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.exchange import exchange
 from p2ptrain.plan.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 
@@ -164,7 +165,10 @@ def _fill_alone(tables: GroupTables, ranges: _Ranges, k: int) -> None:
     possible = (depth >= 1) & ~ranges.empty & (ranges.allowed(device) >= 1.0)
     tables.forward[k] = np.where(possible, forward, np.inf)
     tables.backward[k] = np.where(possible, backward, np.inf)
-    tables.load[k] = (tables.forward[k] + tables.backward[k]) * ranges.rounds
+    last = ranges.cost.unit_times(device, ranges.split.last_samples)
+    load = (forward + backward) * (ranges.split.micro_batches - 1)
+    load += ranges.sums(last.forward) + ranges.sums(last.backward)
+    tables.load[k] = np.where(possible, load, np.inf)
     tables.reduce[k] = 0.0
     tables.depth[k] = depth
     tables.shares[k, :, :, device] = 1.0
@@ -188,13 +192,16 @@ def _fill_dividing(tables: GroupTables, ranges: _Ranges, k: int) -> None:
     kind = tables.kinds[k]
     stepwise = [ranges.stepwise(device) for device in kind.devices]
     seconds = np.stack([forward + backward for forward, backward in stepwise])  # [g, S, C, C]
+    links = _link_seconds(ranges, kind)
+    steps = np.array(ranges.sizes)[None, :, None, None]
+    seconds = np.maximum(seconds, links[:, None] * steps)
     fitting = np.stack([ranges.fitting(device) for device in kind.devices])  # [g, C, C]
     each = ranges.split.first_samples / ranges.steps
     in_flight = min(kind.depth, ranges.rounds)
     caps = np.floor(fitting / (each * in_flight) + 1e-9)
     caps = _within_caps(ranges, kind, caps, ranges.steps)
     counts = _balanced(seconds, caps, ranges.steps)  # [g, C, C]
-    possible = (counts.min(axis=0) >= 1) & ~ranges.empty
+    possible = (counts.min(axis=0) >= 1) & ~ranges.empty & (len(counts) <= ranges.steps)
     rows, columns = np.indices(possible.shape)
     at = np.maximum(counts - 1, 0).astype(np.int64)
     both = [
@@ -215,11 +222,14 @@ def _fill_dealing(tables: GroupTables, ranges: _Ranges, k: int) -> None:
     each = ranges.rounds / steps
     full = [ranges.full(device) for device in kind.devices]
     one = np.stack([forward + backward for forward, backward in full])  # [g, C, C]
-    seconds = one[:, None] * (each * np.arange(1, steps + 1))[None, :, None, None]
+    links = _link_seconds(ranges, kind) * split.first_samples
+    seconds = (
+        np.maximum(one, links)[:, None] * (each * np.arange(1, steps + 1))[None, :, None, None]
+    )
     fitting = np.stack([ranges.fitting(device) for device in kind.devices])
     caps = np.where(fitting >= split.first_samples, float(steps), 0.0)
     counts = _balanced(seconds, _within_caps(ranges, kind, caps, steps), steps)
-    possible = (counts.min(axis=0) >= 1) & ~ranges.empty
+    possible = (counts.min(axis=0) >= 1) & ~ranges.empty & (len(counts) <= steps)
     tables.forward[k] = np.where(possible, np.stack([f for f, _ in full]).min(axis=0), np.inf)
     tables.backward[k] = np.where(possible, np.stack([b for _, b in full]).min(axis=0), np.inf)
     tables.load[k] = np.where(possible, (one * counts).max(axis=0) * each, np.inf)
@@ -229,12 +239,21 @@ def _fill_dealing(tables: GroupTables, ranges: _Ranges, k: int) -> None:
     _set_shares(tables, k, counts)
 
 
+def _link_seconds(ranges: _Ranges, kind: Kind) -> Floats:
+    """[g, C, C] seconds a sample that each device's links are busy at least."""
+    cost = ranges.cost
+    found = [exchange(cost, kind.devices, device).table(ranges.cuts) for device in kind.devices]
+    return np.stack(found)
+
+
 def _within_caps(ranges: _Ranges, kind: Kind, caps: Floats, steps: int) -> Floats:
     """[g, C, C] steps that memory and the caps on devices allow."""
     if not ranges.rules.caps:
         return caps
     allowed = [np.ceil(ranges.allowed(device) * steps) for device in kind.devices]
-    within: Floats = np.minimum(caps, np.stack([np.broadcast_to(a, caps[0].shape) for a in allowed]))
+    within: Floats = np.minimum(
+        caps, np.stack([np.broadcast_to(a, caps[0].shape) for a in allowed])
+    )
     return within
 
 

@@ -8,11 +8,12 @@ from math import isfinite
 
 import numpy as np
 
-from p2ptrain.plan.climb import climb_fine
-from p2ptrain.plan.divider import Divider
-from p2ptrain.plan.draft import Draft, Group, draft_groups
+from p2ptrain.plan.climb import climb_fine, relieved, try_depths
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.drafting import Drafter
 from p2ptrain.plan.estimate import Estimator
-from p2ptrain.plan.group_tables import Kind, group_tables
+from p2ptrain.plan.group_tables import Kind, Wholes, group_tables
 from p2ptrain.plan.judge import Judge, Judged
 from p2ptrain.plan.rules import Rules
 from p2ptrain.plan.split import BatchSplit
@@ -26,13 +27,19 @@ from p2ptrain.plan.structures import (
 
 MOST_STRUCTURES = 20_000
 """Structures of one batch split that are all estimated: two microseconds each."""
+MOST_DEVICES = 5
+"""Beyond, even the sequences of groups are too many to list."""
 KEPT = 60
 """Structures of one batch split that are drafted."""
 CLIMBED = 6
 """Structures that are improved by small changes."""
+CLIMBING_SHARE = 0.6
+"""Part of what the first simulations leave that small changes may spend; then depths are tried."""
+DEEPENED = 2
+"""Improved structures for which many depths are tried."""
 SIMULATED_SHARE = 0.5
 """Part of the budget for structures before any is improved."""
-HOPE = 1.1
+HOPE = 1.25
 """An estimate so far above the best round is not simulated: few are that pessimistic."""
 
 
@@ -52,15 +59,15 @@ class GroupSearch:
 
     Attributes:
         devices: those that may be used.
-        least_with: by device, the best candidate by estimate that uses it and others.
+        least_with: by device, the best candidates by estimate that use it and others.
     """
 
     judge: Judge
     devices: tuple[int, ...]
     splits: Sequence[BatchSplit]
     rules: Rules
-    divider: Divider
-    least_with: dict[int, Candidate] = field(default_factory=dict)
+    drafter: Drafter
+    least_with: dict[int, list[Candidate]] = field(default_factory=dict)
 
     def run(self, best: Judged | None) -> Judged | None:
         """The fastest pipeline found, or `best` where none is faster."""
@@ -70,56 +77,44 @@ class GroupSearch:
         if best is not None:
             simulated.append(best)
         starts = _unlike(sorted(simulated, key=lambda judged: judged.seconds))[:CLIMBED]
-        left = self.judge.budget_tasks
+        ends = self._improved(starts)
+        if best is not None:
+            ends.append(best)
+        return min(ends, key=lambda judged: judged.seconds, default=None)
+
+    def _improved(self, starts: Sequence[Judged]) -> list[Judged]:
+        """Every start climbed; the best two ends again after a look at many depths."""
+        judge, ends, left = self.judge, [], self.judge.budget_tasks
         for i, start in enumerate(starts):
-            reserve = int(left * (1 - (i + 1) / len(starts)))
-            climbed = climb_fine(self.judge, self.rules, start, reserve)
-            if best is None or climbed.seconds < best.seconds:
-                best = climbed
-        return best
+            reserve = int(left * (1 - CLIMBING_SHARE * (i + 1) / len(starts)))
+            ends.append(climb_fine(judge, self.drafter, start, reserve))
+        ends.sort(key=lambda judged: judged.seconds)
+        for i, end in enumerate(ends[:DEEPENED]):
+            deepened = try_depths(judge, end, reserve_tasks=0)
+            if deepened is not end:
+                ends[i] = climb_fine(judge, self.drafter, deepened, reserve_tasks=0)
+        return ends
 
     def _candidates(self) -> Iterator[Candidate]:
         for split in self.splits:
             yield from self._of_split(split)
 
     def _of_split(self, split: BatchSplit) -> list[Candidate]:
-        """The best structures by estimate, and the best one with every device."""
-        cost, cuts = self.judge.cost, tuple(range(self.judge.cost.unit_count + 1))
-        kinds = every_kind(self.devices)
-        found = sequences(kinds, min(len(self.devices), len(cuts) - 1))
-        if self.rules.private:
-            found = pinned(found, self.devices.index(self.rules.holder))
-        estimator = Estimator(group_tables(cost, split, kinds, cuts, self.rules))
-        candidates = []
-        for kinds_of, cuts_of in every_structure(found, len(cuts)):
-            seconds = estimator.seconds(kinds_of, cuts_of)
-            for i in np.argsort(seconds, kind="stable")[:KEPT]:
-                if isfinite(seconds[i]):
-                    candidates.append(
-                        Candidate(
-                            float(seconds[i]),
-                            split,
-                            tuple(cuts[c] for c in cuts_of[i]),
-                            tuple(kinds[k] for k in kinds_of[i]),
-                        )
-                    )
-        return sorted(candidates, key=lambda c: c.estimate)[:KEPT]
+        """The best structures by estimate; remembers the best one with every device."""
+        found = _Estimated(self.judge.cost, split, self.devices, self.rules)
+        for device in self.devices:
+            self.least_with.setdefault(device, []).extend(found.best_with(device))
+        return found.best(KEPT)
+
+    def drafts_with(self, device: int, best: Judged) -> list[Draft]:
+        """Drafts of the best candidate that uses `device`, whatever is `best`."""
+        candidates = sorted(self.least_with.get(device, ()), key=lambda c: c.estimate)
+        drafts = (list(self.drafts(candidate)) for candidate in candidates)
+        return next((found for found in drafts if found), [])
 
     def drafts(self, candidate: Candidate) -> Iterator[Draft]:
-        """The candidate with balanced shares; with usual depths, and deeper where worth it."""
-        groups: list[Group] = []
-        for kind, units in zip(
-            candidate.kinds, zip(candidate.borders, candidate.borders[1:], strict=False), strict=True
-        ):
-            divide = self.divider.micro_batches if kind.deals else self.divider.samples
-            group = divide(candidate.split, kind.devices, units)
-            if group is None:
-                return
-            groups.append(group)
-        draft = draft_groups(self.judge.cost, candidate.split, candidate.borders, groups)
-        if draft is not None and self.rules.allow(draft):
-            yield draft
-            yield from self.judge.deepened(draft)
+        """The candidate's drafts."""
+        return self.drafter.drafts(candidate.split, candidate.borders, candidate.kinds)
 
     def _simulate(
         self, candidates: Sequence[Candidate], best: Judged | None, reserve: int
@@ -129,12 +124,84 @@ class GroupSearch:
         for candidate in candidates:
             if self.judge.budget_tasks <= reserve or candidate.estimate > fastest * HOPE:
                 break
-            for draft in self.drafts(candidate):
+            for start in self.drafts(candidate):
+                draft = relieved(self.judge, self.drafter, start, fastest)
                 if self.judge.bound(draft) < fastest:
                     seconds = self.judge.seconds(draft)
                     simulated.append(Judged(seconds, draft))
                     fastest = min(fastest, seconds)
         return simulated
+
+
+class _Estimated:
+    """All structures of one batch split, estimated."""
+
+    def __init__(
+        self, cost: CostModel, split: BatchSplit, devices: tuple[int, ...], rules: Rules
+    ) -> None:
+        self.split, self.cuts = split, tuple(range(cost.unit_count + 1))
+        self.kinds = every_kind(devices) if rules.groups else tuple(Kind((d,)) for d in devices)
+        found = structure_sequences(cost, devices, rules)
+        estimator = Estimator(group_tables(cost, split, self.kinds, self.cuts, rules))
+        self.arrays = [
+            (kinds, cuts, estimator.seconds(kinds, cuts))
+            for kinds, cuts in every_structure(found, len(self.cuts))
+        ]
+
+    def best(self, most: int) -> list[Candidate]:
+        """At most `most` possible structures, fastest first."""
+        found = [
+            self._candidate(kinds[i], cuts[i], float(seconds[i]))
+            for kinds, cuts, seconds in self.arrays
+            for i in np.argsort(seconds, kind="stable")[:most]
+            if isfinite(seconds[i])
+        ]
+        return sorted(found, key=lambda candidate: candidate.estimate)[:most]
+
+    def best_with(self, device: int) -> list[Candidate]:
+        """By number of stages, the best possible structure of `device` and others."""
+        uses = np.array([device in kind.devices for kind in self.kinds])
+        alone = np.array([kind.devices == (device,) for kind in self.kinds])
+        best = []
+        for kinds, cuts, seconds in self.arrays:
+            chosen = uses[kinds].any(axis=1) & ~alone[kinds].all(axis=1)
+            limited = np.where(chosen, seconds, np.inf)
+            i = int(np.argmin(limited))
+            if isfinite(limited[i]):
+                best.append(self._candidate(kinds[i], cuts[i], float(limited[i])))
+        return best
+
+    def _candidate(self, kinds: Wholes, cuts: Wholes, estimate: float) -> Candidate:
+        borders = tuple(self.cuts[cut] for cut in cuts)
+        return Candidate(estimate, self.split, borders, tuple(self.kinds[k] for k in kinds))
+
+
+def is_tiny(cost: CostModel, devices: tuple[int, ...], rules: Rules) -> bool:
+    """Whether all structures can be estimated."""
+    if len(devices) > MOST_DEVICES:
+        return False
+    found = structure_sequences(cost, devices, rules)
+    return count_structures(found, cost.unit_count + 1) <= MOST_STRUCTURES
+
+
+def structure_sequences(
+    cost: CostModel, devices: tuple[int, ...], rules: Rules
+) -> dict[int, list[tuple[int, ...]]]:
+    """By number of stages, the sequences of kinds that `rules` allow."""
+    kinds = every_kind(devices) if rules.groups else tuple(Kind((d,)) for d in devices)
+    found = sequences(kinds, min(len(devices), cost.unit_count))
+    if rules.private:
+        found = pinned(found, kinds, rules.holder)
+    if not rules.required:
+        return found
+    return {
+        length: [
+            sequence
+            for sequence in listed
+            if rules.required <= {device for k in sequence for device in kinds[k].devices}
+        ]
+        for length, listed in found.items()
+    }
 
 
 def _unlike(judged: Sequence[Judged]) -> list[Judged]:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -69,10 +70,19 @@ class Partition:
     Arguments:
         duplex: count a link's two directions side by side (the optimistic view) or one after the
             other, as they are at a device that sends outputs on and gradients back.
+        rules: whose caps limit a device's units.
     """
 
-    def __init__(self, cost: CostModel, split: BatchSplit, *, duplex: bool = True) -> None:
+    def __init__(
+        self,
+        cost: CostModel,
+        split: BatchSplit,
+        *,
+        duplex: bool = True,
+        rules: Rules | None = None,
+    ) -> None:
         self.cost, self.split, self.evaluations = cost, split, 0
+        self._rules = rules
         self._rounds = split.batch_size / split.first_samples
         self._duplex = duplex
         self._stages: dict[int, tuple[Floats, Floats | None]] = {}
@@ -162,11 +172,19 @@ class Partition:
             seconds = range_sums(both)
             depth = self._depth(device)
             seconds[depth < 1] = np.inf
+            if self._rules is not None and device in self._rules.caps:
+                seconds[self._parts(self._rules) > self._rules.most_part(device)] = np.inf
             forced = None
             if (depth < self.split.micro_batches).any():
                 forced = np.ceil(self._rounds / np.maximum(depth, 1))
             self._stages[device] = seconds, forced
         return self._stages[device]
+
+    def _parts(self, rules: Rules) -> Floats:
+        """[L, L+1], part of the round's work that units [i, j) are."""
+        samples = self.split.first_samples
+        units = range(self.cost.unit_count)
+        return range_sums(np.array([rules.work.units(u, u + 1, samples) for u in units]))
 
     def _depth(self, device: int) -> Floats:
         """[L, L+1], how many micro-batches may be in flight in units [i, j); 0 = impossible."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise, permutations, product
+
 from p2ptrain.plan.bound import interface_seconds
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.infeasible import unit_bytes
 from p2ptrain.plan.judge import Judged
 from p2ptrain.plan.orders import whole_seconds
@@ -38,27 +42,52 @@ def no_gain(cost: CostModel, device: int, best: Judged, other: Judged) -> str:
 def _blame(cost: CostModel, device: int, other: Judged) -> str:
     """What the device's time goes into in a plan that uses it."""
     draft = other.draft
-    computing = sum(
-        sum(cost.stage_seconds(device, first, end, draft.split.first_samples))
-        for used, (first, end) in zip(draft.devices, draft.units, strict=True)
-        if used == device
-    )
     rounds = draft.split.batch_size / draft.split.first_samples
     interface = interface_seconds(cost, draft)
     busiest = max(interface.get(("up", device), 0.0), interface.get(("down", device), 0.0))
-    rate, latency = _slowest_link(cost, device, other)
-    if max(busiest, latency * rounds) > computing * rounds:
+    rate, latency = _slowest_link(cost, device, draft)
+    summing = _all_reduce(cost, device, draft)
+    computing = _computing(cost, device, draft)
+    if summing > max(busiest, latency * rounds, computing):
+        return f"summing its group's gradients takes {_time(summing)} a round"
+    if max(busiest, latency * rounds) > computing:
         if latency * rounds > busiest:
             return f"its link answers after {_time(latency)}"
         return f"its link carries {_amount(rate)}/s"
     return _slowness(cost, device, other)
 
 
-def _slowest_link(cost: CostModel, device: int, other: Judged) -> tuple[float, float]:
+def _computing(cost: CostModel, device: int, draft: Draft) -> float:
+    """Seconds of a round that the device computes."""
+    seconds = 0.0
+    for group, units in zip(draft.groups, draft.units, strict=True):
+        if device in group.devices:
+            pieces = Counter(group.pieces(draft.split, group.devices.index(device)))
+            seconds += sum(
+                count * sum(cost.stage_seconds(device, *units, samples))
+                for samples, count in pieces.items()
+                if samples
+            )
+    return seconds
+
+
+def _all_reduce(cost: CostModel, device: int, draft: Draft) -> float:
+    """Seconds that the sum of gradients takes in the device's group."""
+    return max(
+        cost.all_reduce_seconds(group.devices, *units)
+        for group, units in zip(draft.groups, draft.units, strict=True)
+        if device in group.devices
+    )
+
+
+def _slowest_link(cost: CostModel, device: int, draft: Draft) -> tuple[float, float]:
     """(bytes/s, seconds) of the worst links that the device uses in that plan."""
-    draft = other.draft
-    pairs = [*zip(draft.devices, draft.devices[1:], strict=False), (cost.holder, draft.devices[0])]
-    pairs += [(there, here) for here, there in pairs[:-1]]
+    pairs = {(cost.holder, fed) for p in (0, -1) for fed in draft.groups[p].devices}
+    for before, after in pairwise(draft.groups):
+        for here, there in product(before.devices, after.devices):
+            pairs |= {(here, there), (there, here)}
+    for group in draft.groups:
+        pairs |= set(permutations(group.devices, 2))
     links = [cost.link(*pair) for pair in pairs if device in pair and pair[0] != pair[1]]
     rates = [link.bytes_per_s for link in links]
     return min(rates, default=float("inf")), max((link.latency_s for link in links), default=0.0)

@@ -2,8 +2,7 @@
 
 Small questions are enumerated. Larger ones: likely orders for every micro-batch size, then every
 subset and order (up to 8 devices) for the most promising sizes, each by the dynamic programme of
-`partition.py`; the candidates are judged by bound and simulation, and the best ones improved by
-small changes.
+`partition.py`; the candidates are judged by bound and simulation.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from math import comb, isfinite, perm
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.judge import WORTH, Judge, Judged
-from p2ptrain.plan.neighbours import neighbours
+from p2ptrain.plan.judge import Judge, Judged
 from p2ptrain.plan.orders import likely_orders, whole_seconds
 from p2ptrain.plan.partition import Partition, Placement, Suffix, every_subset, in_order
+from p2ptrain.plan.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 
 MOST_ENUMERATED = 300
@@ -28,29 +27,27 @@ MOST_SUBSET_DEVICES = 8
 """Devices whose subsets are all tried: 2^7 · 8 extensions of about a tenth of a millisecond."""
 MOST_SCREENED_DEVICES = 16
 """Devices among which the promising micro-batch sizes are found."""
+MOST_ORDERED_DEVICES = 64
+"""Devices of an order, the fastest: each is tried before every later one."""
 KEPT = 12
 """Candidates of one dynamic programme."""
 PROMISING = 3
 """Micro-batch sizes that are searched thoroughly."""
-CLIMBING_SHARE = 0.6
-"""Part of the budget kept for small changes."""
-CLIMBED = 2
-"""Candidates that are improved by small changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StraightSearch:
-    """One search; `run` gives the best draft of every set of devices it came across.
+    """One search; `pool` keeps every candidate of the dynamic programmes.
 
     Attributes:
-        devices: those that may be used (with `private`, the holder is among them).
-        private: the holder has both ends.
+        devices: those that may be used (with private data, the holder is among them).
+        rules: what a draft must obey.
     """
 
     judge: Judge
     devices: tuple[int, ...]
     splits: Sequence[BatchSplit]
-    private: bool = False
+    rules: Rules
     pools: dict[BatchSplit, dict[Draft, None]] = field(default_factory=dict)
 
     @property
@@ -61,18 +58,17 @@ class StraightSearch:
     @property
     def _inner(self) -> tuple[int, ...]:
         """Devices that may have a stage which is not pinned to the holder."""
-        return tuple(d for d in self.devices if not (self.private and d == self.cost.holder))
+        return tuple(d for d in self.devices if not (self.rules.private and d == self.cost.holder))
 
-    def run(self, best: Judged | None = None) -> Judged | None:
-        """The fastest straight pipeline found, or `best` where none is faster."""
-        if not self._inner:
-            return best
-        if self._count_placements() <= MOST_ENUMERATED:
-            for split in self.splits:
-                self._collect(split, self._every_placement())
-        else:
-            self._search()
-        return self._climb(self._winners(best))
+    def winners(self, best: Judged | None = None) -> list[Judged]:
+        """`best` and the fastest candidates, fastest first; nothing where nothing fits."""
+        if self._inner:
+            if self._count_placements() <= MOST_ENUMERATED:
+                for split in self.splits:
+                    self._collect(split, self._every_placement())
+            else:
+                self._search()
+        return self._winners(best)
 
     @property
     def pool(self) -> Iterator[Draft]:
@@ -93,7 +89,7 @@ class StraightSearch:
         budget = self.judge.budget_tasks
         for i, (winner, pool) in enumerate(ranked):
             if i < PROMISING:
-                reserve = int(budget * (1 - (1 - CLIMBING_SHARE) * (i + 1) / PROMISING))
+                reserve = int(budget * (1 - (i + 1) / PROMISING))
                 winner = self._best_of_pool(pool, winner, reserve)
             winners.append(winner)
         return sorted(winners, key=lambda judged: judged.seconds)
@@ -112,11 +108,11 @@ class StraightSearch:
 
     def _count_placements(self) -> int:
         units, devices = self.cost.unit_count, len(self._inner)
-        ends = 2 if self.private else 0
+        ends = 2 if self.rules.private else 0
         return sum(perm(devices, n) * comb(units - 1, n + ends - 1) for n in range(1, devices + 1))
 
     def _every_placement(self) -> Iterator[Placement]:
-        units, holder = self.cost.unit_count, (self.cost.holder,) if self.private else ()
+        units, holder = self.cost.unit_count, (self.cost.holder,) if self.rules.private else ()
         for n in range(1, len(self._inner) + 1):
             for middle in permutations(self._inner, n):
                 devices = (*holder, *middle, *holder)
@@ -127,7 +123,7 @@ class StraightSearch:
         values = []
         for split in self.splits:
             few = self._fastest(MOST_SCREENED_DEVICES)
-            partition = Partition(self.cost, split)
+            partition = Partition(self.cost, split, rules=self.rules)
             found = [self._ordered(partition, order) for order in self._orders(few)[:2]]
             values.append((min(found), split))
         values.sort(key=lambda value: value[0])
@@ -137,9 +133,9 @@ class StraightSearch:
     def _search_split(self, split: BatchSplit) -> None:
         inner = self._inner
         for duplex in (True, False):
-            partition = Partition(self.cost, split, duplex=duplex)
+            partition = Partition(self.cost, split, duplex=duplex, rules=self.rules)
             if len(inner) > MOST_SUBSET_DEVICES:
-                for order in self._orders(inner):
+                for order in self._orders(self._fastest(MOST_ORDERED_DEVICES)):
                     self._ordered(partition, order)
             chosen = self._fastest(MOST_SUBSET_DEVICES)
             self._gather(partition, list(every_subset(partition, chosen, self._tail(partition))))
@@ -155,63 +151,27 @@ class StraightSearch:
         return likely_orders(self.cost, devices)
 
     def _tail(self, partition: Partition) -> Suffix | None:
-        return partition.last(self.cost.holder) if self.private else None
+        return partition.last(self.cost.holder) if self.rules.private else None
 
     def _ordered(self, partition: Partition, order: Sequence[int]) -> float:
         return self._gather(partition, list(in_order(partition, order, self._tail(partition))))
 
     def _gather(self, partition: Partition, suffixes: list[Suffix]) -> float:
         """Put the best whole pipelines into the pool; the value of the best one."""
-        if self.private:
+        if self.rules.private:
             suffixes = _with_holder_in_front(partition, suffixes, self.cost.holder)
         possible = [suffix for suffix in suffixes if isfinite(suffix.value[0])]
+        if self.rules.required:
+            needed = self.rules.required
+            possible = [s for s in possible if needed <= frozenset(s.placement()[1])]
         kept = nsmallest(KEPT, possible, key=lambda suffix: float(suffix.value[0]))
         self._collect(partition.split, (suffix.placement() for suffix in kept))
         return float(kept[0].value[0]) if kept else float("inf")
 
     def _collect(self, split: BatchSplit, placements: Iterable[Placement]) -> None:
         for borders, devices in placements:
-            drafts = self.judge.drafted(split, borders, devices)
+            drafts = filter(self.rules.allow, self.judge.drafted(split, borders, devices))
             self.pools.setdefault(split, {}).update(dict.fromkeys(drafts))
-
-    def _climb(self, winners: list[Judged]) -> Judged | None:
-        best = winners[0] if winners else None
-        for start in winners[:CLIMBED]:
-            climbed = climb(self.judge, start.draft, self._inner, private=self.private)
-            if best is None or climbed.seconds < best.seconds:
-                best = climbed
-        return best
-
-
-def climb(judge: Judge, start: Draft, devices: Sequence[int], *, private: bool) -> Judged:
-    """Small changes of `start` and of its depths, as long as one helps and the budget lasts."""
-    best = Judged(judge.seconds(start), start)
-    while not judge.exhausted:
-        spare = [device for device in devices if device not in best.draft.devices]
-        better = _first_better(judge, best, neighbours(best.draft, spare, private=private))
-        if better is None:
-            break
-        best = better
-    for draft in judge.depths(best.draft):
-        if judge.bound(draft) < best.seconds and judge.seconds(draft) < best.seconds * WORTH:
-            best = Judged(judge.seconds(draft), draft)
-    return best
-
-
-def _first_better(judge: Judge, best: Judged, placements: Iterable[Placement]) -> Judged | None:
-    hopeful = []
-    for placement in dict.fromkeys(placements):
-        drafts = judge.drafted(best.draft.split, *placement)
-        judge.budget_tasks -= 2 * len(best.draft.devices)
-        hopeful += [draft for draft in drafts if judge.bound(draft) < best.seconds]
-        if judge.exhausted:
-            break
-    for draft in sorted(hopeful, key=judge.bound):
-        if judge.exhausted:
-            break
-        if judge.seconds(draft) < best.seconds * (1 - 1e-9):
-            return Judged(judge.seconds(draft), draft)
-    return None
 
 
 def _with_holder_in_front(

@@ -58,14 +58,16 @@ def sequences(kinds: Sequence[Kind], most: int) -> dict[int, list[tuple[int, ...
 
 
 def pinned(
-    found: dict[int, list[tuple[int, ...]]], holder: int
+    found: dict[int, list[tuple[int, ...]]], kinds: Sequence[Kind], holder: int
 ) -> dict[int, list[tuple[int, ...]]]:
-    """The holder's kind alone, or with sequences that lack it between two stages of its own."""
+    """The holder alone, or in front of and behind sequences of groups that lack it."""
+    own = kinds.index(Kind((holder,)))
+    without = {k for k, kind in enumerate(kinds) if holder not in kind.devices}
     between = {
-        length + 2: [(holder, *sequence, holder) for sequence in listed if holder not in sequence]
+        length + 2: [(own, *sequence, own) for sequence in listed if without.issuperset(sequence)]
         for length, listed in found.items()
     }
-    return {1: [(holder,)], **between}
+    return {1: [(own,)], **between}
 
 
 def count_structures(found: dict[int, list[tuple[int, ...]]], cuts: int) -> int:
