@@ -1,4 +1,4 @@
-"""Published configurations beside ours: their names, their networks, and a row that can be behind."""
+"""Published configurations beside ours: names, networks, and a row that can be behind."""
 
 from __future__ import annotations
 
