@@ -9,11 +9,11 @@ distributed parameter server):
                       min over i, m' of  max( A(i, m-m') ,  2·C_i ,  T(i+1..j, m') ) )
 
 The paper's devices are equal. Here T_l is the mean over the devices, of one micro-batch times the
-micro-batches of a round (asynchronously the mini-batch travels whole, as published), and the
-bandwidth is the mean over all directed links between them.
+micro-batches of a round, and the bandwidth is the mean over all directed links between them.
 Stages take the devices in list order, the holder first, then by name. Inside a stage all shares are
 equal: whole micro-batches in turn, as PipeDream's round robin deals them, or samples of each
-micro-batch where these come out more even.
+micro-batch where these come out more even. Asynchronously a mini-batch travels whole and stages
+always deal, as published.
 
 The paper has no memory limits: here a stage that one of its devices cannot hold is impossible, and
 other orders are tried where the list's own leaves nothing. For a synchronous round the programme is
@@ -82,7 +82,8 @@ def partitioned(part: Inner, split: BatchSplit) -> Draft | None:
         stages = _solve(table, memory)
         if stages is not None:
             borders = [part.first, *(part.first + end for end, _ in stages)]
-            draft = part.draft(split, borders, _groups(split, order, [m for _, m in stages]))
+            groups = _groups(part.cost, split, order, [count for _, count in stages])
+            draft = part.draft(split, borders, groups)
             if draft is not None:
                 return draft
     return None
@@ -111,7 +112,7 @@ class _StageTable:
         for m in counts:
             sync = 4 * (m - 1) / m * parameters / rate if m > 1 else 0.0
             self._seconds[m] = np.maximum(work, sync) / m
-            self._needs[m] = held + _samples_held(split, m) * activations
+            self._needs[m] = held + _samples_held(part.cost, split, m) * activations
 
     def stages(self, m: int, memory: Floats) -> Floats:
         """[m, U, U+1] seconds of units [i, j) on the devices from each border before border m.
@@ -174,8 +175,10 @@ def _mean_rate(cost: CostModel, devices: Sequence[int]) -> float:
     return float(rates.mean())
 
 
-def _deals(split: BatchSplit, devices: int) -> bool:
+def _deals(cost: CostModel, split: BatchSplit, devices: int) -> bool:
     """Whether whole micro-batches come out at least as even as samples of each."""
+    if cost.mode is Mode.ASYNC:
+        return devices <= split.micro_batches
 
     def unevenness(count: int) -> float:
         return -(-count // devices) * devices / count if count >= devices else np.inf
@@ -183,30 +186,32 @@ def _deals(split: BatchSplit, devices: int) -> bool:
     return unevenness(split.micro_batches) <= unevenness(split.first_samples)
 
 
-def _samples_held(split: BatchSplit, devices: int) -> float:
+def _samples_held(cost: CostModel, split: BatchSplit, devices: int) -> float:
     """Samples a device has in flight at least; inf where there is not one for each."""
     if devices > max(split.micro_batches, split.first_samples):
         return np.inf
-    if devices == 1 or _deals(split, devices):
+    if devices == 1 or _deals(cost, split, devices):
         return split.first_samples
     return -(-split.first_samples // devices)
 
 
-def _groups(split: BatchSplit, order: Sequence[int], counts: Sequence[int]) -> list[Group]:
+def _groups(
+    cost: CostModel, split: BatchSplit, order: Sequence[int], counts: Sequence[int]
+) -> list[Group]:
     groups, taken = [], 0
     for count in counts:
         devices = tuple(order[taken : taken + count])
         taken += count
-        groups.append(_equal_group(split, devices))
+        groups.append(_equal_group(cost, split, devices))
     return groups
 
 
-def _equal_group(split: BatchSplit, devices: tuple[int, ...]) -> Group:
+def _equal_group(cost: CostModel, split: BatchSplit, devices: tuple[int, ...]) -> Group:
     """Equal shares; those listed first take what does not divide."""
     count = len(devices)
     if count == 1:
         return alone(split, devices[0])
-    deals = _deals(split, count)
+    deals = _deals(cost, split, count)
     whole = split.micro_batches if deals else split.first_samples
     shares = tuple(whole // count + (place < whole % count) for place in range(count))
     return Group(devices, shares, Allocation.MICRO_BATCHES if deals else Allocation.SAMPLES)

@@ -88,9 +88,8 @@ def inner_part(question: Question) -> Inner:
 
 def orders(part: Inner) -> Iterator[tuple[int, ...]]:
     """The papers' list order, then others for when memory rules it out."""
-    yield part.devices
-    yield from likely_orders(part.cost, part.devices)
-    yield from islice(permutations(part.devices), MOST_ORDERS)
+    likely = [part.devices, *likely_orders(part.cost, part.devices)]
+    yield from dict.fromkeys((*likely, *islice(permutations(part.devices), MOST_ORDERS)))
 
 
 def fastest(question: Question, drafts: Sequence[Draft]) -> Judged | None:

@@ -20,7 +20,7 @@ from p2ptrain.plan.planner import Question
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.published import Inner, inner_part
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.split import BatchSplit
 from tests.unit.plan import examples
 
@@ -64,6 +64,21 @@ def test_samples_are_divided_where_that_is_more_even() -> None:
     (stage,) = plan.stages
     assert stage.allocation is Allocation.SAMPLES
     assert [device.share for device in stage.devices] == [2, 2, 2]
+
+
+def test_asynchronously_whole_mini_batches_are_dealt_in_noam_depths() -> None:
+    """Three devices, all in the input stage: NOAM = 1 for each."""
+    cluster = examples.cluster("a", "b", "c", link=Link(1e9, 0.0))
+    plan = make_plan(two_units(0), cluster, PlanRequest(6, planner="pipedream", mode=Mode.ASYNC))
+    (stage,) = plan.stages
+    assert stage.allocation is Allocation.MICRO_BATCHES
+    assert stage.warmup == 3
+    tail = make_plan(
+        two_units(1000),
+        examples.cluster("a", "b", "c", link=Link(10.0, 0.0)),
+        PlanRequest(10, planner="pipedream", mode=Mode.ASYNC),
+    )
+    assert [(len(stage.devices), stage.warmup) for stage in tail.stages] == [(2, 3), (1, 1)]
 
 
 def test_speeds_are_averaged_away() -> None:
