@@ -25,11 +25,11 @@ TOLERANCE = 0.01
 """A plan this much slower than the fastest found is taken if it moves fewer bytes."""
 SLACKS = (0.0, 0.03)
 """How much slower than the fastest draft's slowest a stage may be while bytes are minimised."""
-SEARCH_TASKS = 1100
-"""Simulated tasks for the fastest draft: three rounds of 8 stages and 32 micro-batches."""
-FRUGAL_TASKS = 700
+SEARCH_TASKS = 2000
+"""Simulated tasks for the fastest draft: four rounds of 8 stages and 32 micro-batches."""
+FRUGAL_TASKS = 600
 """And for those that move fewer bytes."""
-MOST_ELEMENTS = 300_000
+MOST_ELEMENTS = 240_000
 """Array elements of the dynamic programmes over orders: orders x stages x places^2."""
 MOST_PLACES = 14
 """Cut places while orders are compared."""
