@@ -38,6 +38,7 @@ LEAST_GAIN = 1.15
 """How many times cheaper a byte must be with LZ4; the runtime starts to compress there."""
 
 Direction = Literal["output", "gradient"]
+DIRECTIONS: tuple[Direction, ...] = ("output", "gradient")
 
 
 @dataclass(frozen=True, slots=True)

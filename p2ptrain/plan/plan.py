@@ -13,6 +13,7 @@ from typing import Any
 from p2ptrain.errors import OptionError
 from p2ptrain.plan import fields
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.overlap import DIRECTIONS, Direction
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.split import BatchSplit
 
@@ -33,12 +34,15 @@ class PlannedStage:
 
     Attributes:
         warmup: K_p, forwards before the first backward.
+        compression: what it should send compressed on some link; for people, as the runtime
+            measures and decides by itself.
     """
 
     units: tuple[int, int]
     devices: tuple[DeviceShare, ...]
     warmup: int
     allocation: Allocation = Allocation.SAMPLES
+    compression: tuple[Direction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,8 @@ def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> i
 
 
 def _stage(value: object, where: str) -> PlannedStage:
-    entry = fields.members(value, where, ("units", "devices", "warmup"), ("allocation",))
+    optional = ("allocation", "compression")
+    entry = fields.members(value, where, ("units", "devices", "warmup"), optional)
     units = fields.items(entry["units"], f"{where}.units")
     if len(units) != 2:
         raise OptionError(f"{where}.units: expected [first, end), found {len(units)} numbers")
@@ -221,6 +226,7 @@ def _stage(value: object, where: str) -> PlannedStage:
         devices=tuple(_share(d, f"{where}.devices[{i}]") for i, d in enumerate(devices)),
         warmup=fields.whole(entry["warmup"], f"{where}.warmup", least=1),
         allocation=_allocation(entry.get("allocation", "samples"), f"{where}.allocation"),
+        compression=_directions(entry.get("compression", []), f"{where}.compression"),
     )
 
 
@@ -229,6 +235,15 @@ def _mode(value: object, where: str) -> Mode:
     if name not in set(Mode):
         raise OptionError(f'{where}: "{name}" is not known here (known: {", ".join(Mode)})')
     return Mode(name)
+
+
+def _directions(value: object, where: str) -> tuple[Direction, ...]:
+    found = fields.items(value, where)
+    for i, name in enumerate(found):
+        if name not in DIRECTIONS or name in found[:i]:
+            known = ", ".join(DIRECTIONS)
+            raise OptionError(f"{where}[{i}]: expected each of {known} at most once")
+    return tuple(direction for direction in DIRECTIONS if direction in found)
 
 
 def _allocation(value: object, where: str) -> Allocation:
@@ -273,4 +288,6 @@ def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
     }
     if stage.allocation is not Allocation.SAMPLES:
         content["allocation"] = str(stage.allocation)
+    if stage.compression:
+        content["compression"] = list(stage.compression)
     return content

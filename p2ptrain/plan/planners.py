@@ -16,6 +16,7 @@ from p2ptrain.plan.ftpipehd import plan_ftpipehd
 from p2ptrain.plan.hybrid import plan_hybrid
 from p2ptrain.plan.judge import Judge
 from p2ptrain.plan.micro_batches import candidate_splits
+from p2ptrain.plan.overlap import Direction
 from p2ptrain.plan.pipedream import plan_pipedream
 from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planner import Answer, Planner, Question
@@ -83,8 +84,27 @@ def plan_of(cost: CostModel, planner: str, answer: Answer) -> Plan:
 
 def _stages(cost: CostModel, draft: Draft) -> tuple[PlannedStage, ...]:
     return tuple(
-        PlannedStage(units, _shares(cost, group), warmup, group.allocation)
-        for units, group, warmup in zip(draft.units, draft.groups, draft.warmup, strict=True)
+        PlannedStage(
+            units, _shares(cost, group), warmup, group.allocation, _compression(cost, draft, p)
+        )
+        for p, (units, group, warmup) in enumerate(
+            zip(draft.units, draft.groups, draft.warmup, strict=True)
+        )
+    )
+
+
+def _compression(cost: CostModel, draft: Draft, p: int) -> tuple[Direction, ...]:
+    """What stage p sends compressed on some link; nothing in the plain model."""
+    neighbours: dict[Direction, int] = {"output": p + 1, "gradient": p - 1}
+    return tuple(
+        direction
+        for direction, other in neighbours.items()
+        if 0 <= other < len(draft.groups)
+        and any(
+            cost.carriage(draft.borders[max(p, other)], sender, receiver, direction).compressed
+            for sender in draft.groups[p].devices
+            for receiver in draft.groups[other].devices
+        )
     )
 
 

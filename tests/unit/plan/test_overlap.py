@@ -210,6 +210,23 @@ def test_a_cut_is_compressed_only_where_that_pays(
     assert CostModel(profile, cluster).carriage(1, 0, 1, "output").wire_bytes == 10
 
 
+def test_a_plan_says_what_is_compressed_and_goes_through_json() -> None:
+    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
+    shrinking = replace(profile.units[0], compression=Ratios(gradient=0.25))
+    profile = replace(profile, units=(shrinking, profile.units[1]))
+    cluster = with_overheads(examples.cluster("a", "b", link=Link(100.0, 0.0)), REFERENCE)
+    request = PlanRequest(2, micro_batch=1, planner="pp", overlap=True)
+    plan = make_plan(profile, cluster, request)
+    assert [stage.compression for stage in plan.stages] == [(), ("gradient",)]
+    assert Plan.from_json(plan.to_json(), batch_size=2) == plan
+    content = plan.to_json()
+    content["stages"][1]["compression"] = ["output", "output"]
+    with pytest.raises(OptionError, match=r"stages\[1\]\.compression\[1\]: expected each of"):
+        Plan.from_json(content)
+    plain = make_plan(profile, cluster, replace(request, overlap=False))
+    assert "compression" not in plain.to_json()["stages"][1]
+
+
 def test_unmeasured_overheads_grow_with_the_slowdown() -> None:
     profile, cluster = examples.household(1, units=4, devices=2)
     twice = Device("twice", 1, times=profile.times.times_slowdown(2.0))
