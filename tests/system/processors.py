@@ -34,10 +34,9 @@ class Processors:
         self._tag = f"p2ptrain-{os.getpid()}-{next(_numbers)}"
 
     def __enter__(self) -> Self:
-        for device, share in enumerate(self._shares):
-            group = self._group(device)
-            group.mkdir()
-            self._limit(group, share)
+        for device in range(len(self._shares)):
+            self._group(device).mkdir()
+            self.limit(device)
         return self
 
     def __exit__(
@@ -54,6 +53,14 @@ class Processors:
         """What to put before a command to run it with that device's share."""
         enter = f'echo $$ > {self._group(device)}/cgroup.procs && exec "$@"'
         return ["sh", "-c", enter, "--"]
+
+    def lift(self, device: int) -> None:
+        """Give the device a whole core for now, such as while it loads torch."""
+        self._limit(self._group(device), 1.0)
+
+    def limit(self, device: int) -> None:
+        """Hold the device to its share."""
+        self._limit(self._group(device), self._shares[device])
 
     def _group(self, device: int) -> Path:
         return self._root / f"{self._tag}-{device}"

@@ -1,0 +1,178 @@
+"""Predicted against measured seconds of a round, on emulated households. Needs root, Linux.
+
+    python tools/predicted_round.py [--only NAME,NAME] [--steps 15]
+
+Every device has its own network namespace, cable and share of a core. Each setting starts one
+household and trains with several micro-batch sizes; what `train` predicts is held against the
+median time of its steps, the first two left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.system.household import Device, Household  # noqa: E402
+from tests.system.namespaces import Network  # noqa: E402
+from tests.system.processors import Processors  # noqa: E402
+
+CODE = "24681357"
+START_SECONDS = 120.0
+WARM_STEPS = 2
+JOB = str(ROOT / "tools" / "predicted_round_job.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One household and what it trains.
+
+    Attributes:
+        shares: of a core, the holder's first.
+        rate: of every cable, as tc writes it.
+        micro_batches: sizes, one run each.
+    """
+
+    name: str
+    shares: tuple[float, ...]
+    rate: str
+    model: str
+    batch_size: int
+    micro_batches: tuple[int, ...]
+    planner: str = "pp"
+
+
+SETTINGS = (
+    Setting("two", (0.6, 0.3), "1gbit", "mlp", 256, (16, 64)),
+    Setting("two-slow-link", (0.6, 0.4), "100mbit", "cnn", 128, (8, 32)),
+    Setting("three", (0.4, 0.3, 0.3), "1gbit", "cnn", 128, (8, 32)),
+    Setting("three-slow-link", (0.5, 0.3, 0.2), "100mbit", "transformer", 128, (8, 32)),
+    Setting("four", (0.4, 0.25, 0.25, 0.25), "1gbit", "transformer", 128, (8, 32)),
+    Setting("four-slow-link", (0.4, 0.25, 0.25, 0.25), "100mbit", "mlp", 256, (16, 64)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run."""
+
+    setting: str
+    plan: str
+    predicted_seconds: float
+    measured_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted by measured."""
+        return self.predicted_seconds / self.measured_seconds
+
+
+async def measure(setting: Setting, steps: int, folder: Path) -> list[Row]:
+    """Start the setting's household and train once a micro-batch size."""
+    count = len(setting.shares)
+    names = [f"device{number}" for number in range(count)]
+    with Network(count, setting.rate) as network, Processors(setting.shares) as processors:
+        prefixes = {
+            name: [*network.prefix(number), *processors.prefix(number)]
+            for number, name in enumerate(names)
+        }
+        async with Household(folder, prefixes) as household:
+            starting = Starting(household, processors, names)
+            await asyncio.gather(*(starting.join(name) for name in names[1:]))
+            return [await _train(starting, setting, size, steps) for size in setting.micro_batches]
+
+
+class Starting:
+    """Starts devices with a whole core, and leaves them their share once they are ready."""
+
+    def __init__(self, household: Household, processors: Processors, names: list[str]) -> None:
+        self._household = household
+        self._processors = processors
+        self._names = names
+
+    async def join(self, name: str) -> Device:
+        """Start a member."""
+        return await self._start(name, "join", "--code", CODE)
+
+    async def train(self, *arguments: str) -> Device:
+        """Start the holder."""
+        wait = ("--wait-for", str(len(self._names)), "--code", CODE)
+        return await self._start(self._names[0], "train", JOB, *wait, *arguments)
+
+    async def _start(self, name: str, command: str, *arguments: str) -> Device:
+        number = self._names.index(name)
+        self._processors.lift(number)
+        device = await self._household.start(name, command, *arguments)
+        await device.expect("ready", START_SECONDS)
+        self._processors.limit(number)
+        return device
+
+
+async def _train(starting: Starting, setting: Setting, size: int, steps: int) -> Row:
+    holder = await starting.train(
+        *("-o", f"model={setting.model}", "--fresh"),
+        *("--batch-size", str(setting.batch_size), "--micro-batch", str(size)),
+        *("--planner", setting.planner, "--steps", str(steps + WARM_STEPS)),
+    )
+    await holder.succeed(START_SECONDS)
+    return _row(setting, holder)
+
+
+def _row(setting: Setting, holder: Device) -> Row:
+    plan = holder.events("plan")[0]
+    stages = " ".join(
+        f"{stage['devices'][0]['name'][-1]}:{stage['units'][0]}-{stage['units'][1]}"
+        for stage in plan["stages"]
+    )
+    return Row(
+        setting=setting.name,
+        plan=f"{stages} x{plan['micro_batch']}",
+        predicted_seconds=setting.batch_size / plan["predicted_samples_per_s"],
+        measured_seconds=statistics.median(
+            step["seconds"] for step in holder.events("step")[WARM_STEPS:]
+        ),
+    )
+
+
+def report(rows: list[Row]) -> str:
+    """The table, and the median error in its last line."""
+    lines = [f"{'setting':16} {'plan':40} {'predicted':>10} {'measured':>10} {'ratio':>6}"]
+    lines += [
+        f"{row.setting:16} {row.plan:40} {row.predicted_seconds:9.3f}s "
+        f"{row.measured_seconds:9.3f}s {row.ratio:6.2f}"
+        for row in rows
+    ]
+    error = statistics.median(abs(row.ratio - 1) for row in rows)
+    return "\n".join([*lines, f"median of |ratio - 1|: {error:.3f}"])
+
+
+async def measure_all(settings: list[Setting], steps: int) -> list[Row]:
+    """One setting after the other."""
+    rows = []
+    for setting in settings:
+        with tempfile.TemporaryDirectory() as folder:
+            rows += await measure(setting, steps, Path(folder))
+        print(f"{setting.name} done", file=sys.stderr)
+    return rows
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="names of settings, separated by commas")
+    parser.add_argument("--steps", type=int, default=15)
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",") if arguments.only else [s.name for s in SETTINGS]
+    chosen = [setting for setting in SETTINGS if setting.name in wanted]
+    print(report(asyncio.run(measure_all(chosen, arguments.steps))))
+
+
+if __name__ == "__main__":
+    main()
