@@ -5,7 +5,7 @@ Planners compare thousands of drafts and turn the best one into a `Plan`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -180,14 +180,32 @@ def peak_bytes(cost: CostModel, draft: Draft) -> dict[int, int]:
 
 def _stage_bytes(cost: CostModel, draft: Draft, p: int, warmup: int) -> Iterator[tuple[int, int]]:
     """(device, bytes) of stage p at a depth."""
+    for place, device in enumerate(draft.groups[p].devices):
+        yield device, _place_bytes(cost, draft, p, warmup, place)
+
+
+def _place_bytes(cost: CostModel, draft: Draft, p: int, warmup: int, place: int) -> int:
+    """Memory of one device of stage p at a depth."""
     group = draft.groups[p]
-    for place, device in enumerate(group.devices):
-        if cost.mode is Mode.SYNC:
-            samples, versions = group.in_flight_samples(draft.split, place, warmup), 1
-        else:
-            versions = group.in_flight_versions(place, warmup)
-            samples = versions * max(group.pieces(draft.split, place))
-        yield device, cost.peak_bytes(*draft.units[p], samples, versions)
+    if cost.mode is Mode.SYNC:
+        samples, versions = group.in_flight_samples(draft.split, place, warmup), 1
+    else:
+        versions = group.in_flight_versions(place, warmup)
+        samples = versions * max(group.pieces(draft.split, place))
+    return cost.peak_bytes(*draft.units[p], samples, versions)
+
+
+def _overfull(
+    cost: CostModel, draft: Draft, p: int, warmup: int, places: Iterable[int], taken: int
+) -> list[int]:
+    """Those `places` of stage p whose device has not enough memory at that depth."""
+    devices = draft.groups[p].devices
+    return [
+        place
+        for place in places
+        if taken + _place_bytes(cost, draft, p, warmup, place)
+        > cost.devices[devices[place]].memory_bytes
+    ]
 
 
 def _deepest_that_fits(cost: CostModel, draft: Draft, p: int, limit: int, taken: int) -> int:
@@ -196,13 +214,13 @@ def _deepest_that_fits(cost: CostModel, draft: Draft, p: int, limit: int, taken:
     if len(group.devices) == 1 and cost.mode is Mode.SYNC:
         memory = cost.devices[group.devices[0]].memory_bytes - taken
         return min(limit, draft.split.deepest(cost.samples_that_fit(*draft.units[p], memory)))
-    low, high = 0, limit  # depths up to `low` fit, those above `high` are not wanted
+    tight = _overfull(cost, draft, p, limit, range(len(group.devices)), taken)
+    low, high = 0, limit  # depths up to `low` fit, those above `high` do not
+    if not tight:
+        low = limit
     while low < high:
         middle = (low + high + 1) // 2
-        if all(
-            taken + stage_bytes <= cost.devices[device].memory_bytes
-            for device, stage_bytes in _stage_bytes(cost, draft, p, middle)
-        ):
+        if not _overfull(cost, draft, p, middle, tight, taken):
             low = middle
         else:
             high = middle - 1
