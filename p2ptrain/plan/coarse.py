@@ -38,6 +38,13 @@ def coarse_changes(draft: Draft, spare: Sequence[int], rules: Rules) -> Iterator
         yield from _taken_in(draft, free, device, rules)
 
 
+def taking_in(draft: Draft, device: int, rules: Rules) -> Iterator[Layout]:
+    """Only those changes that give `device`, which the draft does not use, a part."""
+    free = [p for p in range(len(draft.groups)) if p not in rules.pinned(len(draft.groups))]
+    if free:
+        yield from _taken_in(draft, free, device, rules)
+
+
 def _kind(group: Group, devices: Sequence[int]) -> Kind:
     """The group's kind with other devices."""
     return Kind(tuple(devices), deals=group.deals and len(devices) > 1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from p2ptrain.plan.climb import climb_coarse
-from p2ptrain.plan.coarse import coarse_changes
+from p2ptrain.plan.coarse import taking_in
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.drafting import Drafter
 from p2ptrain.plan.judge import Judge, Judged
@@ -63,11 +63,7 @@ class LargeSearch:
         return [min(shared, key=self.judge.bound)] if shared else []
 
     def _changed_to_use(self, device: int, draft: Draft) -> Iterator[Draft]:
-        changes = (
-            layout
-            for layout in coarse_changes(draft, [device], self.drafter.rules)
-            if any(device in stage.devices for stage in layout[1])
-        )
+        changes = taking_in(draft, device, self.drafter.rules)
         for borders, stages in islice(changes, FEW if self.judge.exhausted else None):
             yield from self.drafter.drafts(draft.split, borders, stages)
 

@@ -39,6 +39,15 @@ def no_gain(cost: CostModel, device: int, best: Judged, other: Judged) -> str:
     return f"would slow the round from {before} to {after}: {blame}"
 
 
+def no_faster_than(cost: CostModel, device: int, other: int) -> str:
+    """The reason, where plans with faster devices left out too, such as `other`, were looked at."""
+    times = whole_seconds(cost, device) / max(whole_seconds(cost, other), 1e-300)
+    name = cost.name(other)
+    if times >= SAME:
+        return f"it computes {times:.1f} times slower than {name}, which is not used either"
+    return f"it computes no faster than {name}, which is not used either"
+
+
 def _blame(cost: CostModel, device: int, other: Judged) -> str:
     """What the device's time goes into in a plan that uses it."""
     draft = other.draft
