@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import p2ptrain  # noqa: E402
-from tests.zoo_models import TransformerBlock  # noqa: E402
+import p2ptrain
+from tests.zoo_models import TransformerBlock
 
 SAMPLES = 1024
 CLASSES = 10
