@@ -19,7 +19,6 @@ from itertools import product
 from p2ptrain.plan.allocation import deal, sample_ranges
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group
-from p2ptrain.plan.steady import exchange_paces
 
 
 def steady_bound(cost: CostModel, draft: Draft) -> float:
@@ -27,7 +26,7 @@ def steady_bound(cost: CostModel, draft: Draft) -> float:
     return max(
         *_loads(cost, draft).values(),
         *_interface_seconds(cost, draft).values(),
-        *exchange_paces(cost, draft),
+        *_exchange_paces(cost, draft),
         *_trip_paces(cost, draft),
         *_feed_paces(cost, draft),
     )
@@ -131,3 +130,16 @@ def _feed_paces(cost: CostModel, draft: Draft) -> Iterator[float]:
             if device != cost.holder:
                 link = cost.link(cost.holder, device)
                 yield part * (samples * each / link.bytes_per_s + link.latency_s) / 2
+
+
+def _exchange_paces(cost: CostModel, draft: Draft) -> list[float]:
+    """By stage, seconds per mini-batch that its replicas exchange gradients."""
+    return [
+        cost.all_reduce_seconds(group.devices, *units) / mini_batches_each(group)
+        for group, units in zip(draft.groups, draft.units, strict=True)
+    ]
+
+
+def mini_batches_each(group: Group) -> int:
+    """Mini-batches whose gradients one exchange sums."""
+    return len(group.devices) if group.deals else 1

@@ -17,7 +17,8 @@ exchanges follow one another, so that it takes at least max(compute, all-reduce)
 How an exchange slows the transfers of others is not modelled, as in a synchronous round.
 
 It is a synchronous round of many mini-batches, looked at in its middle, when neither the start-up
-nor the end counts.
+nor the end counts. Where a stretch is still settling and looks faster than can last, the lower
+bound (`bound_steady.py`, exchanges among it) has the last word.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from p2ptrain.plan.bound_steady import mini_batches_each, steady_bound
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group
+from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.engine import Engine
 from p2ptrain.plan.lanes import build_engine
 from p2ptrain.plan.split import BatchSplit
@@ -83,29 +85,16 @@ def run_steadily(cost: CostModel, draft: Draft, *, record: bool = False) -> Stea
     done = list(accumulate(_completions(engine, 0, count), max))
     pace = (done[last] - done[first]) / (last - first)
     return Steady(
-        seconds=max([pace, *exchange_paces(cost, draft)]),
+        seconds=max(pace, steady_bound(cost, draft)),
         window=(done[first], done[last]),
         engine=engine,
         exchanges=tuple(_exchanges(cost, draft, engine, count)) if record else (),
     )
 
 
-def exchange_paces(cost: CostModel, draft: Draft) -> list[float]:
-    """By stage, seconds per mini-batch that its replicas exchange gradients."""
-    return [
-        cost.all_reduce_seconds(group.devices, *units) / _mini_batches_each(group)
-        for group, units in zip(draft.groups, draft.units, strict=True)
-    ]
-
-
 def simulated_tasks(draft: Draft) -> int:
     """What `steady_seconds` costs."""
     return 2 * len(draft.groups) * _stretch(draft)[2]
-
-
-def _mini_batches_each(group: Group) -> int:
-    """Mini-batches whose gradients one exchange sums."""
-    return len(group.devices) if group.deals else 1
 
 
 def _stretch(draft: Draft) -> tuple[int, int, int]:
@@ -155,7 +144,7 @@ def _exchanges(cost: CostModel, draft: Draft, engine: Engine, count: int) -> Ite
     for p, group in enumerate(draft.groups):
         seconds = cost.all_reduce_seconds(group.devices, *draft.units[p])
         done = _completions(engine, p, count)
-        each, end = _mini_batches_each(group), 0.0
+        each, end = mini_batches_each(group), 0.0
         for m in range(each - 1, count, each):
             start = max(end, *done[m + 1 - each : m + 1])
             end = start + seconds

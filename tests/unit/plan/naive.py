@@ -258,3 +258,16 @@ def naive_peak_bytes(plan: Plan, profile: Profile, cluster: Cluster) -> dict[str
         name = simulation.device(worker)
         peaks[name] = peaks.get(name, 0) + simulation.peak(worker)
     return peaks
+
+
+def naive_steady_seconds(
+    plan: Plan, profile: Profile, cluster: Cluster, first: int, last: int
+) -> float:
+    """Seconds per mini-batch from the end of mini-batch `first` to that of `last`.
+
+    The plan's round is the whole asynchronous run, its micro-batches are the mini-batches.
+    """
+    simulation = _Naive(plan, profile, cluster)
+    simulation.run()
+    done = {m: end for (w, kind, m), end in simulation.ended.items() if w[0] == 0 and kind == "B"}
+    return (done[last] - done[first]) / (last - first)
