@@ -29,8 +29,8 @@ FRAMED_A_MESSAGE = 12.0
 """One end of a real message costs as much as this many small ones framed and read again."""
 BYTES_A_FRAMED = 22_000
 """So many bytes' way through copies and the kernel costs as much as one; ciphers come on top."""
-UPDATES_A_UPDATE = 3.0
-"""A real update, on many tensors that no cache holds, by one of a large tensor in the cache."""
+UPDATE_FACTOR = 3.0
+"""A real update, of many tensors that no cache holds, costs so many times the yardstick's."""
 
 _PART_BYTES = 64
 _CIPHER_BYTES = 64 * 1024
@@ -50,7 +50,7 @@ def measure_overheads(clock: Clock | None = None) -> Overheads:
     return Overheads(
         message_seconds=FRAMED_A_MESSAGE * framed,
         byte_seconds=framed / BYTES_A_FRAMED + ciphers / 2,
-        update_byte_seconds=UPDATES_A_UPDATE * update,
+        update_byte_seconds=UPDATE_FACTOR * update,
         pack_byte_seconds=pack,
         unpack_byte_seconds=unpack,
     ).times_slowdown(stopwatch.wall_by_processor_time)
