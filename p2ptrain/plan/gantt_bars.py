@@ -8,7 +8,7 @@ chart of any plan has a bounded size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2ptrain.plan.gantt_style import backward_style, forward_style
 from p2ptrain.plan.simulate import TimelineEntry
@@ -63,12 +63,11 @@ class Row:
 
     def merged(self) -> Row:
         """The same with narrow bars drawn together."""
-        return Row(
-            self.device,
-            *(merged(bars) for bars in (self.tasks, self.uplink, self.downlink)),
-            self.reduces,
-            self.updates,
-            self.stages,
+        return replace(
+            self,
+            tasks=merged(self.tasks),
+            uplink=merged(self.uplink),
+            downlink=merged(self.downlink),
         )
 
 
