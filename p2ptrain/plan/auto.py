@@ -5,29 +5,29 @@ It is the only planner that leaves devices out, and says of each what using it w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.divider import Divider
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.drafting import Drafter
-from p2ptrain.plan.equal_shares import judge_pp
 from p2ptrain.plan.grouped import GroupSearch, is_tiny
 from p2ptrain.plan.infeasible import explain
 from p2ptrain.plan.judge import Judge, Judged
 from p2ptrain.plan.large import LargeSearch
+from p2ptrain.plan.named import named_answers
+from p2ptrain.plan.orders import whole_seconds
 from p2ptrain.plan.planner import Answer, Question
-from p2ptrain.plan.reasons import no_gain, too_small
+from p2ptrain.plan.reasons import no_faster_than, no_gain, too_small
 from p2ptrain.plan.rules import Rules
-from p2ptrain.plan.single import best_singles
 from p2ptrain.plan.straight import StraightSearch
 from p2ptrain.plan.work import Work
 
-NAMED: Mapping[str, Callable[[Question], Judged | None]] = {"pp": judge_pp}
-"""Planners whose answers are candidates, beside `single`."""
 OVERDRAFT_TASKS = 12_000
 """Simulated tasks beyond the budget that the reasons may cost; then bounds must do."""
+MOST_EXPLAINED = 16
+"""Devices left out, the fastest, for each of which a plan that uses it is looked for."""
 SEARCHED = "search"
 """What `found_by` says of a plan that no named planner found."""
 
@@ -73,19 +73,8 @@ def _search(question: Question, rules: Rules) -> GroupSearch | LargeSearch:
 
 
 def _best_named(question: Question, rules: Rules) -> _Found | None:
-    alone = (question.cost.holder,) if question.private else question.devices
-    singles = best_singles(question.judge, question.splits, alone).values()
-    found = [_Found(judged, "single") for judged in singles]
-    for name, judge_named in NAMED.items():
-        judged = judge_named(question) if _possible(question) else None
-        if judged is not None:
-            found.append(_Found(judged, name))
-    allowed = [one for one in found if rules.allow(one.judged.draft)]
-    return min(allowed, key=lambda one: one.judged.seconds, default=None)
-
-
-def _possible(question: Question) -> bool:
-    return len(question.devices) + question.private <= question.cost.unit_count
+    found = [_Found(judged, name) for name, judged in named_answers(question, rules)]
+    return min(found, key=lambda one: one.judged.seconds, default=None)
 
 
 def _faster(best: _Found | None, other: _Found) -> _Found:
@@ -95,9 +84,8 @@ def _faster(best: _Found | None, other: _Found) -> _Found:
 def _explained(question: Question, search: GroupSearch | LargeSearch, best: _Found) -> Answer:
     """With the best plan known for every device left out, which may turn out to be the best."""
     others: dict[int, Judged] = {}
-    for device in question.devices:
-        if device in best.judged.draft.devices:
-            continue
+    looked_at = _fastest_unused(question, best.judged.draft)
+    for device in looked_at:
         for draft in search.drafts_with(device, best.judged):
             judged = _worth(question.judge, best.judged, draft)
             if device not in others or judged.seconds < others[device].seconds:
@@ -106,10 +94,24 @@ def _explained(question: Question, search: GroupSearch | LargeSearch, best: _Fou
         best = _faster(best, _Found(judged, SEARCHED))
     reasons = {
         device: _reason(question, best.judged, device, others.get(device))
+        if device in looked_at
+        else _as_others(question, device, looked_at[0])
         for device in question.devices
         if device not in best.judged.draft.devices
     }
     return Answer(best.judged.draft, reasons, best.found_by)
+
+
+def _fastest_unused(question: Question, draft: Draft) -> list[int]:
+    """The devices left out that are most likely to help after all, at most MOST_EXPLAINED."""
+    unused = [device for device in question.devices if device not in draft.devices]
+    return nsmallest(MOST_EXPLAINED, unused, key=lambda d: (whole_seconds(question.cost, d), d))
+
+
+def _as_others(question: Question, device: int, fastest: int) -> str:
+    """The reason of a device slower than all that were looked at."""
+    small = too_small(question.cost, device, question.splits[0])
+    return small or no_faster_than(question.cost, device, fastest)
 
 
 def _worth(judge: Judge, best: Judged, draft: Draft) -> Judged:

@@ -223,9 +223,8 @@ def _fill_dealing(tables: GroupTables, ranges: _Ranges, k: int) -> None:
     full = [ranges.full(device) for device in kind.devices]
     one = np.stack([forward + backward for forward, backward in full])  # [g, C, C]
     links = _link_seconds(ranges, kind) * split.first_samples
-    seconds = (
-        np.maximum(one, links)[:, None] * (each * np.arange(1, steps + 1))[None, :, None, None]
-    )
+    counted = (each * np.arange(1, steps + 1))[None, :, None, None]
+    seconds = np.maximum(one, links)[:, None] * counted
     fitting = np.stack([ranges.fitting(device) for device in kind.devices])
     caps = np.where(fitting >= split.first_samples, float(steps), 0.0)
     counts = _balanced(seconds, _within_caps(ranges, kind, caps, steps), steps)
@@ -251,9 +250,7 @@ def _within_caps(ranges: _Ranges, kind: Kind, caps: Floats, steps: int) -> Float
     if not ranges.rules.caps:
         return caps
     allowed = [np.ceil(ranges.allowed(device) * steps) for device in kind.devices]
-    within: Floats = np.minimum(
-        caps, np.stack([np.broadcast_to(a, caps[0].shape) for a in allowed])
-    )
+    within: Floats = np.minimum(caps, np.stack(np.broadcast_arrays(caps[0], *allowed)[1:]))
     return within
 
 

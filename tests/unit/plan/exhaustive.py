@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import combinations, pairwise, permutations
 
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
@@ -150,7 +150,7 @@ def _changes(cost: CostModel, draft: Draft) -> Iterator[Draft]:
         for step in (-1, 1):
             depths.append((*draft.warmup[:p], draft.warmup[p] + step, *draft.warmup[p + 1 :]))
     for wanted in depths:
-        falling = all(a >= b for a, b in zip(wanted, wanted[1:], strict=False))
+        falling = all(a >= b for a, b in pairwise(wanted))
         if falling and wanted[-1] >= 1 and wanted[0] <= count and wanted != draft.warmup:
             other = draft_groups(cost, draft.split, draft.borders, draft.groups, wanted)
             if other is not None:
