@@ -7,7 +7,7 @@ lead on from the fastest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -17,8 +17,7 @@ from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.drafting import Drafter
 from p2ptrain.plan.judge import Judge, Judged
 from p2ptrain.plan.planner import Question
-from p2ptrain.plan.segments import segment_candidates
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.segments import promising_splits, segment_candidates
 from p2ptrain.plan.straight import StraightSearch
 
 STARTS_SHARE = 0.5
@@ -75,7 +74,7 @@ class LargeSearch:
         starts = self.straight.winners(best)
         judge.budget_tasks += kept
         if self.drafter.rules.groups:
-            for split in self._promising(starts):
+            for split in promising_splits(self.question, PROMISING):
                 drafts = [
                     draft
                     for draft in segment_candidates(self.question, split)
@@ -85,10 +84,3 @@ class LargeSearch:
                 if found is not None:
                     starts.append(found)
         return sorted(starts, key=lambda judged: judged.seconds)
-
-    def _promising(self, starts: Sequence[Judged]) -> list[BatchSplit]:
-        """The micro-batch sizes of the fastest starts; where nothing is known, all."""
-        ranked = dict.fromkeys(start.draft.split for start in starts)
-        known = [split for split in ranked if split in self.question.splits]
-        rest = [split for split in self.question.splits if split not in ranked]
-        return [*known, *rest][:PROMISING]

@@ -71,6 +71,8 @@ class Partition:
         duplex: count a link's two directions side by side (the optimistic view) or one after the
             other, as they are at a device that sends outputs on and gradients back.
         rules: whose caps limit a device's units.
+        cuts: where the model may be cut, its ends included; everywhere unless given. The units of
+            this module's arrays are then the blocks between two cuts.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Partition:
         *,
         duplex: bool = True,
         rules: Rules | None = None,
+        cuts: Sequence[int] | None = None,
     ) -> None:
         self.cost, self.split, self.evaluations = cost, split, 0
         self._rules = rules
@@ -87,8 +90,8 @@ class Partition:
         self._duplex = duplex
         self._stages: dict[int, tuple[Floats, Floats | None]] = {}
         self._cuts: dict[tuple[int, int], tuple[Floats, Floats]] = {}
-        units = cost.profile.units
-        self._carried = np.array([0.0, *(unit.output_bytes for unit in units[:-1])])
+        self.cuts = tuple(range(cost.unit_count + 1) if cuts is None else cuts)
+        self._carried = np.array([0.0, *map(cost.cut_bytes, self.cuts[1:-1])])
         self._carried *= split.first_samples
 
     def last(self, device: int) -> Suffix:
@@ -101,6 +104,11 @@ class Partition:
         count = len(alone)
         empty = np.zeros(count, dtype=np.int64)
         return Suffix(device, value, alone, alone, (), empty, np.full(count, count))
+
+    def placement(self, suffix: Suffix) -> Placement:
+        """Borders, in units, and devices of the best pipeline of the whole model."""
+        borders, devices = suffix.placement()
+        return tuple(self.cuts[border] for border in borders), devices
 
     def extend(self, device: int, followers: Sequence[Suffix], *, twice: bool = False) -> Suffix:
         """Pipelines with one more stage in front. With `twice`, `device` is also the last stage."""
@@ -168,8 +176,7 @@ class Partition:
         """([L, L+1] seconds of units [i, j), inf where impossible; round trips forced, or None)."""
         if device not in self._stages:
             times = self.cost.unit_times(device, self.split.first_samples)
-            both = np.add(times.forward, times.backward)
-            seconds = range_sums(both)
+            seconds = self._range_sums(np.add(times.forward, times.backward))
             depth = self._depth(device)
             seconds[depth < 1] = np.inf
             if self._rules is not None and device in self._rules.caps:
@@ -184,13 +191,17 @@ class Partition:
         """[L, L+1], part of the round's work that units [i, j) are."""
         samples = self.split.first_samples
         units = range(self.cost.unit_count)
-        return range_sums(np.array([rules.work.units(u, u + 1, samples) for u in units]))
+        return self._range_sums([rules.work.units(u, u + 1, samples) for u in units])
+
+    def _range_sums(self, per_unit: Sequence[float] | Floats) -> Floats:
+        """`range_sums` of what each block between two cuts has together."""
+        return range_sums(np.add.reduceat(np.asarray(per_unit, dtype=float), self.cuts[:-1]))
 
     def _depth(self, device: int) -> Floats:
         """[L, L+1], how many micro-batches may be in flight in units [i, j); 0 = impossible."""
         units = self.cost.profile.units
-        parameters = range_sums(np.array([float(unit.parameter_bytes) for unit in units]))
-        activations = range_sums(np.array([float(unit.activation_bytes) for unit in units]))
+        parameters = self._range_sums([unit.parameter_bytes for unit in units])
+        activations = self._range_sums([unit.activation_bytes for unit in units])
         held = parameters * (2 + self.cost.profile.optimizer_state_ratio)
         left = self.cost.devices[device].memory_bytes - held
         with np.errstate(divide="ignore", invalid="ignore"):

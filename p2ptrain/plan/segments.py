@@ -65,14 +65,26 @@ class Candidate:
     stages: tuple[Segment, ...]
 
 
+def promising_splits(question: Question, most: int) -> list[BatchSplit]:
+    """The micro-batch sizes whose best pipeline along one order is fastest, simulated."""
+    if len(question.splits) <= most:
+        return list(question.splits)
+    ranked = []
+    for i, split in enumerate(question.splits):
+        candidates = _every_candidate(question, split, most_orders=1)
+        best = min(candidates, key=lambda candidate: candidate.seconds, default=None)
+        draft = None if best is None else _drafted(question.judge, split, best.stages)
+        if draft is not None:
+            ranked.append((question.judge.seconds(draft), i, split))
+    return [split for _, _, split in sorted(ranked)[:most]]
+
+
 def segment_candidates(question: Question, split: BatchSplit) -> Iterator[Draft]:
     """The most promising pipelines of groups for one split, best first, all different.
 
     `question.groups` and `devices` are obeyed; `required` and `caps` are left to the caller.
     Nothing comes out of a private question: both its ends are the holder's.
     """
-    if question.private:
-        return
     found: dict[tuple[Segment, ...], float] = {}
     for candidate in _every_candidate(question, split):
         known = found.get(candidate.stages, candidate.seconds)
@@ -83,10 +95,14 @@ def segment_candidates(question: Question, split: BatchSplit) -> Iterator[Draft]
             yield draft
 
 
-def _every_candidate(question: Question, split: BatchSplit) -> Iterator[Candidate]:
+def _every_candidate(
+    question: Question, split: BatchSplit, most_orders: int | None = None
+) -> Iterator[Candidate]:
+    if question.private:
+        return
     cost = question.cost
     cuts = (0, *useful_cuts(cost, MOST_CUTS), cost.unit_count)
-    for order in segment_orders(cost, question.devices, MOST_POSITIONS):
+    for order in segment_orders(cost, question.devices, MOST_POSITIONS)[:most_orders]:
         options = group_options(len(order), split, groups=question.groups)
         yield from _Programme(SegmentTables(cost, split, order, cuts, options)).candidates()
 

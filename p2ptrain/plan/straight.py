@@ -13,6 +13,7 @@ from heapq import nsmallest
 from itertools import combinations, permutations
 from math import comb, isfinite, perm
 
+from p2ptrain.plan.coarsen import useful_cuts
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.judge import Judge, Judged
@@ -27,6 +28,8 @@ MOST_SUBSET_DEVICES = 8
 """Devices whose subsets are all tried: 2^7 · 8 extensions of about a tenth of a millisecond."""
 MOST_SCREENED_DEVICES = 16
 """Devices among which the promising micro-batch sizes are found."""
+MOST_CUTS = 64
+"""Of larger models only the most useful cuts are tried: extensions cost their square."""
 MOST_ORDERED_DEVICES = 64
 """Devices of an order, the fastest: each is tried before every later one."""
 KEPT = 12
@@ -59,6 +62,11 @@ class StraightSearch:
     def _inner(self) -> tuple[int, ...]:
         """Devices that may have a stage which is not pinned to the holder."""
         return tuple(d for d in self.devices if not (self.rules.private and d == self.cost.holder))
+
+    @property
+    def _cuts(self) -> tuple[int, ...]:
+        """Where the dynamic programmes may cut; the climb moves borders unit by unit."""
+        return (0, *useful_cuts(self.cost, MOST_CUTS), self.cost.unit_count)
 
     def winners(self, best: Judged | None = None) -> list[Judged]:
         """`best` and the fastest candidates, fastest first; nothing where nothing fits."""
@@ -123,7 +131,7 @@ class StraightSearch:
         values = []
         for split in self.splits:
             few = self._fastest(MOST_SCREENED_DEVICES)
-            partition = Partition(self.cost, split, rules=self.rules)
+            partition = Partition(self.cost, split, rules=self.rules, cuts=self._cuts)
             found = [self._ordered(partition, order) for order in self._orders(few)[:2]]
             values.append((min(found), split))
         values.sort(key=lambda value: value[0])
@@ -133,7 +141,9 @@ class StraightSearch:
     def _search_split(self, split: BatchSplit) -> None:
         inner = self._inner
         for duplex in (True, False):
-            partition = Partition(self.cost, split, duplex=duplex, rules=self.rules)
+            partition = Partition(
+                self.cost, split, duplex=duplex, rules=self.rules, cuts=self._cuts
+            )
             if len(inner) > MOST_SUBSET_DEVICES:
                 for order in self._orders(self._fastest(MOST_ORDERED_DEVICES)):
                     self._ordered(partition, order)
@@ -165,7 +175,7 @@ class StraightSearch:
             needed = self.rules.required
             possible = [s for s in possible if needed <= frozenset(s.placement()[1])]
         kept = nsmallest(KEPT, possible, key=lambda suffix: float(suffix.value[0]))
-        self._collect(partition.split, (suffix.placement() for suffix in kept))
+        self._collect(partition.split, map(partition.placement, kept))
         return float(kept[0].value[0]) if kept else float("inf")
 
     def _collect(self, split: BatchSplit, placements: Iterable[Placement]) -> None:
