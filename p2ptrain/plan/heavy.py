@@ -23,7 +23,7 @@ from p2ptrain.plan.plan import Plan, PlannedStage
 from p2ptrain.plan.planner import Answer
 from p2ptrain.plan.planners import make_plan, plan_of
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.replan import Replanned, fixed, living
+from p2ptrain.plan.replan import Replanned, cost_model, fixed, living
 from p2ptrain.plan.replicas import Replicas, place_replicas
 from p2ptrain.plan.request import PlanRequest
 
@@ -102,7 +102,7 @@ def respipe(
     """
     cluster = living(cluster, dead)
     held = replicas or place_replicas(plan)
-    cost = CostModel(profile, cluster)
+    cost = cost_model(profile, cluster, request)
     stages = _handed_on(plan, {device.name for device in cluster.devices})
     groups = [_group(cost, plan, stage) for stage in stages]
     borders = (0, *(stage.units[1] for stage in stages))

@@ -20,7 +20,7 @@ from p2ptrain.plan.draft import peak_bytes
 from p2ptrain.plan.migration import NOTHING, Migration
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.replan import Replanned, living, replan
+from p2ptrain.plan.replan import Replanned, cost_model, living, replan
 from p2ptrain.plan.replicas import Replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulate import draft_of, simulate_draft
@@ -81,25 +81,19 @@ def decide(
     """
     cluster = living(cluster, dead)
     found = replan(profile, cluster, plan, request, replicas=replicas)
-    if not _can_stay(profile, cluster, plan):
+    cost = cost_model(profile, cluster, request)
+    if not _can_stay(cost, plan):
         return Decision(Action.MOVE, found.plan, found.migration, None, found.reason)
-    now = predicted_seconds(profile, cluster, plan)
+    now = simulate_draft(cost, draft_of(plan, cost)).round_seconds
     recent = sum(age < MEMORY_SECONDS for age in moved_seconds_ago)
     return _weigh(plan, now, found, remaining_rounds, LEAST_GAIN * 2**recent)
 
 
-def predicted_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> float:
-    """A round of `plan` at the speeds of `cluster`, which has all its devices."""
-    cost = CostModel(profile, cluster)
-    return simulate_draft(cost, draft_of(plan, cost)).round_seconds
-
-
-def _can_stay(profile: Profile, cluster: Cluster, plan: Plan) -> bool:
+def _can_stay(cost: CostModel, plan: Plan) -> bool:
     """Whether all devices of the plan are there with the memory it needs."""
     used = {device.name for stage in plan.stages for device in stage.devices}
-    if used - {device.name for device in cluster.devices}:
+    if used - {device.name for device in cost.devices}:
         return False
-    cost = CostModel(profile, cluster)
     peaks = peak_bytes(cost, draft_of(plan, cost))
     return all(peak <= cost.devices[d].memory_bytes for d, peak in peaks.items())
 

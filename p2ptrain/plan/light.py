@@ -11,7 +11,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.cuts import Cuts, Order
 from p2ptrain.plan.draft import Draft, draft_groups, peak_bytes
 from p2ptrain.plan.frugal import Missing, cheapest_borders, slowest_seconds
-from p2ptrain.plan.judge import WORTH, Judge, Judged
+from p2ptrain.plan.judge import Judge, Judged
 from p2ptrain.plan.orders import whole_seconds
 from p2ptrain.plan.part import Part, balanced
 from p2ptrain.plan.plan import Plan
@@ -29,7 +29,7 @@ SEARCH_TASKS = 2000
 """Simulated tasks for the fastest draft: four rounds of 8 stages and 32 micro-batches."""
 FRUGAL_TASKS = 600
 """And for those that move fewer bytes."""
-MOST_ELEMENTS = 240_000
+MOST_ELEMENTS = 300_000
 """Array elements of the dynamic programmes over orders: orders x stages x places^2."""
 MOST_PLACES = 14
 """Cut places while orders are compared."""
@@ -37,7 +37,7 @@ MOST_SPARE = 4
 """Unused devices considered, fastest first."""
 MOST_ENUMERATED = 330
 """Orders that are all valued: every order of every set of five devices is 325."""
-FINALISTS = 4
+FINALISTS = 6
 """Orders whose cuts are solved exactly."""
 PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
 """Of a private plan's last stage, which shares its device's time with the first."""
@@ -181,19 +181,7 @@ class LightSearch:
         usual = draft_groups(self.cost, self.split, borders, groups)
         if usual is None or not self._is_allowed(usual):
             return []
-        return [usual, *self._deeper(usual)]
-
-    def _deeper(self, usual: Draft) -> list[Draft]:
-        """Depths whose bound is about as good as the deepest's, if that is better than usual."""
-        wanted = [usual.split.micro_batches] * len(usual.groups)
-        deepest = draft_groups(self.cost, usual.split, usual.borders, usual.groups, wanted)
-        if deepest is None or self.judge.bound(usual) * WORTH <= self.judge.bound(deepest):
-            return []
-        least = self.judge.bound(deepest)
-        for deeper in self.judge.depths(usual):
-            if self.judge.bound(deeper) * WORTH <= least:
-                return [deeper]
-        return [deepest]
+        return [usual, *self.judge.deepened(usual)]
 
     def _climbed(self, drafts: Sequence[Draft]) -> list[Draft]:
         """The best drafts by bound, their borders moved as long as the bound falls."""

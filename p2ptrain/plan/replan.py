@@ -69,7 +69,7 @@ def replan(
     """
     cluster = living(cluster, dead)
     held = replicas or place_replicas(plan)
-    search = LightSearch(CostModel(profile, cluster), plan, request, held)
+    search = LightSearch(cost_model(profile, cluster, request), plan, request, held)
     best = search.run()
     if best is None:
         return _from_zero(profile, cluster, plan, request, held)
@@ -96,6 +96,11 @@ def living(cluster: Cluster, dead: Iterable[str]) -> Cluster:
     devices = tuple(device for device in cluster.devices if device.name not in gone)
     links = {pair: link for pair, link in cluster.links.items() if not gone & set(pair)}
     return replace(cluster, devices=devices, links=links)
+
+
+def cost_model(profile: Profile, cluster: Cluster, request: PlanRequest) -> CostModel:
+    """What plans are judged by: as `request` says, synchronous or not, with overlap or not."""
+    return CostModel(profile, cluster, overlap=request.overlap, mode=request.mode)
 
 
 def fixed(plan: Plan, request: PlanRequest) -> PlanRequest:
