@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, combinations, permutations
 
 import pytest
 from hypothesis import given, settings
@@ -243,6 +243,40 @@ def test_auto_is_at_least_as_fast_as_the_named_planners() -> None:
         for name in ("auto", "pp", "single")
     }
     assert seconds["auto"] == min(seconds.values())
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_auto_is_as_good_as_every_straight_pipeline(seed: int) -> None:
+    profile, cluster = examples.household(seed, 5, 3)
+    cost = asynchronous(profile, cluster)
+    split = BatchSplit(32 * 16, 16)
+    drafts = [
+        draft_pipeline(cost, split, (0, *cuts, 5), devices)
+        for count in (1, 2, 3)
+        for devices in permutations(range(3), count)
+        for cuts in combinations(range(1, 5), count - 1)
+    ]
+    best = min(steady_seconds(cost, draft) for draft in drafts if draft is not None)
+    plan = make_plan(profile, cluster, PlanRequest(16, mode=Mode.ASYNC, groups=False))
+    assert plan.predicted.round_seconds <= best * 1.02
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(examples.profiles(), examples.clusters(), st.integers(1, 4), st.booleans())
+def test_plans_fit_and_are_predicted_as_they_are_simulated(
+    profile: Profile, cluster: Cluster, batch_size: int, private: bool
+) -> None:
+    request = PlanRequest(batch_size, private=private, mode=Mode.ASYNC)
+    try:
+        plan = make_plan(profile, cluster, request)
+    except PlanError:
+        return
+    assert plan.split.first_samples == batch_size
+    simulation = simulate(plan, profile, cluster)
+    assert simulation.round_seconds == plan.predicted.round_seconds
+    assert simulation.peak_bytes == plan.predicted.peak_bytes
+    for name, peak in simulation.peak_bytes.items():
+        assert peak <= cluster.device(name).memory_bytes
 
 
 def test_overlap_is_of_synchronous_rounds() -> None:
