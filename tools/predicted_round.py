@@ -109,7 +109,8 @@ class Starting:
     async def _start(self, name: str, command: str, *arguments: str) -> Device:
         number = self._names.index(name)
         self._processors.lift(number)
-        device = await self._household.start(name, command, *arguments)
+        places = {"PYTHONPATH": str(ROOT)}  # the job takes a part of a model from the tests
+        device = await self._household.start(name, command, *arguments, environment=places)
         await device.expect("ready", START_SECONDS)
         self._processors.limit(number)
         return device
