@@ -30,7 +30,7 @@ from p2ptrain.plan.planner import Answer
 from p2ptrain.plan.planners import make_plan, plan_of
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.replicas import Replicas, place_replicas
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,10 @@ def cost_model(profile: Profile, cluster: Cluster, request: PlanRequest) -> Cost
 
 def fixed(plan: Plan, request: PlanRequest) -> PlanRequest:
     """`request` for the plan's own planner, batch and micro-batch."""
+    window = request.mode is Mode.ASYNC  # of mini-batches, each as large as a micro-batch
     return replace(
         request,
-        batch_size=plan.split.batch_size,
+        batch_size=plan.split.micro_batch if window else plan.split.batch_size,
         micro_batch=plan.split.micro_batch,
         planner=plan.planner,
     )
