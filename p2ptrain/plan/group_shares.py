@@ -200,7 +200,6 @@ def _offload(times: SampleTimes, rows: Rows, found: Wholes, room: Wholes, block:
         now, mine = seconds[active], found[active]
         slow = np.argmax(now, axis=1)
         free = (room[active] - mine >= block) & (mine > 0)
-        free[here, slow] = False
         fast = np.argmin(np.where(free, now, np.inf), axis=1)
         movable = free[here, fast] & (mine[here, slow] > block)
         mine[here, slow] -= block

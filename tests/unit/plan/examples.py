@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from hypothesis import strategies as st
@@ -97,6 +98,19 @@ def profiles(
         optimizer_state_ratio=draw(st.sampled_from([0.0, 1.0, 2.0])),
         times=TimeTable(sizes, times),
     )
+
+
+def heavier(profile: Profile, parameters: int, outputs: int) -> Profile:
+    """The same units with so many times the parameter bytes and the output bytes."""
+    units = tuple(
+        replace(
+            unit,
+            parameter_bytes=unit.parameter_bytes * parameters,
+            output_bytes=unit.output_bytes * outputs,
+        )
+        for unit in profile.units
+    )
+    return replace(profile, units=units)
 
 
 @st.composite

@@ -49,6 +49,13 @@ def test_a_micro_batch_of_one_sample_is_dealt_whole() -> None:
     assert [device.share for device in stage.devices] == [6, 2]
 
 
+def test_a_further_micro_batch_goes_to_whoever_has_it_done_first() -> None:
+    """The laptop's fifth ends after 4, the pi's second after 6 micro-batches' time."""
+    cluster = household(("laptop", 1.0, 10**6), ("pi", 3.0, 10**6))
+    plan = make_plan(EIGHT, cluster, PlanRequest(5, 1, "dp"))
+    assert [device.share for device in plan.stages[0].devices] == [4, 1]
+
+
 def test_a_device_too_small_for_the_model_is_named_with_what_is_missing() -> None:
     cluster = household(("laptop", 1.0, 10**6), ("watch", 1.0, STATE + 30))
     with pytest.raises(PlanError, match=r'280 bytes with one sample, and "watch" has 270: 10 '):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -72,14 +72,15 @@ def test_a_device_without_room_has_no_samples_and_a_reason() -> None:
 
 
 def test_memory_counts_the_warm_up_depth() -> None:
-    """Stage 0 of two keeps 3 · 2 samples of 2 units, 120 B, where one unit less would do in 60."""
+    """Two units hold 600 B, and in stage 0 of two 3 · 2 samples of 20 B: 720 B in all."""
     profile = examples.profile([(1.0, 1.0)] * 4, parameter_bytes=100, activation_bytes=10)
-    request, link = PlanRequest(8, 2, "hybrid"), Link(10.0, 0.0)
-    enough = make_plan(profile, examples.cluster("a", "b", link=link, memory_bytes=720), request)
-    assert [(stage.units, stage.warmup) for stage in enough.stages] == [((0, 2), 3), ((2, 4), 1)]
-    devices = Device("a", 719, holder=True), Device("b", 980)
-    less = make_plan(profile, Cluster(devices, link), request)
-    assert stages_of(less) == [((0, 2), {"b": 2}), ((2, 4), {"a": 2})]
+    for memory, depth in ((720, 3), (719, 2)):
+        cluster = examples.cluster("a", "b", link=Link(10.0, 0.0), memory_bytes=memory)
+        plan = make_plan(profile, cluster, PlanRequest(8, 2, "hybrid"))
+        assert [(stage.units, stage.warmup) for stage in plan.stages] == [
+            ((0, 2), depth),
+            ((2, 4), 1),
+        ]
 
 
 def test_depth_is_given_up_before_nothing_fits() -> None:
@@ -212,29 +213,31 @@ INSTANCES = (
     examples.profiles(most_units=4),
     examples.clusters(most_devices=4),
     st.sampled_from([1, 4, 8]),
+    st.sampled_from([0, 1, 40]),
+    st.sampled_from([0, 1, 10]),
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(*INSTANCES)
 def test_a_plans_latency_is_what_the_papers_equations_say(
-    profile: Profile, cluster: Cluster, micro_batch: int
+    profile: Profile, cluster: Cluster, micro_batch: int, parameters: int, outputs: int
 ) -> None:
-    """And, without all-reduce, nothing enumerated is better: then Algorithm 2 is exact."""
-    for free in (False, True):
-        if free:
-            units = tuple(replace(unit, parameter_bytes=0) for unit in profile.units)
-            profile = replace(profile, units=units)
-        cost, split = CostModel(profile, cluster), BatchSplit(16, micro_batch)
-        oracle = Oracle(cost, split)
-        best = min(oracle.seconds(stages) for stages in oracle.every())
-        plan = planned(*exact(cost, split), split)
-        if math.isfinite(best):
-            assert plan is not None
-            assert plan.seconds >= best * (1 - 1e-9)
-            assert plan.seconds == pytest.approx(oracle.seconds(stages_of_draft(plan.draft)))
-            if free:
-                assert plan.seconds == pytest.approx(best)
+    """And, without all-reduce, nothing enumerated is better: then Algorithm 2 is exact.
+
+    With it the best pipeline may have a suffix that is not the best of its own.
+    """
+    cost = CostModel(examples.heavier(profile, parameters, outputs), cluster)
+    split = BatchSplit(16, micro_batch)
+    oracle = Oracle(cost, split)
+    best = min(oracle.seconds(stages) for stages in oracle.every())
+    plan = planned(*exact(cost, split), split)
+    if math.isfinite(best):
+        assert plan is not None
+        assert plan.seconds >= best * (1 - 1e-9)
+        assert plan.seconds == pytest.approx(oracle.seconds(stages_of_draft(plan.draft)))
+        if not parameters:
+            assert plan.seconds == pytest.approx(best)
 
 
 def test_a_coarse_grid_is_nearly_as_good(monkeypatch: pytest.MonkeyPatch) -> None:

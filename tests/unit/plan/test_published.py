@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
+from p2ptrain.plan import published
 from p2ptrain.plan.check import check_memory, check_plan
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
@@ -92,6 +93,16 @@ def test_a_judge_finds_what_the_planner_answers(
     assert (judged is None) == (plan is None)
     if judged is not None and plan is not None:
         assert judged.seconds == plan.predicted.round_seconds
+
+
+@pytest.mark.parametrize("planner", JUDGES)
+def test_rounds_of_very_many_tasks_are_planned_too(
+    planner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all are too long to compare, the one of fewest micro-batches is taken."""
+    monkeypatch.setattr(published, "MOST_TASKS", 1)
+    profile, cluster = examples.household(0, units=6, devices=3)
+    assert make_plan(profile, cluster, PlanRequest(64, planner=planner)).micro_batches == 1
 
 
 @pytest.mark.parametrize("planner", ["ftpipehd", "hybrid", "pipedream"])
