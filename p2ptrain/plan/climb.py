@@ -9,6 +9,7 @@ from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.drafting import Drafter
 from p2ptrain.plan.fine import fine_changes, many_depths, other_depths
 from p2ptrain.plan.judge import WORTH, Judge, Judged
+from p2ptrain.plan.micro_batches import neighbouring_splits
 
 CHANGE_TASKS = 20
 """What drafting and bounding a change costs, in simulated tasks."""
@@ -44,6 +45,23 @@ def relieved(judge: Judge, drafter: Drafter, draft: Draft, seconds: float) -> Dr
 def try_depths(judge: Judge, best: Judged, reserve_tasks: int) -> Judged:
     """The best of many combinations of depths; deeper ones must be worth their memory."""
     return _best_of_depths(judge, best, many_depths(judge.cost, best.draft), reserve_tasks)
+
+
+def climb_sizes(judge: Judge, drafter: Drafter, start: Judged, least_piece: int) -> Judged:
+    """`start` with other micro-batch sizes, as long as one is better after its own climb."""
+    best, tried = start, {start.draft.split}
+    while not judge.exhausted:
+        before = best
+        for split in neighbouring_splits(best.draft.split, least_piece):
+            if split in tried or judge.exhausted:
+                continue
+            tried.add(split)
+            resized = _first_better(judge, best, drafter.resized(best.draft, split), 0)
+            if resized is not best:
+                best = climb_fine(judge, drafter, resized, 0)
+        if best is before:
+            break
+    return best
 
 
 def climb_coarse(

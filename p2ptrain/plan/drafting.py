@@ -42,6 +42,11 @@ class Drafter:
                 yield draft
                 yield from self.judge.deepened(draft)
 
+    def resized(self, draft: Draft, split: BatchSplit) -> Iterator[Draft]:
+        """The same structure with micro-batches of another size."""
+        kinds = [Kind(group.devices, deals=group.deals) for group in draft.groups]
+        return self.drafts(split, draft.borders, kinds)
+
     def _drafted(
         self,
         split: BatchSplit,

@@ -8,7 +8,7 @@ from math import isfinite
 
 import numpy as np
 
-from p2ptrain.plan.climb import climb_fine, relieved, try_depths
+from p2ptrain.plan.climb import climb_fine, climb_sizes, relieved, try_depths
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.drafting import Drafter
@@ -31,7 +31,7 @@ MOST_DEVICES = 5
 """Beyond, even the sequences of groups are too many to list."""
 KEPT = 60
 """Structures of one batch split that are drafted."""
-CLIMBED = 6
+CLIMBED = 12
 """Structures that are improved by small changes."""
 CLIMBING_SHARE = 0.6
 """Part of what the first simulations leave that small changes may spend; then depths are tried."""
@@ -59,6 +59,7 @@ class GroupSearch:
 
     Attributes:
         devices: those that may be used.
+        least_piece: as in `Question`.
         least_with: by device, the best candidates by estimate that use it and others.
     """
 
@@ -67,6 +68,7 @@ class GroupSearch:
     splits: Sequence[BatchSplit]
     rules: Rules
     drafter: Drafter
+    least_piece: int | None = None
     least_with: dict[int, list[Candidate]] = field(default_factory=dict)
 
     def run(self, best: Judged | None) -> Judged | None:
@@ -93,6 +95,10 @@ class GroupSearch:
             deepened = try_depths(judge, end, reserve_tasks=0)
             if deepened is not end:
                 ends[i] = climb_fine(judge, self.drafter, deepened, reserve_tasks=0)
+        if self.least_piece is not None:
+            ends = [
+                climb_sizes(judge, self.drafter, end, self.least_piece) for end in ends[:DEEPENED]
+            ]
         return ends
 
     def _candidates(self) -> Iterator[Candidate]:

@@ -7,7 +7,7 @@ lead on from the fastest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,8 +18,11 @@ from p2ptrain.plan.drafting import Drafter
 from p2ptrain.plan.judge import Judge, Judged
 from p2ptrain.plan.planner import Question
 from p2ptrain.plan.segments import promising_splits, segment_candidates
+from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.straight import StraightSearch
 
+MOST_TASKS = 24_000
+"""Of the budget: drafting and bounding weigh more here than simulating."""
 STARTS_SHARE = 0.5
 """Part of the budget for starts; the rest is for changes."""
 PROMISING = 3
@@ -45,6 +48,7 @@ class LargeSearch:
 
     def run(self, best: Judged | None) -> Judged | None:
         """The fastest pipeline found, or `best` where none is faster."""
+        self.judge.budget_tasks = min(self.judge.budget_tasks, MOST_TASKS)
         starts = self._starts(best)
         left = self.judge.budget_tasks
         for i, start in enumerate(starts[:CLIMBED]):
@@ -83,4 +87,12 @@ class LargeSearch:
                 found = judge.best_of(drafts, None, int(budget * (1 - STARTS_SHARE) / 2))
                 if found is not None:
                     starts.append(found)
-        return sorted(starts, key=lambda judged: judged.seconds)
+        return _unlike(sorted(starts, key=lambda judged: judged.seconds))
+
+
+def _unlike(starts: Sequence[Judged]) -> list[Judged]:
+    """The first with groups and the first without of every micro-batch size."""
+    kept: dict[tuple[BatchSplit, bool], Judged] = {}
+    for start in starts:
+        kept.setdefault((start.draft.split, start.draft.is_straight), start)
+    return list(kept.values())

@@ -32,6 +32,17 @@ def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
     return sorted(chosen, key=lambda split: split.micro_batch)
 
 
+def neighbouring_splits(split: BatchSplit, least_piece: int) -> list[BatchSplit]:
+    """A little smaller and larger, nearest first: by samples, and by how many there are."""
+    batch_size, size, count = split.batch_size, split.first_samples, split.micro_batches
+    sizes = [size - 1, size + 1, size - 2, size + 2]
+    counts = [count + more for more in (-1, 1, -2, 2) if count + more > 0]
+    sizes += [-(-batch_size // other) for other in (*counts, max(1, count // 2), 2 * count)]
+    usable = [size for size in dict.fromkeys(sizes) if 1 <= size <= batch_size]
+    splits = [BatchSplit(batch_size, size) for size in usable]
+    return [other for other in splits if _least_samples(other) >= least_piece and other != split]
+
+
 def _least_samples(split: BatchSplit) -> int:
     return min(split.first_samples, split.last_samples)
 

@@ -21,7 +21,7 @@ from p2ptrain.plan.pipedream import plan_pipedream
 from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planner import Answer, Planner, Question
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulate import simulate_draft
 from p2ptrain.plan.single import plan_single
 from p2ptrain.plan.work import ROUNDING
@@ -36,8 +36,8 @@ PLANNERS: Mapping[str, Planner] = {
     "single": plan_single,
 }
 
-BUDGET_TASKS = 24_000
-"""Simulated tasks a search may spend, about three microseconds each."""
+BUDGET_TASKS = 120_000
+"""Simulated tasks a search may spend, about two microseconds each."""
 
 
 def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
@@ -119,6 +119,7 @@ def _question(cost: CostModel, request: PlanRequest) -> Question:
     devices = _allowed(cost, request)
     caps = {cost.index(name): cap for name, cap in request.caps.items()}
     _check_caps(caps, devices)
+    fixed = request.micro_batch is not None or request.mode is Mode.ASYNC
     return Question(
         judge=Judge(cost, BUDGET_TASKS),
         splits=candidate_splits(cost, request),
@@ -127,6 +128,7 @@ def _question(cost: CostModel, request: PlanRequest) -> Question:
         required=frozenset(cost.index(name) for name in request.required),
         caps=caps,
         groups=request.groups,
+        least_piece=None if fixed else request.least_piece,
     )
 
 
