@@ -49,7 +49,7 @@ class Overheads:
 
 
 REFERENCE = Overheads(
-    message_seconds=5e-4,
+    message_seconds=4.5e-4,
     byte_seconds=2e-9,
     update_byte_seconds=1e-10,
     pack_byte_seconds=2e-9,

@@ -30,7 +30,7 @@ FEED_MESSAGES = 1.5
 """A piece of the holder's and the credit that answers it, which carries no tensor."""
 LOAD_MESSAGES = 3.0
 """What the holder spends on reading and collating a piece of ready tensors, in messages."""
-ROUND_MESSAGES = 8.0
+ROUND_MESSAGES = 10.0
 """What a round costs each of its devices whatever its size, in messages."""
 BUCKET_BYTES = 1 << 20
 """Least bytes of a bucket: 80 ms at 100 Mbit/s, far more than its messages cost."""

@@ -25,7 +25,7 @@ from p2ptrain.plan.overheads import Overheads
 
 YARDSTICK_SECONDS = 0.005
 """Processor time of each."""
-FRAMED_A_MESSAGE = 12.0
+FRAMED_A_MESSAGE = 11.0
 """One end of a real message costs as much as this many small ones framed and read again."""
 BYTES_A_FRAMED = 22_000
 """So many bytes' way through copies and the kernel costs as much as one; ciphers come on top."""
