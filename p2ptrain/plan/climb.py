@@ -12,7 +12,9 @@ from p2ptrain.plan.judge import WORTH, Judge, Judged
 from p2ptrain.plan.micro_batches import neighbouring_splits
 
 CHANGE_TASKS = 20
-"""What drafting and bounding a change costs, in simulated tasks."""
+"""What drafting and bounding a change of a few devices costs, in simulated tasks."""
+PAIR_TASKS = 0.25
+"""And more for each pair of its devices, since bounds look at who exchanges samples with whom."""
 GAIN = 1 - 1e-4
 """A smaller gain is not worth another round of changes."""
 
@@ -33,7 +35,7 @@ def climb_fine(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int
 def relieved(judge: Judge, drafter: Drafter, draft: Draft, seconds: float) -> Draft:
     """`draft`, changed until its bound is below `seconds`, as far as that takes it."""
     while not draft.is_straight and judge.bound(draft) >= seconds:
-        judge.budget_tasks -= CHANGE_TASKS
+        judge.budget_tasks -= _change_tasks(draft)
         changes = fine_changes(judge.cost, draft, drafter.rules)
         better = min(changes, key=judge.bound, default=draft)
         if judge.bound(better) >= judge.bound(draft) * GAIN:
@@ -90,7 +92,7 @@ def _first_better(
     """The first draft that is faster, in order of their bounds; `best` where none is."""
     hopeful: dict[Draft, float] = {}
     for draft in drafts:
-        judge.budget_tasks -= CHANGE_TASKS
+        judge.budget_tasks -= _change_tasks(draft)
         bound = judge.bound(draft)
         if bound < best.seconds * GAIN:
             hopeful[draft] = bound
@@ -114,7 +116,7 @@ def _best_of_depths(
     judge: Judge, best: Judged, drafts: Iterable[Draft], reserve_tasks: int
 ) -> Judged:
     for draft in drafts:
-        judge.budget_tasks -= CHANGE_TASKS
+        judge.budget_tasks -= _change_tasks(draft)
         if judge.budget_tasks <= reserve_tasks:
             break
         worth = WORTH if sum(draft.warmup) > sum(best.draft.warmup) else GAIN
@@ -123,3 +125,7 @@ def _best_of_depths(
             if seconds < best.seconds * worth:
                 best = Judged(seconds, draft)
     return best
+
+
+def _change_tasks(draft: Draft) -> int:
+    return CHANGE_TASKS + int(PAIR_TASKS * len(draft.devices) ** 2)

@@ -21,8 +21,8 @@ from p2ptrain.plan.segments import promising_splits, segment_candidates
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.straight import StraightSearch
 
-MOST_TASKS = 24_000
-"""Of the budget: drafting and bounding weigh more here than simulating."""
+LEAST_TASKS, PAIR_TASKS, MOST_TASKS = 50_000, 250, 6_000_000
+"""The budget grows with the pairs of devices, up to a limit: about 2 s for 64 of them."""
 STARTS_SHARE = 0.5
 """Part of the budget for starts; the rest is for changes."""
 PROMISING = 3
@@ -48,7 +48,8 @@ class LargeSearch:
 
     def run(self, best: Judged | None) -> Judged | None:
         """The fastest pipeline found, or `best` where none is faster."""
-        self.judge.budget_tasks = min(self.judge.budget_tasks, MOST_TASKS)
+        devices = len(self.question.devices)
+        self.judge.budget_tasks = min(LEAST_TASKS + PAIR_TASKS * devices**2, MOST_TASKS)
         starts = self._starts(best)
         left = self.judge.budget_tasks
         for i, start in enumerate(starts[:CLIMBED]):

@@ -44,6 +44,8 @@ MOST_POSITIONS = 256
 """Devices of an order that are looked at: beyond, the slowest could hardly earn their latency."""
 KEPT = 6
 """Candidates of one split."""
+HOPE = 1.3
+"""A micro-batch size whose estimate is so far above the best one's is given up unsimulated."""
 GRADIENT_WEIGHT = 1e-3
 """Of two suffixes that finish together, the one whose gradients come earlier leaves more room."""
 
@@ -69,14 +71,20 @@ def promising_splits(question: Question, most: int) -> list[BatchSplit]:
     """The micro-batch sizes whose best pipeline along one order is fastest, simulated."""
     if len(question.splits) <= most:
         return list(question.splits)
-    ranked = []
+    found: list[tuple[float, int, Candidate]] = []
     for i, split in enumerate(question.splits):
         candidates = _every_candidate(question, split, most_orders=1)
         best = min(candidates, key=lambda candidate: candidate.seconds, default=None)
-        draft = None if best is None else _drafted(question.judge, split, best.stages)
-        if draft is not None:
-            ranked.append((question.judge.seconds(draft), i, split))
-    return [split for _, _, split in sorted(ranked)[:most]]
+        if best is not None:
+            found.append((best.seconds, i, best))
+    ranked = []
+    least = min((seconds for seconds, _, _ in found), default=0.0)
+    for seconds, i, best in found:
+        if seconds <= HOPE * least:
+            draft = _drafted(question.judge, question.splits[i], best.stages)
+            if draft is not None:
+                ranked.append((question.judge.seconds(draft), i))
+    return [question.splits[i] for _, i in sorted(ranked)[:most]]
 
 
 def segment_candidates(question: Question, split: BatchSplit) -> Iterator[Draft]:
