@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from p2ptrain.plan.coarse import coarse_changes
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.drafting import Drafter
-from p2ptrain.plan.fine import fine_changes, many_depths, other_depths
+from p2ptrain.plan.fine import fine_changes, many_depths, moved_shares, other_depths
 from p2ptrain.plan.judge import WORTH, Judge, Judged
 from p2ptrain.plan.micro_batches import neighbouring_splits
+from p2ptrain.plan.rules import Rules
 
 CHANGE_TASKS = 20
 """What drafting and bounding a change of a few devices costs, in simulated tasks."""
@@ -32,13 +33,13 @@ def climb_fine(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int
     return best
 
 
-def relieved(judge: Judge, drafter: Drafter, draft: Draft, seconds: float) -> Draft:
-    """`draft`, changed until its bound is below `seconds`, as far as that takes it."""
+def relieved(judge: Judge, draft: Draft, rules: Rules, seconds: float) -> Draft:
+    """`draft`, its shares moved until its bound is below `seconds`, as far as that takes it."""
     while not draft.is_straight and judge.bound(draft) >= seconds:
-        judge.budget_tasks -= _change_tasks(draft)
-        changes = fine_changes(judge.cost, draft, drafter.rules)
+        changes = list(moved_shares(judge.cost, draft, rules))
+        judge.budget_tasks -= CHANGE_TASKS * len(changes)
         better = min(changes, key=judge.bound, default=draft)
-        if judge.bound(better) >= judge.bound(draft) * GAIN:
+        if judge.bound(better) >= judge.bound(draft) * GAIN or judge.exhausted:
             break
         draft = better
     return draft

@@ -19,10 +19,23 @@ MOST_DEPTHS = 220
 
 def fine_changes(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]:
     """Drafts one small change away that fit memory and `rules`."""
+    yield from moved_shares(cost, draft, rules)
     for borders, groups in _layouts(draft):
         changed = draft_groups(cost, draft.split, borders, groups, wanted_depths(draft, groups))
         if changed is not None and rules.allow(changed):
             yield changed
+
+
+def moved_shares(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]:
+    """Drafts with some of one device's share moved to another of its group."""
+    for p, group in enumerate(draft.groups):
+        if len(group.devices) > 1:
+            for other in _moved_shares(group):
+                groups = (*draft.groups[:p], other, *draft.groups[p + 1 :])
+                wanted = wanted_depths(draft, groups)
+                changed = draft_groups(cost, draft.split, draft.borders, groups, wanted)
+                if changed is not None and rules.allow(changed):
+                    yield changed
 
 
 def other_depths(cost: CostModel, draft: Draft) -> Iterator[Draft]:
@@ -59,7 +72,7 @@ def wanted_depths(draft: Draft, groups: tuple[Group, ...]) -> tuple[int, ...]:
 def _layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Group, ...]]]:
     for p, group in enumerate(draft.groups):
         if len(group.devices) > 1:
-            for changed in (*_moved_shares(draft, group), *_reordered(group)):
+            for changed in _reordered(group):
                 yield draft.borders, (*draft.groups[:p], changed, *draft.groups[p + 1 :])
     for p in range(1, len(draft.borders) - 1):
         for border in (draft.borders[p] - 1, draft.borders[p] + 1):
@@ -67,7 +80,7 @@ def _layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Group, ...]]
                 yield (*draft.borders[:p], border, *draft.borders[p + 1 :]), draft.groups
 
 
-def _moved_shares(draft: Draft, group: Group) -> Iterator[Group]:
+def _moved_shares(group: Group) -> Iterator[Group]:
     """Some of one device's share to another."""
     total = sum(group.shares)
     for step in dict.fromkeys((1, max(1, total // 16), max(1, total // 6))):

@@ -15,6 +15,7 @@ from p2ptrain.plan.drafting import Drafter
 from p2ptrain.plan.estimate import Estimator
 from p2ptrain.plan.group_tables import Kind, Wholes, group_tables
 from p2ptrain.plan.judge import Judge, Judged
+from p2ptrain.plan.micro_batches import neighbouring_splits
 from p2ptrain.plan.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.structures import (
@@ -30,13 +31,17 @@ MOST_STRUCTURES = 20_000
 MOST_DEVICES = 5
 """Beyond, even the sequences of groups are too many to list."""
 KEPT = 60
-"""Structures of one batch split that are drafted."""
+"""Structures of one batch split that are candidates."""
+DRAFTED = 160
+"""Structures of all splits together that are drafted and bounded."""
 CLIMBED = 12
 """Structures that are improved by small changes."""
 CLIMBING_SHARE = 0.6
 """Part of what the first simulations leave that small changes may spend; then depths are tried."""
 DEEPENED = 2
 """Improved structures for which many depths are tried."""
+WIDENED = 2
+"""Micro-batch sizes whose neighbouring sizes are looked at too."""
 SIMULATED_SHARE = 0.5
 """Part of the budget for structures before any is improved."""
 HOPE = 1.25
@@ -101,9 +106,16 @@ class GroupSearch:
             ]
         return ends
 
-    def _candidates(self) -> Iterator[Candidate]:
-        for split in self.splits:
-            yield from self._of_split(split)
+    def _candidates(self) -> list[Candidate]:
+        """Of the sizes given, and where others may be chosen, of those next to the best two."""
+        by_split = {split: self._of_split(split) for split in self.splits}
+        if self.least_piece is not None:
+            least = {split: found[0].estimate for split, found in by_split.items() if found}
+            for best in sorted(least, key=lambda split: least[split])[:WIDENED]:
+                for split in neighbouring_splits(best, self.least_piece):
+                    if split not in by_split:
+                        by_split[split] = self._of_split(split)
+        return [candidate for found in by_split.values() for candidate in found]
 
     def _of_split(self, split: BatchSplit) -> list[Candidate]:
         """The best structures by estimate; remembers the best one with every device."""
@@ -127,11 +139,13 @@ class GroupSearch:
     ) -> list[Judged]:
         simulated: list[Judged] = []
         fastest = np.inf if best is None else best.seconds
-        for candidate in candidates:
+        for candidate in candidates[:DRAFTED]:
             if self.judge.budget_tasks <= reserve or candidate.estimate > fastest * HOPE:
                 break
             for start in self.drafts(candidate):
-                draft = relieved(self.judge, self.drafter, start, fastest)
+                draft = start
+                if candidate.estimate < fastest:
+                    draft = relieved(self.judge, start, self.rules, fastest)
                 if self.judge.bound(draft) < fastest:
                     seconds = self.judge.seconds(draft)
                     simulated.append(Judged(seconds, draft))
