@@ -83,6 +83,15 @@ def test_memory_counts_the_warm_up_depth() -> None:
         ]
 
 
+def test_private_stages_are_one_deeper_for_the_holders_last() -> None:
+    """The stage between the ends keeps 3 micro-batches: 3 · 2 samples of 2 units fill c's 120 B."""
+    profile = examples.profile([(1.0, 1.0)] * 4, activation_bytes=10)
+    devices = Device("a", 10**6, holder=True), Device("b", 10**6), Device("c", 120)
+    plan = make_plan(profile, Cluster(devices, FAST), PlanRequest(24, 6, "hybrid", private=True))
+    assert stages_of(plan)[1] == ((1, 3), {"b": 4, "c": 2})
+    assert plan.stages[1].warmup == 3
+
+
 def test_depth_is_given_up_before_nothing_fits() -> None:
     profile = examples.profile([(1.0, 1.0)] * 4, parameter_bytes=100, activation_bytes=10)
     cluster = examples.cluster("a", "b", memory_bytes=640)

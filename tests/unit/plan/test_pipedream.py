@@ -44,6 +44,19 @@ def test_a_compute_heavy_front_is_replicated_and_a_parameter_heavy_tail_is_not()
     assert stages == [((0, 1), ["a", "b"]), ((1, 2), ["c"])]
 
 
+def test_gradients_summed_are_weighed_against_outputs_sent() -> None:
+    """Two units of 10 s a mini-batch and 100 B, on two devices at 10 B/s.
+
+    One stage: max(20, 4 · 1/2 · 200 / 10) / 2 = 20 s. Two: max(10, 2 · 10 a / 10), which is 14 s
+    for outputs of 7 B a sample and 24 s for 12 B.
+    """
+    cluster = examples.cluster("a", "b", link=Link(10.0, 0.0))
+    for output_bytes, stages in ((7, 2), (12, 1)):
+        profile = examples.profile([(0.5, 0.5)] * 2, output_bytes, parameter_bytes=100)
+        plan = make_plan(profile, cluster, PlanRequest(10, 1, "pipedream"))
+        assert len(plan.stages) == stages
+
+
 def test_without_parameters_one_replicated_stage_is_as_good_as_any() -> None:
     """60 / 3 = 20 s, as above; a tie stays with one stage."""
     cluster = examples.cluster("a", "b", "c", link=Link(10.0, 0.0))
