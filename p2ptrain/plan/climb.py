@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import nsmallest
 
 from p2ptrain.plan.coarse import coarse_changes
 from p2ptrain.plan.draft import Draft
@@ -10,8 +11,11 @@ from p2ptrain.plan.drafting import Drafter
 from p2ptrain.plan.fine import fine_changes, many_depths, moved_shares, other_depths
 from p2ptrain.plan.judge import WORTH, Judge, Judged
 from p2ptrain.plan.micro_batches import neighbouring_splits
+from p2ptrain.plan.orders import whole_seconds
 from p2ptrain.plan.rules import Rules
 
+MOST_SPARE = 8
+"""Devices not used, the fastest, that a change may bring in."""
 CHANGE_TASKS = 20
 """What drafting and bounding a change of a few devices costs, in simulated tasks."""
 PAIR_TASKS = 0.25
@@ -82,7 +86,8 @@ def climb_coarse(
 
 
 def _restructured(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> Iterator[Draft]:
-    spare = [device for device in devices if device not in draft.devices]
+    unused = [device for device in devices if device not in draft.devices]
+    spare = nsmallest(MOST_SPARE, unused, key=lambda d: (whole_seconds(drafter.judge.cost, d), d))
     for borders, stages in coarse_changes(draft, spare, drafter.rules):
         yield from drafter.drafts(draft.split, borders, stages)
 

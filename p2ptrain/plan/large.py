@@ -21,7 +21,7 @@ from p2ptrain.plan.segments import promising_splits, segment_candidates
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.straight import StraightSearch
 
-LEAST_TASKS, PAIR_TASKS, MOST_TASKS = 50_000, 250, 6_000_000
+LEAST_TASKS, PAIR_TASKS, MOST_TASKS = 100_000, 250, 6_000_000
 """The budget grows with the pairs of devices, up to a limit: about 2 s for 64 of them."""
 STARTS_SHARE = 0.5
 """Part of the budget for starts; the rest is for changes."""
