@@ -11,6 +11,8 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
 from p2ptrain.plan.rules import Rules
 
+MOST_PERMUTED = 3
+"""Devices of a group whose orders are all tried."""
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 """Warm-up depths that are combined."""
 MOST_DEPTHS = 220
@@ -74,6 +76,11 @@ def _layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Group, ...]]
         if len(group.devices) > 1:
             for changed in _reordered(group):
                 yield draft.borders, (*draft.groups[:p], changed, *draft.groups[p + 1 :])
+    for p, q in permutations(range(len(draft.groups)), 2):
+        if abs(p - q) == 1:
+            for changed in _aligned(draft.groups[p], draft.groups[q]):
+                if changed != draft.groups[p]:
+                    yield draft.borders, (*draft.groups[:p], changed, *draft.groups[p + 1 :])
     for p in range(1, len(draft.borders) - 1):
         for border in (draft.borders[p] - 1, draft.borders[p] + 1):
             if draft.borders[p - 1] < border < draft.borders[p + 1]:
@@ -83,7 +90,7 @@ def _layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Group, ...]]
 def _moved_shares(group: Group) -> Iterator[Group]:
     """Some of one device's share to another."""
     total = sum(group.shares)
-    for step in dict.fromkeys((1, max(1, total // 16), max(1, total // 6))):
+    for step in dict.fromkeys((1, 2, max(1, total // 16), max(1, total // 6), max(1, total // 3))):
         for giver, taker in permutations(range(len(group.devices)), 2):
             if group.shares[giver] > step:
                 shares = list(group.shares)
@@ -93,15 +100,25 @@ def _moved_shares(group: Group) -> Iterator[Group]:
 
 
 def _reordered(group: Group) -> Iterator[Group]:
-    """Two neighbours in a group change places, with their shares."""
-    for i in range(len(group.devices) - 1):
-        order = list(range(len(group.devices)))
-        order[i], order[i + 1] = order[i + 1], order[i]
+    """Other orders of a small group; in a large one two neighbours change places."""
+    count = len(group.devices)
+    if count <= MOST_PERMUTED:
+        orders = list(permutations(range(count)))[1:]
+    else:
+        orders = [(*range(i), i + 1, i, *range(i + 2, count)) for i in range(count - 1)]
+    for order in orders:
         yield Group(
             tuple(group.devices[k] for k in order),
             tuple(group.shares[k] for k in order),
             group.allocation,
         )
+
+
+def _aligned(one: Group, other: Group) -> Iterator[Group]:
+    """`one` dealing in the same turns as `other`, so that always the same two meet."""
+    if one.deals and other.deals and len(one.shares) == len(other.shares):
+        for order in permutations(range(len(one.devices))) if len(one.shares) <= MOST_PERMUTED else ():
+            yield Group(tuple(one.devices[k] for k in order), other.shares, one.allocation)
 
 
 def _depths(draft: Draft) -> Iterator[tuple[int, ...]]:
