@@ -8,7 +8,7 @@ from math import perm
 
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.cuts import Cuts, Order
+from p2ptrain.plan.cuts import Cuts, Floats, Order
 from p2ptrain.plan.draft import Draft, draft_groups, peak_bytes
 from p2ptrain.plan.frugal import Missing, cheapest_borders, slowest_seconds
 from p2ptrain.plan.judge import Judge, Judged
@@ -35,10 +35,14 @@ MOST_PLACES = 14
 """Cut places while orders are compared."""
 MOST_SPARE = 4
 """Unused devices considered, fastest first."""
+MOST_LOOKS = 4
+"""Orders whose neighbours are looked at."""
 MOST_ENUMERATED = 330
 """Orders that are all valued: every order of every set of five devices is 325."""
+EXACT_ELEMENTS = 120_000
+"""And of those that cut the best orders anywhere."""
 FINALISTS = 6
-"""Orders whose cuts are solved exactly."""
+"""Orders of which drafts are made."""
 PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
 """Of a private plan's last stage, which shares its device's time with the first."""
 CLIMBED = 1
@@ -84,7 +88,7 @@ class LightSearch:
         if fastest is None:
             return None
         self.judge.budget_tasks = FRUGAL_TASKS
-        cheaper = [draft for order in orders[:2] for draft in self._cheap(order)]
+        cheaper = [draft for order in list(self._borders)[:2] for draft in self._cheap(order)]
         return self._cheapest(fastest, [*old, *drafts, *cheaper])
 
     def _without_the_gone(self, plan: Plan, names: set[str]) -> Order:
@@ -107,24 +111,29 @@ class LightSearch:
     def _orders(self) -> list[Order]:
         """The best orders near the old one by value, best first; the old one is among them.
 
-        Of few devices every order; else the neighbours of the best, as long as they help.
+        Of few devices every straight order; then the neighbours of the best, of the next best, and
+        so on while the budget lasts.
         """
         values: dict[Order, float] = {}
         start = self._base or next(self._reshaper.straight(self.allowed), ())
         if not start:
             return []
         self._value([start, *self._few()], values)
-        best, room = start, MOST_ELEMENTS
-        while room > 0:
+        room, looked_at = MOST_ELEMENTS, set[Order]()
+        for _ in range(MOST_LOOKS):
+            left = [order for order in values if order not in looked_at]
+            best = min(left, key=lambda order: values[order], default=None)
+            if best is None or room <= 0:
+                break
+            looked_at.add(best)
             size = len(best) * len(self._places) ** 2 * len(self._weights)
             near = self._reshaper.near(best, self._spare(best), room // size)
             new = [order for order in near if order not in values]
-            room -= size * max(1, len(new))
+            room -= size * len(new)
             self._value(new, values)
-            before, best = best, min(values, key=lambda order: values[order])
-            if best == before:
-                break
-        ranked = sorted(values, key=lambda order: values[order])[:FINALISTS]
+        exact = len(start) * (self.cost.unit_count + 1) ** 2 * len(self._weights)
+        most = max(FINALISTS, EXACT_ELEMENTS // exact)
+        ranked = sorted(values, key=lambda order: values[order])[:most]
         return list(dict.fromkeys((*ranked, start)))
 
     def _few(self) -> list[Order]:
@@ -153,19 +162,32 @@ class LightSearch:
     # -- drafts ----------------------------------------------------------------------------------
 
     def _solved(self, orders: Sequence[Order]) -> list[Draft]:
-        """The orders' best cuts by value, in both views of a link."""
-        everywhere = range(self.cost.unit_count + 1)
-        drafts: dict[Draft, None] = {}
+        """The best orders' best cuts by value, in both views of a link."""
+        found: list[tuple[float, int, Order, list[list[int]]]] = []
         for same in _by_length(orders):
-            many = same * 2 * len(self._weights)
-            views = [True, False] * len(same) * len(self._weights)
-            views.sort(reverse=True)
-            weights = [weight for weight in self._weights for _ in same] * 2
-            _, borders = self._cuts.solve(many, everywhere, views, weights)
-            for order, row in zip(many, borders.tolist(), strict=True):
-                self._borders.setdefault(order, row)
+            values, borders = self._exactly(same)
+            for i, order in enumerate(same):
+                found.append((float(values[i]), len(found), order, borders[i]))
+        found.sort()
+        drafts: dict[Draft, None] = {}
+        for _, _, order, rows in found[:FINALISTS]:
+            self._borders[order] = rows[0]
+            for row in rows:
                 drafts.update(dict.fromkeys(self._drafted(order, row)))
         return list(drafts)
+
+    def _exactly(self, same: list[Order]) -> tuple[Floats, list[list[list[int]]]]:
+        """Of orders of one length: mean value of both views, and the borders in every view."""
+        variants = [(duplex, weight) for duplex in (True, False) for weight in self._weights]
+        values, borders = self._cuts.solve(
+            same * len(variants),
+            range(self.cost.unit_count + 1),
+            [duplex for duplex, _ in variants for _ in same],
+            [weight for _, weight in variants for _ in same],
+        )
+        table = values.reshape(2, len(self._weights), len(same)).min(axis=1)
+        rows = borders.reshape(len(variants), len(same), -1)
+        return table.mean(axis=0), [rows[:, i].tolist() for i in range(len(same))]
 
     def _drafted(self, order: Order, borders: Sequence[int]) -> list[Draft]:
         """With usual depths, and deeper ones where their bound is better; empty if not allowed."""
