@@ -29,6 +29,8 @@ SEARCH_TASKS = 2000
 """Simulated tasks for the fastest draft: four rounds of 8 stages and 32 micro-batches."""
 FRUGAL_TASKS = 600
 """And for those that move fewer bytes."""
+DEPTH_TASKS = 900
+"""And for other depths of the fastest where stages deal whole micro-batches."""
 MOST_ELEMENTS = 300_000
 """Array elements of the dynamic programmes over orders: orders x stages x places^2."""
 MOST_PLACES = 14
@@ -87,6 +89,8 @@ class LightSearch:
         fastest = self._fastest(drafts, self._simulated(old[0]) if old else None)
         if fastest is None:
             return None
+        self.judge.budget_tasks = DEPTH_TASKS
+        fastest = self._fastest(self._other_depths(fastest.draft), fastest) or fastest
         self.judge.budget_tasks = FRUGAL_TASKS
         cheaper = [draft for order in list(self._borders)[:2] for draft in self._cheap(order)]
         return self._cheapest(fastest, [*old, *drafts, *cheaper])
@@ -203,7 +207,15 @@ class LightSearch:
         usual = draft_groups(self.cost, self.split, borders, groups)
         if usual is None or not self._is_allowed(usual):
             return []
-        return [usual, *self.judge.deepened(usual)]
+        return [usual, *self.judge.deepened(usual), *self._doubled(usual)]
+
+    def _doubled(self, usual: Draft) -> list[Draft]:
+        """Twice the usual depths where stages deal: bounds do not tell that this often pays."""
+        if not any(group.deals for group in usual.groups):
+            return []
+        wanted = [min(2 * k, self.split.micro_batches) for k in usual.warmup]
+        draft = draft_groups(self.cost, self.split, usual.borders, usual.groups, wanted)
+        return [draft] if draft is not None and draft != usual else []
 
     def _climbed(self, drafts: Sequence[Draft]) -> list[Draft]:
         """The best drafts by bound, their borders moved as long as the bound falls."""
@@ -262,6 +274,12 @@ class LightSearch:
             if best is None or judged.seconds < best.seconds:
                 best = judged
         return best
+
+    def _other_depths(self, draft: Draft) -> list[Draft]:
+        """Other depths of stages that deal: which pays there, bounds do not tell."""
+        if not any(group.deals for group in draft.groups):
+            return []
+        return [other for other in self.judge.depths(draft) if self._is_allowed(other)]
 
     # -- bytes -----------------------------------------------------------------------------------
 

@@ -113,10 +113,10 @@ class Reshaper:
             return
         for p in free:
             for device in spare:
-                yield _with(order, p, (*order[p].devices, device))
+                yield from _grouped(order[:p], (*order[p].devices, device), order[p + 1 :])
             if p + 1 in free:
-                both = Part((*order[p].devices, *order[p + 1].devices), order[p].allocation)
-                yield (*order[:p], both, *order[p + 2 :])
+                both = (*order[p].devices, *order[p + 1].devices)
+                yield from _grouped(order[:p], both, order[p + 2 :])
 
     def _split(self, order: Order, p: int) -> Iterator[Order]:
         for device in order[p].devices:
@@ -128,6 +128,12 @@ class Reshaper:
                     yield _with(without, q, (*order[q].devices, device))
             for q in (p, p + 1):
                 yield (*without[:q], Part((device,)), *without[q:])
+
+
+def _grouped(before: Order, devices: tuple[int, ...], after: Order) -> Iterator[Order]:
+    """A new group that deals whole micro-batches (no device computes small pieces), or divides."""
+    for allocation in (Allocation.MICRO_BATCHES, Allocation.SAMPLES):
+        yield (*before, Part(devices, allocation), *after)
 
 
 def _with(order: Order, p: int, devices: tuple[int, ...]) -> Order:
