@@ -39,6 +39,9 @@ log = get_logger(__name__)
 Info = Mapping[str, int | float | str]
 
 
+_UP = (MemberState.ALIVE, MemberState.SUSPECT)
+
+
 def memory_id(name: str) -> str:
     """The id of the device of that name: stable over restarts, as a certificate's would be."""
     return hashlib.sha256(name.encode()).hexdigest()
@@ -103,7 +106,7 @@ class MemoryHousehold:
     def running(self, device_id: str) -> MemoryMesh | None:
         """The device, if it is up."""
         for mesh in self._meshes.values():
-            if mesh.self_id == device_id and self._states[mesh.name] is MemberState.ALIVE:
+            if mesh.self_id == device_id and self._states[mesh.name] in _UP:
                 return mesh
         return None
 
@@ -123,6 +126,18 @@ class MemoryHousehold:
         self._meshes[name] = self._new_mesh(name)
         self._tell(MemberChanged(self._member(name), "joined"))
         return self._meshes[name]
+
+    def suspect(self, name: str) -> None:
+        """The others suspect a device that lives and works on."""
+        self._mark(name, MemberState.SUSPECT, "silent")
+
+    def refute(self, name: str) -> None:
+        """A suspected device was heard of again."""
+        self._mark(name, MemberState.ALIVE, "refuted")
+
+    def _mark(self, name: str, state: MemberState, reason: str) -> None:
+        self._states[name] = state
+        self._tell(MemberChanged(self._member(name), reason))
 
     def elect(self, name: str) -> None:
         """Make the device coordinator, in a new term."""
@@ -154,7 +169,7 @@ class MemoryHousehold:
         return Member(memory_id(name), name, self._states[name], self._infos.get(name, {}))
 
     def _running(self) -> list[MemoryMesh]:
-        return [m for m in self._meshes.values() if self._states[m.name] is MemberState.ALIVE]
+        return [m for m in self._meshes.values() if self._states[m.name] in _UP]
 
     def _tell(self, event: MeshEvent) -> None:
         for mesh in self._running():

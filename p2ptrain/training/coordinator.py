@@ -47,12 +47,14 @@ from p2ptrain.training.protocol import (
 from p2ptrain.training.routes import Route
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.survey import LinkTable
+from p2ptrain.training.waiting import until
 
 log = get_logger(__name__)
 
 PROFILE_TIMEOUT_SECONDS = 60.0
 LINK_TIMEOUT_SECONDS = 20.0
 PREPARE_TIMEOUT_SECONDS = 600.0
+ALIVE_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,8 @@ class CoordinatorService:
     async def _plan(self, peer: str, message: Message) -> Message:
         request = PlanningRequest.from_bytes(message.parts[0])
         term = self._check_in_office()
+        await self._seen_alive(peer)
         devices = [peer] if request.alone else self._alive()
-        if peer not in devices:
-            raise ProtocolError("a planning request from a device that is no member")
         with _timed("links_measured"):
             await self._measure_links(devices)
         with _timed("profiled"):
@@ -121,6 +122,16 @@ class CoordinatorService:
             name = coordinator.name if coordinator else "nobody yet"
             raise PeerError(f"{self._mesh.name} does not coordinate; {name} does")
         return coordinator.term
+
+    async def _seen_alive(self, peer: str) -> None:
+        """A holder may ask before gossip tells, or while it is suspected; it hears of that soon."""
+        try:
+            async with asyncio.timeout(ALIVE_TIMEOUT_SECONDS):
+                await until(self._mesh, lambda: peer in self._alive())
+        except TimeoutError:
+            raise PeerError(
+                f"{self._mesh.name}, which coordinates, does not see this device as alive"
+            ) from None
 
     def _alive(self) -> list[str]:
         members = self._mesh.members.values()

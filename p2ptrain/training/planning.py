@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +15,7 @@ from p2ptrain.observe.events import LeftOut, PlanEvent, PlannedDevice, PlannedSt
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, PLAN_REQUEST, SURVEY_LINKS
+from p2ptrain.training.waiting import changes, until
 
 log = get_logger(__name__)
 
@@ -34,7 +33,7 @@ async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None
     """
     try:
         async with asyncio.timeout(timeout_seconds):
-            await _until(mesh, lambda: len(_alive(mesh)) >= count)
+            await until(mesh, lambda: len(_alive(mesh)) >= count)
     except TimeoutError:
         names = ", ".join(sorted(_alive(mesh)))
         raise UserError(
@@ -46,7 +45,7 @@ async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None
 
 async def settle(mesh: Mesh, seconds: float = SETTLE_SECONDS) -> None:
     """Wait until the membership has not changed for `seconds`."""
-    with _changes(mesh) as changed:
+    with changes(mesh) as changed:
         while True:
             changed.clear()
             try:
@@ -86,7 +85,7 @@ async def request_plan(mesh: Mesh, request: PlanningRequest) -> PlanningAnswer:
             return PlanningAnswer.from_bytes(reply.parts[0])
         except LinkClosed:
             log.info("coordinator_lost_while_planning")
-            await _until(mesh, lambda gone=coordinator: _coordinator_id(mesh) != gone)  # type: ignore[misc]
+            await until(mesh, lambda gone=coordinator: _coordinator_id(mesh) != gone)  # type: ignore[misc]
 
 
 def plan_event(answer: PlanningAnswer, description: ModelDescription, reason: str) -> PlanEvent:
@@ -116,30 +115,12 @@ async def _office(mesh: Mesh) -> str:
     """The coordinator's id, once there is one."""
     try:
         async with asyncio.timeout(OFFICE_TIMEOUT_SECONDS):
-            await _until(mesh, lambda: _coordinator_id(mesh) is not None)
+            await until(mesh, lambda: _coordinator_id(mesh) is not None)
     except TimeoutError:
         raise PeerError("the devices did not agree on a coordinator") from None
     coordinator = _coordinator_id(mesh)
     assert coordinator is not None
     return coordinator
-
-
-async def _until(mesh: Mesh, condition: Callable[[], bool]) -> None:
-    with _changes(mesh) as changed:
-        while not condition():
-            changed.clear()
-            await changed.wait()
-
-
-@contextmanager
-def _changes(mesh: Mesh) -> Iterator[asyncio.Event]:
-    """An event that is set at each change of membership or office."""
-    changed = asyncio.Event()
-    unsubscribe = mesh.subscribe(lambda _event: changed.set())
-    try:
-        yield changed
-    finally:
-        unsubscribe()
 
 
 def _alive(mesh: Mesh) -> list[str]:

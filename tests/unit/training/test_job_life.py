@@ -19,10 +19,12 @@ from p2ptrain.errors import (
     ScriptError,
     TrainingError,
 )
+from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Done, Eval, Event, Failure, Step, Warned
 from p2ptrain.training import checkpoint
 from p2ptrain.training.job import SGD, Adam, Job
 from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.protocol import PLAN_REQUEST
 from tests import zoo
 from tests.unit.training.household import Devices, devices
 
@@ -241,7 +243,7 @@ async def test_weights_that_an_update_broke_are_blamed_on_the_update() -> None:
 
 async def test_a_model_larger_than_all_memory_is_refused_with_the_numbers() -> None:
     async with devices(2, memory_bytes=1000) as household:
-        with pytest.raises(PlanError, match="all devices together offer 2000"):
+        with pytest.raises(PlanError, match=r"unit .* bytes missing"):
             await household.holder_run(make_job()).run()
 
 
@@ -268,3 +270,21 @@ async def test_done_says_what_was_reached_and_where_the_weights_are(tmp_path: Pa
     assert isinstance(done, Done)
     assert (done.steps, done.out) == (6, str(out))
     assert out.stat().st_size > 0
+
+
+async def test_a_holder_that_is_suspected_as_it_asks_is_waited_for() -> None:
+    async with devices(2) as household:
+        household.mesh.elect("b")
+        plan = household.members["b"].routes[PLAN_REQUEST]
+
+        async def suspect_first(peer: str, message: Message) -> Message | None:
+            household.mesh.suspect("a")
+            asyncio.get_running_loop().call_soon(household.mesh.refute, "a")
+            return await plan.handler(peer, message)
+
+        household.mesh["b"].route(PLAN_REQUEST, suspect_first, plan.parts)
+        await household.holder_run(make_job(epochs=1)).run()
+        assert {device.name for stage in household.plan.stages for device in stage.devices} == {
+            "a",
+            "b",
+        }
