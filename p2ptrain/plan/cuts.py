@@ -10,6 +10,7 @@ Symbols (shapes): B orders, P stages, C places where a cut may lie (0 and L incl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -67,6 +68,7 @@ class Cuts:
         parts = [work.units(i, i + 1, split.first_samples) for i in range(len(units))]
         self._work = _ranges(parts)
         self._tables: dict[Part, Tables] = {}
+        self._alone: dict[tuple[int, int], Floats] = {}
         self._hops: dict[tuple[Devices, Devices], tuple[float, float, float]] = {}
 
     def tables(self, part: Part) -> Tables:
@@ -88,7 +90,7 @@ class Cuts:
             pieces = [n for n in group.pieces(split, place) if n]
             samples = max(pieces, default=1)
             dealt = sum(pieces) / split.batch_size if group.deals else 1.0
-            own = _ranges(np.add(*_both(cost, device, samples))) * dealt
+            own = self._seconds(device, samples) * dealt
             depth = self._depth(device, max(1.0, samples * dealt))
             own[depth < 1] = np.inf
             cap = self._caps.get(device)
@@ -105,8 +107,21 @@ class Cuts:
         seconds[~np.triu(np.ones(shape, dtype=bool), 1)] = np.inf
         return Tables(seconds, trips, reduce)
 
+    def _seconds(self, device: int, samples: int) -> Floats:
+        """[L+1, L+1] forward and backward of a micro-batch on one device."""
+        key = device, samples
+        if key not in self._alone:
+            times = self.cost.unit_times(device, samples)
+            self._alone[key] = _ranges(np.add(times.forward, times.backward))
+        return self._alone[key]
+
     def _depth(self, device: int, samples: float) -> Floats:
         """[L+1, L+1], how many micro-batches may be in flight; 0 = impossible."""
+        most = math.ceil(samples * self.rounds)
+        if self.cost.peak_bytes(0, self.cost.unit_count, most) <= (
+            self.cost.devices[device].memory_bytes
+        ):
+            return np.full(self._parameters.shape, float(self.split.micro_batches))
         held = self._parameters * (2 + self.cost.profile.optimizer_state_ratio)
         left = self.cost.devices[device].memory_bytes - held
         each = np.maximum(self._activations * samples, 1e-9)
@@ -198,9 +213,19 @@ class _Batch:
         self.carried = cuts.carried[self.places]  # [C]
         self.duplex = duplex
         self.last_weights: Floats = np.ones(len(orders))
-        hops = np.array([[cuts.hop(a, b) for b in self.parts] for a in self.parts])  # [K, K, 3]
-        self.both, self.one = hops[..., 0] + hops[..., 1], hops[..., :2].max(axis=2)
-        self.delay = hops[..., 2]
+        self.hops = self._all_hops()  # [K, K, 3], as `Cuts.hop`
+
+    def _all_hops(self) -> Floats:
+        """Of the parts that follow each other in some order."""
+        count = len(self.parts)
+        pairs = np.unique(self.index[:, :-1] * count + self.index[:, 1:])
+        hops = np.zeros((count * count, 3))
+        if len(pairs):
+            hops[pairs] = [
+                self.cuts.hop(*(self.parts[k] for k in divmod(pair, count)))
+                for pair in pairs.tolist()
+            ]
+        return hops.reshape(count, count, 3)
 
     def solve(self) -> tuple[Floats, Wholes]:
         count, stages = self.index.shape
@@ -232,9 +257,9 @@ class _Batch:
 
     def _hops(self, p: int) -> tuple[Floats, Floats]:
         """([B, C] seconds there and back at every cut, [B, C] occupation in a round)."""
-        pair = self.index[:, p], self.index[:, p + 1]
-        both, busy, delay = (matrix[pair][:, None] for matrix in (self.both, self.one, self.delay))
-        busy = np.where(self.duplex[:, None], busy, both)
+        there, back, delay = self.hops[self.index[:, p], self.index[:, p + 1]].T[:, :, None]
+        both = there + back
+        busy = np.where(self.duplex[:, None], np.maximum(there, back), both)
         return both * self.carried + delay, busy * self.carried * self.cuts.rounds
 
     def _fed(self, value: Floats) -> Floats:
@@ -257,11 +282,6 @@ class _Batch:
         borders.append(np.full(count, len(self.places) - 1))
         found: Wholes = self.places[np.stack(borders, axis=1)]
         return found
-
-
-def _both(cost: CostModel, device: int, samples: int) -> tuple[Floats, Floats]:
-    times = cost.unit_times(device, samples)
-    return np.array(times.forward), np.array(times.backward)
 
 
 def _ranges(per_unit: Sequence[float] | Floats) -> Floats:
