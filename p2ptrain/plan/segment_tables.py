@@ -135,9 +135,10 @@ class SegmentTables:
         )
 
     def feed(self) -> tuple[Floats, Floats]:
-        """([C, options, n] seconds a round's inputs occupy the holder's uplink, first arrival).
+        """([C, options, n] seconds that feeding occupies the holder's uplink, first arrival).
 
-        For groups that begin at the first unit; the one that is the whole pipeline needs targets.
+        For groups that begin at the first unit. Targets go to the last stage, of which only one
+        that is the whole pipeline is known here; any other is fed at the holder's fastest rate.
         """
         cost, profile = self.cost, self.cost.profile
         speeds = self._speeds(0)  # [C, kinds, n]
@@ -148,7 +149,18 @@ class SegmentTables:
         away = np.array(self.order) != cost.holder
         latency = cost.links.latencies[cost.holder, self.order] * away
         first = share * each * self.split.first_samples + latency
-        return share * each * self.split.batch_size, first
+        occupied = share * each
+        if away.any():
+            occupied[:-1] += profile.target_bytes / rates[away].max()
+        return occupied * self.split.batch_size, first
+
+    @property
+    def holders_part(self) -> Floats:
+        """[options, n] 1 / size of the groups in which the holder is; 0 of the others."""
+        places = np.flatnonzero(np.array(self.order) == self.cost.holder)
+        place = int(places[0]) if len(places) else self.count
+        inside = (self._starts <= place) & (place < self._starts + self.sizes)
+        return inside / self.sizes
 
     def _prepare_times(self) -> None:
         split = self.split

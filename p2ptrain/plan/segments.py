@@ -204,7 +204,8 @@ class _Programme:
         stages = self.tables.stages(0)
         seconds = np.stack(
             [
-                arrival + np.maximum(self._joined(0, stages, behind)[0], occupied)
+                arrival
+                + np.maximum(self._joined(0, stages, behind)[0], occupied + self._sent(behind))
                 for behind in self._behind
             ]
         )  # [2, C, options, n]
@@ -213,6 +214,13 @@ class _Programme:
             value = float(seconds[which, end, option, k])
             if np.isfinite(value):
                 yield Candidate(value, self._read(int(which), int(end) + 1, option, int(k)))
+
+    def _sent(self, behind: _Behind) -> Floats:
+        """[C, options, n] seconds that the first group's outputs occupy the holder's uplink."""
+        tables = self.tables
+        carried = tables.rounds * tables.carried[1:, None, None]
+        sent: Floats = carried * behind.there[1:, tables.ends] * tables.holders_part
+        return sent
 
     def _solve(self, first: int) -> None:
         """Best suffixes that begin at cut `first`, for all positions."""
