@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 from p2ptrain.errors import PlanError
+from p2ptrain.plan.climb import climb_fine
 from p2ptrain.plan.divider import Divider
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.drafting import Drafter
@@ -26,6 +27,8 @@ from p2ptrain.plan.work import Work
 
 OVERDRAFT_TASKS = 12_000
 """Simulated tasks beyond the budget that the reasons may cost; then bounds must do."""
+MOST_LOOKS = 3
+"""How often a left-out device may turn out to help after all before the search ends."""
 MOST_EXPLAINED = 16
 """Devices left out, the fastest, for each of which a plan that uses it is looked for."""
 SEARCHED = "search"
@@ -84,22 +87,34 @@ def _faster(best: _Found | None, other: _Found) -> _Found:
 def _explained(question: Question, search: GroupSearch | LargeSearch, best: _Found) -> Answer:
     """With the best plan known for every device left out, which may turn out to be the best."""
     others: dict[int, Judged] = {}
-    looked_at = _fastest_unused(question, best.judged.draft)
-    for device in looked_at:
-        for draft in search.drafts_with(device, best.judged):
-            judged = _worth(question.judge, best.judged, draft)
-            if device not in others or judged.seconds < others[device].seconds:
-                others[device] = judged
-    for judged in others.values():
-        best = _faster(best, _Found(judged, SEARCHED))
+    looked_at: list[int] = []
+    for _ in range(MOST_LOOKS):
+        looked_at = _fastest_unused(question, best.judged.draft)
+        others = {
+            device: min(judged, key=lambda one: one.seconds)
+            for device in looked_at
+            if (judged := _with_device(question, search, best.judged, device))
+        }
+        better = min(others.values(), key=lambda one: one.seconds, default=best.judged)
+        if better.seconds >= best.judged.seconds:
+            break
+        climbed = climb_fine(question.judge, search.drafter, better, reserve_tasks=0)
+        best = _faster(best, _Found(question.judge.exact(climbed.draft), SEARCHED))
+    unused = [d for d in question.devices if d not in best.judged.draft.devices]
     reasons = {
         device: _reason(question, best.judged, device, others.get(device))
         if device in looked_at
         else _as_others(question, device, looked_at[0])
-        for device in question.devices
-        if device not in best.judged.draft.devices
+        for device in unused
     }
     return Answer(best.judged.draft, reasons, best.found_by)
+
+
+def _with_device(
+    question: Question, search: GroupSearch | LargeSearch, best: Judged, device: int
+) -> list[Judged]:
+    """Plans that use `device`, judged; those that cannot win may only be bounded."""
+    return [_worth(question.judge, best, draft) for draft in search.drafts_with(device, best)]
 
 
 def _fastest_unused(question: Question, draft: Draft) -> list[int]:

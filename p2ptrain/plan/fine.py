@@ -116,8 +116,9 @@ def _reordered(group: Group) -> Iterator[Group]:
 
 def _aligned(one: Group, other: Group) -> Iterator[Group]:
     """`one` dealing in the same turns as `other`, so that always the same two meet."""
-    if one.deals and other.deals and len(one.shares) == len(other.shares):
-        for order in permutations(range(len(one.devices))) if len(one.shares) <= MOST_PERMUTED else ():
+    count = len(one.shares)
+    if one.deals and other.deals and count == len(other.shares) and count <= MOST_PERMUTED:
+        for order in permutations(range(count)):
             yield Group(tuple(one.devices[k] for k in order), other.shares, one.allocation)
 
 
