@@ -43,7 +43,12 @@ MOST_CUTS = 24
 MOST_POSITIONS = 256
 """Devices of an order that are looked at: beyond, the slowest could hardly earn their latency."""
 KEPT = 6
-"""Candidates of one split."""
+"""Candidates of one split among all devices."""
+SMALLER = (8, 16, 32, 64)
+"""Numbers of devices, the fastest, among which candidates are found too: estimates do not see how
+transfers of wide groups get in each other's way, and would always take more devices."""
+KEPT_OF_SMALLER = 2
+"""Candidates of each."""
 HOPE = 1.3
 """A micro-batch size whose estimate is so far above the best one's is given up unsimulated."""
 GRADIENT_WEIGHT = 1e-3
@@ -73,7 +78,7 @@ def promising_splits(question: Question, most: int) -> list[BatchSplit]:
         return list(question.splits)
     found: list[tuple[float, int, Candidate]] = []
     for i, split in enumerate(question.splits):
-        candidates = _every_candidate(question, split, most_orders=1)
+        candidates = _every_candidate(question, split, _orders(question)[:1])
         best = min(candidates, key=lambda candidate: candidate.seconds, default=None)
         if best is not None:
             found.append((best.seconds, i, best))
@@ -93,24 +98,40 @@ def segment_candidates(question: Question, split: BatchSplit) -> Iterator[Draft]
     `question.groups` and `devices` are obeyed; `required` and `caps` are left to the caller.
     Nothing comes out of a private question: both its ends are the holder's.
     """
-    found: dict[tuple[Segment, ...], float] = {}
-    for candidate in _every_candidate(question, split):
-        known = found.get(candidate.stages, candidate.seconds)
-        found[candidate.stages] = min(known, candidate.seconds)
-    for stages in sorted(found, key=lambda stages: found[stages])[:KEPT]:
+    orders = _orders(question)
+    chosen = _best(question, split, orders, KEPT)
+    for size in SMALLER:
+        if orders and size < len(orders[0]):
+            chosen += _best(question, split, [orders[0][:size]], KEPT_OF_SMALLER)
+    for stages in dict.fromkeys(chosen):
         draft = _drafted(question.judge, split, stages)
         if draft is not None:
             yield draft
 
 
-def _every_candidate(
-    question: Question, split: BatchSplit, most_orders: int | None = None
-) -> Iterator[Candidate]:
+def _orders(question: Question) -> list[tuple[int, ...]]:
     if question.private:
-        return
+        return []
+    return segment_orders(question.cost, question.devices, MOST_POSITIONS)
+
+
+def _best(
+    question: Question, split: BatchSplit, orders: Sequence[tuple[int, ...]], most: int
+) -> list[tuple[Segment, ...]]:
+    """The different pipelines of least estimate along `orders`."""
+    found: dict[tuple[Segment, ...], float] = {}
+    for candidate in _every_candidate(question, split, orders):
+        known = found.get(candidate.stages, candidate.seconds)
+        found[candidate.stages] = min(known, candidate.seconds)
+    return sorted(found, key=lambda stages: found[stages])[:most]
+
+
+def _every_candidate(
+    question: Question, split: BatchSplit, orders: Sequence[tuple[int, ...]]
+) -> Iterator[Candidate]:
     cost = question.cost
     cuts = (0, *useful_cuts(cost, MOST_CUTS), cost.unit_count)
-    for order in segment_orders(cost, question.devices, MOST_POSITIONS)[:most_orders]:
+    for order in orders:
         options = group_options(len(order), split, groups=question.groups)
         yield from _Programme(SegmentTables(cost, split, order, cuts, options)).candidates()
 

@@ -146,3 +146,12 @@ def test_an_order_cut_short_keeps_the_holder() -> None:
     )
     for order in segment_orders(CostModel(profile([(1.0, 1.0)]), members), range(6), 3):
         assert sorted(order) == [0, 1, 5]
+
+
+def test_pipelines_of_few_devices_are_candidates_among_many() -> None:
+    model = profile([(0.1, 0.1)] * 12, output_bytes=100, parameter_bytes=1000)
+    names = [f"d{i:02}" for i in range(20)]
+    asked = question(model, cluster(*names, link=SLOW), BatchSplit(64, 4))
+    few = question(model, cluster(*names[:8], link=SLOW), BatchSplit(64, 4))
+    first = next(segment_candidates(few, few.splits[0]))
+    assert first in set(segment_candidates(asked, asked.splits[0]))
