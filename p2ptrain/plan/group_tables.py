@@ -233,7 +233,8 @@ def _fill_dealing(tables: GroupTables, ranges: _Ranges, k: int) -> None:
     tables.backward[k] = np.where(possible, np.stack([b for _, b in full]).min(axis=0), np.inf)
     tables.load[k] = np.where(possible, (one * counts).max(axis=0) * each, np.inf)
     held = np.floor(fitting / split.first_samples)
-    depth = np.floor(held * steps / np.maximum(counts, 1)).min(axis=0)
+    # Rounded up: turns in step hold one micro-batch more than the mean.
+    depth = np.ceil(held * steps / np.maximum(counts, 1)).min(axis=0)
     tables.depth[k] = np.clip(depth, possible, split.micro_batches)
     _set_shares(tables, k, counts)
 
