@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import perm
 
@@ -25,14 +26,6 @@ TOLERANCE = 0.01
 """A plan this much slower than the fastest found is taken if it moves fewer bytes."""
 SLACKS = (0.0, 0.03)
 """How much slower than the fastest draft's slowest a stage may be while bytes are minimised."""
-SEARCH_TASKS = 2000
-"""Simulated tasks for the fastest draft: four rounds of 8 stages and 32 micro-batches."""
-FRUGAL_TASKS = 600
-"""And for those that move fewer bytes."""
-DEPTH_TASKS = 900
-"""And for other depths of the fastest where stages deal whole micro-batches."""
-MOST_ELEMENTS = 300_000
-"""Array elements of the dynamic programmes over orders: orders x stages x places^2."""
 MOST_PLACES = 14
 """Cut places while orders are compared."""
 MOST_SPARE = 4
@@ -41,10 +34,6 @@ MOST_LOOKS = 4
 """Orders whose neighbours are looked at."""
 MOST_ENUMERATED = 330
 """Orders that are all valued: every order of every set of five devices is 325."""
-EXACT_ELEMENTS = 120_000
-"""And of those that cut the best orders anywhere."""
-FINALISTS = 6
-"""Orders of which drafts are made."""
 PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
 """Of a private plan's last stage, which shares its device's time with the first."""
 CLIMBED = 1
@@ -53,12 +42,40 @@ MOST_SHIFTS = 60
 """Moved borders bounded for one draft, about."""
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is looked at, counted so that about 20 ms are spent on 8 devices and 64 units.
+
+    Attributes:
+        search_tasks: simulated for the fastest draft (a round of 8 stages and 32 micro-batches has
+            512).
+        depth_tasks: for other depths of the fastest where stages deal whole micro-batches.
+        frugal_tasks: for drafts that move fewer bytes.
+        most_elements: of the dynamic programmes over orders: orders x stages x places^2.
+        exact_elements: of those that cut the best orders anywhere.
+        finalists: orders of which drafts are made.
+    """
+
+    search_tasks: int
+    depth_tasks: int
+    frugal_tasks: int
+    most_elements: int
+    exact_elements: int
+    finalists: int
+
+
+STRAIGHT = Effort(2000, 0, 600, 300_000, 120_000, 6)
+GROUPED = Effort(1200, 700, 600, 150_000, 60_000, 4)
+"""Groups cost more to bound and to simulate."""
+
+
 class LightSearch:
     """One light re-plan. `evaluated` counts the drafts simulated."""
 
     def __init__(self, cost: CostModel, plan: Plan, request: PlanRequest, held: Replicas) -> None:
         self.cost, self.split, self.private = cost, plan.split, request.private
-        self.judge = Judge(cost, SEARCH_TASKS)
+        self._effort = GROUPED if request.groups else STRAIGHT
+        self.judge = Judge(cost, self._effort.search_tasks)
         self.evaluated = 0
         names = {device.name for device in cost.devices}
         wanted = names if request.only is None else names & request.only
@@ -89,9 +106,9 @@ class LightSearch:
         fastest = self._fastest(drafts, self._simulated(old[0]) if old else None)
         if fastest is None:
             return None
-        self.judge.budget_tasks = DEPTH_TASKS
+        self.judge.budget_tasks = self._effort.depth_tasks
         fastest = self._fastest(self._other_depths(fastest.draft), fastest) or fastest
-        self.judge.budget_tasks = FRUGAL_TASKS
+        self.judge.budget_tasks = self._effort.frugal_tasks
         cheaper = [draft for order in list(self._borders)[:2] for draft in self._cheap(order)]
         return self._cheapest(fastest, [*old, *drafts, *cheaper])
 
@@ -106,6 +123,9 @@ class LightSearch:
             if devices:
                 alone = len(devices) == 1
                 parts.append(Part(devices, Allocation.SAMPLES if alone else stage.allocation))
+        holder = Part((self.cost.holder,))
+        if self.private and not (parts and parts[0] == parts[-1] == holder):
+            return ()  # the old plan was not private
         if len(parts) == 2 and parts[0] == parts[1]:
             return (parts[0],)  # a private plan whose middle is gone
         return tuple(parts)
@@ -123,7 +143,7 @@ class LightSearch:
         if not start:
             return []
         self._value([start, *self._few()], values)
-        room, looked_at = MOST_ELEMENTS, set[Order]()
+        room, looked_at = self._effort.most_elements, set[Order]()
         for _ in range(MOST_LOOKS):
             left = [order for order in values if order not in looked_at]
             best = min(left, key=lambda order: values[order], default=None)
@@ -136,7 +156,7 @@ class LightSearch:
             room -= size * len(new)
             self._value(new, values)
         exact = len(start) * (self.cost.unit_count + 1) ** 2 * len(self._weights)
-        most = max(FINALISTS, EXACT_ELEMENTS // exact)
+        most = max(self._effort.finalists, self._effort.exact_elements // exact)
         ranked = sorted(values, key=lambda order: values[order])[:most]
         return list(dict.fromkeys((*ranked, start)))
 
@@ -174,7 +194,7 @@ class LightSearch:
                 found.append((float(values[i]), len(found), order, borders[i]))
         found.sort()
         drafts: dict[Draft, None] = {}
-        for _, _, order, rows in found[:FINALISTS]:
+        for _, _, order, rows in found[: self._effort.finalists]:
             self._borders[order] = rows[0]
             for row in rows:
                 drafts.update(dict.fromkeys(self._drafted(order, row)))

@@ -227,3 +227,9 @@ def test_new_plans_are_valid_fit_and_use_no_dead_device(question: Question) -> N
     turned = replace(cluster, devices=cluster.devices[::-1])
     again = replan(profile, turned, plan, request, dead=dead, replicas=held)
     assert again == found
+
+
+def test_a_plan_that_was_not_private_becomes_so() -> None:
+    private = replace(REQUEST, private=True)
+    found = replan(TWELVE, three(), thirds(), private)
+    check_plan(found.plan, TWELVE, three(), private=True)
