@@ -85,7 +85,7 @@ class GroupSearch:
         simulated = self._simulate(candidates, best, int(budget * (1 - SIMULATED_SHARE)))
         if best is not None:
             simulated.append(best)
-        starts = _unlike(sorted(simulated, key=lambda judged: judged.seconds))[:CLIMBED]
+        starts = unlike(sorted(simulated, key=lambda judged: judged.seconds))[:CLIMBED]
         ends = self._improved(starts)
         if best is not None:
             ends.append(best)
@@ -121,7 +121,7 @@ class GroupSearch:
 
     def _of_split(self, split: BatchSplit) -> list[Candidate]:
         """The best structures by estimate; remembers the best one with every device."""
-        found = _Estimated(self.judge.cost, split, self.devices, self.rules)
+        found = Estimated(self.judge.cost, split, self.devices, self.rules)
         for device in self.devices:
             self.least_with.setdefault(device, []).extend(found.best_with(device))
         return found.best(KEPT)
@@ -155,15 +155,20 @@ class GroupSearch:
         return simulated
 
 
-class _Estimated:
-    """All structures of one batch split, estimated."""
+class Estimated:
+    """All structures of one batch split, estimated; with `cuts` those with no other borders."""
 
     def __init__(
-        self, cost: CostModel, split: BatchSplit, devices: tuple[int, ...], rules: Rules
+        self,
+        cost: CostModel,
+        split: BatchSplit,
+        devices: tuple[int, ...],
+        rules: Rules,
+        cuts: tuple[int, ...] | None = None,
     ) -> None:
-        self.split, self.cuts = split, tuple(range(cost.unit_count + 1))
+        self.split, self.cuts = split, cuts or tuple(range(cost.unit_count + 1))
         self.kinds = every_kind(devices) if rules.groups else tuple(Kind((d,)) for d in devices)
-        found = structure_sequences(cost, devices, rules)
+        found = structure_sequences(cost, devices, rules, len(self.cuts) - 1)
         estimator = Estimator(group_tables(cost, split, self.kinds, self.cuts, rules))
         self.arrays = [
             (kinds, cuts, estimator.seconds(kinds, cuts))
@@ -202,16 +207,16 @@ def is_tiny(cost: CostModel, devices: tuple[int, ...], rules: Rules) -> bool:
     """Whether all structures can be estimated."""
     if len(devices) > MOST_DEVICES:
         return False
-    found = structure_sequences(cost, devices, rules)
+    found = structure_sequences(cost, devices, rules, cost.unit_count)
     return count_structures(found, cost.unit_count + 1) <= MOST_STRUCTURES
 
 
 def structure_sequences(
-    cost: CostModel, devices: tuple[int, ...], rules: Rules
+    cost: CostModel, devices: tuple[int, ...], rules: Rules, most_stages: int
 ) -> dict[int, list[tuple[int, ...]]]:
     """By number of stages, the sequences of kinds that `rules` allow."""
     kinds = every_kind(devices) if rules.groups else tuple(Kind((d,)) for d in devices)
-    found = sequences(kinds, min(len(devices), cost.unit_count))
+    found = sequences(kinds, min(len(devices), most_stages))
     if rules.private:
         found = pinned(found, kinds, rules.holder)
     if not rules.required:
@@ -226,7 +231,7 @@ def structure_sequences(
     }
 
 
-def _unlike(judged: Sequence[Judged]) -> list[Judged]:
+def unlike(judged: Sequence[Judged]) -> list[Judged]:
     """The first of each set of groups and borders."""
     seen = set()
     kept = []

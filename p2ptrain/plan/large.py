@@ -11,11 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from p2ptrain.plan.climb import climb_coarse
+from p2ptrain.plan.climb import climb_coarse, try_depths
 from p2ptrain.plan.coarse import taking_in
+from p2ptrain.plan.coarsen import useful_cuts
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.drafting import Drafter
+from p2ptrain.plan.grouped import Estimated
 from p2ptrain.plan.judge import Judge, Judged
+from p2ptrain.plan.orders import whole_seconds
 from p2ptrain.plan.planner import Question
 from p2ptrain.plan.segments import promising_splits, segment_candidates
 from p2ptrain.plan.split import BatchSplit
@@ -27,8 +30,16 @@ STARTS_SHARE = 0.5
 """Part of the budget for starts; the rest is for changes."""
 PROMISING = 3
 """Micro-batch sizes for which groups are searched."""
-CLIMBED = 3
+CLIMBED = 6
 """Starts that are improved."""
+FEW_DEVICES = 4
+"""Devices of which all structures are estimated."""
+FEW_CUTS = 7
+"""Borders that these structures may have."""
+FEW_DRAFTED = 16
+"""Of them, those that are simulated."""
+FEW_KEPT = 4
+"""Of these, those that are starts."""
 FEW = 4
 """Changes looked at for each device left out once the budget is used up."""
 
@@ -57,7 +68,7 @@ class LargeSearch:
             climbed = climb_coarse(self.judge, self.drafter, start, self.question.devices, reserve)
             if best is None or climbed.seconds < best.seconds:
                 best = climbed
-        return best
+        return None if best is None else try_depths(self.judge, best, left // 2)
 
     def drafts_with(self, device: int, best: Judged) -> list[Draft]:
         """Drafts in which `device` has a part: the one of least bound is worth judging."""
@@ -78,6 +89,7 @@ class LargeSearch:
         judge.budget_tasks -= kept  # the straight search may use up what it sees
         starts = self.straight.winners(best)
         judge.budget_tasks += kept
+        few: list[Judged] = []
         if self.drafter.rules.groups:
             for split in promising_splits(self.question, PROMISING):
                 drafts = [
@@ -88,12 +100,39 @@ class LargeSearch:
                 found = judge.best_of(drafts, None, int(budget * (1 - STARTS_SHARE) / 2))
                 if found is not None:
                     starts.append(found)
-        return _unlike(sorted(starts, key=lambda judged: judged.seconds))
+                few += self._of_few(split)
+        few = sorted(few, key=lambda judged: judged.seconds)[:FEW_KEPT]
+        return sorted([*_unlike(starts), *few], key=lambda judged: judged.seconds)
+
+    def _of_few(self, split: BatchSplit) -> list[Judged]:
+        """The best structures of few devices and few borders; changes lead on to the others."""
+        cost, rules = self.judge.cost, self.drafter.rules
+        devices = self._few_devices()
+        if len(devices) < 2:
+            return []
+        cuts = (0, *useful_cuts(cost, FEW_CUTS), cost.unit_count)
+        found = Estimated(cost, split, devices, rules, cuts).best(FEW_DRAFTED)
+        return [
+            Judged(self.judge.seconds(draft), draft)
+            for candidate in found
+            for draft in self.drafter.drafts(split, candidate.borders, candidate.kinds)
+            if not self.judge.exhausted
+        ]
+
+    def _few_devices(self) -> tuple[int, ...]:
+        """The fastest devices, and those that must have a part; none where these are too many."""
+        cost, rules = self.judge.cost, self.drafter.rules
+        needed = set(rules.required) | ({rules.holder} if rules.private else set())
+        if len(needed) > FEW_DEVICES:
+            return ()
+        by_speed = sorted(self.question.devices, key=lambda d: (whole_seconds(cost, d), d))
+        others = [device for device in by_speed if device not in needed]
+        return tuple(sorted([*needed, *others[: FEW_DEVICES - len(needed)]]))
 
 
 def _unlike(starts: Sequence[Judged]) -> list[Judged]:
-    """The first with groups and the first without of every micro-batch size."""
+    """The fastest with groups and the fastest without of every micro-batch size."""
     kept: dict[tuple[BatchSplit, bool], Judged] = {}
-    for start in starts:
+    for start in sorted(starts, key=lambda judged: judged.seconds):
         kept.setdefault((start.draft.split, start.draft.is_straight), start)
     return list(kept.values())
