@@ -70,7 +70,7 @@ def rules_of(question: Question) -> Rules:
 def _search(question: Question, rules: Rules) -> GroupSearch | LargeSearch:
     judge, devices, splits = question.judge, question.devices, question.splits
     drafter = Drafter(judge, Divider(question.cost, rules))
-    if is_tiny(question.cost, devices, rules):
+    if is_tiny(question.cost, devices, rules, len(splits)):
         return GroupSearch(judge, devices, splits, rules, drafter, question.least_piece)
     return LargeSearch(question, drafter, StraightSearch(judge, devices, splits, rules))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 
 import numpy as np
 
@@ -26,8 +26,12 @@ from p2ptrain.plan.structures import (
     sequences,
 )
 
-MOST_STRUCTURES = 20_000
+MOST_STRUCTURES = 60_000
 """Structures of one batch split that are all estimated: two microseconds each."""
+MOST_ESTIMATES = 160_000
+"""Structures of all batch splits together."""
+MOST_WIDENED = 8_000
+"""Structures of one batch split with which neighbouring sizes are looked at too."""
 MOST_DEVICES = 5
 """Beyond, even the sequences of groups are too many to list."""
 KEPT = 150
@@ -111,7 +115,8 @@ class GroupSearch:
     def _candidates(self) -> list[Candidate]:
         """Of the sizes given, and where others may be chosen, of those next to the best two."""
         by_split = {split: self._of_split(split) for split in self.splits}
-        if self.least_piece is not None:
+        count = _count(self.judge.cost, self.devices, self.rules)
+        if self.least_piece is not None and count <= MOST_WIDENED:
             least = {split: found[0].estimate for split, found in by_split.items() if found}
             for best in sorted(least, key=lambda split: least[split])[:WIDENED]:
                 for split in neighbouring_splits(best, self.least_piece):
@@ -203,12 +208,18 @@ class Estimated:
         return Candidate(estimate, self.split, borders, tuple(self.kinds[k] for k in kinds))
 
 
-def is_tiny(cost: CostModel, devices: tuple[int, ...], rules: Rules) -> bool:
-    """Whether all structures can be estimated."""
+def is_tiny(cost: CostModel, devices: tuple[int, ...], rules: Rules, splits: int) -> bool:
+    """Whether all structures can be estimated for that many batch splits."""
+    count = _count(cost, devices, rules)
+    return count <= MOST_STRUCTURES and count * splits <= MOST_ESTIMATES
+
+
+def _count(cost: CostModel, devices: tuple[int, ...], rules: Rules) -> float:
+    """Structures of one batch split; inf where they are too many to count."""
     if len(devices) > MOST_DEVICES:
-        return False
+        return inf
     found = structure_sequences(cost, devices, rules, cost.unit_count)
-    return count_structures(found, cost.unit_count + 1) <= MOST_STRUCTURES
+    return count_structures(found, cost.unit_count + 1)
 
 
 def structure_sequences(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from p2ptrain.plan.climb import climb_coarse, try_depths
+from p2ptrain.plan.climb import climb_coarse, climb_sizes, try_depths
 from p2ptrain.plan.coarse import taking_in
 from p2ptrain.plan.coarsen import useful_cuts
 from p2ptrain.plan.draft import Draft
@@ -32,6 +32,8 @@ PROMISING = 3
 """Micro-batch sizes for which groups are searched."""
 CLIMBED = 6
 """Starts that are improved."""
+MOST_RESIZED = 100
+"""Devices times units up to which other micro-batch sizes are tried at the end."""
 FEW_DEVICES = 4
 """Devices of which all structures are estimated."""
 FEW_CUTS = 7
@@ -68,7 +70,17 @@ class LargeSearch:
             climbed = climb_coarse(self.judge, self.drafter, start, self.question.devices, reserve)
             if best is None or climbed.seconds < best.seconds:
                 best = climbed
-        return None if best is None else try_depths(self.judge, best, left // 2)
+        if best is None:
+            return None
+        best = try_depths(self.judge, best, left // 2)
+        if self.question.least_piece is None or self._size > MOST_RESIZED:
+            return best
+        return climb_sizes(self.judge, self.drafter, best, self.question.least_piece)
+
+    @property
+    def _size(self) -> int:
+        """What drafting and simulating a change grows with."""
+        return len(self.question.devices) * self.judge.cost.unit_count
 
     def drafts_with(self, device: int, best: Judged) -> list[Draft]:
         """Drafts in which `device` has a part: the one of least bound is worth judging."""
