@@ -26,7 +26,7 @@ TOLERANCE = 0.01
 """A plan this much slower than the fastest found is taken if it moves fewer bytes."""
 SLACKS = (0.0, 0.03)
 """How much slower than the fastest draft's slowest a stage may be while bytes are minimised."""
-MOST_PLACES = 14
+MOST_PLACES = 22
 """Cut places while orders are compared."""
 MOST_SPARE = 4
 """Unused devices considered, fastest first."""
@@ -64,8 +64,8 @@ class Effort:
     finalists: int
 
 
-STRAIGHT = Effort(2000, 0, 600, 300_000, 120_000, 6)
-GROUPED = Effort(1200, 700, 600, 150_000, 60_000, 4)
+STRAIGHT = Effort(1700, 0, 600, 450_000, 120_000, 6)
+GROUPED = Effort(1200, 700, 600, 220_000, 60_000, 4)
 """Groups cost more to bound and to simulate."""
 
 

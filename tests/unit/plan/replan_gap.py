@@ -84,7 +84,7 @@ def happened(
 def compare(seed: int, options: argparse.Namespace) -> Compared | None:
     """One random question; None where nothing fits or a unit is lost."""
     random = Random(seed)
-    low = 2 if options.devices < 16 else options.devices
+    low = 2 if options.devices < 16 else options.devices - 1
     units = random.randint(min(8, options.units), options.units)
     profile, cluster = household(seed, units, random.randint(low + 1, options.devices))
     size = random.choice((4, 8, 16))
@@ -132,8 +132,10 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--private", action="store_true")
     parser.add_argument("--straight", action="store_true", help="no groups")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
     options = parser.parse_args()
-    compared = [compare(seed, options) for seed in range(options.questions)]
+    seeds = range(options.first, options.first + options.questions)
+    compared = [compare(seed, options) for seed in seeds]
     found = [one for one in compared if one is not None]
     for event in EVENTS:
         some = [one for one in found if one.event == event]
