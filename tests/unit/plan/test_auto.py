@@ -49,7 +49,7 @@ def assert_sound(plan: Plan, profile: Profile, cluster: Cluster, request: PlanRe
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     examples.profiles(),
     examples.clusters(most_devices=4),
@@ -84,7 +84,7 @@ def test_constraints_are_obeyed(
     assert {out.name for out in plan.left_out} == set(names) - parts.keys()
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     examples.profiles(),
     examples.clusters(),
@@ -124,7 +124,7 @@ def faster_device(cluster: Cluster, place: int) -> Cluster:
     return replace(cluster, devices=tuple(devices))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_better_cluster_is_never_planned_worse(seed: int) -> None:
     asked = problem(seed, units=5, devices=3)
     request = PlanRequest(asked.batch_size, asked.micro_batch)

@@ -209,7 +209,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(examples.profiles(), examples.clusters(most_devices=4), REQUESTS, st.randoms())
 def test_plans_are_sound(
     profile: Profile, cluster: Cluster, request: PlanRequest, random: Random
@@ -228,20 +228,7 @@ def test_plans_are_sound(
     assert plan.split.batch_size == request.batch_size
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(examples.profiles(), examples.clusters(), REQUESTS)
-def test_auto_is_never_slower_than_single_or_pp(
-    profile: Profile, cluster: Cluster, request: PlanRequest
-) -> None:
-    auto = tried(profile, cluster, request)
-    for name in ("single", "pp"):
-        other = tried(profile, cluster, replace(request, planner=name))
-        if other is not None:
-            assert auto is not None
-            assert auto.predicted.round_seconds <= other.predicted.round_seconds
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     examples.profiles(),
     examples.clusters(),
@@ -266,9 +253,9 @@ def test_auto_is_within_two_per_cent_of_every_straight_pipeline(
 def test_auto_stays_close_to_exhaustive_search(private: bool) -> None:
     """The sample of `gap.py`: own times, tight memory, slow links, ragged batches."""
     options = argparse.Namespace(
-        units=5, devices=3, private=private, free=False, straight=False, climbed=8
+        units=5, devices=3, private=private, free=False, straight=False, climbed=4
     )
-    gaps = [gap.gap(seed, options) for seed in range(8)]
+    gaps = [gap.gap(seed, options) for seed in range(5)]
     assert max(one.gap for one in gaps if one is not None) <= 0.02
 
 
