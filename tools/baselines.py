@@ -22,7 +22,7 @@ from p2ptrain.plan.draft import Draft, Group, draft_groups, draft_pipeline, peak
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.simulate import draft_of, simulate_draft
+from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
 from p2ptrain.plan.split import BatchSplit
 
 ENDLESS_BYTES = 10**15

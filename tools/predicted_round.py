@@ -50,12 +50,15 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("two", (0.6, 0.3), "1gbit", "mlp", 256, (16, 64)),
-    Setting("two-slow-link", (0.6, 0.4), "100mbit", "cnn", 128, (8, 32)),
-    Setting("three", (0.4, 0.3, 0.3), "1gbit", "cnn", 128, (8, 32)),
-    Setting("three-slow-link", (0.5, 0.3, 0.2), "100mbit", "transformer", 128, (8, 32)),
-    Setting("four", (0.4, 0.25, 0.25, 0.25), "1gbit", "transformer", 128, (8, 32)),
-    Setting("four-slow-link", (0.4, 0.25, 0.25, 0.25), "100mbit", "mlp", 256, (16, 64)),
+    Setting("whole-mlp", (1.0, 1.0), "1gbit", "mlp", 256, (16, 64)),
+    Setting("whole-cnn", (1.0, 1.0), "1gbit", "cnn", 128, (8, 32)),
+    Setting("whole-transformer", (1.0, 1.0), "100mbit", "transformer", 128, (8, 32)),
+    Setting("two", (0.6, 0.3), "1gbit", "mlp", 1024, (64, 256)),
+    Setting("two-slow-link", (0.6, 0.4), "100mbit", "cnn", 512, (32, 128)),
+    Setting("three", (0.4, 0.3, 0.3), "1gbit", "cnn", 512, (32, 128)),
+    Setting("three-slow-link", (0.5, 0.3, 0.2), "100mbit", "transformer", 512, (32, 128)),
+    Setting("four", (0.4, 0.25, 0.25, 0.25), "1gbit", "transformer", 512, (32, 128)),
+    Setting("four-slow-link", (0.4, 0.25, 0.25, 0.25), "100mbit", "mlp", 1024, (64, 256)),
 )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import p2ptrain
 from tests.zoo_models import TransformerBlock
 
-SAMPLES = 1024
+SAMPLES = 4096
 CLASSES = 10
 FEATURES = 256
 TOKENS, WIDTH = 32, 64

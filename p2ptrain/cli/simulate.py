@@ -15,7 +15,7 @@ from p2ptrain.cli.usage import DONE, UsageError
 
 if TYPE_CHECKING:
     from p2ptrain.plan.cluster import Cluster
-    from p2ptrain.plan.simulate import Simulation, TimelineEntry
+    from p2ptrain.plan.simulation.simulate import Simulation, TimelineEntry
 
 _DESCRIPTION = """\
 Predicts one round of a plan (p2ptrain.plan/1, ours or anyone's) by the plain cost model: when each
@@ -68,7 +68,7 @@ def _svg_file(text: str) -> Path:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Simulate, draw and show."""
     from p2ptrain.cli.plan_text import period
-    from p2ptrain.plan.simulate import simulate
+    from p2ptrain.plan.simulation.simulate import simulate
 
     chart: Path | None = args.gantt
     if chart is not None and not chart.absolute().parent.is_dir():
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             overlap=args.overlap,
         )
     if chart is not None:
-        from p2ptrain.plan.gantt import draw_gantt
+        from p2ptrain.plan.gantt.chart import draw_gantt
 
         write_whole(chart, draw_gantt(simulation, profile.model, period(plan.mode)))
     text = "" if output.json else "\n".join(_lines(simulation, cluster, period(plan.mode)))

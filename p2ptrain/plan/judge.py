@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from p2ptrain.plan.bound import lower_bound
-from p2ptrain.plan.bound_steady import steady_bound
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, draft_groups, draft_pipeline, usual_depths
 from p2ptrain.plan.request import Mode
-from p2ptrain.plan.simulate import predicted_seconds
+from p2ptrain.plan.simulation.bound import lower_bound
+from p2ptrain.plan.simulation.simulate import predicted_seconds
+from p2ptrain.plan.simulation.steady import simulated_tasks
+from p2ptrain.plan.simulation.steady_bound import steady_bound
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.steady import simulated_tasks
 
 LONG_ROUND_TASKS = 1200
 """Rounds of more tasks are extrapolated while drafts are compared."""

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.plan.auto import plan_auto
 from p2ptrain.plan.check import check_memory, check_plan, check_request
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.dp import plan_dp
 from p2ptrain.plan.draft import Draft, Group
-from p2ptrain.plan.equal_shares import plan_pp
-from p2ptrain.plan.ftpipehd import plan_ftpipehd
-from p2ptrain.plan.hybrid import plan_hybrid
 from p2ptrain.plan.judge import Judge
 from p2ptrain.plan.micro_batches import candidate_splits
 from p2ptrain.plan.overlap import Direction
-from p2ptrain.plan.pipedream import plan_pipedream
+from p2ptrain.plan.papers.dp import plan_dp
+from p2ptrain.plan.papers.equal_shares import plan_pp
+from p2ptrain.plan.papers.ftpipehd import plan_ftpipehd
+from p2ptrain.plan.papers.hybrid import plan_hybrid
+from p2ptrain.plan.papers.pipedream import plan_pipedream
+from p2ptrain.plan.papers.single import plan_single
 from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planner import Answer, Planner, Question
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
-from p2ptrain.plan.simulate import simulate_draft
-from p2ptrain.plan.single import plan_single
+from p2ptrain.plan.search.auto import plan_auto
+from p2ptrain.plan.simulation.simulate import simulate_draft
 from p2ptrain.plan.work import ROUNDING
 
 PLANNERS: Mapping[str, Planner] = {

@@ -15,7 +15,7 @@ from itertools import combinations, pairwise, permutations
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups
-from p2ptrain.plan.simulate import round_seconds
+from p2ptrain.plan.simulation.simulate import round_seconds
 from p2ptrain.plan.split import BatchSplit
 
 CLIMBED = 12

@@ -18,7 +18,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.simulate import simulate
+from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable, UnitTimes
 from tests.unit.plan import examples, gap

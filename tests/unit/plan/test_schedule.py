@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from p2ptrain.errors import OptionError
 from p2ptrain.plan import schedule
 from p2ptrain.plan.schedule import Action, find_deadlock, forward_only, one_f_one_b, usual_warmup
-from p2ptrain.plan.simulate import simulate
+from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.split import BatchSplit
 from tests.unit.plan import examples
 

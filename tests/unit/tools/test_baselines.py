@@ -12,7 +12,7 @@ from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import draft_groups
 from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.simulate import round_seconds
+from p2ptrain.plan.simulation.simulate import round_seconds
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable, UnitTimes
 from tools.baselines import (

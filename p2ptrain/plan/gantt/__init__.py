@@ -1,0 +1,1 @@
+"""A simulated round as a picture."""

@@ -1,0 +1,1 @@
+"""The planners of the papers, and those that people would build by hand."""

@@ -1,0 +1,123 @@
+"""`dp`: every device holds the whole model, gradients are summed once a round.
+
+Data parallelism, the first baseline of Asteroid (section 5.1), with shares by speed and memory as
+its Algorithm 1 gives them (section 3.3). The devices divide the samples of each micro-batch, or
+take whole micro-batches in turn; the simulation decides which is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heapreplace
+
+import numpy as np
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft, Group, draft_groups
+from p2ptrain.plan.judge import Judged
+from p2ptrain.plan.papers.group_shares import Rows, SampleTimes, divide
+from p2ptrain.plan.papers.published import fastest, refuse_groups
+from p2ptrain.plan.planner import Answer, Question
+from p2ptrain.plan.split import BatchSplit
+
+
+def plan_dp(question: Question) -> Answer:
+    """All devices in one stage.
+
+    Raises:
+        PlanError: a device cannot hold the whole model; more devices than samples and than
+            micro-batches; raw data must stay on the holder; groups are not allowed.
+    """
+    refuse_groups(question, "dp")
+    if question.private and len(question.devices) > 1:
+        raise PlanError(
+            "planner dp sends raw inputs and labels to every device, which --private forbids: "
+            "use --planner auto or pp"
+        )
+    _refuse_small_devices(question)
+    judged = judge_dp(question)
+    if judged is None:
+        raise PlanError(_why_not(question))
+    return Answer(judged.draft, {})
+
+
+def judge_dp(question: Question) -> Judged | None:
+    """The fastest micro-batch size and division, or None where nothing fits."""
+    if len(question.devices) > 1 and (question.private or not question.groups):
+        return None
+    times = SampleTimes(question.cost, max(split.first_samples for split in question.splits))
+    drafts = [draft for split in question.splits for draft in _drafts(question, times, split)]
+    return fastest(question, drafts)
+
+
+def _drafts(question: Question, times: SampleTimes, split: BatchSplit) -> Iterator[Draft]:
+    cost, borders = question.cost, (0, question.cost.unit_count)
+    for group in (_by_samples(question, times, split), _by_micro_batches(question, split)):
+        draft = None if group is None else draft_groups(cost, split, borders, (group,))
+        if draft is not None:
+            yield draft
+
+
+def _by_samples(question: Question, times: SampleTimes, split: BatchSplit) -> Group | None:
+    """Shares by Algorithm 1; None where a device cannot have a sample of each micro-batch."""
+    cost, devices = question.cost, question.devices
+    units, samples = cost.unit_count, split.first_samples
+    room = [cost.samples_that_fit(0, units, _memory(cost, d)) for d in devices]
+    rows = Rows(np.array([devices]), np.array([0]), np.array([units]))
+    limits = np.array([[min(most, samples) for most in room]])
+    (shares,) = divide(times, rows, samples, limits).samples
+    return Group(devices, tuple(map(int, shares))) if shares.all() else None
+
+
+def _by_micro_batches(question: Question, split: BatchSplit) -> Group | None:
+    """One to each device, then every further one to whoever would have it done first."""
+    cost, devices = question.cost, question.devices
+    if len(devices) == 1 or split.micro_batches < len(devices):
+        return None
+    each = [sum(cost.stage_seconds(d, 0, cost.unit_count, split.first_samples)) for d in devices]
+    shares = [1] * len(devices)
+    done = [(2 * seconds, place) for place, seconds in enumerate(each)]
+    heapify(done)
+    for _ in range(split.micro_batches - len(devices)):
+        _, place = done[0]
+        shares[place] += 1
+        heapreplace(done, ((shares[place] + 1) * each[place], place))
+    return Group(devices, tuple(shares), Allocation.MICRO_BATCHES)
+
+
+def _refuse_small_devices(question: Question) -> None:
+    cost = question.cost
+    needed = cost.peak_bytes(0, cost.unit_count, 1)
+    for device in question.devices:
+        memory = _memory(cost, device)
+        if memory < needed:
+            raise PlanError(
+                f"planner dp gives every device the whole model, which needs {needed} bytes with "
+                f'one sample, and "{cost.name(device)}" has {memory}: {needed - memory} bytes '
+                "missing; use --planner auto, or leave that device out"
+            )
+
+
+def _why_not(question: Question) -> str:
+    cost, devices, splits = question.cost, question.devices, question.splits
+    if max(max(split.first_samples, split.micro_batches) for split in splits) < len(devices):
+        return (
+            f"planner dp gives every device a part of the batch, but {len(devices)} devices cannot "
+            f"divide micro-batches of at most {max(split.first_samples for split in splits)} "
+            f"samples, nor take turns at {max(split.micro_batches for split in splits)} "
+            "micro-batches: use a larger batch or --planner auto"
+        )
+    takes = {d: cost.samples_that_fit(0, cost.unit_count, _memory(cost, d)) for d in devices}
+    least = min(takes, key=lambda device: takes[device])
+    return (
+        f"planner dp gives every device the whole model: beside it the devices hold "
+        f"{sum(takes.values())} samples together, of micro-batches of at least "
+        f'{splits[0].first_samples}, and "{cost.name(least)}" holds {takes[least]}: use a smaller '
+        "--micro-batch or --planner auto"
+    )
+
+
+def _memory(cost: CostModel, device: int) -> int:
+    return cost.devices[device].memory_bytes

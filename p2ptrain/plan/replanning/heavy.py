@@ -1,0 +1,157 @@
+"""The two re-plans that the light one is compared with: `--recovery heavy` and `respipe`.
+
+heavy     gather every unit at the data holder, plan from zero, redistribute (the straw man of
+          Asteroid, section 3.4): two migrations one after the other, all through one interface.
+respipe   hand a dead device's units to its successor and change nothing else (ResPipe, as FTPipeHD
+          describes it): almost nothing travels, since the successor has the copy, and the slowest
+          stage stays slow until the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.check import check_memory, check_plan
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Group, draft_groups
+from p2ptrain.plan.plan import Plan, PlannedStage
+from p2ptrain.plan.planner import Answer
+from p2ptrain.plan.planners import make_plan, plan_of
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.replanning.migration import Migration, deliver, placed, plan_migration
+from p2ptrain.plan.replanning.replan import Replanned, cost_model, fixed, living
+from p2ptrain.plan.replanning.replicas import Replicas, place_replicas
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.search.part import Part, balanced
+
+
+@dataclass(frozen=True, slots=True)
+class Heavy:
+    """Gather, plan from zero, redistribute.
+
+    Attributes:
+        gather: every unit to the holder. spread: every device's units from the holder.
+        planning_seconds: as given; planning has no clock.
+    """
+
+    plan: Plan
+    gather: Migration
+    spread: Migration
+    planning_seconds: float
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes over the network."""
+        return self.gather.size_bytes + self.spread.size_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Until the new plan can run."""
+        return self.gather.seconds + self.planning_seconds + self.spread.seconds
+
+
+def heavy(
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    request: PlanRequest,
+    *,
+    dead: Iterable[str] = (),
+    replicas: Replicas | None = None,
+    planning_seconds: float = 0.0,
+) -> Heavy:
+    """The re-plan from zero, for the same arguments as `replan`.
+
+    Raises:
+        PlanError: nothing fits, the holder is dead, or a unit exists nowhere any more.
+    """
+    cluster = living(cluster, dead)
+    held = _alive(replicas or place_replicas(plan), cluster)
+    holder = cluster.holder.name
+    new = make_plan(profile, cluster, fixed(plan, request))
+    lacking = [(u, holder) for u in range(len(profile.units)) if holder not in held.holders_of(u)]
+    at_holder = Replicas(((holder,),) * len(profile.units))
+    sent = [(unit, name) for unit, name in placed(new) if name != holder]
+    return Heavy(
+        new,
+        Migration(tuple(deliver(profile, cluster, held, lacking))),
+        Migration(tuple(deliver(profile, cluster, at_holder, sent))),
+        planning_seconds,
+    )
+
+
+def respipe(
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    request: PlanRequest,
+    *,
+    dead: Iterable[str] = (),
+    replicas: Replicas | None = None,
+) -> Replanned:
+    """Every dead stage's units to the stage after it, the last one's to the stage before.
+
+    A group that lost some of its devices goes on with the others.
+
+    Raises:
+        PlanError: the successor's memory is too small, nobody is left, the holder is dead, or a
+            unit exists nowhere any more.
+    """
+    cluster = living(cluster, dead)
+    held = replicas or place_replicas(plan)
+    cost = cost_model(profile, cluster, request)
+    stages = _handed_on(plan, {device.name for device in cluster.devices})
+    groups = [_group(cost, plan, stage) for stage in stages]
+    borders = (0, *(stage.units[1] for stage in stages))
+    fitting = [group for group in groups if group is not None]
+    draft = (
+        draft_groups(cost, plan.split, borders, fitting) if len(fitting) == len(groups) else None
+    )
+    if draft is None:
+        names = ", ".join(sorted(f'"{d.name}"' for stage in stages for d in stage.devices))
+        raise PlanError(
+            f"handing a dead device's units to its successor does not fit the memory of {names}; "
+            "use --recovery light"
+        )
+    reasons = dict.fromkeys(range(len(cost.devices)), "recovery respipe takes no device in")
+    new = plan_of(cost, plan.planner, Answer(draft, reasons))
+    check_plan(new, profile, cluster, private=request.private)
+    check_memory(new.predicted.peak_bytes, cluster)
+    migration = plan_migration(profile, cluster, plan, held, new)
+    return Replanned(new, migration, 1, "the dead device's units went to its successor")
+
+
+def _alive(held: Replicas, cluster: Cluster) -> Replicas:
+    names = {device.name for device in cluster.devices}
+    return held.without({name for holders in held.holders for name in holders} - names)
+
+
+def _handed_on(plan: Plan, alive: set[str]) -> list[PlannedStage]:
+    """The living stages, each with the units of the dead ones before it."""
+    stages: list[PlannedStage] = []
+    first = 0
+    for stage in plan.stages:
+        devices = tuple(device for device in stage.devices if device.name in alive)
+        if devices:
+            stages.append(replace(stage, units=(first, stage.units[1]), devices=devices))
+            first = stage.units[1]
+    if not stages:
+        raise PlanError("every device of the plan is gone")
+    last = plan.stages[-1].units[1]
+    stages[-1] = replace(stages[-1], units=(stages[-1].units[0], last))
+    if len(stages) == 2 and stages[0].devices == stages[1].devices:
+        return [replace(stages[0], units=(0, last))]  # a private plan whose middle is gone
+    return stages
+
+
+def _group(cost: CostModel, plan: Plan, stage: PlannedStage) -> Group | None:
+    """The stage's devices; their shares anew only where one of them is gone."""
+    devices = tuple(cost.index(device.name) for device in stage.devices)
+    shares = tuple(device.share for device in stage.devices)
+    before = next(old for old in plan.stages if stage.devices[0] in old.devices)
+    if len(devices) > 1 and len(devices) == len(before.devices):
+        return Group(devices, shares, stage.allocation)
+    return balanced(cost, plan.split, Part(devices, stage.allocation), stage.units, depth=1)

@@ -1,0 +1,126 @@
+"""Whether to change the plan now: a move costs a pause, and speeds at home flicker.
+
+A change must gain at least LEAST_GAIN of the throughput that the present plan has *at the speeds of
+now* (so going there and coming back have the same threshold, with a dead band between), and what it
+gains must repay the pause within REPAY_SECONDS, or within the rounds that are left. Every change in
+the last MEMORY_SECONDS doubles the gain asked for: a device that flickers between two speeds causes
+a few moves, then the plan stays. Where staying is impossible (a device is gone, or has less memory
+than the plan needs) nothing is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import peak_bytes
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.replanning.migration import NOTHING, Migration
+from p2ptrain.plan.replanning.replan import Replanned, cost_model, living, replan
+from p2ptrain.plan.replanning.replicas import Replicas
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
+
+LEAST_GAIN = 0.05
+"""Predicted throughput gained, at least. Lower: more pauses for gains within measuring noise."""
+REPAY_SECONDS = 60.0
+"""What is gained within this time must repay the pause. Longer: bets on speeds that may change."""
+PAUSE_SECONDS = 0.5
+"""Draining, committing and filling again, beside the migration."""
+MEMORY_SECONDS = 600.0
+"""How long a change of plan is held against the next one."""
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    STAY = "stay"
+    MOVE = "move"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do and why.
+
+    Attributes:
+        plan: the one to run, the present one when staying.
+        gain: predicted throughput over the present plan's now, less 1; None where it cannot stay.
+        reason: in a sentence with the numbers.
+    """
+
+    action: Action
+    plan: Plan
+    migration: Migration
+    gain: float | None
+    reason: str
+
+
+def decide(
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    request: PlanRequest,
+    *,
+    dead: Iterable[str] = (),
+    replicas: Replicas | None = None,
+    remaining_rounds: int | None = None,
+    moved_seconds_ago: Sequence[float] = (),
+) -> Decision:
+    """Stay with `plan` or move, for the cluster as it is now.
+
+    Arguments:
+        remaining_rounds: rounds until training ends, None = unknown.
+        moved_seconds_ago: ages of earlier changes of plan that were free to stay (drift, join).
+
+    Raises:
+        PlanError: as `replan`.
+    """
+    cluster = living(cluster, dead)
+    found = replan(profile, cluster, plan, request, replicas=replicas)
+    cost = cost_model(profile, cluster, request)
+    if not _can_stay(cost, plan):
+        return Decision(Action.MOVE, found.plan, found.migration, None, found.reason)
+    now = simulate_draft(cost, draft_of(plan, cost)).round_seconds
+    recent = sum(age < MEMORY_SECONDS for age in moved_seconds_ago)
+    return _weigh(plan, now, found, remaining_rounds, LEAST_GAIN * 2**recent)
+
+
+def _can_stay(cost: CostModel, plan: Plan) -> bool:
+    """Whether all devices of the plan are there with the memory it needs."""
+    used = {device.name for stage in plan.stages for device in stage.devices}
+    if used - {device.name for device in cost.devices}:
+        return False
+    peaks = peak_bytes(cost, draft_of(plan, cost))
+    return all(peak <= cost.devices[d].memory_bytes for d, peak in peaks.items())
+
+
+def _weigh(
+    plan: Plan, now: float, found: Replanned, remaining_rounds: int | None, asked: float
+) -> Decision:
+    new = found.plan.predicted.round_seconds
+    gain = now / new - 1 if new > 0 else 0.0
+    if found.plan.stages == plan.stages:
+        return Decision(Action.STAY, plan, NOTHING, 0.0, "no plan found that is faster now")
+    said = f"{_percent(gain)} more throughput ({found.reason})"
+    if gain < asked:
+        return _stay(plan, gain, f"{said} is less than the {_percent(asked)} asked for now")
+    pause = found.migration.seconds + PAUSE_SECONDS
+    horizon = REPAY_SECONDS if remaining_rounds is None else remaining_rounds * now
+    saved = horizon * (1 - new / now)
+    if saved <= pause:
+        return _stay(
+            plan, gain, f"{said} saves {saved:.2g} s in {horizon:.3g} s, a pause of {pause:.2g} s"
+        )
+    return Decision(Action.MOVE, found.plan, found.migration, gain, said)
+
+
+def _stay(plan: Plan, gain: float, reason: str) -> Decision:
+    return Decision(Action.STAY, plan, NOTHING, gain, reason)
+
+
+def _percent(part: float) -> str:
+    return f"{part * 100:.3g}%"

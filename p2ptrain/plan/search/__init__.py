@@ -1,0 +1,1 @@
+"""`auto`: candidates of every kind, and the search that improves them."""

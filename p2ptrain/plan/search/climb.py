@@ -1,0 +1,137 @@
+"""Hill-climbing by simulation: one change at a time, as long as one helps and the budget lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import nsmallest
+
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.judge import WORTH, Judge, Judged
+from p2ptrain.plan.micro_batches import neighbouring_splits
+from p2ptrain.plan.orders import whole_seconds
+from p2ptrain.plan.search.coarse import coarse_changes
+from p2ptrain.plan.search.drafting import Drafter
+from p2ptrain.plan.search.fine import fine_changes, many_depths, moved_shares, other_depths
+from p2ptrain.plan.search.rules import Rules
+
+MOST_SPARE = 8
+"""Devices not used, the fastest, that a change may bring in."""
+CHANGE_TASKS = 20
+"""What drafting and bounding a change of a few devices costs, in simulated tasks."""
+PAIR_TASKS = 0.25
+"""And more for each pair of its devices, since bounds look at who exchanges samples with whom."""
+GAIN = 1 - 1e-4
+"""A smaller gain is not worth another round of changes."""
+
+
+def climb_fine(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int) -> Judged:
+    """`start` with shares, orders, borders and depths improved until nothing helps."""
+    best = start
+    while judge.budget_tasks > reserve_tasks:
+        better = _best_depths(judge, best, reserve_tasks)
+        changes = fine_changes(judge.cost, better.draft, drafter.rules)
+        better = _first_better(judge, better, changes, reserve_tasks)
+        if better is best:
+            break
+        best = better
+    return best
+
+
+def relieved(judge: Judge, draft: Draft, rules: Rules, seconds: float) -> Draft:
+    """`draft`, its shares moved until its bound is below `seconds`, as far as that takes it."""
+    while not draft.is_straight and judge.bound(draft) >= seconds:
+        changes = list(moved_shares(judge.cost, draft, rules))
+        judge.budget_tasks -= CHANGE_TASKS * len(changes)
+        better = min(changes, key=judge.bound, default=draft)
+        if judge.bound(better) >= judge.bound(draft) * GAIN or judge.exhausted:
+            break
+        draft = better
+    return draft
+
+
+def try_depths(judge: Judge, best: Judged, reserve_tasks: int) -> Judged:
+    """The best of many combinations of depths; deeper ones must be worth their memory."""
+    return _best_of_depths(judge, best, many_depths(judge.cost, best.draft), reserve_tasks)
+
+
+def climb_sizes(judge: Judge, drafter: Drafter, start: Judged, least_piece: int) -> Judged:
+    """`start` with other micro-batch sizes, as long as one is better after its own climb."""
+    best, tried = start, {start.draft.split}
+    while not judge.exhausted:
+        before = best
+        for split in neighbouring_splits(best.draft.split, least_piece):
+            if split in tried or judge.exhausted:
+                continue
+            tried.add(split)
+            resized = _first_better(judge, best, drafter.resized(best.draft, split), 0)
+            if resized is not best:
+                best = climb_fine(judge, drafter, resized, 0)
+        if best is before:
+            break
+    return best
+
+
+def climb_coarse(
+    judge: Judge, drafter: Drafter, start: Judged, devices: Sequence[int], reserve_tasks: int
+) -> Judged:
+    """`start` with structure and then the rest improved until nothing helps."""
+    best = start
+    while judge.budget_tasks > reserve_tasks:
+        changes = _restructured(drafter, best.draft, devices)
+        better = _first_better(judge, best, changes, reserve_tasks)
+        if better is best:
+            break
+        best = better
+    return climb_fine(judge, drafter, best, reserve_tasks)
+
+
+def _restructured(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> Iterator[Draft]:
+    unused = [device for device in devices if device not in draft.devices]
+    spare = nsmallest(MOST_SPARE, unused, key=lambda d: (whole_seconds(drafter.judge.cost, d), d))
+    for borders, stages in coarse_changes(draft, spare, drafter.rules):
+        yield from drafter.drafts(draft.split, borders, stages)
+
+
+def _first_better(
+    judge: Judge, best: Judged, drafts: Iterable[Draft], reserve_tasks: int
+) -> Judged:
+    """The first draft that is faster, in order of their bounds; `best` where none is."""
+    hopeful: dict[Draft, float] = {}
+    for draft in drafts:
+        judge.budget_tasks -= _change_tasks(draft)
+        bound = judge.bound(draft)
+        if bound < best.seconds * GAIN:
+            hopeful[draft] = bound
+        if judge.budget_tasks <= reserve_tasks:
+            break
+    for draft in sorted(hopeful, key=lambda draft: hopeful[draft]):
+        if judge.budget_tasks <= reserve_tasks:
+            break
+        seconds = judge.seconds(draft)
+        if seconds < best.seconds * GAIN:
+            return Judged(seconds, draft)
+    return best
+
+
+def _best_depths(judge: Judge, best: Judged, reserve_tasks: int) -> Judged:
+    """The best depths one change away."""
+    return _best_of_depths(judge, best, other_depths(judge.cost, best.draft), reserve_tasks)
+
+
+def _best_of_depths(
+    judge: Judge, best: Judged, drafts: Iterable[Draft], reserve_tasks: int
+) -> Judged:
+    for draft in drafts:
+        judge.budget_tasks -= _change_tasks(draft)
+        if judge.budget_tasks <= reserve_tasks:
+            break
+        worth = WORTH if sum(draft.warmup) > sum(best.draft.warmup) else GAIN
+        if judge.bound(draft) < best.seconds * worth:
+            seconds = judge.seconds(draft)
+            if seconds < best.seconds * worth:
+                best = Judged(seconds, draft)
+    return best
+
+
+def _change_tasks(draft: Draft) -> int:
+    return CHANGE_TASKS + int(PAIR_TASKS * len(draft.devices) ** 2)

@@ -1,0 +1,137 @@
+"""Small changes of a draft that leave its structure: shares, order in a group, depths, borders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations_with_replacement, permutations
+from math import comb
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
+from p2ptrain.plan.search.rules import Rules
+
+MOST_PERMUTED = 3
+"""Devices of a group whose orders are all tried."""
+DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
+"""Warm-up depths that are combined."""
+MOST_DEPTHS = 220
+"""Combinations of depths; fewer values where there would be more."""
+
+
+def fine_changes(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]:
+    """Drafts one small change away that fit memory and `rules`."""
+    yield from moved_shares(cost, draft, rules)
+    for borders, groups in _layouts(draft):
+        changed = draft_groups(cost, draft.split, borders, groups, wanted_depths(draft, groups))
+        if changed is not None and rules.allow(changed):
+            yield changed
+
+
+def moved_shares(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]:
+    """Drafts with some of one device's share moved to another of its group."""
+    for p, group in enumerate(draft.groups):
+        if len(group.devices) > 1:
+            for other in _moved_shares(group):
+                groups = (*draft.groups[:p], other, *draft.groups[p + 1 :])
+                wanted = wanted_depths(draft, groups)
+                changed = draft_groups(cost, draft.split, draft.borders, groups, wanted)
+                if changed is not None and rules.allow(changed):
+                    yield changed
+
+
+def other_depths(cost: CostModel, draft: Draft) -> Iterator[Draft]:
+    """The same layout with other warm-up depths."""
+    for depths in dict.fromkeys(_depths(draft)):
+        changed = draft_groups(cost, draft.split, draft.borders, draft.groups, depths)
+        if changed is not None and changed.warmup != draft.warmup:
+            yield changed
+
+
+def many_depths(cost: CostModel, draft: Draft) -> Iterator[Draft]:
+    """The same layout with all depths from a few values: the way to better ones is not smooth."""
+    count, stages = draft.split.micro_batches, len(draft.groups)
+    values = sorted({min(value, count) for value in DEPTHS} | {count})
+    while comb(len(values) + stages - 1, stages) > MOST_DEPTHS:
+        values.remove(values[-2] if len(values) > 2 else values[0])
+    for depths in combinations_with_replacement(reversed(values), stages):
+        changed = draft_groups(cost, draft.split, draft.borders, draft.groups, depths)
+        if changed is not None and changed.warmup == depths:
+            yield changed
+
+
+def wanted_depths(draft: Draft, groups: tuple[Group, ...]) -> tuple[int, ...]:
+    """For changed groups: the same depths, or where stages differ as much beyond the usual."""
+    count = draft.split.micro_batches
+    usual = usual_depths(groups, count)
+    if len(groups) == len(draft.groups):
+        return tuple(max(pair) for pair in zip(usual, draft.warmup, strict=True))
+    before = usual_depths(draft.groups, count)
+    more = max(0, *(now - then for now, then in zip(draft.warmup, before, strict=True)))
+    return tuple(min(count, depth + more) for depth in usual)
+
+
+def _layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Group, ...]]]:
+    for p, group in enumerate(draft.groups):
+        if len(group.devices) > 1:
+            for changed in _reordered(group):
+                yield draft.borders, (*draft.groups[:p], changed, *draft.groups[p + 1 :])
+    for p, q in permutations(range(len(draft.groups)), 2):
+        if abs(p - q) == 1:
+            for changed in _aligned(draft.groups[p], draft.groups[q]):
+                if changed != draft.groups[p]:
+                    yield draft.borders, (*draft.groups[:p], changed, *draft.groups[p + 1 :])
+    for p in range(1, len(draft.borders) - 1):
+        for border in (draft.borders[p] - 1, draft.borders[p] + 1):
+            if draft.borders[p - 1] < border < draft.borders[p + 1]:
+                yield (*draft.borders[:p], border, *draft.borders[p + 1 :]), draft.groups
+
+
+def _moved_shares(group: Group) -> Iterator[Group]:
+    """Some of one device's share to another."""
+    total = sum(group.shares)
+    for step in dict.fromkeys((1, 2, max(1, total // 16), max(1, total // 6), max(1, total // 3))):
+        for giver, taker in permutations(range(len(group.devices)), 2):
+            if group.shares[giver] > step:
+                shares = list(group.shares)
+                shares[giver] -= step
+                shares[taker] += step
+                yield replace(group, shares=tuple(shares))
+
+
+def _reordered(group: Group) -> Iterator[Group]:
+    """Other orders of a small group; in a large one two neighbours change places."""
+    count = len(group.devices)
+    if count <= MOST_PERMUTED:
+        orders = list(permutations(range(count)))[1:]
+    else:
+        orders = [(*range(i), i + 1, i, *range(i + 2, count)) for i in range(count - 1)]
+    for order in orders:
+        yield Group(
+            tuple(group.devices[k] for k in order),
+            tuple(group.shares[k] for k in order),
+            group.allocation,
+        )
+
+
+def _aligned(one: Group, other: Group) -> Iterator[Group]:
+    """`one` dealing in the same turns as `other`, so that always the same two meet."""
+    count = len(one.shares)
+    if one.deals and other.deals and count == len(other.shares) and count <= MOST_PERMUTED:
+        for order in permutations(range(count)):
+            yield Group(tuple(one.devices[k] for k in order), other.shares, one.allocation)
+
+
+def _depths(draft: Draft) -> Iterator[tuple[int, ...]]:
+    count, now = draft.split.micro_batches, draft.warmup
+    stages = len(now)
+    yield tuple(stages - p for p in range(stages))
+    for more in (-1, 1, 2, 4):
+        yield tuple(min(count, max(1, depth + more)) for depth in now)
+    yield tuple(min(count, 2 * depth) for depth in now)
+    yield (count,) * stages
+    for p in range(stages):
+        if now[p] < (now[p - 1] if p else count):
+            yield (*now[:p], now[p] + 1, *now[p + 1 :])
+        if now[p] > (now[p + 1] if p + 1 < stages else 1):
+            yield (*now[:p], now[p] - 1, *now[p + 1 :])

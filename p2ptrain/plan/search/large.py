@@ -1,0 +1,150 @@
+"""The search where there are too many structures to estimate each.
+
+Straight pipelines by the dynamic programme over subsets (`straight.py`) and pipelines of groups
+along orders of the devices (`segments.py`) are the starts; changes of structure, shares and depths
+lead on from the fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.judge import Judge, Judged
+from p2ptrain.plan.orders import whole_seconds
+from p2ptrain.plan.planner import Question
+from p2ptrain.plan.search.climb import climb_coarse, climb_sizes, try_depths
+from p2ptrain.plan.search.coarse import taking_in
+from p2ptrain.plan.search.coarsen import useful_cuts
+from p2ptrain.plan.search.drafting import Drafter
+from p2ptrain.plan.search.grouped import Estimated
+from p2ptrain.plan.search.segments import promising_splits, segment_candidates
+from p2ptrain.plan.search.straight import StraightSearch
+from p2ptrain.plan.split import BatchSplit
+
+LEAST_TASKS, PAIR_TASKS, MOST_TASKS = 100_000, 250, 6_000_000
+"""The budget grows with the pairs of devices, up to a limit: about 2 s for 64 of them."""
+STARTS_SHARE = 0.5
+"""Part of the budget for starts; the rest is for changes."""
+PROMISING = 3
+"""Micro-batch sizes for which groups are searched."""
+CLIMBED = 6
+"""Starts that are improved."""
+MOST_RESIZED = 100
+"""Devices times units up to which other micro-batch sizes are tried at the end."""
+FEW_DEVICES = 4
+"""Devices of which all structures are estimated."""
+FEW_CUTS = 7
+"""Borders that these structures may have."""
+FEW_DRAFTED = 16
+"""Of them, those that are simulated."""
+FEW_KEPT = 4
+"""Of these, those that are starts."""
+FEW = 4
+"""Changes looked at for each device left out once the budget is used up."""
+
+
+@dataclass(frozen=True, slots=True)
+class LargeSearch:
+    """One search."""
+
+    question: Question
+    drafter: Drafter
+    straight: StraightSearch
+
+    @property
+    def judge(self) -> Judge:
+        """The question's judge."""
+        return self.question.judge
+
+    def run(self, best: Judged | None) -> Judged | None:
+        """The fastest pipeline found, or `best` where none is faster."""
+        devices = len(self.question.devices)
+        self.judge.budget_tasks = min(LEAST_TASKS + PAIR_TASKS * devices**2, MOST_TASKS)
+        starts = self._starts(best)
+        left = self.judge.budget_tasks
+        for i, start in enumerate(starts[:CLIMBED]):
+            reserve = int(left * (1 - (i + 1) / CLIMBED))
+            climbed = climb_coarse(self.judge, self.drafter, start, self.question.devices, reserve)
+            if best is None or climbed.seconds < best.seconds:
+                best = climbed
+        if best is None:
+            return None
+        best = try_depths(self.judge, best, left // 2)
+        if self.question.least_piece is None or self._size > MOST_RESIZED:
+            return best
+        return climb_sizes(self.judge, self.drafter, best, self.question.least_piece)
+
+    @property
+    def _size(self) -> int:
+        """What drafting and simulating a change grows with."""
+        return len(self.question.devices) * self.judge.cost.unit_count
+
+    def drafts_with(self, device: int, best: Judged) -> list[Draft]:
+        """Drafts in which `device` has a part: the one of least bound is worth judging."""
+        known = [d for d in self.straight.pool if device in d.devices and len(d.devices) > 1]
+        drafts = [*known, *self._changed_to_use(device, best.draft)]
+        shared = [draft for draft in drafts if len(draft.devices) > 1] or drafts
+        return [min(shared, key=self.judge.bound)] if shared else []
+
+    def _changed_to_use(self, device: int, draft: Draft) -> Iterator[Draft]:
+        changes = taking_in(draft, device, self.drafter.rules)
+        for borders, stages in islice(changes, FEW if self.judge.exhausted else None):
+            yield from self.drafter.drafts(draft.split, borders, stages)
+
+    def _starts(self, best: Judged | None) -> list[Judged]:
+        """Different drafts, fastest first."""
+        judge, budget = self.judge, self.judge.budget_tasks
+        kept = int(budget * STARTS_SHARE)
+        judge.budget_tasks -= kept  # the straight search may use up what it sees
+        starts = self.straight.winners(best)
+        judge.budget_tasks += kept
+        few: list[Judged] = []
+        if self.drafter.rules.groups:
+            for split in promising_splits(self.question, PROMISING):
+                drafts = [
+                    draft
+                    for draft in segment_candidates(self.question, split)
+                    if self.drafter.rules.allow(draft)
+                ]
+                found = judge.best_of(drafts, None, int(budget * (1 - STARTS_SHARE) / 2))
+                if found is not None:
+                    starts.append(found)
+                few += self._of_few(split)
+        few = sorted(few, key=lambda judged: judged.seconds)[:FEW_KEPT]
+        return sorted([*_unlike(starts), *few], key=lambda judged: judged.seconds)
+
+    def _of_few(self, split: BatchSplit) -> list[Judged]:
+        """The best structures of few devices and few borders; changes lead on to the others."""
+        cost, rules = self.judge.cost, self.drafter.rules
+        devices = self._few_devices()
+        if len(devices) < 2:
+            return []
+        cuts = (0, *useful_cuts(cost, FEW_CUTS), cost.unit_count)
+        found = Estimated(cost, split, devices, rules, cuts).best(FEW_DRAFTED)
+        return [
+            Judged(self.judge.seconds(draft), draft)
+            for candidate in found
+            for draft in self.drafter.drafts(split, candidate.borders, candidate.kinds)
+            if not self.judge.exhausted
+        ]
+
+    def _few_devices(self) -> tuple[int, ...]:
+        """The fastest devices, and those that must have a part; none where these are too many."""
+        cost, rules = self.judge.cost, self.drafter.rules
+        needed = set(rules.required) | ({rules.holder} if rules.private else set())
+        if len(needed) > FEW_DEVICES:
+            return ()
+        by_speed = sorted(self.question.devices, key=lambda d: (whole_seconds(cost, d), d))
+        others = [device for device in by_speed if device not in needed]
+        return tuple(sorted([*needed, *others[: FEW_DEVICES - len(needed)]]))
+
+
+def _unlike(starts: Sequence[Judged]) -> list[Judged]:
+    """The fastest with groups and the fastest without of every micro-batch size."""
+    kept: dict[tuple[BatchSplit, bool], Judged] = {}
+    for start in sorted(starts, key=lambda judged: judged.seconds):
+        kept.setdefault((start.draft.split, start.draft.is_straight), start)
+    return list(kept.values())

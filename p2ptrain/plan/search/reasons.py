@@ -1,0 +1,123 @@
+"""Why a device is left out, in a sentence a person can act on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise, permutations, product
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.infeasible import unit_bytes
+from p2ptrain.plan.judge import Judged
+from p2ptrain.plan.orders import whole_seconds
+from p2ptrain.plan.simulation.bound import interface_seconds
+from p2ptrain.plan.split import BatchSplit
+
+SAME = 1.005
+"""Rounds within half a per cent are called equally fast."""
+
+
+def too_small(cost: CostModel, device: int, split: BatchSplit) -> str | None:
+    """The reason, where the device cannot hold any unit."""
+    samples = split.first_samples
+    least = min(unit_bytes(cost, unit, samples) for unit in range(cost.unit_count))
+    memory = cost.devices[device].memory_bytes
+    if memory >= least:
+        return None
+    return (
+        f"its memory of {_amount(memory)} holds no unit: the smallest needs {_amount(least)} "
+        f"at a micro-batch of {samples}"
+    )
+
+
+def no_gain(cost: CostModel, device: int, best: Judged, other: Judged) -> str:
+    """The reason, where `other` is the best plan found that uses the device."""
+    before, after = _time(best.seconds), _time(other.seconds)
+    blame = _blame(cost, device, other)
+    if other.seconds <= best.seconds * SAME:
+        return f"would not make the round faster than {before}: {blame}"
+    return f"would slow the round from {before} to {after}: {blame}"
+
+
+def no_faster_than(cost: CostModel, device: int, other: int) -> str:
+    """The reason, where plans with faster devices left out too, such as `other`, were looked at."""
+    times = whole_seconds(cost, device) / max(whole_seconds(cost, other), 1e-300)
+    name = cost.name(other)
+    if times >= SAME:
+        return f"it computes {times:.1f} times slower than {name}, which is not used either"
+    return f"it computes no faster than {name}, which is not used either"
+
+
+def _blame(cost: CostModel, device: int, other: Judged) -> str:
+    """What the device's time goes into in a plan that uses it."""
+    draft = other.draft
+    rounds = draft.split.batch_size / draft.split.first_samples
+    interface = interface_seconds(cost, draft)
+    busiest = max(interface.get(("up", device), 0.0), interface.get(("down", device), 0.0))
+    rate, latency = _slowest_link(cost, device, draft)
+    summing = _all_reduce(cost, device, draft)
+    computing = _computing(cost, device, draft)
+    if summing > max(busiest, latency * rounds, computing):
+        return f"summing its group's gradients takes {_time(summing)} a round"
+    if max(busiest, latency * rounds) > computing:
+        if latency * rounds > busiest:
+            return f"its link answers after {_time(latency)}"
+        return f"its link carries {_amount(rate)}/s"
+    return _slowness(cost, device, other)
+
+
+def _computing(cost: CostModel, device: int, draft: Draft) -> float:
+    """Seconds of a round that the device computes."""
+    seconds = 0.0
+    for group, units in zip(draft.groups, draft.units, strict=True):
+        if device in group.devices:
+            pieces = Counter(group.pieces(draft.split, group.devices.index(device)))
+            seconds += sum(
+                count * sum(cost.stage_seconds(device, *units, samples))
+                for samples, count in pieces.items()
+                if samples
+            )
+    return seconds
+
+
+def _all_reduce(cost: CostModel, device: int, draft: Draft) -> float:
+    """Seconds that the sum of gradients takes in the device's group."""
+    return max(
+        cost.all_reduce_seconds(group.devices, *units)
+        for group, units in zip(draft.groups, draft.units, strict=True)
+        if device in group.devices
+    )
+
+
+def _slowest_link(cost: CostModel, device: int, draft: Draft) -> tuple[float, float]:
+    """(bytes/s, seconds) of the worst links that the device uses in that plan."""
+    pairs = {(cost.holder, fed) for p in (0, -1) for fed in draft.groups[p].devices}
+    for before, after in pairwise(draft.groups):
+        for here, there in product(before.devices, after.devices):
+            pairs |= {(here, there), (there, here)}
+    for group in draft.groups:
+        pairs |= set(permutations(group.devices, 2))
+    links = [cost.link(*pair) for pair in pairs if device in pair and pair[0] != pair[1]]
+    rates = [link.bytes_per_s for link in links]
+    return min(rates, default=float("inf")), max((link.latency_s for link in links), default=0.0)
+
+
+def _slowness(cost: CostModel, device: int, other: Judged) -> str:
+    fastest = min(other.draft.devices, key=lambda d: whole_seconds(cost, d))
+    slowdown = whole_seconds(cost, device) / max(whole_seconds(cost, fastest), 1e-300)
+    if slowdown >= 1.5:
+        return f"it computes {slowdown:.1f} times slower than {cost.name(fastest)}"
+    return "handing work on costs more than sharing it saves"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def _amount(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} bytes"

@@ -1,0 +1,1 @@
+"""A plan timed: the event-driven simulator, and lower bounds on what it would say."""

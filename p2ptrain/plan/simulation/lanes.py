@@ -1,0 +1,228 @@
+"""From a draft to the engine's lanes and routes: who computes what, and who sends which samples.
+
+A micro-batch of 6 samples between a stage that divides samples 4 : 2 and one that divides 3 : 3:
+
+    sender    a a a a b b          routes  a -> c  3 samples
+    receiver  c c c d d d                  a -> d  1 sample
+                                           b -> d  2 samples
+
+A device sends only the samples that the receiver needs, and never waits for others.
+
+All micro-batches but the last are alike, so that a lane's sequences (by task) are repetitions of a
+pattern of two; only stages that deal whole micro-batches need a look at each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import TypeAlias, TypeVar
+
+from p2ptrain.plan.allocation import deal, sample_ranges
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.overlap import Direction
+from p2ptrain.plan.schedule import one_f_one_b
+from p2ptrain.plan.simulation.engine import FEED, Engine, Lane, Route
+from p2ptrain.plan.simulation.overlapped_round import steady_engine
+
+T = TypeVar("T")
+Range: TypeAlias = tuple[int, int]
+Routes: TypeAlias = tuple[Route, ...]
+
+
+def build_engine(cost: CostModel, draft: Draft, *, record: bool = False) -> Engine:
+    """The engine that times one round of `draft`."""
+    if cost.overlap is not None:
+        return steady_engine(cost, draft, _Builder(cost, draft).lanes(), record)
+    reduce_seconds = {
+        p: cost.all_reduce_seconds(group.devices, *draft.units[p])
+        for p, group in enumerate(draft.groups)
+        if len(group.devices) > 1
+    }
+    return Engine(_Builder(cost, draft).lanes(), reduce_seconds, record)
+
+
+@lru_cache(maxsize=256)
+def _tasks(micro_batches: int, warmup: int) -> tuple[int, ...]:
+    """A stage's order of work in the engine's numbers: 2m forward, 2m+1 backward."""
+    order = one_f_one_b(micro_batches, warmup)
+    return tuple(2 * action.micro_batch + (action.kind == "backward") for action in order)
+
+
+@lru_cache(maxsize=1024)
+def _dealt_tasks(shares: tuple[int, ...], warmup: int) -> tuple[tuple[int, ...], ...]:
+    """The tasks of each device of a stage that deals whole micro-batches, by place."""
+    owners = deal(shares)
+    own: list[list[int]] = [[] for _ in shares]
+    for task in _tasks(len(owners), warmup):
+        own[owners[task >> 1]].append(task)
+    return tuple(map(tuple, own))
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """What one device of a stage takes: its samples of a full and of the last micro-batch.
+
+    `owners` is None where all devices of the stage divide every micro-batch, else the place of the
+    device that takes each.
+    """
+
+    lane: int
+    stage: int
+    device: int
+    full: Range
+    last: Range
+    tasks: tuple[int, ...]
+    owners: tuple[int, ...] | None = None
+
+
+class _Builder:
+    """Builds the lanes of one draft."""
+
+    def __init__(self, cost: CostModel, draft: Draft) -> None:
+        self.cost, self.draft, self.split = cost, draft, draft.split
+        self.count = draft.split.micro_batches
+        self.is_ragged = draft.split.first_samples != draft.split.last_samples
+        self.units = draft.units
+        self.stages: list[list[_Part]] = []
+        number = 0
+        for p in range(len(draft.groups)):
+            self.stages.append(self._parts(p, number))
+            number += len(self.stages[-1])
+
+    def lanes(self) -> list[Lane]:
+        """All lanes, earlier stages first, in a stage in the order of its devices."""
+        return [self._lane(part) for parts in self.stages for part in parts]
+
+    def _parts(self, p: int, number: int) -> list[_Part]:
+        group, split = self.draft.groups[p], self.split
+        tasks = _tasks(self.count, self.draft.warmup[p])
+        full, last = (0, split.first_samples), (0, split.last_samples)
+        if len(group.devices) == 1:
+            return [_Part(number, p, group.devices[0], full, last, tasks)]
+        if group.deals:
+            owners = deal(group.shares)
+            dealt = _dealt_tasks(group.shares, self.draft.warmup[p])
+            return [
+                _Part(number + i, p, device, full, last, dealt[i], owners)
+                for i, device in enumerate(group.devices)
+            ]
+        full_ranges = sample_ranges(group.shares, split.first_samples)
+        last_ranges = sample_ranges(group.shares, split.last_samples)
+        return [
+            _Part(number + i, p, device, full_ranges[i], last_ranges[i], tasks)
+            if _size(last_ranges[i])
+            else _Part(number + i, p, device, full_ranges[i], last_ranges[i], self._but_last(tasks))
+            for i, device in enumerate(group.devices)
+        ]
+
+    def _but_last(self, tasks: Sequence[int]) -> tuple[int, ...]:
+        return tuple(task for task in tasks if task >> 1 != self.count - 1)
+
+    def _lane(self, part: _Part) -> Lane:
+        before = self.stages[part.stage - 1] if part.stage > 0 else []
+        after = self.stages[part.stage + 1] if part.stage + 1 < len(self.stages) else []
+        feed = self._feed(part)
+        routes: list[Routes] = [()] * (2 * self.count)
+        if after:
+            routes[0::2] = self._results("output", part, after)
+        if before:
+            routes[1::2] = self._results("gradient", part, before)
+        return Lane(
+            number=part.lane,
+            stage=part.stage,
+            device=part.device,
+            tasks=part.tasks,
+            seconds=self._by_task(self._seconds(part, part.full), self._seconds(part, part.last)),
+            missing=self._missing(part, before, after, fed=feed is not None),
+            routes=routes,
+            feed=feed,
+        )
+
+    def _missing(
+        self, part: _Part, before: Sequence[_Part], after: Sequence[_Part], *, fed: bool
+    ) -> list[int]:
+        """How many inputs each task waits for."""
+        full_before, last_before = _senders(part, before)
+        full_after, last_after = _senders(part, after)
+        return self._by_task((full_before + fed, full_after), (last_before + fed, last_after))
+
+    def _by_task(self, full: tuple[T, T], last: tuple[T, T]) -> list[T]:
+        """(forward, backward) of a full micro-batch and of the last one, as a list by task."""
+        return [*full] * (self.count - 1) + [*last]
+
+    def _seconds(self, part: _Part, samples: Range) -> tuple[float, float]:
+        if not _size(samples):
+            return 0.0, 0.0
+        return self.cost.stage_seconds(part.device, *self.units[part.stage], _size(samples))
+
+    def _results(self, carries: Direction, part: _Part, others: Sequence[_Part]) -> list[Routes]:
+        """Where a micro-batch's result goes, by micro-batch."""
+        full: list[Routes] = [
+            self._route(carries, part, o, _common(part.full, o.full)) for o in others
+        ]
+        last = full
+        if self.is_ragged:
+            last = [self._route(carries, part, o, _common(part.last, o.last)) for o in others]
+        owners = others[0].owners
+        if owners is not None:
+            return [full[owner] for owner in owners[:-1]] + [last[owners[-1]]]
+        return [tuple(chain(*full))] * (self.count - 1) + [tuple(chain(*last))]
+
+    def _route(self, carries: Direction, sender: _Part, receiver: _Part, samples: int) -> Routes:
+        """The way of that many samples; none of no samples."""
+        if not samples:
+            return ()
+        cut = self.draft.borders[max(sender.stage, receiver.stage)]
+        devices = sender.device, receiver.device
+        link, cost = self.cost.link(*devices), self.cost
+        seconds, latency_s = samples * cost.cut_bytes(cut) / link.bytes_per_s, link.latency_s
+        if cost.overlap is not None:
+            carriage = cost.carriage(cut, *devices, carries)
+            seconds = samples * carriage.wire_bytes / link.bytes_per_s
+            latency_s += samples * carriage.coding_seconds
+        return (Route(carries, sender.lane, receiver.lane, *devices, seconds, latency_s),)
+
+    def _feed(self, part: _Part) -> list[Route] | None:
+        """What the holder sends a lane at either end; what is its own costs nothing."""
+        holder, ends = self.cost.holder, (0, len(self.stages) - 1)
+        if part.device == holder or part.stage not in ends:
+            return None
+        profile = self.cost.profile
+        each = profile.input_bytes * (part.stage == 0) + profile.target_bytes * (
+            part.stage == ends[1]
+        )
+        link = self.cost.link(holder, part.device)
+        full, last = (
+            Route(
+                "input",
+                FEED,
+                part.lane,
+                holder,
+                part.device,
+                _size(samples) * each / link.bytes_per_s,
+                link.latency_s,
+            )
+            for samples in (part.full, part.last)
+        )
+        return self._by_task((full, full), (last, last))
+
+
+def _senders(part: _Part, others: Sequence[_Part]) -> tuple[int, int]:
+    """How many of `others` have a full micro-batch's, and the last one's, samples for `part`."""
+    if not others or others[0].owners is not None:
+        return len(others[:1]), len(others[:1])
+    full = sum([_common(part.full, other.full) > 0 for other in others])
+    return full, sum([_common(part.last, other.last) > 0 for other in others])
+
+
+def _size(samples: Range) -> int:
+    return samples[1] - samples[0]
+
+
+def _common(one: Range, other: Range) -> int:
+    """How many samples two ranges have in common."""
+    return max(0, min(one[1], other[1]) - max(one[0], other[0]))

@@ -1,0 +1,105 @@
+"""A lower bound on a round with overlap (`overlapped_round.py`), as `bound.py` is on a plain one.
+
+    device      all its tasks and its update
+    interface   all bytes it sends, or receives
+    compute     of a straight pipeline: first micro-batch's way to a stage, all its tasks, the last
+                one's way back, and the first stage's update
+    depth       (M-1)//K_p + 1 round trips in place of the tasks
+
+The feed is ahead by two pieces and all-reduces may be hidden, so neither is in a chain.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.overlap import Direction
+
+
+def steady_bound(cost: CostModel, draft: Draft) -> float:
+    """Seconds from round to round that `draft` takes at least."""
+    longest = max(_device_seconds(cost, draft).values())
+    if not draft.is_straight:
+        return longest
+    interface = max(_interface_seconds(cost, draft).values(), default=0.0)
+    return max(longest, interface, _longest_chain(cost, draft))
+
+
+def _device_seconds(cost: CostModel, draft: Draft) -> dict[int, float]:
+    seconds: dict[int, float] = defaultdict(float)
+    for group, units in zip(draft.groups, draft.units, strict=True):
+        for place, device in enumerate(group.devices):
+            pieces = [samples for samples in group.pieces(draft.split, place) if samples]
+            for samples in set(pieces):
+                each = sum(cost.stage_seconds(device, *units, samples))
+                seconds[device] += pieces.count(samples) * each
+            seconds[device] += cost.update_seconds(device, *units)
+    return seconds
+
+
+def _interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:
+    """Of a straight pipeline, what its stages send one another."""
+    seconds: dict[tuple[str, int], float] = defaultdict(float)
+    devices = draft.devices
+    for p, cut in enumerate(draft.borders[1:-1]):
+        ways: list[tuple[int, int, Direction]] = [
+            (devices[p], devices[p + 1], "output"),
+            (devices[p + 1], devices[p], "gradient"),
+        ]
+        for sender, receiver, direction in ways:
+            way = _way_seconds(cost, draft.split.batch_size, (cut, sender, receiver), direction)[0]
+            seconds["up", sender] += way
+            seconds["down", receiver] += way
+    return seconds
+
+
+def _longest_chain(cost: CostModel, draft: Draft) -> float:
+    count, stages = draft.split.micro_batches, len(draft.groups)
+    full, last = (
+        _Way(cost, draft, samples)
+        for samples in (draft.split.first_samples, draft.split.last_samples)
+    )
+    update = cost.update_seconds(draft.devices[0], *draft.units[0])
+    longest = fill = drain = 0.0
+    for p in range(stages):
+        tasks = (count - 1) * sum(full.tasks[p]) + sum(last.tasks[p])
+        trips = ((count - 1) // draft.warmup[p]) * full.trip(p) + last.trip(p)
+        longest = max(longest, fill + max(tasks, trips) + drain + update)
+        if p + 1 < stages:
+            fill += (full if count > 1 else last).tasks[p][0] + full.hops[p][0]
+            drain += last.tasks[p][1] + last.hops[p][1]
+    return longest
+
+
+class _Way:
+    """Tasks of every stage, and hops after every stage but the last, for one micro-batch."""
+
+    def __init__(self, cost: CostModel, draft: Draft, samples: int) -> None:
+        devices = draft.devices
+        self.tasks = [
+            cost.stage_seconds(device, *units, samples)
+            for device, units in zip(devices, draft.units, strict=True)
+        ]
+        self.hops = [
+            (
+                sum(_way_seconds(cost, samples, (cut, devices[p], devices[p + 1]), "output")),
+                sum(_way_seconds(cost, samples, (cut, devices[p + 1], devices[p]), "gradient")),
+            )
+            for p, cut in enumerate(draft.borders[1:-1])
+        ]
+
+    def trip(self, p: int) -> float:
+        """From stage p's forward through all later stages to its backward's end."""
+        return sum(map(sum, self.tasks[p:])) + sum(map(sum, self.hops[p:]))
+
+
+def _way_seconds(
+    cost: CostModel, samples: int, way: tuple[int, int, int], direction: Direction
+) -> tuple[float, float]:
+    """(occupation, latency) of (cut, sender, receiver)."""
+    link = cost.link(*way[1:])
+    carriage = cost.carriage(*way, direction)
+    latency = link.latency_s + samples * carriage.coding_seconds
+    return samples * carriage.wire_bytes / link.bytes_per_s, latency

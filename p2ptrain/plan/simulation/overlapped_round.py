@@ -1,0 +1,239 @@
+"""One of many rounds as the runtime runs them (`overlap.py`), timed by the plain engine.
+
+What the plain model lacks is added around the engine, so that its loop stays as it is:
+
+    prefetch     the first two pieces of a fed lane miss no input, and their feed is not sent again
+    all-reduce   a lane's last backward is cut where it has made a bucket of gradients; each cut
+                 sends them to the next device of the ring, and a lane without a device collects
+
+        lane of a   ... F7 B6 | B7: bucket 0 made | bucket 1 made |
+                                    `--> uplink a, downlink b `--> uplink a, downlink b
+        collector                       . . . . bucket 0 summed . . . bucket 1 summed, updates
+
+Ring all-reduce of g devices moves 2(g-1)/g of a bucket over every hop; the slowest hop paces all.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.overlap import PREFETCHED_PIECES, Bucket
+from p2ptrain.plan.simulation.engine import Engine, Lane, Route, Span
+
+
+def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: bool) -> Engine:
+    """The engine that times a round among many; `lanes` are those of the plain model.
+
+    Raises:
+        ValueError: `cost` is the plain model.
+    """
+    if cost.overlap is None:
+        raise ValueError("the plain cost model knows no overlap")
+    engine = SteadyEngine([*lanes], record=record)
+    for p, units in enumerate(draft.units):
+        ring = [lane for lane in lanes if lane.stage == p]
+        for lane in ring:
+            engine.updates[lane.number] = cost.update_seconds(lane.device, *units)
+        if len(ring) > 1:
+            buckets = cost.overlap.buckets(*units)
+            for lane in ring:
+                more = cost.overlap.reduce_seconds(lane.device, len(ring), buckets)
+                engine.updates[lane.number] += more
+            engine.add_collector(_Ring(cost, units, ring, buckets))
+    for lane in lanes:
+        _prefetch(lane)
+    return engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """The lanes of a stage, and the gradients that they sum."""
+
+    cost: CostModel
+    units: tuple[int, int]
+    lanes: Sequence[Lane]
+    buckets: Sequence[Bucket]
+
+    @property
+    def working(self) -> list[Lane]:
+        """Those that have a part in the round."""
+        return [lane for lane in self.lanes if lane.tasks]
+
+    @property
+    def cuts(self) -> list[int]:
+        """Task numbers above those of the round: one a bucket, and one for what follows them."""
+        above = len(self.lanes[0].seconds)
+        return [above + 2 * k + 1 for k in range(len(self.buckets) + 1)]
+
+    def ways(self, place: int, collector: int) -> list[Route]:
+        """How each bucket travels from the lane at `place` to the next."""
+        lane, after = self.lanes[place], self.lanes[(place + 1) % len(self.lanes)]
+        hops = pairwise([*self.lanes, self.lanes[0]])
+        links = [self.cost.link(one.device, other.device) for one, other in hops]
+        steps = 2 * (len(self.lanes) - 1)
+        return [
+            Route(
+                carries="sum",
+                sender=lane.number,
+                receiver=collector,
+                uplink=lane.device,
+                downlink=after.device,
+                seconds=steps
+                / len(self.lanes)
+                * bucket.parameter_bytes
+                / min(link.bytes_per_s for link in links),
+                latency_s=steps * max(link.latency_s for link in links),
+            )
+            for bucket in self.buckets
+        ]
+
+    def made(self, lane: Lane) -> list[float]:
+        """Which part of a backward each bucket takes, and what follows them; together 1."""
+        backward = self.cost.unit_times(lane.device, 1).backward
+        borders = [self.units[1], *(bucket.first for bucket in self.buckets), self.units[0]]
+        parts = [sum(backward[first:end]) for end, first in pairwise(borders)]
+        whole = sum(parts)
+        return [part / whole for part in parts] if whole else [1 / len(parts)] * len(parts)
+
+
+@dataclass(slots=True, eq=False)
+class SteadyEngine(Engine):
+    """Times one round among many. Use once.
+
+    Attributes:
+        updates: seconds of each lane's update, by its number; lanes without one are collectors.
+        collectors: by stage of several devices, the lane that its gradients come together in.
+        sends: (lane, task) -> what else goes out when it is done, with the task that waits for it.
+    """
+
+    updates: dict[int, float] = field(default_factory=dict)
+    collectors: dict[int, Lane] = field(default_factory=dict)
+    sends: dict[tuple[int, int], list[tuple[int, Route]]] = field(default_factory=dict)
+
+    def add_collector(self, ring: _Ring) -> None:
+        """Sum the gradients of a stage's lanes as they are made."""
+        number, cuts = len(self.lanes), ring.cuts
+        collector = Lane(
+            number=number,
+            stage=ring.lanes[0].stage,
+            device=-number,
+            tasks=tuple(cuts[:-1]),
+            seconds=[0.0] * (cuts[-1] + 1),
+            missing=[len(ring.working)] * (cuts[-1] + 1),
+            routes=[()] * (cuts[-1] + 1),
+        )
+        self.lanes = [*self.lanes, collector]
+        self.collectors[collector.stage] = collector
+        for place, lane in enumerate(ring.lanes):
+            if lane.tasks:
+                self._cut_last_backward(lane, cuts, ring.made(lane), ring.ways(place, number))
+
+    def _cut_last_backward(
+        self, lane: Lane, cuts: Sequence[int], made: Sequence[float], ways: Sequence[Route]
+    ) -> None:
+        """One task a bucket and one more; the first keeps its number, and so its input."""
+        last, room = lane.tasks[-1], cuts[-1] + 1 - len(lane.seconds)
+        parts = [last, *cuts[1:]]
+        seconds, routes = [*lane.seconds, *[0.0] * room], [*lane.routes, *[()] * room]
+        whole, result = seconds[last], routes[last]
+        routes[last] = ()
+        for task, part in zip(parts, made, strict=True):
+            seconds[task] = part * whole
+        for task, bucket, way in zip(parts, cuts, ways, strict=False):
+            self.sends[lane.number, task] = [(bucket, way)]
+        self.sends[lane.number, parts[-1]] = [(last, route) for route in result]
+        lane.missing.extend([0] * room)
+        lane.tasks = (*lane.tasks, *parts[1:])
+        lane.seconds, lane.routes = seconds, routes
+
+    @property
+    def busy_seconds(self) -> dict[int, float]:
+        """Computing time of the whole round by device, updates included."""
+        busy: dict[int, float] = {}
+        for lane in self._own_lanes():
+            seconds = sum([lane.seconds[task] for task in lane.tasks], self.updates[lane.number])
+            busy[lane.device] = busy.get(lane.device, 0.0) + seconds
+        return busy
+
+    def run(self) -> float:
+        """Seconds from round to round: the longest that anything is busy with one.
+
+        Raises:
+            InternalError: the lanes' orders deadlock; a checked plan cannot.
+        """
+        Engine.run(self)  # super() would look for another class: slots make a new one
+        for stage, collector in self.collectors.items():
+            buckets = len(collector.tasks)
+            ring = [lane for lane in self._own_lanes() if lane.stage == stage and lane.ends]
+            self.reduced[stage] = min(lane.ends[-buckets - 1] for lane in ring), collector.ends[-1]
+        lanes = [self._update(lane) for lane in self._own_lanes()]
+        self.spans = list(self._whole_spans())
+        return max(*lanes, *self.busy_seconds.values(), *_interface_seconds(self.lanes), 0.0)
+
+    def _update(self, lane: Lane) -> float:
+        """Let the lane update; returns for how long the round keeps it from the next one."""
+        done = lane.ends[-1] if lane.ends else 0.0
+        start = max(done, self.reduced[lane.stage][1]) if lane.stage in self.reduced else done
+        end = start + self.updates[lane.number]
+        self.updated[lane.number] = start, end
+        return end - lane.ends[0] + lane.seconds[lane.tasks[0]] if lane.ends else end - start
+
+    def _own_lanes(self) -> Iterable[Lane]:
+        return (lane for lane in self.lanes if lane.number in self.updates)
+
+    def _begin(self) -> None:
+        for lane in reversed(self.lanes):
+            self._by_device.setdefault(lane.device, []).append(lane)
+            if lane.feed is not None:
+                forwards = [task for task in lane.tasks if not task & 1]
+                self._feeds[lane.number] = iter(forwards[PREFETCHED_PIECES:])
+
+    def _task_done(self, now: float, lane: Lane, task: int, touched: list[int]) -> None:
+        Engine._task_done(self, now, lane, task, touched)
+        for wakes, route in self.sends.get((lane.number, task), ()):
+            if route.uplink == route.downlink:
+                self.lanes[route.receiver].missing[wakes] -= 1
+            else:
+                insort(self._waiting, (now, lane.number, route.receiver, wakes, route))
+
+    def _whole_spans(self) -> Iterable[Span]:
+        """Last backwards in one piece again, and no sums: `reduced` tells of those."""
+        above = {stage: lane.tasks[0] >> 1 for stage, lane in self.collectors.items()}
+        whole: dict[tuple[int, int], Span] = {}
+        latest: dict[int, tuple[int, int]] = {}
+        for number, span in enumerate(self.spans):
+            if span.lane not in self.updates or (span.route and span.route.carries == "sum"):
+                continue
+            stage = self.lanes[span.lane].stage
+            if span.route is None and stage in above and span.micro_batch >= above[stage]:
+                key = latest[span.lane]
+                whole[key] = replace(whole[key], end_seconds=span.end_seconds)
+                continue
+            whole[span.lane, number] = span
+            if span.route is None:
+                latest[span.lane] = span.lane, number
+        return whole.values()
+
+
+def _prefetch(lane: Lane) -> None:
+    if lane.feed is not None:
+        for task in islice((task for task in lane.tasks if not task & 1), PREFETCHED_PIECES):
+            lane.missing[task] -= 1
+
+
+def _interface_seconds(lanes: Sequence[Lane]) -> list[float]:
+    """How long each uplink and each downlink is occupied."""
+    seconds: dict[tuple[str, int], float] = {}
+    for lane in lanes:
+        for task in lane.tasks:
+            fed = [] if lane.feed is None or task & 1 else [lane.feed[task]]
+            for route in (*lane.routes[task], *fed):
+                if route.uplink != route.downlink:
+                    for interface in (("up", route.uplink), ("down", route.downlink)):
+                        seconds[interface] = seconds.get(interface, 0.0) + route.seconds
+    return list(seconds.values())

@@ -1,0 +1,147 @@
+"""The bars of a simulated timeline: tasks, transfers, all-reduces and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal, TypeAlias
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.simulation.engine import Engine, Span
+from p2ptrain.plan.simulation.steady import Exchange, Steady
+
+EntryKind: TypeAlias = Literal[
+    "forward",
+    "backward",
+    "send input",
+    "send output",
+    "send gradient",
+    "all-reduce",
+    "update",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One bar of the timeline.
+
+    Attributes:
+        kind: "send input" carries the target too where one device needs both, or the target alone.
+        device: who computes or sends.
+        stage: the stage that computes, or that the transfer is for.
+        micro_batch: None of what concerns a whole round (all-reduce, update); asynchronously the
+            mini-batch, of an exchange the last one.
+        start_seconds, end_seconds: from the round's start; a transfer ends when it arrives.
+        receiver: of a transfer.
+        free_seconds: of a transfer, when its interfaces are free again (`latency` before the end).
+    """
+
+    kind: EntryKind
+    device: str
+    stage: int
+    micro_batch: int | None
+    start_seconds: float
+    end_seconds: float
+    receiver: str | None = None
+    free_seconds: float | None = None
+
+
+def round_timeline(cost: CostModel, engine: Engine) -> tuple[TimelineEntry, ...]:
+    """Of an engine that has run, and has recorded its spans."""
+    return _sorted([*_spans(cost, engine), *_ends(cost, engine)])
+
+
+def steady_timeline(cost: CostModel, steady: Steady) -> tuple[TimelineEntry, ...]:
+    """The measured stretch from time 0, bars cut at its borders.
+
+    Mini-batches keep their numbers. A mini-batch's gradients are exchanged and the weights updated
+    as soon as they are there and the exchange before is over.
+    """
+    engine, (start, end) = steady.engine, steady.window
+    exchanges = (_exchanged(cost, engine, exchange) for exchange in steady.exchanges)
+    entries = [*_spans(cost, engine), *chain.from_iterable(exchanges)]
+    return _sorted(
+        _moved(entry, start, end)
+        for entry in entries
+        if entry.end_seconds > start and entry.start_seconds < end
+    )
+
+
+def _moved(entry: TimelineEntry, start: float, end: float) -> TimelineEntry:
+    def cut(seconds: float) -> float:
+        return min(max(seconds, start), end) - start
+
+    free = entry.free_seconds
+    return replace(
+        entry,
+        start_seconds=cut(entry.start_seconds),
+        end_seconds=cut(entry.end_seconds),
+        free_seconds=None if free is None else cut(free),
+    )
+
+
+def _sorted(entries: Iterable[TimelineEntry]) -> tuple[TimelineEntry, ...]:
+    def key(entry: TimelineEntry) -> tuple[float, int, str, int]:
+        return entry.start_seconds, entry.stage, entry.kind, entry.micro_batch or 0
+
+    return tuple(sorted(entries, key=key))
+
+
+def _spans(cost: CostModel, engine: Engine) -> list[TimelineEntry]:
+    return [_entry(cost, engine, span) for span in engine.spans]
+
+
+def _exchanged(cost: CostModel, engine: Engine, exchange: Exchange) -> Iterator[TimelineEntry]:
+    m, end = exchange.mini_batch, exchange.end_seconds
+    for lane in engine.lanes:
+        if lane.stage == exchange.stage:
+            name = cost.name(lane.device)
+            if exchange.start_seconds < end:
+                yield TimelineEntry("all-reduce", name, lane.stage, m, exchange.start_seconds, end)
+            yield TimelineEntry("update", name, lane.stage, m, end, end)
+
+
+def _entry(cost: CostModel, engine: Engine, span: Span) -> TimelineEntry:
+    lane, route = engine.lanes[span.lane], span.route
+    if route is None:
+        return TimelineEntry(
+            kind="forward" if span.kind == "forward" else "backward",
+            device=cost.name(lane.device),
+            stage=lane.stage,
+            micro_batch=span.micro_batch,
+            start_seconds=span.start_seconds,
+            end_seconds=span.end_seconds,
+        )
+    return TimelineEntry(
+        kind=_SENT[route.carries],
+        device=cost.name(route.uplink),
+        stage=lane.stage,
+        micro_batch=span.micro_batch,
+        start_seconds=span.start_seconds,
+        end_seconds=span.end_seconds,
+        receiver=cost.name(route.downlink),
+        free_seconds=span.end_seconds - route.latency_s,
+    )
+
+
+_SENT: Mapping[str, EntryKind] = {
+    "input": "send input",
+    "output": "send output",
+    "gradient": "send gradient",
+}
+
+
+def _ends(cost: CostModel, engine: Engine) -> Sequence[TimelineEntry]:
+    """All-reduces, and the updates that follow them or a device's last backward."""
+    entries = []
+    for lane in engine.lanes:
+        if lane.device < 0:  # where the gradients of a stage come together
+            continue
+        name, end = cost.name(lane.device), lane.ends[-1] if lane.ends else 0.0
+        if lane.stage in engine.reduced:
+            start, end = engine.reduced[lane.stage]
+            entries.append(TimelineEntry("all-reduce", name, lane.stage, None, start, end))
+        start, end = engine.updated.get(lane.number, (end, end))
+        entries.append(TimelineEntry("update", name, lane.stage, None, start, end))
+    return entries

@@ -1,0 +1,116 @@
+"""What holds for every planner of the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.check import check_memory, check_plan
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.judge import Judge, Judged
+from p2ptrain.plan.micro_batches import candidate_splits
+from p2ptrain.plan.papers import published
+from p2ptrain.plan.papers.dp import judge_dp
+from p2ptrain.plan.papers.ftpipehd import judge_ftpipehd
+from p2ptrain.plan.papers.hybrid import judge_hybrid
+from p2ptrain.plan.papers.pipedream import judge_pipedream
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.planner import Question
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import PlanRequest
+from tests.unit.plan import examples
+
+JUDGES: Mapping[str, Callable[[Question], Judged | None]] = {
+    "dp": judge_dp,
+    "ftpipehd": judge_ftpipehd,
+    "hybrid": judge_hybrid,
+    "pipedream": judge_pipedream,
+}
+
+REQUESTS = st.builds(
+    PlanRequest,
+    batch_size=st.sampled_from([1, 5, 16]),
+    micro_batch=st.sampled_from([None, 1, 4]),
+    private=st.booleans(),
+    groups=st.sampled_from([True, True, False]),
+)
+
+
+def tried(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan | None:
+    try:
+        return make_plan(profile, cluster, request)
+    except PlanError:
+        return None
+
+
+@pytest.mark.parametrize("planner", JUDGES)
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(examples.profiles(), examples.clusters(most_devices=5), REQUESTS, st.randoms())
+def test_plans_are_sound(
+    planner: str, profile: Profile, cluster: Cluster, request: PlanRequest, random: Random
+) -> None:
+    """Units covered, memory kept, devices all used or explained, listing order irrelevant."""
+    request = replace(request, planner=planner)
+    plan = tried(profile, cluster, request)
+    shuffled = list(cluster.devices)
+    random.shuffle(shuffled)
+    assert tried(profile, replace(cluster, devices=tuple(shuffled)), request) == plan
+    if plan is None:
+        return
+    check_plan(plan, profile, cluster, private=request.private)
+    check_memory(plan.predicted.peak_bytes, cluster)
+    assert plan.split.batch_size == request.batch_size
+    assert all(len(stage.devices) == 1 for stage in plan.stages) or request.groups
+    memory = {device.name: device.memory_bytes for device in cluster.devices}
+    assert all(memory[out.name] < examples.PLENTY for out in plan.left_out)
+    assert planner == "hybrid" or not plan.left_out
+
+
+@pytest.mark.parametrize("planner", JUDGES)
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(examples.profiles(), examples.clusters(), REQUESTS)
+def test_a_judge_finds_what_the_planner_answers(
+    planner: str, profile: Profile, cluster: Cluster, request: PlanRequest
+) -> None:
+    cost = CostModel(profile, cluster)
+    question = Question(
+        Judge(cost, 24_000),
+        candidate_splits(cost, request),
+        tuple(range(len(cost.devices))),
+        private=request.private,
+        groups=request.groups,
+    )
+    judged = JUDGES[planner](question)
+    plan = tried(profile, cluster, replace(request, planner=planner))
+    assert (judged is None) == (plan is None)
+    if judged is not None and plan is not None:
+        assert judged.seconds == plan.predicted.round_seconds
+
+
+@pytest.mark.parametrize("planner", JUDGES)
+def test_rounds_of_very_many_tasks_are_planned_too(
+    planner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all are too long to compare, the one of fewest micro-batches is taken."""
+    monkeypatch.setattr(published, "MOST_TASKS", 1)
+    profile, cluster = examples.household(0, units=6, devices=3)
+    assert make_plan(profile, cluster, PlanRequest(64, planner=planner)).micro_batches == 1
+
+
+@pytest.mark.parametrize("planner", ["ftpipehd", "hybrid", "pipedream"])
+def test_enough_memory_is_always_enough(planner: str) -> None:
+    """A plan exists wherever there are units and samples for every device."""
+    for seed in range(3):
+        profile, cluster = examples.household(seed, units=9, devices=5)
+        for private in (False, True):
+            request = PlanRequest(64, planner=planner, private=private)
+            used = make_plan(profile, cluster, request).predicted.peak_bytes
+            assert len(used) == 5

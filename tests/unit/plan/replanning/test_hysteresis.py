@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.replanning.hysteresis import LEAST_GAIN, MEMORY_SECONDS, Action, decide
+from p2ptrain.plan.request import PlanRequest
+from tests.unit.plan import examples
+
+TWELVE = examples.profile([(0.01, 0.01)] * 12, parameter_bytes=500, activation_bytes=5)
+REQUEST = PlanRequest(32, 1, groups=False)
+EVERY_SECONDS = 20.0
+"""Between two looks."""
+
+
+def household(b_slowdown: float = 1.0, bytes_per_s: float = 1e9) -> Cluster:
+    devices = (
+        Device("a", examples.PLENTY, holder=True),
+        Device("b", examples.PLENTY, slowdown=b_slowdown),
+        Device("c", examples.PLENTY),
+    )
+    return Cluster(devices, Link(bytes_per_s, 0.0))
+
+
+@pytest.fixture(name="plan")
+def _plan() -> Plan:
+    return make_plan(TWELVE, household(), REQUEST)
+
+
+def test_it_stays_where_nothing_changed(plan: Plan) -> None:
+    decision = decide(TWELVE, household(), plan, REQUEST)
+    assert decision.action is Action.STAY
+    assert decision.plan is plan
+
+
+def test_it_stays_where_the_gain_is_small(plan: Plan) -> None:
+    decision = decide(TWELVE, household(1.02), plan, REQUEST)
+    assert decision.action is Action.STAY
+
+
+def test_it_moves_when_a_device_is_four_times_slower_and_back_again(plan: Plan) -> None:
+    there = decide(TWELVE, household(4.0), plan, REQUEST)
+    assert there.action is Action.MOVE
+    assert there.gain is not None
+    assert there.gain > 1.0
+    back = decide(TWELVE, household(), there.plan, REQUEST)
+    assert back.action is Action.MOVE
+
+
+def test_a_pause_that_is_not_repaid_is_not_made(plan: Plan) -> None:
+    slow = household(4.0)
+    assert decide(TWELVE, slow, plan, REQUEST, remaining_rounds=100).action is Action.MOVE
+    last = decide(TWELVE, slow, plan, REQUEST, remaining_rounds=0)
+    assert last.action is Action.STAY
+    assert "a pause of" in last.reason
+    heavy = replace(TWELVE, units=tuple(replace(u, parameter_bytes=10**11) for u in TWELVE.units))
+    assert decide(heavy, slow, plan, REQUEST).action is Action.STAY
+
+
+def test_recent_moves_raise_the_gain_asked_for(plan: Plan) -> None:
+    slow = household(4.0)
+    ages = [1.0] * 6
+    held_back = decide(TWELVE, slow, plan, REQUEST, moved_seconds_ago=ages)
+    assert held_back.action is Action.STAY
+    assert "320%" in held_back.reason
+    forgotten = [MEMORY_SECONDS + 1] * 6
+    assert decide(TWELVE, slow, plan, REQUEST, moved_seconds_ago=forgotten).action is Action.MOVE
+
+
+def test_after_a_death_it_must_move(plan: Plan) -> None:
+    decision = decide(TWELVE, household(), plan, REQUEST, dead=["b"], remaining_rounds=0)
+    assert decision.action is Action.MOVE
+    assert decision.gain is None
+    assert "b" not in {d.name for stage in decision.plan.stages for d in stage.devices}
+
+
+def test_it_must_move_when_memory_shrank(plan: Plan) -> None:
+    devices = tuple(replace(d, memory_bytes=1) if d.name == "c" else d for d in household().devices)
+    decision = decide(TWELVE, replace(household(), devices=devices), plan, REQUEST)
+    assert decision.action is Action.MOVE
+    assert decision.gain is None
+
+
+def moves(plan: Plan, speeds: list[float]) -> int:
+    """How often the plan changes when every look finds another speed of device b."""
+    moved: list[float] = []
+    for look, slowdown in enumerate(speeds):
+        now = look * EVERY_SECONDS
+        ages = [now - then for then in moved]
+        decision = decide(TWELVE, household(slowdown), plan, REQUEST, moved_seconds_ago=ages)
+        if decision.action is Action.MOVE:
+            plan = decision.plan
+            moved.append(now)
+    return len(moved)
+
+
+def test_measuring_noise_moves_nothing(plan: Plan) -> None:
+    random = Random(3)
+    assert moves(plan, [random.uniform(0.95, 1.05) for _ in range(40)]) <= 1
+
+
+def test_a_flickering_device_causes_few_moves(plan: Plan) -> None:
+    """The gain is at most 4-fold, so at most log2(3 / LEAST_GAIN) + 1 moves in MEMORY_SECONDS."""
+    random = Random(5)
+    speeds = [random.choice((1.0, 4.0)) * random.uniform(0.95, 1.05) for _ in range(60)]
+    windows = 60 * EVERY_SECONDS / MEMORY_SECONDS
+    assert LEAST_GAIN * 2**7 > 4
+    assert 1 <= moves(plan, speeds) <= 7 * windows
+
+
+def test_a_device_that_stays_slow_causes_one_move(plan: Plan) -> None:
+    random = Random(7)
+    assert moves(plan, [4 * random.uniform(0.97, 1.03) for _ in range(30)]) == 1

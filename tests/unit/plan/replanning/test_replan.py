@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.check import check_memory, check_plan
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.replanning.heavy import heavy, respipe
+from p2ptrain.plan.replanning.replan import living, replan
+from p2ptrain.plan.replanning.replicas import place_replicas
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.simulation.simulate import draft_of
+from p2ptrain.plan.work import Work
+from tests.unit.plan import examples
+
+FAST = Link(1e9, 0.0)
+TWELVE = examples.profile([(1.0, 1.0)] * 12, parameter_bytes=50, activation_bytes=5)
+REQUEST = PlanRequest(32, 1, groups=False)
+
+
+def units_of(plan: Plan) -> dict[str, tuple[int, int]]:
+    return {stage.devices[0].name: stage.units for stage in plan.stages}
+
+
+def three(**memory: int) -> Cluster:
+    devices = tuple(
+        Device(name, memory.get(name, examples.PLENTY), holder=name == "a") for name in "abc"
+    )
+    return Cluster(devices, FAST)
+
+
+def thirds() -> Plan:
+    plan = make_plan(TWELVE, three(), REQUEST)
+    assert [stage.units for stage in plan.stages] == [(0, 4), (4, 8), (8, 12)]
+    return plan
+
+
+def test_the_dead_devices_work_is_spread_evenly_and_few_units_travel() -> None:
+    """old  4 4 4, the middle one dies: its units are on the next device, two of them move on."""
+    plan = thirds()
+    first, dead, last = (stage.devices[0].name for stage in plan.stages)
+    assert dead != "a", "the holder is at an end"
+    found = replan(TWELVE, three(), plan, REQUEST, dead=[dead])
+    assert units_of(found.plan) == {first: (0, 6), last: (6, 12)}
+    assert [(m.unit, m.sender, m.receiver) for m in found.migration.moves] == [
+        (4, last, first),
+        (5, last, first),
+    ]
+    assert found.migration.size_bytes == 2 * 100
+    assert f'without "{dead}"' in found.reason
+    assert found.plan.found_by == "replan"
+
+
+def test_an_unchanged_household_keeps_its_plan_and_moves_nothing() -> None:
+    plan = thirds()
+    found = replan(TWELVE, three(), plan, REQUEST)
+    assert found.plan.stages == plan.stages
+    assert found.migration.size_bytes == 0
+    assert "nothing changed" in found.reason
+
+
+def test_a_slowed_device_hands_units_to_its_neighbours() -> None:
+    plan = thirds()
+    middle = plan.stages[1].devices[0].name
+    devices = tuple(replace(d, slowdown=4.0) if d.name == middle else d for d in three().devices)
+    found = replan(TWELVE, replace(three(), devices=devices), plan, REQUEST)
+    first, end = units_of(found.plan).get(middle, (0, 0))
+    assert end - first <= 2
+    assert found.plan.predicted.round_seconds < 32 * 2 * 8
+
+
+def test_a_joined_device_is_taken_in_where_it_pays() -> None:
+    small = living(three(), ["c"])
+    plan = make_plan(TWELVE, small, REQUEST)
+    found = replan(TWELVE, three(), plan, REQUEST)
+    assert set(units_of(found.plan)) == {"a", "b", "c"}
+    assert found.migration.size_bytes == 4 * 100
+
+
+def test_memory_decides_who_takes_over() -> None:
+    plan = thirds()
+    tight = three(c=TWELVE.units[0].parameter_bytes * 3 * 5 + 25)
+    found = replan(TWELVE, tight, plan, REQUEST, dead=["b"])
+    assert units_of(found.plan)["c"][1] - units_of(found.plan)["c"][0] <= 5
+
+
+def test_constraints_hold_in_the_new_plan() -> None:
+    plan = thirds()
+    capped = replace(REQUEST, caps={"c": 0.25})
+    found = replan(TWELVE, three(), plan, capped, dead=["b"])
+    cost = CostModel(TWELVE, living(three(), ["b"]))
+    parts = Work(TWELVE).parts(draft_of(found.plan, cost))
+    assert parts.get(cost.index("c"), 0.0) <= 0.25
+    devices = tuple(replace(d, slowdown=40.0) if d.name == "c" else d for d in three().devices)
+    slow = replace(three(), devices=devices)
+    free = replan(TWELVE, slow, plan, REQUEST)
+    assert "c" not in units_of(free.plan)
+    forced = replan(TWELVE, slow, plan, replace(REQUEST, required=frozenset({"c"})))
+    assert "c" in units_of(forced.plan)
+    only = replan(TWELVE, three(), plan, replace(REQUEST, only=frozenset({"a", "c"})))
+    assert set(units_of(only.plan)) <= {"a", "c"}
+
+
+def test_a_dead_holder_is_said_to_be_waited_for() -> None:
+    with pytest.raises(PlanError, match='the data holder "a" is gone'):
+        replan(TWELVE, three(), thirds(), REQUEST, dead=["a"])
+
+
+def test_a_lost_unit_is_named() -> None:
+    plan = thirds()
+    held = place_replicas(plan, chain=False)
+    with pytest.raises(PlanError, match="is on no living device"):
+        replan(TWELVE, three(), plan, REQUEST, dead=["b"], replicas=held)
+
+
+def test_a_private_plan_stays_private_when_everyone_else_is_gone_and_when_they_return() -> None:
+    private = replace(REQUEST, private=True)
+    plan = make_plan(TWELVE, three(), private)
+    assert {stage.devices[0].name for stage in plan.stages} > {"a"}
+    alone = replan(
+        TWELVE,
+        three(),
+        plan,
+        private,
+        dead=["b", "c"],
+        replicas=place_replicas(plan, global_at="a"),
+    )
+    assert units_of(alone.plan) == {"a": (0, 12)}
+    back = replan(TWELVE, three(), alone.plan, private)
+    check_plan(back.plan, TWELVE, three(), private=True)
+    assert back.plan.predicted.round_seconds < alone.plan.predicted.round_seconds
+
+
+def test_a_group_goes_on_without_its_dead_member_and_nothing_travels() -> None:
+    cluster = three()
+    shares = (DeviceShare("b", 2), DeviceShare("c", 2))
+    request = PlanRequest(32, 4)
+    base = make_plan(TWELVE, cluster, replace(request, groups=False, only=frozenset("ab")))
+    plan = replace(
+        base,
+        left_out=(),
+        stages=(
+            PlannedStage((0, 4), (DeviceShare("a", 4),), 3),
+            PlannedStage((4, 12), shares, 1, Allocation.SAMPLES),
+        ),
+    )
+    found = replan(TWELVE, cluster, plan, request, dead=["c"])
+    check_plan(found.plan, TWELVE, living(cluster, ["c"]))
+    assert {m.sender for m in found.migration.moves} <= {"a", "b"}
+    handed = respipe(TWELVE, cluster, plan, request, dead=["c"])
+    assert units_of(handed.plan) == {"a": (0, 4), "b": (4, 12)}
+    assert handed.migration.size_bytes == 0
+
+
+def test_respipe_hands_everything_to_the_successor_and_heavy_moves_more() -> None:
+    plan = thirds()
+    first, dead, last = (stage.devices[0].name for stage in plan.stages)
+    handed = respipe(TWELVE, three(), plan, REQUEST, dead=[dead])
+    assert units_of(handed.plan) == {first: (0, 4), last: (4, 12)}
+    assert handed.migration.size_bytes == 0
+    light = replan(TWELVE, three(), plan, REQUEST, dead=[dead])
+    whole = heavy(TWELVE, three(), plan, REQUEST, dead=[dead], planning_seconds=3.0)
+    assert whole.size_bytes > light.migration.size_bytes
+    assert whole.seconds == 3.0 + whole.gather.seconds + whole.spread.seconds
+    assert whole.gather.size_bytes == 100 * (12 - len(place_replicas(plan).units_of("a")))
+    with pytest.raises(PlanError, match="does not fit the memory"):
+        respipe(TWELVE, three(**{last: 1200}), plan, REQUEST, dead=[dead])
+
+
+Question = tuple[Profile, Cluster, Plan, PlanRequest, list[str]]
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> Question:
+    """A plan of a random household, and who is dead."""
+    profile = draw(examples.profiles(most_units=6))
+    cluster = draw(examples.clusters(most_devices=4))
+    request = PlanRequest(
+        draw(st.sampled_from([4, 7, 8])),
+        draw(st.sampled_from([1, 2, 4])),
+        private=draw(st.booleans()),
+        groups=draw(st.booleans()),
+    )
+    try:
+        plan = make_plan(profile, cluster, request)
+    except PlanError:
+        assume(False)
+    others = [device.name for device in cluster.devices if not device.holder]
+    dead = draw(st.lists(st.sampled_from(others), unique=True)) if others else []
+    slowdowns = [draw(st.sampled_from([0.5, 1.0, 4.0])) for _ in cluster.devices]
+    devices = tuple(
+        replace(device, slowdown=slowdown)
+        for device, slowdown in zip(cluster.devices, slowdowns, strict=True)
+    )
+    return profile, replace(cluster, devices=devices), plan, request, dead
+
+
+@given(questions())
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_new_plans_are_valid_fit_and_use_no_dead_device(question: Question) -> None:
+    profile, cluster, plan, request, dead = question
+    held = place_replicas(plan, global_at=cluster.holder.name)
+    try:
+        found = replan(profile, cluster, plan, request, dead=dead, replicas=held)
+    except PlanError:
+        with pytest.raises(PlanError):  # then nothing fits at all
+            make_plan(
+                profile, living(cluster, dead), replace(request, micro_batch=plan.micro_batch)
+            )
+        return
+    left = living(cluster, dead)
+    check_plan(found.plan, profile, left, private=request.private)
+    check_memory(found.plan.predicted.peak_bytes, left)
+    assert found.plan.split == plan.split
+    assert {name for move in found.migration.moves for name in (move.sender, move.receiver)} <= {
+        device.name for device in left.devices
+    }
+    turned = replace(cluster, devices=cluster.devices[::-1])
+    again = replan(profile, turned, plan, request, dead=dead, replicas=held)
+    assert again == found
+
+
+def test_a_plan_that_was_not_private_becomes_so() -> None:
+    private = replace(REQUEST, private=True)
+    found = replan(TWELVE, three(), thirds(), private)
+    check_plan(found.plan, TWELVE, three(), private=True)

@@ -1,0 +1,183 @@
+"""Properties of `auto` on random questions: sound, obedient, monotonic, never beaten."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.check import check_memory, check_plan
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.planners import PLANNERS, make_plan
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.simulation.simulate import simulate
+from p2ptrain.plan.work import ROUNDING, plan_parts
+from tests.unit.plan import examples
+from tests.unit.plan.gap import problem
+
+WORSE = 1.01
+"""How much worse a better cluster may make the prediction."""
+
+
+def tried(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan | None:
+    try:
+        return make_plan(profile, cluster, request)
+    except PlanError:
+        return None
+
+
+def assert_sound(plan: Plan, profile: Profile, cluster: Cluster, request: PlanRequest) -> None:
+    """Units covered once and in order, shares and depths legal, memory kept, JSON exact."""
+    borders = [stage.units for stage in plan.stages]
+    assert [first for first, _ in borders] == [0, *(end for _, end in borders[:-1])]
+    assert borders[-1][1] == len(profile.units)
+    for stage in plan.stages:
+        total = plan.micro_batch
+        if stage.allocation is Allocation.MICRO_BATCHES:
+            total = plan.micro_batches
+        assert sum(device.share for device in stage.devices) == total
+    check_plan(plan, profile, cluster, private=request.private)
+    check_memory(simulate(plan, profile, cluster).peak_bytes, cluster)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    examples.profiles(),
+    examples.clusters(most_devices=4),
+    st.sampled_from([1, 5, 16]),
+    st.sampled_from([None, 1, 4]),
+    st.data(),
+)
+def test_constraints_are_obeyed(
+    profile: Profile,
+    cluster: Cluster,
+    batch_size: int,
+    micro_batch: int | None,
+    data: st.DataObject,
+) -> None:
+    names = sorted(device.name for device in cluster.devices)
+    request = PlanRequest(
+        batch_size,
+        micro_batch,
+        private=data.draw(st.booleans()),
+        required=data.draw(st.frozensets(st.sampled_from(names), max_size=2)),
+        caps=data.draw(st.dictionaries(st.sampled_from(names), st.sampled_from([0.3, 0.6]))),
+        groups=data.draw(st.booleans()),
+    )
+    plan = tried(profile, cluster, request)
+    if plan is None:
+        return
+    assert_sound(plan, profile, cluster, request)
+    parts = plan_parts(plan, profile)
+    assert request.required <= parts.keys()
+    assert all(parts.get(name, 0.0) <= cap + ROUNDING for name, cap in request.caps.items())
+    assert request.groups or all(len(stage.devices) == 1 for stage in plan.stages)
+    assert {out.name for out in plan.left_out} == set(names) - parts.keys()
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    examples.profiles(),
+    examples.clusters(),
+    st.sampled_from([1, 5, 16]),
+    st.sampled_from([None, 1, 4]),
+    st.booleans(),
+)
+def test_no_named_planner_is_faster(
+    profile: Profile, cluster: Cluster, batch_size: int, micro_batch: int | None, private: bool
+) -> None:
+    request = PlanRequest(batch_size, micro_batch, private=private)
+    auto = tried(profile, cluster, request)
+    for name in PLANNERS.keys() - {"auto"}:
+        other = tried(profile, cluster, replace(request, planner=name))
+        if other is not None:
+            assert auto is not None, name
+            assert auto.predicted.round_seconds <= other.predicted.round_seconds, name
+
+
+def faster_links(cluster: Cluster) -> Cluster:
+    """The same with twice the bandwidth everywhere."""
+    assert cluster.default_link is not None
+    default = replace(cluster.default_link, bytes_per_s=2 * cluster.default_link.bytes_per_s)
+    links = {
+        pair: replace(link, bytes_per_s=2 * link.bytes_per_s)
+        for pair, link in cluster.links.items()
+    }
+    return replace(cluster, default_link=default, links=links)
+
+
+def faster_device(cluster: Cluster, place: int) -> Cluster:
+    """The same with one device a third faster."""
+    devices = list(cluster.devices)
+    device = devices[place]
+    own = None if device.times is None else device.times.times_slowdown(0.75)
+    devices[place] = replace(device, slowdown=0.75 * device.slowdown, times=own)
+    return replace(cluster, devices=tuple(devices))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_better_cluster_is_never_planned_worse(seed: int) -> None:
+    asked = problem(seed, units=5, devices=3)
+    request = PlanRequest(asked.batch_size, asked.micro_batch)
+    before = tried(asked.profile, asked.cluster, request)
+    if before is None:
+        return
+    better = [faster_links(asked.cluster), *(faster_device(asked.cluster, i) for i in range(3))]
+    for cluster in better:
+        after = make_plan(asked.profile, cluster, request)
+        assert after.predicted.round_seconds <= before.predicted.round_seconds * WORSE
+
+
+@pytest.mark.parametrize("micro_batch", [None, 4])
+def test_the_order_of_the_list_does_not_matter(micro_batch: int | None) -> None:
+    profile, cluster = examples.household(3, units=6, devices=4)
+    shuffled = list(cluster.devices)
+    Random(1).shuffle(shuffled)
+    request = PlanRequest(32, micro_batch)
+    plan = make_plan(profile, cluster, request)
+    assert make_plan(profile, replace(cluster, devices=tuple(shuffled)), request) == plan
+    assert_sound(plan, profile, cluster, request)
+
+
+def test_equal_devices_on_fast_links_divide_the_batch() -> None:
+    """Data parallelism is the best that four equal devices on free links can do."""
+    profile = examples.profile([(1.0, 1.0)] * 4, parameter_bytes=1)
+    plan = make_plan(profile, examples.cluster("a", "b", "c", "d"), PlanRequest(64, 4))
+    assert plan.predicted.round_seconds == pytest.approx(64 * 8 / 4)
+
+
+def test_a_required_device_takes_part_however_slow() -> None:
+    profile = examples.profile([(1.0, 1.0)] * 4)
+    members = (Device("laptop", 10**9, holder=True), Device("watch", 10**9, slowdown=50.0))
+    cluster = Cluster(members, Link(1e9, 0.0))
+    plan = make_plan(profile, cluster, PlanRequest(32, 4))
+    assert [out.name for out in plan.left_out] == ["watch"]
+    forced = make_plan(profile, cluster, PlanRequest(32, 4, required=frozenset({"watch"})))
+    assert forced.left_out == ()
+    assert forced.predicted.round_seconds > plan.predicted.round_seconds
+
+
+def test_a_cap_moves_work_to_the_others() -> None:
+    profile = examples.profile([(1.0, 1.0)] * 10)
+    members = (Device("fast", 10**9, 0.2, holder=True), Device("slow", 10**9, 1.0))
+    cluster = Cluster(members, Link(1e9, 0.0))
+    plan = make_plan(profile, cluster, PlanRequest(40, 4, caps={"fast": 0.5}))
+    assert plan_parts(plan, profile) == pytest.approx({"fast": 0.5, "slow": 0.5})
+
+
+def test_a_device_of_a_group_is_left_out_for_its_gradients() -> None:
+    """Summing the parameters over a slow link costs more than the device would save."""
+    profile = examples.profile([(1.0, 1.0)], parameter_bytes=10**9, input_bytes=1)
+    plan = make_plan(profile, examples.cluster("a", "b", link=Link(1e6, 0.0)), PlanRequest(8, 2))
+    (out,) = plan.left_out
+    assert out.reason.startswith("would slow the round from 16.00 s to ")
+    assert out.reason.endswith("summing its group's gradients takes 1000.00 s a round")

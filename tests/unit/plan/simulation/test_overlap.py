@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.errors import OptionError
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.overheads import REFERENCE, Overheads, Ratios
+from p2ptrain.plan.overlap import BUCKET_BYTES, FEED_MESSAGES, LOAD_MESSAGES, ROUND_MESSAGES
+from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.simulation.bound import lower_bound
+from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
+from p2ptrain.plan.split import BatchSplit
+from tests.unit.plan import examples
+from tests.unit.plan.simulation.test_simulate import rounds
+
+NOTHING = Overheads(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def with_overheads(cluster: Cluster, overheads: Overheads) -> Cluster:
+    devices = tuple(replace(device, overheads=overheads) for device in cluster.devices)
+    return replace(cluster, devices=devices)
+
+
+def shared_plan(*devices: str, units: int) -> Plan:
+    """One stage on all of them, a sample each, one micro-batch."""
+    split = BatchSplit(len(devices), len(devices))
+    shares = tuple(DeviceShare(name, 1) for name in devices)
+    stage = PlannedStage((0, units), shares, 1)
+    return Plan("test", split, (stage,), Predicted(0.0, 0.0, {}))
+
+
+def ends(simulation: Simulation, kind: str) -> list[tuple[float, float]]:
+    return [
+        (entry.start_seconds, entry.end_seconds)
+        for entry in simulation.timeline
+        if entry.kind == kind
+    ]
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(rounds())
+def test_the_plain_model_does_not_know_overheads(drawn: tuple[Plan, Profile, Cluster]) -> None:
+    plan, profile, cluster = drawn
+    assert simulate(plan, profile, with_overheads(cluster, REFERENCE)) == simulate(
+        plan, profile, cluster
+    )
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(rounds(), st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01, 0.0, 0.0)]))
+def test_no_round_is_faster_than_its_bound(
+    drawn: tuple[Plan, Profile, Cluster], overheads: Overheads
+) -> None:
+    plan, profile, cluster = drawn
+    cost = CostModel(profile, with_overheads(cluster, overheads), overlap=True)
+    simulation = simulate(plan, profile, with_overheads(cluster, overheads), overlap=True)
+    assert lower_bound(cost, draft_of(plan, cost)) <= simulation.round_seconds * (1 + 1e-9)
+    assert all(busy <= simulation.round_seconds for busy in simulation.busy_seconds.values())
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(rounds())
+def test_without_overheads_and_links_it_is_the_plain_model(
+    drawn: tuple[Plan, Profile, Cluster],
+) -> None:
+    plan, profile, cluster = drawn
+    cluster = replace(cluster, links={}, default_link=examples.FREE)
+    cluster = with_overheads(cluster, NOTHING)
+    plain, overlapped = (
+        simulate(plan, profile, cluster, overlap=overlap) for overlap in (False, True)
+    )
+    assert overlapped.round_seconds == pytest.approx(plain.round_seconds)
+    assert overlapped.peak_bytes == plain.peak_bytes
+
+
+def test_messages_and_bytes_cost_both_ends() -> None:
+    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
+    plan = examples.straight_plan(BatchSplit(2, 2), ("a", (0, 1), 1), ("b", (1, 2), 1))
+    cluster = with_overheads(examples.cluster("a", "b"), Overheads(0.25, 0.01, 0.0, 0.0, 0.0))
+    simulation = simulate(plan, profile, cluster, overlap=True)
+    message, target = 0.25 + 20 * 0.01, FEED_MESSAGES * 0.25
+    loading, round_s = LOAD_MESSAGES * 0.25, ROUND_MESSAGES * 0.25
+    # a: forward, output sent, target fed; b: the same received; back: gradient sent and received.
+    first, second = ends(simulation, "forward")
+    assert first == pytest.approx((0.0, 2 + message + target + loading))
+    assert second == pytest.approx((first[1], first[1] + 2 + message + target))
+    assert simulation.round_seconds == pytest.approx(second[1] + 2 * (2 + message) + round_s)
+
+
+def test_an_update_takes_time_by_its_parameters_and_their_state() -> None:
+    profile = examples.profile([(1.0, 1.0)], parameter_bytes=100)  # state as large as parameters
+    plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1))
+    cluster = with_overheads(examples.cluster("a"), Overheads(0.0, 0.0, 0.01, 0.0, 0.0))
+    simulation = simulate(plan, profile, cluster, overlap=True)
+    assert ends(simulation, "update") == [(2.0, 4.0)]
+    assert simulation.round_seconds == 4.0
+
+
+def test_an_update_of_a_later_stage_is_hidden_by_the_way_back() -> None:
+    units = examples.profile([(1.0, 3.0), (1.0, 1.0)]).units
+    profile = examples.profile([(1.0, 3.0), (1.0, 1.0)])
+    profile = replace(profile, units=(units[0], replace(units[1], parameter_bytes=100)))
+    plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
+    cluster = with_overheads(examples.cluster("a", "b"), Overheads(0.0, 0.0, 0.01, 0.0, 0.0))
+    simulation = simulate(plan, profile, cluster, overlap=True)
+    assert ends(simulation, "update") == [(3.0, 5.0), (6.0, 6.0)]
+    assert simulation.round_seconds == 6.0
+
+
+def test_the_first_two_pieces_are_there_when_a_round_begins() -> None:
+    profile = examples.profile([(1.0, 1.0)], input_bytes=1)
+    plan = examples.straight_plan(BatchSplit(2, 1), ("b", (0, 1), 1))
+    plan = replace(plan, left_out=(examples.LeftOut("a", "only holds the data"),))
+    cluster = with_overheads(examples.cluster("a", "b", link=Link(1.0, 0.5)), NOTHING)
+    assert simulate(plan, profile, cluster).round_seconds == 1.5 + 4.0
+    assert simulate(plan, profile, cluster, overlap=True).round_seconds == 4.0
+
+
+def test_feeding_all_the_time_limits_a_round() -> None:
+    profile = examples.profile([(1.0, 1.0)], input_bytes=5)
+    plan = examples.straight_plan(BatchSplit(2, 1), ("b", (0, 1), 1))
+    plan = replace(plan, left_out=(examples.LeftOut("a", "only holds the data"),))
+    cluster = with_overheads(examples.cluster("a", "b", link=Link(1.0, 0.5)), NOTHING)
+    assert simulate(plan, profile, cluster, overlap=True).round_seconds == 10.0
+
+
+def _reducing(bytes_per_s: float, where: int) -> Simulation:
+    """Two devices; unit `where` of two has a bucket of parameters; backwards of 10 s each."""
+    profile = examples.profile([(1.0, 10.0), (1.0, 10.0)])
+    units = list(profile.units)
+    units[where] = replace(units[where], parameter_bytes=BUCKET_BYTES)
+    profile = replace(profile, units=tuple(units))
+    cluster = with_overheads(examples.cluster("a", "b", link=Link(bytes_per_s, 0.0)), NOTHING)
+    return simulate(shared_plan("a", "b", units=2), profile, cluster, overlap=True)
+
+
+def test_an_all_reduce_is_hidden_behind_the_backwards_that_follow() -> None:
+    # Unit 1's gradients are made at 12, 2(g-1)/g = 1 times its bytes take 5 s, unit 0 until 22.
+    simulation = _reducing(BUCKET_BYTES / 5, where=1)
+    assert ends(simulation, "all-reduce") == [(12.0, 17.0)] * 2
+    assert ends(simulation, "backward") == [(2.0, 22.0)] * 2
+    assert simulation.round_seconds == 22.0
+
+
+def test_an_all_reduce_of_the_first_unit_cannot_be_hidden() -> None:
+    simulation = _reducing(BUCKET_BYTES / 5, where=0)
+    assert ends(simulation, "all-reduce") == [(22.0, 27.0)] * 2
+    assert simulation.round_seconds == 27.0
+
+
+def test_an_all_reduce_longer_than_what_hides_it_delays_the_update() -> None:
+    assert _reducing(BUCKET_BYTES / 15, where=1).round_seconds == 27.0
+
+
+def test_an_all_reduce_waits_for_links_that_gradients_occupy() -> None:
+    # Stage 1 is b and c; its gradients to a take b's uplink until 4 + 8, then its sums go to c.
+    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=8)
+    units = profile.units[0], replace(profile.units[1], parameter_bytes=BUCKET_BYTES)
+    profile = replace(profile, units=units)
+    links = {(s, "a"): Link(1.0, 0.0) for s in "bc"} | {("a", s): Link(1e300, 0.0) for s in "bc"}
+    cluster = replace(examples.cluster("a", "b", "c"), links=links, default_link=Link(1e300, 0.0))
+    stages = (
+        PlannedStage((0, 1), (DeviceShare("a", 2),), 1),
+        PlannedStage((1, 2), (DeviceShare("b", 1), DeviceShare("c", 1)), 1),
+    )
+    plan = Plan("test", BatchSplit(2, 2), stages, Predicted(0.0, 0.0, {}))
+    simulation = simulate(plan, profile, with_overheads(cluster, NOTHING), overlap=True)
+    assert ends(simulation, "backward")[:2] == [(3.0, 4.0)] * 2
+    assert ends(simulation, "send gradient") == [(4.0, 12.0), (12.0, 20.0)]
+    assert simulation.round_seconds == 22.0
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "ratio", "expected"),
+    [
+        (1.0, 0.5, True),
+        (1.0, 1.0, False),  # nothing to gain
+        (100.0, 0.5, False),  # the link is faster than the coding
+        (1.0, 0.86, False),  # 1 / (0.86 + 0.02) is below the runtime's bar
+    ],
+)
+def test_a_cut_is_compressed_only_where_that_pays(
+    bytes_per_s: float, ratio: float, expected: bool
+) -> None:
+    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
+    shrinking = replace(profile.units[0], compression=Ratios(output=ratio))
+    profile = replace(profile, units=(shrinking, profile.units[1]))
+    cluster = with_overheads(
+        examples.cluster("a", "b", link=Link(bytes_per_s, 0.0)),
+        replace(NOTHING, pack_byte_seconds=0.02),
+    )
+    cost = CostModel(profile, cluster, overlap=True)
+    there, back = cost.carriage(1, 0, 1, "output"), cost.carriage(1, 1, 0, "gradient")
+    assert there.compressed is expected
+    assert there.wire_bytes == (10 * ratio if expected else 10)
+    assert not back.compressed
+    plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
+    way = 10 * ratio / bytes_per_s + 10 * 0.02 if expected else 10 / bytes_per_s
+    simulation = simulate(plan, profile, cluster, overlap=True)
+    ((_, arrival),) = ends(simulation, "send output")
+    assert arrival == pytest.approx(1.0 + way)
+    assert CostModel(profile, cluster).carriage(1, 0, 1, "output").wire_bytes == 10
+
+
+def test_a_plan_says_what_is_compressed_and_goes_through_json() -> None:
+    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
+    shrinking = replace(profile.units[0], compression=Ratios(gradient=0.25))
+    profile = replace(profile, units=(shrinking, profile.units[1]))
+    cluster = with_overheads(examples.cluster("a", "b", link=Link(100.0, 0.0)), REFERENCE)
+    request = PlanRequest(2, micro_batch=1, planner="pp", overlap=True)
+    plan = make_plan(profile, cluster, request)
+    assert [stage.compression for stage in plan.stages] == [(), ("gradient",)]
+    assert Plan.from_json(plan.to_json(), batch_size=2) == plan
+    content = plan.to_json()
+    content["stages"][1]["compression"] = ["output", "output"]
+    with pytest.raises(OptionError, match=r"stages\[1\]\.compression\[1\]: expected each of"):
+        Plan.from_json(content)
+    plain = make_plan(profile, cluster, replace(request, overlap=False))
+    assert "compression" not in plain.to_json()["stages"][1]
+
+
+def test_unmeasured_overheads_grow_with_the_slowdown() -> None:
+    profile, cluster = examples.household(1, units=4, devices=2)
+    twice = Device("twice", 1, times=profile.times.times_slowdown(2.0))
+    cost = CostModel(profile, replace(cluster, devices=(*cluster.devices, twice)), overlap=True)
+    assert cost.overlap is not None
+    for device, overheads in zip(cost.devices, cost.overlap.overheads, strict=True):
+        slowdown = 2.0 if device is twice else device.slowdown
+        assert overheads.message_seconds == pytest.approx(REFERENCE.message_seconds * slowdown)
+
+
+@pytest.mark.parametrize("planner", ["auto", "pp", "single"])
+def test_planners_judge_by_it(planner: str) -> None:
+    profile, cluster = examples.household(3, units=6, devices=3)
+    request = PlanRequest(64, planner=planner, overlap=True)
+    plan = make_plan(profile, cluster, request)
+    simulation = simulate(plan, profile, cluster, overlap=True)
+    assert plan.predicted.round_seconds == pytest.approx(simulation.round_seconds)
+
+
+def test_auto_avoids_small_messages_where_they_are_dear() -> None:
+    profile, cluster = examples.household(3, units=6, devices=3)
+    dear = with_overheads(cluster, replace(REFERENCE, message_seconds=1.0))
+    plan = make_plan(profile, dear, PlanRequest(64, overlap=True))
+    assert len(plan.stages) == 1
+
+
+def test_overheads_and_ratios_go_through_json() -> None:
+    profile, cluster = examples.household(1, units=2, devices=2)
+    cluster = with_overheads(cluster, REFERENCE)
+    assert Cluster.from_json(cluster.to_json()) == cluster
+    units = (replace(profile.units[0], compression=Ratios(0.5, 0.75)), profile.units[1])
+    profile = replace(profile, units=units)
+    assert Profile.from_json(profile.to_json()) == profile
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"byte_second": 1}, 'unknown field "byte_second"'),
+        ({"message_seconds": -1}, "overheads.message_seconds: expected a number zero or more"),
+        ({"message_seconds": float("nan")}, "overheads.message_seconds: expected a finite"),
+    ],
+)
+def test_wrong_overheads_are_named(change: dict[str, float], message: str) -> None:
+    _, cluster = examples.household(1, units=2, devices=1)
+    content = cluster.to_json()
+    content["devices"][0]["overheads"] = REFERENCE.to_json() | change
+    with pytest.raises(OptionError, match=message):
+        Cluster.from_json(content)
+
+
+def test_a_ratio_above_one_is_refused() -> None:
+    profile, _ = examples.household(1, units=1, devices=1)
+    content = profile.to_json()
+    content["units"][0]["compression"] = {"output": 1.5}
+    with pytest.raises(OptionError, match=r"compression\.output: expected at most 1"):
+        Profile.from_json(content)

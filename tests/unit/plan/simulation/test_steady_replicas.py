@@ -1,0 +1,27 @@
+"""A slow replica that takes its turn sets the pace of steady running."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.request import Mode
+from p2ptrain.plan.simulation.simulate import simulate
+from p2ptrain.plan.split import BatchSplit
+from tests.unit.plan import examples
+
+
+def test_equal_turns_go_at_the_slowest_replicas_pace() -> None:
+    devices = (
+        Device("fast", examples.PLENTY, 1.0, holder=True),
+        Device("slow", examples.PLENTY, 30.0),
+    )
+    turns = tuple(DeviceShare(device.name, 2) for device in devices)
+    stage = PlannedStage((0, 1), turns, 2, Allocation.MICRO_BATCHES)
+    nothing = Predicted(0.0, 0.0, {})
+    plan = Plan("hand", BatchSplit(4, 1), (stage,), nothing, mode=Mode.ASYNC)
+    cluster = Cluster(devices, Link(1e9, 0.0))
+    steady = simulate(plan, examples.profile([(1.0, 2.0)]), cluster)
+    assert steady.round_seconds == pytest.approx(30 * 3 / 2, rel=0.05)
