@@ -30,14 +30,10 @@ MOST_PLACES = 22
 """Cut places while orders are compared."""
 MOST_SPARE = 4
 """Unused devices considered, fastest first."""
-MOST_LOOKS = 4
-"""Orders whose neighbours are looked at."""
 MOST_ENUMERATED = 330
 """Orders that are all valued: every order of every set of five devices is 325."""
 PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
 """Of a private plan's last stage, which shares its device's time with the first."""
-CLIMBED = 1
-"""Drafts whose borders are moved by bound."""
 MOST_SHIFTS = 60
 """Moved borders bounded for one draft, about."""
 
@@ -54,6 +50,8 @@ class Effort:
         most_elements: of the dynamic programmes over orders: orders x stages x places^2.
         exact_elements: of those that cut the best orders anywhere.
         finalists: orders of which drafts are made.
+        looks: orders whose neighbours are looked at.
+        climbed: drafts whose borders are moved by bound.
     """
 
     search_tasks: int
@@ -62,19 +60,30 @@ class Effort:
     most_elements: int
     exact_elements: int
     finalists: int
+    looks: int = 4
+    climbed: int = 1
 
 
 STRAIGHT = Effort(1700, 0, 600, 450_000, 120_000, 6)
 GROUPED = Effort(1200, 700, 600, 220_000, 60_000, 4)
 """Groups cost more to bound and to simulate."""
+THOROUGH = Effort(20_000, 4000, 2000, 3_000_000, 1_000_000, 20, looks=8, climbed=6)
+"""Two to four times as long, for whoever is not in a hurry: a join or drift."""
 
 
 class LightSearch:
     """One light re-plan. `evaluated` counts the drafts simulated."""
 
-    def __init__(self, cost: CostModel, plan: Plan, request: PlanRequest, held: Replicas) -> None:
+    def __init__(
+        self,
+        cost: CostModel,
+        plan: Plan,
+        request: PlanRequest,
+        held: Replicas,
+        effort: Effort | None = None,
+    ) -> None:
         self.cost, self.split, self.private = cost, plan.split, request.private
-        self._effort = GROUPED if request.groups else STRAIGHT
+        self._effort = effort or (GROUPED if request.groups else STRAIGHT)
         self.judge = Judge(cost, self._effort.search_tasks)
         self.evaluated = 0
         names = {device.name for device in cost.devices}
@@ -144,7 +153,7 @@ class LightSearch:
             return []
         self._value([start, *self._few()], values)
         room, looked_at = self._effort.most_elements, set[Order]()
-        for _ in range(MOST_LOOKS):
+        for _ in range(self._effort.looks):
             left = [order for order in values if order not in looked_at]
             best = min(left, key=lambda order: values[order], default=None)
             if best is None or room <= 0:
@@ -240,7 +249,7 @@ class LightSearch:
     def _climbed(self, drafts: Sequence[Draft]) -> list[Draft]:
         """The best drafts by bound, their borders moved as long as the bound falls."""
         climbed = []
-        for start in sorted(drafts, key=self.judge.bound)[:CLIMBED]:
+        for start in sorted(drafts, key=self.judge.bound)[: self._effort.climbed]:
             best, tried = start, 0
             while tried < MOST_SHIFTS:
                 near = [self._shifted(best, borders) for borders in _shifts(best.borders)]

@@ -27,7 +27,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planner import Answer
 from p2ptrain.plan.planners import make_plan, plan_of
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.replanning.light import LightSearch
+from p2ptrain.plan.replanning.light import Effort, LightSearch
 from p2ptrain.plan.replanning.migration import Migration, plan_migration
 from p2ptrain.plan.replanning.replicas import Replicas, place_replicas
 from p2ptrain.plan.request import Mode, PlanRequest
@@ -56,6 +56,7 @@ def replan(
     *,
     dead: Iterable[str] = (),
     replicas: Replicas | None = None,
+    effort: Effort | None = None,
 ) -> Replanned:
     """The light re-plan of `plan` for the cluster as it is now.
 
@@ -63,13 +64,14 @@ def replan(
         cluster: with the speeds and links of now; a device of `plan` that is not in it is dead.
         request: its constraints hold; its planner, batch size and micro-batch are the plan's.
         replicas: who has each unit; by default what chain replication of `plan` placed.
+        effort: how much to look at; by default about 20 ms for 8 devices and 64 units.
 
     Raises:
         PlanError: nothing fits, the holder is dead, or a unit exists nowhere any more.
     """
     cluster = living(cluster, dead)
     held = replicas or place_replicas(plan)
-    search = LightSearch(cost_model(profile, cluster, request), plan, request, held)
+    search = LightSearch(cost_model(profile, cluster, request), plan, request, held, effort)
     best = search.run()
     if best is None:
         return _from_zero(profile, cluster, plan, request, held)
