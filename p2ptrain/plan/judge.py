@@ -49,10 +49,11 @@ class Judge:
 
     def bound(self, draft: Draft) -> float:
         """Seconds that its round takes at least."""
-        if draft not in self._bounds:
+        seconds = self._bounds.get(draft)
+        if seconds is None:
             bound = lower_bound if self.cost.mode is Mode.SYNC else steady_bound
-            self._bounds[draft] = bound(self.cost, draft)
-        return self._bounds[draft]
+            seconds = self._bounds[draft] = bound(self.cost, draft)
+        return seconds
 
     def seconds(self, draft: Draft) -> float:
         """Seconds of its round; of a long round extrapolated from two short ones."""

@@ -27,6 +27,7 @@ class LinkTable:
 
     def __init__(self, cluster: Cluster, devices: Sequence[Device]) -> None:
         self._names = [device.name for device in devices]
+        self._links: dict[tuple[int, int], Link] = {}
         self._cluster = cluster
         default = cluster.default_link or TO_ITSELF  # then every direction is listed
         shape = len(devices), len(devices)
@@ -41,6 +42,13 @@ class LinkTable:
 
     def link(self, sender: int, receiver: int) -> Link:
         """That direction."""
+        pair = sender, receiver
+        link = self._links.get(pair)
+        if link is None:
+            link = self._links[pair] = self._between(sender, receiver)
+        return link
+
+    def _between(self, sender: int, receiver: int) -> Link:
         if sender == receiver:
             return TO_ITSELF
         return self._cluster.link(self._names[sender], self._names[receiver])

@@ -93,6 +93,10 @@ class Partition:
         self.cuts = tuple(range(cost.unit_count + 1) if cuts is None else cuts)
         self._carried = np.array([0.0, *map(cost.cut_bytes, self.cuts[1:-1])])
         self._carried *= split.first_samples
+        units = cost.profile.units
+        self._held = self._range_sums([unit.parameter_bytes for unit in units])
+        self._held *= 2 + cost.profile.optimizer_state_ratio
+        self._activations = self._range_sums([unit.activation_bytes for unit in units])
 
     def last(self, device: int) -> Suffix:
         """Pipelines of one stage."""
@@ -175,17 +179,36 @@ class Partition:
     def stage(self, device: int) -> tuple[Floats, Floats | None]:
         """([L, L+1] seconds of units [i, j), inf where impossible; round trips forced, or None)."""
         if device not in self._stages:
-            times = self.cost.unit_times(device, self.split.first_samples)
-            seconds = self._range_sums(np.add(times.forward, times.backward))
-            depth = self._depth(device)
-            seconds[depth < 1] = np.inf
-            if self._rules is not None and device in self._rules.caps:
-                seconds[self._parts(self._rules) > self._rules.most_part(device)] = np.inf
-            forced = None
-            if (depth < self.split.micro_batches).any():
-                forced = np.ceil(self._rounds / np.maximum(depth, 1))
-            self._stages[device] = seconds, forced
+            self._stages[device] = self._seconds(device), self._forced(device)
         return self._stages[device]
+
+    def seconds(self, device: int) -> Floats:
+        """The first of `stage` alone."""
+        known = self._stages.get(device)
+        return self._seconds(device) if known is None else known[0]
+
+    def _seconds(self, device: int) -> Floats:
+        times = self.cost.unit_times(device, self.split.first_samples)
+        seconds = self._range_sums(np.add(times.forward, times.backward))
+        if self._room(device) < self.split.first_samples:
+            seconds[self._depth(device) < 1] = np.inf
+        if self._rules is not None and device in self._rules.caps:
+            seconds[self._parts(self._rules) > self._rules.most_part(device)] = np.inf
+        return seconds
+
+    def _forced(self, device: int) -> Floats | None:
+        if self._room(device) >= self.split.batch_size:
+            return None
+        depth = self._depth(device)
+        if (depth >= self.split.micro_batches).all():
+            return None
+        forced: Floats = np.ceil(self._rounds / np.maximum(depth, 1))
+        return forced
+
+    def _room(self, device: int) -> int:
+        """Samples that it may have in flight in the whole model, and so in any part of it."""
+        memory_bytes = self.cost.devices[device].memory_bytes
+        return self.cost.samples_that_fit(0, self.cost.unit_count, memory_bytes)
 
     def _parts(self, rules: Rules) -> Floats:
         """[L, L+1], part of the round's work that units [i, j) are."""
@@ -199,16 +222,12 @@ class Partition:
 
     def _depth(self, device: int) -> Floats:
         """[L, L+1], how many micro-batches may be in flight in units [i, j); 0 = impossible."""
-        units = self.cost.profile.units
-        parameters = self._range_sums([unit.parameter_bytes for unit in units])
-        activations = self._range_sums([unit.activation_bytes for unit in units])
-        held = parameters * (2 + self.cost.profile.optimizer_state_ratio)
-        left = self.cost.devices[device].memory_bytes - held
+        left = self.cost.devices[device].memory_bytes - self._held
         with np.errstate(divide="ignore", invalid="ignore"):
-            samples = np.where(activations > 0, left / activations, np.inf)
-        whole = np.floor(samples / self.split.first_samples)
-        depth = np.where(samples >= self.split.batch_size, self.split.micro_batches, whole)
-        depth[(left < 0) | ~np.isfinite(held)] = 0
+            samples = np.where(self._activations > 0, left / self._activations, np.inf)
+        depth = np.floor(samples / self.split.first_samples)
+        depth[samples >= self.split.batch_size] = self.split.micro_batches
+        depth[left < 0] = 0  # also of no units, whose bytes are infinite
         return np.minimum(depth, self.split.micro_batches)
 
 

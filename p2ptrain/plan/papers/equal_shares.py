@@ -79,7 +79,7 @@ def _orders(question: Question) -> Iterator[tuple[int, ...]]:
 
 def _borders(partition: Partition, order: Sequence[int]) -> tuple[int, ...] | None:
     """Borders of the most equal shares; None where memory does not allow any."""
-    tables = [partition.stage(device)[0] for device in order]
+    tables = [partition.seconds(device) for device in order]
     units = len(tables[0])
     if len(order) == 1 or order[0] != order[-1]:
         unevenness, borders = most_equal(tables, units)

@@ -76,6 +76,7 @@ class SampleTimes:
         self._backward = np.zeros_like(self._forward)
         for d, table in enumerate(tables):
             self._fill(cost, d, table.sizes, max(most, table.sizes[-1] + 1))
+        self._both = self._forward + self._backward
 
     def _fill(self, cost: CostModel, device: int, sizes: Sequence[int], largest: int) -> None:
         for k, size in enumerate((sizes[0], *sizes, largest)):
@@ -94,14 +95,16 @@ class SampleTimes:
 
     def both(self, rows: Rows, samples: Wholes) -> Floats:
         """[R, g] seconds of forward and backward."""
-        return self.forward(rows, samples) + self.backward(rows, samples)
+        return self._look_up(self._both, rows, samples)
 
     def _look_up(self, sums: Floats, rows: Rows, samples: Wholes) -> Floats:
         kind = self._kind[rows.devices]
         place, part = self._place[kind, samples], self._part[kind, samples]
-        first, end = rows.first[:, None], rows.end[:, None]
-        low = sums[rows.devices, place, end] - sums[rows.devices, place, first]
-        high = sums[rows.devices, place + 1, end] - sums[rows.devices, place + 1, first]
+        _, knots, cuts = sums.shape
+        at, flat = (rows.devices * knots + place) * cuts, sums.reshape(-1)
+        first, end = at + rows.first[:, None], at + rows.end[:, None]
+        low = flat.take(end) - flat.take(first)
+        high = flat.take(end + cuts) - flat.take(first + cuts)  # at the next knot
         seconds: Floats = np.where(samples > 0, low + part * (high - low), 0.0)
         return seconds
 

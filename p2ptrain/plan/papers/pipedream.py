@@ -120,9 +120,14 @@ class _StageTable:
         Arguments:
             memory: [N] bytes of the devices in order; inf where one of them cannot hold the units.
         """
-        counts = self.steps[m] - self.steps[:m]
+        counts: Wholes | slice = self.steps[m] - self.steps[:m]
+        if len(self.steps) == len(self._seconds):  # borders everywhere: views are enough
+            counts = slice(m, 0, -1)
         least = np.minimum.accumulate(memory[: self.steps[m]][::-1])[::-1]
-        fits = self._needs[counts] <= least[self.steps[:m], None, None]
+        least = least[self.steps[:m]]
+        if (self._needs[counts, 0, -1] <= least).all():  # each would hold the whole model
+            return self._seconds[counts]
+        fits = self._needs[counts] <= least[:, None, None]
         return np.where(fits, self._seconds[counts], np.inf)
 
 
