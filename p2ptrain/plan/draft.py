@@ -127,24 +127,25 @@ def draft_groups(
 ) -> Draft | None:
     """The draft with the depths wanted (usual: `usual_depths`), lowered where memory is short.
 
-    Depths never grow from one stage to the next. None where a device cannot hold its units with
-    even one micro-batch in flight. Asynchronously never deeper than usual: depth is how many
-    updates old the weights are, which the user knows from the number of stages.
+    Depths never grow from one stage to the next. Of two ends that share one device's memory the
+    first has its depth before the last; `wanted` may trade between them. None where a device cannot
+    hold its units with even one micro-batch in flight. Asynchronously never deeper than usual:
+    depth is how many updates old the weights are, which the user knows from the number of stages.
     """
     usual = usual_depths(groups, split.micro_batches, cost.mode)
     depths = list(wanted or usual)
     if cost.mode is Mode.ASYNC:
         depths = list(map(min, depths, usual))
     draft = Draft(split, tuple(borders), tuple(groups), tuple(depths))
-    # The last stage of a private plan needs no depth, and shares its memory with the first.
-    taken_bytes = 0
-    if draft.shared_ends:
-        depths[-1] = 1
-        taken_bytes = cost.peak_bytes(*draft.units[-1], split.in_flight_samples(1))
-    limit = split.micro_batches
+    last, limit = len(groups) - 1, split.micro_batches
+    # Ends on one device: the first is as deep as the last allows with a depth of one, and the last
+    # as deep as the first then leaves it memory.
     for p in range(len(groups)):
         limit = min(limit, depths[p])
-        taken = taken_bytes if p == 0 else 0
+        taken = 0
+        if draft.shared_ends and p in (0, last):
+            other, depth = (last, 1) if p == 0 else (0, depths[0])
+            taken = _place_bytes(cost, draft, other, depth, 0)
         limit = depths[p] = _deepest_that_fits(cost, draft, p, limit, taken)
         if limit < 1:
             return None

@@ -17,6 +17,10 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 """Warm-up depths that are combined."""
 MOST_DEPTHS = 220
 """Combinations of depths; fewer values where there would be more."""
+MOST_LEVELLED = 6
+"""Stages up to which one stage's depth takes its neighbours along."""
+LEVELS = (-4, -2, -1, 1, 2, 4, 8)
+"""By how much."""
 
 
 def fine_changes(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]:
@@ -135,3 +139,35 @@ def _depths(draft: Draft) -> Iterator[tuple[int, ...]]:
             yield (*now[:p], now[p] + 1, *now[p + 1 :])
         if now[p] > (now[p + 1] if p + 1 < stages else 1):
             yield (*now[:p], now[p] - 1, *now[p + 1 :])
+    if 1 < stages <= MOST_LEVELLED:
+        yield from _levelled(now, count)
+    if draft.shared_ends:
+        yield from _traded(now)
+
+
+def _levelled(now: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
+    """One stage's depth changed, those before it at least and those behind at most as deep.
+
+    And all stages up to one deeper together: one alone would wait for the next.
+    """
+    for p, depth in enumerate(now):
+        for level in (*(depth + more for more in LEVELS), count):
+            if 1 <= level <= count:
+                before, behind = now[:p], now[p + 1 :]
+                yield (
+                    *(max(level, other) for other in before),
+                    level,
+                    *(min(level, other) for other in behind),
+                )
+        for more in LEVELS:
+            if more > 0 and p + 1 < len(now):
+                yield (*(min(count, other + more) for other in now[: p + 1]), *now[p + 1 :])
+
+
+def _traded(now: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The first stage shallower and the last deeper: they share one device's memory."""
+    for less in (1, 2, 4):
+        for more in (1, 2, 4):
+            first, last = now[0] - less, now[-1] + more
+            if last <= first:
+                yield (first, *(max(last, min(first, depth)) for depth in now[1:-1]), last)

@@ -258,11 +258,13 @@ def _within_caps(ranges: _Ranges, kind: Kind, caps: Floats, steps: int) -> Float
 def _balanced(seconds: Floats, caps: Floats, steps: int) -> Floats:
     """[g, C, C] steps of each device so that the slowest is fastest; 0 = none for that device.
 
-    `seconds` is [g, S, C, C], growing along S: the `steps` least entries are the best choice. Ties
-    may give a step too many.
+    `seconds` is [g, S, C, C], growing along S: the `steps` least entries are the best choice, the
+    first step of each device aside, which it needs to be in the group. Ties may give a step too
+    many.
     """
     numbers = np.arange(1, steps + 1)[None, :, None, None]
-    limited = np.where(numbers <= caps[:, None], seconds, np.inf)
+    needed = np.where(numbers == 1, 0.0, seconds)
+    limited = np.where(numbers <= caps[:, None], needed, np.inf)
     flat = limited.reshape(-1, *seconds.shape[2:])  # [g·S, C, C]
     limit = np.partition(flat, steps - 1, axis=0)[steps - 1]
     chosen = (limited <= limit) & np.isfinite(limited)
