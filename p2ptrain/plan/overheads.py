@@ -49,14 +49,13 @@ class Overheads:
 
 
 REFERENCE = Overheads(
-    message_seconds=4.5e-4,
-    byte_seconds=2e-9,
+    message_seconds=3e-4,
+    byte_seconds=4e-9,
     update_byte_seconds=1e-10,
     pack_byte_seconds=2e-9,
     unpack_byte_seconds=7e-10,
 )
-"""One core of a server: fitted to measured rounds (`tools/predicted_round.py`), and beside
-`tools/frame_cost.py`, which leaves out the kernel's way through a slow link."""
+"""One core of a server: processor time of the event loop's thread in real rounds."""
 
 
 @dataclass(frozen=True, slots=True)
