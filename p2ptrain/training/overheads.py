@@ -38,9 +38,17 @@ _CIPHER_BYTES = 64 * 1024
 _UPDATE_FLOATS = 1 << 17
 
 
-def measure_overheads(clock: Clock | None = None) -> Overheads:
-    """Run the yardsticks in the calling thread; as much wall time as processor time is counted."""
+def measure_overheads(clock: Clock | None = None, since: Look | None = None) -> Overheads:
+    """Run the yardsticks in the calling thread.
+
+    Args:
+        clock: tests bring their own.
+        since: when this thread began to compute without a pause. What it has had of its core from
+            then on says how much wall time processor time takes: the yardsticks alone are too short
+            to tell, where a share of a core comes in slices of ten milliseconds.
+    """
     stopwatch = _Stopwatch(clock or Clock())
+    begin = since or stopwatch.look()
     block = _half_zeros()
     packed, raw = memoryview(encode_block(block).content), memoryview(bytearray(BLOCK_BYTES))
     framed = stopwatch.each(_Messages().frame_and_read)
@@ -54,33 +62,46 @@ def measure_overheads(clock: Clock | None = None) -> Overheads:
         update_byte_seconds=UPDATE_FACTOR * update,
         pack_byte_seconds=pack,
         unpack_byte_seconds=unpack,
-    ).times_slowdown(stopwatch.wall_by_processor_time)
+    ).times_slowdown(_wall_by_processor_time(begin, stopwatch.look()))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a clock's two hands showed; seconds."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def at(cls, clock: Clock) -> Look:
+        """Now, in the calling thread."""
+        return cls(clock.wall(), clock.cpu())
+
+
+def _wall_by_processor_time(begin: Look, end: Look) -> float:
+    """At least 1."""
+    spent = end.cpu - begin.cpu
+    return max(1.0, (end.wall - begin.wall) / spent) if spent > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class _Stopwatch:
-    """Times by the processor time of this thread: a share of a core comes in slices of 10 ms."""
+    """Times by the processor time of this thread."""
 
     clock: Clock
-    wall_seconds: float = 0.0
-    cpu_seconds: float = 0.0
 
-    @property
-    def wall_by_processor_time(self) -> float:
-        """Over everything that was timed; at least 1."""
-        return max(1.0, self.wall_seconds / self.cpu_seconds) if self.cpu_seconds else 1.0
+    def look(self) -> Look:
+        """Now."""
+        return Look.at(self.clock)
 
     def each(self, run: Callable[[], object]) -> float:
         """Processor seconds of one run, over as many as YARDSTICK_SECONDS hold."""
         run()
-        wall, cpu = self.clock.wall(), self.clock.cpu()
-        spent, count = 0.0, 0
+        begin, spent, count = self.clock.cpu(), 0.0, 0
         while spent < YARDSTICK_SECONDS:
             run()
             count += 1
-            spent = self.clock.cpu() - cpu
-        self.wall_seconds += self.clock.wall() - wall
-        self.cpu_seconds += spent
+            spent = self.clock.cpu() - begin
         return spent / count
 
 

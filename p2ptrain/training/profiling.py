@@ -18,9 +18,10 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.measure import measure_units
+from p2ptrain.model.timing import Clock
 from p2ptrain.plan.profile import Profile
 from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.overheads import measure_overheads
+from p2ptrain.training.overheads import Look, measure_overheads
 from p2ptrain.training.plan_request import PlanningRequest
 
 log = get_logger(__name__)
@@ -88,8 +89,9 @@ async def measure(
 
 
 def _measure(description: ModelDescription, batch_sizes: Sequence[int]) -> dict[str, Any]:
+    begin = Look.at(Clock())
     units = measure_units(description, batch_sizes=batch_sizes, budget_seconds=BUDGET_SECONDS)
-    return {**units.to_json(), "overheads": measure_overheads().to_json()}
+    return {**units.to_json(), "overheads": measure_overheads(since=begin).to_json()}
 
 
 def to_profile(measured: Mapping[str, Any], request: PlanningRequest) -> Profile:
