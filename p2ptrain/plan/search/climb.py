@@ -11,7 +11,13 @@ from p2ptrain.plan.micro_batches import neighbouring_splits
 from p2ptrain.plan.orders import whole_seconds
 from p2ptrain.plan.search.coarse import coarse_changes
 from p2ptrain.plan.search.drafting import Drafter
-from p2ptrain.plan.search.fine import fine_changes, many_depths, moved_shares, other_depths
+from p2ptrain.plan.search.fine import (
+    combined_changes,
+    fine_changes,
+    many_depths,
+    moved_shares,
+    other_depths,
+)
 from p2ptrain.plan.search.rules import Rules
 
 MOST_SPARE = 8
@@ -34,6 +40,18 @@ def climb_fine(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int
         if better is best:
             break
         best = better
+    return best
+
+
+def climb_combined(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int) -> Judged:
+    """`start`, which no small change improves, with two changes at once, and climbed again."""
+    best = start
+    while judge.budget_tasks > reserve_tasks:
+        changes = combined_changes(judge.cost, best.draft, drafter.rules)
+        better = _first_better(judge, best, changes, reserve_tasks)
+        if better is best:
+            break
+        best = climb_fine(judge, drafter, better, reserve_tasks)
     return best
 
 

@@ -12,9 +12,10 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.judge import Judge, Judged
 from p2ptrain.plan.micro_batches import neighbouring_splits
-from p2ptrain.plan.search.climb import climb_fine, climb_sizes, relieved, try_depths
+from p2ptrain.plan.search.climb import climb_combined, climb_fine, climb_sizes, relieved, try_depths
 from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.estimate import Estimator
+from p2ptrain.plan.search.fine import deeper
 from p2ptrain.plan.search.group_tables import Kind, Wholes, group_tables
 from p2ptrain.plan.search.rules import Rules
 from p2ptrain.plan.search.structures import (
@@ -36,7 +37,7 @@ MOST_DEVICES = 5
 """Beyond, even the sequences of groups are too many to list."""
 KEPT = 150
 """Structures of one batch split that are candidates."""
-RELIEVED = 1.12
+RELIEVED = 1.5
 """An estimate so little above the best round is no reason not to move shares first."""
 DRAFTED = 300
 """Structures of all splits together that are drafted and bounded."""
@@ -46,11 +47,15 @@ CLIMBING_SHARE = 0.6
 """Part of what the first simulations leave that small changes may spend; then depths are tried."""
 DEEPENED = 2
 """Improved structures for which many depths are tried."""
+COMBINED = 6
+"""Improved structures for which two changes at once are tried."""
 WIDENED = 2
 """Micro-batch sizes whose neighbouring sizes are looked at too."""
+WAITING = 1.02
+"""A round so much above its bound may gain by deeper warm-ups."""
 SIMULATED_SHARE = 0.5
 """Part of the budget for structures before any is improved."""
-HOPE = 1.25
+HOPE = 1.5
 """An estimate so far above the best round is not simulated: few are that pessimistic."""
 
 
@@ -106,6 +111,9 @@ class GroupSearch:
             deepened = try_depths(judge, end, reserve_tasks=0)
             if deepened is not end:
                 ends[i] = climb_fine(judge, self.drafter, deepened, reserve_tasks=0)
+        for i, end in enumerate(ends[:COMBINED]):
+            ends[i] = climb_combined(judge, self.drafter, end, reserve_tasks=0)
+        ends.sort(key=lambda judged: judged.seconds)
         if self.least_piece is not None:
             ends = [
                 climb_sizes(judge, self.drafter, end, self.least_piece) for end in ends[:DEEPENED]
@@ -154,10 +162,16 @@ class GroupSearch:
                 if candidate.estimate < fastest * RELIEVED:
                     draft = relieved(self.judge, start, self.rules, fastest)
                 if self.judge.bound(draft) < fastest:
-                    seconds = self.judge.seconds(draft)
-                    simulated.append(Judged(seconds, draft))
-                    fastest = min(fastest, seconds)
+                    simulated += self._at_depths(draft)
+                    fastest = min(fastest, *(judged.seconds for judged in simulated))
         return simulated
+
+    def _at_depths(self, draft: Draft) -> list[Judged]:
+        """Simulated, and where it waits more than its bound says, deeper too."""
+        judged = Judged(self.judge.seconds(draft), draft)
+        if judged.seconds < WAITING * self.judge.bound(draft):
+            return [judged]
+        return [judged, *(Judged(self.judge.seconds(d), d) for d in deeper(self.judge.cost, draft))]
 
 
 class Estimated:
