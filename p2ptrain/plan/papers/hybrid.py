@@ -49,7 +49,7 @@ from p2ptrain.plan.split import BatchSplit
 
 EXACT_UNITS, EXACT_DEVICES = 24, 8
 """No grid up to here."""
-FINE = ((8, 32, 8), (64, 24, 32), (10**9, 24, 16))
+FINE = ((8, 24, 8), (64, 24, 32), (10**9, 24, 16))
 """(most devices, blocks, steps) of the grid beyond."""
 ROUGH = 8
 """Blocks and steps of the grid on which the micro-batch sizes of large questions are compared."""

@@ -28,7 +28,9 @@ LEAST_TASKS, PAIR_TASKS, MOST_TASKS = 100_000, 250, 6_000_000
 """The budget grows with the pairs of devices, up to a limit: about 2 s for 64 of them."""
 STARTS_SHARE = 0.5
 """Part of the budget for starts; the rest is for changes."""
-PROMISING = 3
+MANY_UNITS, MANY_UNITS_TASKS = 64, 50_000
+"""Of models of more units the named planners take their time, and searching gets less."""
+PROMISING = 2
 """Micro-batch sizes for which groups are searched."""
 CLIMBED = 6
 """Starts that are improved."""
@@ -38,7 +40,7 @@ FEW_DEVICES = 4
 """Devices of which all structures are estimated."""
 FEW_CUTS = 7
 """Borders that these structures may have."""
-FEW_DRAFTED = 16
+FEW_DRAFTED = 8
 """Of them, those that are simulated."""
 FEW_KEPT = 4
 """Of these, those that are starts."""
@@ -61,8 +63,7 @@ class LargeSearch:
 
     def run(self, best: Judged | None) -> Judged | None:
         """The fastest pipeline found, or `best` where none is faster."""
-        devices = len(self.question.devices)
-        self.judge.budget_tasks = min(LEAST_TASKS + PAIR_TASKS * devices**2, MOST_TASKS)
+        self.judge.budget_tasks = self._budget_tasks()
         starts = self._starts(best)
         left = self.judge.budget_tasks
         for i, start in enumerate(starts[:CLIMBED]):
@@ -76,6 +77,10 @@ class LargeSearch:
         if self.question.least_piece is None or self._size > MOST_RESIZED:
             return best
         return climb_sizes(self.judge, self.drafter, best, self.question.least_piece)
+
+    def _budget_tasks(self) -> int:
+        least = LEAST_TASKS if self.judge.cost.unit_count <= MANY_UNITS else MANY_UNITS_TASKS
+        return min(least + PAIR_TASKS * len(self.question.devices) ** 2, MOST_TASKS)
 
     @property
     def _size(self) -> int:
