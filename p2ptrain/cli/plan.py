@@ -31,7 +31,8 @@ planners:
 _EXAMPLE = """\
   p2ptrain plan --profile digits.json --cluster home.json --batch-size 64 --out plan.json
   p2ptrain plan --profile digits.json --cluster home.json --batch-size 64 \\
-      --exclude old-phone --cap laptop=0.5 --json"""
+      --exclude old-phone --cap laptop=0.5 --json
+  p2ptrain plan --profile digits.json --cluster home.json --batch-size 64 --compare"""
 
 
 def add_parser(commands: Any) -> None:
@@ -66,8 +67,14 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         type=options.positive,
         help="samples of a micro-batch (default: the planner chooses); ignored with --mode async",
     )
-    group.add_argument(
+    planners = group.add_mutually_exclusive_group()
+    planners.add_argument(
         "--planner", metavar="NAME", type=any_planner, default="auto", help="default: auto"
+    )
+    planners.add_argument(
+        "--compare",
+        action="store_true",
+        help="every planner beside auto; --json prints one object a line for each",
     )
     group.add_argument(
         "--mode",
@@ -124,12 +131,28 @@ def run(args: argparse.Namespace, output: Output) -> int:
     out: Path | None = args.out.expanduser() if args.out else None
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"the folder of {out} does not exist")
+    if out is not None and args.compare:
+        raise UsageError("--out writes one plan: name its --planner instead of --compare")
     profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
+    if args.compare:
+        _compare(profile, cluster, plan_request(args, cluster), output)
+        return DONE
     plan = make_plan(profile, cluster, plan_request(args, cluster))
     if out is not None:
         write_whole(out, json.dumps(plan.to_json(), indent=1, ensure_ascii=False))
     output.result(plan.to_json(), "" if output.json else _text(plan, profile, cluster))
     return DONE
+
+
+def _compare(profile: Profile, cluster: Cluster, request: PlanRequest, output: Output) -> None:
+    from p2ptrain.cli.plan_compare import compare, comparison_json, comparison_text
+
+    comparison = compare(profile, cluster, request)
+    if not output.json:
+        output.result({}, comparison_text(comparison))
+        return
+    for body in comparison_json(comparison):
+        output.result(body, "")
 
 
 def _text(plan: Plan, profile: Profile, cluster: Cluster) -> str:

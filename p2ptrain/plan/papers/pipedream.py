@@ -112,7 +112,9 @@ class _StageTable:
         for m in counts:
             sync = 4 * (m - 1) / m * parameters / rate if m > 1 else 0.0
             self._seconds[m] = np.maximum(work, sync) / m
-            self._needs[m] = held + _samples_held(part.cost, split, m) * activations
+            samples = _samples_held(part.cost, split, m)
+            # Not inf * 0: a unit may keep nothing for its backward.
+            self._needs[m] = held + samples * activations if samples < np.inf else np.inf
 
     def stages(self, m: int, memory: Floats) -> Floats:
         """[m, U, U+1] seconds of units [i, j) on the devices from each border before border m.

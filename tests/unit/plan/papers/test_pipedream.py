@@ -208,3 +208,13 @@ def test_some_instances_replicate_a_part_of_the_pipeline() -> None:
         )
         kinds.add(tuple(len(stage.devices) for stage in plan.stages))
     assert len(kinds) >= 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_units_that_keep_nothing_on_more_devices_than_samples() -> None:
+    """More devices than there are samples or micro-batches for, and no activations: inf * 0."""
+    base = examples.profile([(0.1, 0.2)] * 3)
+    profile = replace(base, units=tuple(replace(unit, activation_bytes=0) for unit in base.units))
+    house = examples.cluster("a", "b", "c", link=Link(1e9, 0.0))
+    plan = make_plan(profile, house, PlanRequest(2, planner="pipedream"))
+    assert {share.name for stage in plan.stages for share in stage.devices} == {"a", "b", "c"}

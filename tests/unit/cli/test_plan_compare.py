@@ -1,0 +1,94 @@
+"""`plan --compare`: every planner on one question."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2ptrain.cli import main as cli
+from p2ptrain.cli.plan_compare import compare
+from p2ptrain.cli.planners import PLANNERS
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.request import PlanRequest
+from tests.unit.plan import examples
+
+MODEL = examples.profile([(0.1, 0.2)] * 4, parameter_bytes=1000, input_bytes=10, target_bytes=1)
+HOUSE = Cluster(
+    (Device("laptop", 10**6, 1.0, holder=True), Device("pi", 10**6, 2.0)), Link(1e6, 0.0)
+)
+
+Compare = Callable[..., str]
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Compare:
+    """Compare the planners; returns stdout."""
+    (tmp_path / "p.json").write_text(json.dumps(MODEL.to_json()))
+    (tmp_path / "c.json").write_text(json.dumps(HOUSE.to_json()))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*more: str) -> str:
+        argv = ["plan", "--profile", "p.json", "--cluster", "c.json", "--batch-size", "8"]
+        assert cli.main([*argv, "--compare", *more]) == 0
+        return capfd.readouterr().out
+
+    return run
+
+
+def bodies(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_json_is_one_object_a_planner_the_best_first(run: Compare) -> None:
+    found = bodies(run("--json"))
+    assert found[0]["planner"] == "auto"
+    assert {body["planner"] for body in found} == set(PLANNERS)
+    speeds = [body["samples_per_s"] for body in found]
+    assert speeds == sorted(speeds, reverse=True)
+    for body in found:
+        predicted = body["plan"]["predicted"]
+        assert body["plan"]["planner"] == body["planner"]
+        assert body["round_seconds"] == predicted["round_seconds"]
+        assert body["of_auto"] == pytest.approx(body["samples_per_s"] / speeds[0])
+        assert body["devices"] == len(predicted["peak_bytes"])
+        assert body["peak_bytes"] == max(predicted["peak_bytes"].values())
+
+
+def test_planners_without_a_plan_say_why(run: Compare) -> None:
+    refused = {body["planner"]: body for body in bodies(run("--private", "--json"))}["dp"]
+    assert set(refused) == {"planner", "error"}
+    assert "--private forbids" in refused["error"]
+    table, reasons = run("--private").split("no plan:")
+    assert "  dp: " in reasons
+    assert "\ndp" not in table
+
+
+def test_people_read_a_table(run: Compare) -> None:
+    titles, best, *others = run("--micro-batch", "2").splitlines()
+    assert titles.split()[:3] == ["planner", "seconds", "samples/s"]
+    assert (best.split()[0], best.split()[3]) == ("auto", "1.000")
+    assert "4 x 2" in best
+    assert [line.split()[0] for line in others if line.startswith("single")] == ["single"]
+
+
+def test_where_auto_finds_nothing_nobody_does() -> None:
+    tiny = Cluster((Device("laptop", 10, 1.0, holder=True),), Link(1e6, 0.0))
+    with pytest.raises(PlanError, match="laptop"):
+        compare(MODEL, tiny, PlanRequest(8))
+
+
+def test_a_comparison_is_not_one_plan(run: Compare, capfd: pytest.CaptureFixture[str]) -> None:
+    run()
+    argv = ["plan", "--profile", "p.json", "--cluster", "c.json", "--batch-size", "8", "--compare"]
+    assert cli.main([*argv, "--out", "plan.json"]) == 2
+    assert "--out writes one plan" in capfd.readouterr().err
+    assert not Path("plan.json").exists()
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([*argv, "--planner", "pp"])
