@@ -1,16 +1,24 @@
 """Predicted against measured seconds of a round, on emulated households. Needs root, Linux.
 
-    python tools/predicted_round.py [--only NAME,NAME] [--steps 15]
+    python tools/predicted_round.py [--only NAME,NAME] [--steps 15] [--repeat 3]
 
-Every device has its own network namespace, cable and share of a core. Each setting starts one
-household and trains with several micro-batch sizes; what `train` predicts is held against the
+Every device has its own network namespace, cable, CPU and share of that CPU. Each setting starts
+one household and trains with several micro-batch sizes; what `train` predicts is held against the
 median time of its steps, the first two left out.
+
+Two kinds of settings, for what an emulated device can and cannot be (`tests/system/processors.py`):
+whole cores with small pieces, where messages count; and shares of cores with pieces of tens of
+milliseconds, as shorter ones take less than on a device that is really so slow.
+
+The last column is the machine's load average. Profiling and training are seconds to minutes apart,
+so a machine that others use at the same time shows their comings and goings as errors.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -64,12 +72,17 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run."""
+    """One run.
+
+    Attributes:
+        load: of the machine, over the minute that ends with the run.
+    """
 
     setting: str
     plan: str
     predicted_seconds: float
     measured_seconds: float
+    load: float
 
     @property
     def ratio(self) -> float:
@@ -142,15 +155,18 @@ def _row(setting: Setting, holder: Device) -> Row:
         measured_seconds=statistics.median(
             step["seconds"] for step in holder.events("step")[WARM_STEPS:]
         ),
+        load=os.getloadavg()[0],
     )
 
 
 def report(rows: list[Row]) -> str:
     """The table, and the median error in its last line."""
-    lines = [f"{'setting':16} {'plan':40} {'predicted':>10} {'measured':>10} {'ratio':>6}"]
+    lines = [
+        f"{'setting':16} {'plan':40} {'predicted':>10} {'measured':>10} {'ratio':>6} {'load':>5}"
+    ]
     lines += [
         f"{row.setting:16} {row.plan:40} {row.predicted_seconds:9.3f}s "
-        f"{row.measured_seconds:9.3f}s {row.ratio:6.2f}"
+        f"{row.measured_seconds:9.3f}s {row.ratio:6.2f} {row.load:5.1f}"
         for row in rows
     ]
     error = statistics.median(abs(row.ratio - 1) for row in rows)
@@ -172,9 +188,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="names of settings, separated by commas")
     parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--repeat", type=int, default=1, help="times that each setting is run")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",") if arguments.only else [s.name for s in SETTINGS]
     chosen = [setting for setting in SETTINGS if setting.name in wanted]
+    chosen *= arguments.repeat
     print(report(asyncio.run(measure_all(chosen, arguments.steps))))
 
 
