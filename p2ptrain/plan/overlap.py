@@ -2,6 +2,7 @@
 
     overheads    every message and byte costs both ends time of the core that computes
                  (`overheads.py`); the holder's feeding costs the holder
+    streaming    a message is sent, carried and read at the same time, block after block
     update       takes time, after a stage's last backward, while others still work; with it what
                  a round costs whatever its size: orders, reports, events
     prefetch     a round's first two pieces have arrived when it begins: the holder feeds across
@@ -48,15 +49,23 @@ class Carriage:
     Attributes:
         wire_bytes: a sample.
         coding_seconds: a sample, to pack and unpack it.
+        streamed_seconds: a sample, of the time that the link carries it: while the sender still
+            sends, or the receiver already reads, which their tasks count.
     """
 
     wire_bytes: float
     coding_seconds: float = 0.0
+    streamed_seconds: float = 0.0
 
     @property
     def compressed(self) -> bool:
         """Whether LZ4 is used."""
         return self.coding_seconds > 0
+
+    @property
+    def more_seconds(self) -> float:
+        """A sample, from when the link is free again to the arrival; mostly below 0."""
+        return self.coding_seconds - self.streamed_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +139,13 @@ class OverlapCosts:
         coding = sender.pack_byte_seconds + receiver.unpack_byte_seconds
         raw = 1 / link.bytes_per_s
         if raw < LEAST_GAIN * (coding + ratio * raw):
-            return Carriage(unit.output_bytes)
-        return Carriage(unit.output_bytes * ratio, unit.output_bytes * coding)
+            ratio, coding = 1.0, 0.0
+        ends_seconds = sender.byte_seconds + receiver.byte_seconds
+        return Carriage(
+            wire_bytes=unit.output_bytes * ratio,
+            coding_seconds=unit.output_bytes * coding,
+            streamed_seconds=unit.output_bytes * min(ratio * raw, ends_seconds),
+        )
 
     def buckets(self, first: int, end: int) -> tuple[Bucket, ...]:
         """The gradients of units [first, end) in the order in which a backward makes them."""

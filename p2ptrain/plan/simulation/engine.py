@@ -36,7 +36,8 @@ class Route:
     Attributes:
         sender, receiver: lanes. uplink, downlink: the devices whose interface it occupies.
         seconds: occupation.
-        latency_s: from the end of the occupation to the arrival.
+        latency_s: from the end of the occupation to the arrival; below 0, but no more than the
+            occupation, where what is read as it comes counts at the receiver.
     """
 
     carries: Carried

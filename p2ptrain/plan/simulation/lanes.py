@@ -183,7 +183,7 @@ class _Builder:
         if cost.overlap is not None:
             carriage = cost.carriage(cut, *devices, carries)
             seconds = samples * carriage.wire_bytes / link.bytes_per_s
-            latency_s += samples * carriage.coding_seconds
+            latency_s += samples * carriage.more_seconds
         return (Route(carries, sender.lane, receiver.lane, *devices, seconds, latency_s),)
 
     def _feed(self, part: _Part) -> list[Route] | None:

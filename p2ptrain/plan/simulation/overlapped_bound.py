@@ -101,5 +101,5 @@ def _way_seconds(
     """(occupation, latency) of (cut, sender, receiver)."""
     link = cost.link(*way[1:])
     carriage = cost.carriage(*way, direction)
-    latency = link.latency_s + samples * carriage.coding_seconds
+    latency = link.latency_s + samples * carriage.more_seconds
     return samples * carriage.wire_bytes / link.bytes_per_s, latency

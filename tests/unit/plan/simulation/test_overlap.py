@@ -210,6 +210,24 @@ def test_a_cut_is_compressed_only_where_that_pays(
     assert CostModel(profile, cluster).carriage(1, 0, 1, "output").wire_bytes == 10
 
 
+@pytest.mark.parametrize(("bytes_per_s", "carried"), [(1.0, 10.0 - 3.0), (5.0, 0.0)])
+def test_a_message_is_sent_and_read_while_the_link_carries_it(
+    bytes_per_s: float, carried: float
+) -> None:
+    """Its two ends take 1 s and 2 s of 10 bytes; what is left of the link's time is in between."""
+    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
+    cluster = examples.cluster("a", "b", link=Link(bytes_per_s, 0.5))
+    devices = [
+        replace(device, overheads=replace(NOTHING, byte_seconds=byte_seconds))
+        for device, byte_seconds in zip(cluster.devices, (0.1, 0.2), strict=True)
+    ]
+    plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
+    simulation = simulate(plan, profile, replace(cluster, devices=tuple(devices)), overlap=True)
+    ((start, arrival),) = ends(simulation, "send output")
+    assert start == pytest.approx(1.0 + 1.0)
+    assert arrival - start == pytest.approx(carried + 0.5)
+
+
 def test_a_plan_says_what_is_compressed_and_goes_through_json() -> None:
     profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
     shrinking = replace(profile.units[0], compression=Ratios(gradient=0.25))
