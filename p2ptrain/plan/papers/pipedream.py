@@ -105,16 +105,18 @@ class _StageTable:
         units = part.cost.profile.units[part.first : part.end]
         output_bytes = np.array([0.0, *(unit.output_bytes for unit in units[:-1])])
         self.hop = 2.0 * split.first_samples * _pieces(part, split) * output_bytes / rate
-        parameters = _ranges(unit.parameter_bytes for unit in units)
+        sync = _ranges(4 * unit.parameter_bytes / rate for unit in units)
         work = _mean_seconds(part, split)
-        held, activations = part.held_bytes(), part.activation_bytes()
-        self._seconds, self._needs = np.zeros((2, count + 1, len(units), len(units) + 1))
+        self._part, self._samples = part, np.zeros(count + 1)
+        self._seconds = np.zeros((count + 1, len(units), len(units) + 1))
         for m in counts:
-            sync = 4 * (m - 1) / m * parameters / rate if m > 1 else 0.0
-            self._seconds[m] = np.maximum(work, sync) / m
             samples = _samples_held(part.cost, split, m)
-            # Not inf * 0: a unit may keep nothing for its backward.
-            self._needs[m] = held + samples * activations if samples < np.inf else np.inf
+            if samples == np.inf:
+                self._seconds[m] = np.inf
+                continue
+            slower = np.maximum(work, (m - 1) / m * sync) if m > 1 else work
+            np.divide(slower, m, out=self._seconds[m])
+            self._samples[m] = samples
 
     def stages(self, m: int, memory: Floats) -> Floats:
         """[m, U, U+1] seconds of units [i, j) on the devices from each border before border m.
@@ -126,11 +128,19 @@ class _StageTable:
         if len(self.steps) == len(self._seconds):  # borders everywhere: views are enough
             counts = slice(m, 0, -1)
         least = np.minimum.accumulate(memory[: self.steps[m]][::-1])[::-1]
-        least = least[self.steps[:m]]
-        if (self._needs[counts, 0, -1] <= least).all():  # each would hold the whole model
+        least, samples = least[self.steps[:m]], self._samples[counts]
+        if self._hold_the_whole(samples, least):
             return self._seconds[counts]
-        fits = self._needs[counts] <= least[:, None, None]
-        return np.where(fits, self._seconds[counts], np.inf)
+        held, activations = self._part.held_bytes(), self._part.activation_bytes()
+        needs = held + samples[:, None, None] * activations
+        return np.where(needs <= least[:, None, None], self._seconds[counts], np.inf)
+
+    def _hold_the_whole(self, samples: Floats, memory: Floats) -> bool:
+        """Whether devices of that memory hold all units with that many samples in flight."""
+        part = self._part
+        held = part.cost.held_bytes(part.first, part.end)
+        needs = held + samples * part.cost.activation_bytes(part.first, part.end)
+        return bool((needs <= memory).all())
 
 
 def _solve(table: _StageTable, memory: Floats) -> list[tuple[int, int]] | None:
