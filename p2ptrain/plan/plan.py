@@ -200,10 +200,13 @@ def _check_places(plan: Plan) -> None:
                 )
         if len({device.name for device in stage.devices}) != len(stage.devices):
             raise OptionError(f"plan.stages[{i}].devices: a device is listed twice")
+    seen: set[str] = set()
     for out in plan.left_out:
         if out.name in placed:
             raise OptionError(f'plan.left_out: "{out.name}" stands in stage {placed[out.name]}')
-        placed[out.name] = -1
+        if out.name in seen:
+            raise OptionError(f'plan.left_out: "{out.name}" is listed twice')
+        seen.add(out.name)
 
 
 def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> int:

@@ -86,7 +86,7 @@ def twice(name: str) -> Change:
         (stage(1, allocation="bytes"), '"bytes" is not known here'),
         (twice("pi"), '"pi" stands in stage 0 already'),
         (twice("old-phone"), 'left_out: "old-phone" stands in stage 1'),
-        (lambda c: c["left_out"].append(c["left_out"][0]), 'left_out: "old-phone" stands in'),
+        (lambda c: c["left_out"].append(c["left_out"][0]), 'left_out: "old-phone" is listed twice'),
         (lambda c: c.pop("left_out"), 'the field "left_out" is missing'),
         (lambda c: c.pop("predicted"), 'the field "predicted" is missing'),
         (lambda c: c.update(microbatch=1), 'unknown field "microbatch"'),
