@@ -10,6 +10,7 @@ from the units' times: a small board without instructions for AES is many times 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -95,14 +96,19 @@ class _Stopwatch:
         return Look.at(self.clock)
 
     def each(self, run: Callable[[], object]) -> float:
-        """Processor seconds of one run, over as many as YARDSTICK_SECONDS hold."""
+        """Processor seconds of one run: the median of as many as YARDSTICK_SECONDS hold.
+
+        A run in which the thread lost its core counts what it had to fetch into its caches again.
+        """
         run()
-        begin, spent, count = self.clock.cpu(), 0.0, 0
+        begin, spent = self.clock.cpu(), 0.0
+        runs = []
         while spent < YARDSTICK_SECONDS:
+            before = spent
             run()
-            count += 1
             spent = self.clock.cpu() - begin
-        return spent / count
+            runs.append(spent - before)
+        return statistics.median(runs)
 
 
 class _Messages:
