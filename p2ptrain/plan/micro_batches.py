@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import lcm
+
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.split import BatchSplit
@@ -9,6 +12,8 @@ from p2ptrain.plan.split import BatchSplit
 MOST_SIZES = 8
 LEAST_WINDOW = 32
 """Mini-batches over which stages deal: shares of a thirty-second."""
+MOST_WINDOW = 256
+"""Longer windows take too long to simulate."""
 
 
 def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
@@ -32,12 +37,28 @@ def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
     return sorted(chosen, key=lambda split: split.micro_batch)
 
 
+def even_window(split: BatchSplit, replicas: Sequence[int]) -> BatchSplit:
+    """The window over which stages of so many devices each deal evenly, at least LEAST_WINDOW.
+
+    At least NOAM too, so that stages may be as deep as usual. `split` itself where it would be
+    longer than MOST_WINDOW.
+    """
+    even, size = lcm(*replicas), split.micro_batch
+    least = max(LEAST_WINDOW, sum(replicas))
+    window = even * -(-least // even)
+    return BatchSplit(window * size, size) if window <= MOST_WINDOW else split
+
+
 def neighbouring_splits(split: BatchSplit, least_piece: int) -> list[BatchSplit]:
-    """A little smaller and larger, nearest first: by samples, and by how many there are."""
+    """A little smaller and larger, nearest first: by samples, and by how many there are.
+
+    Of a number of micro-batches the least size, all alike, and the largest, with the least rest.
+    """
     batch_size, size, count = split.batch_size, split.first_samples, split.micro_batches
     sizes = [size - 1, size + 1, size - 2, size + 2]
     counts = [count + more for more in (-1, 1, -2, 2) if count + more > 0]
     sizes += [-(-batch_size // other) for other in (*counts, max(1, count // 2), 2 * count)]
+    sizes += [-(-batch_size // (other - 1)) - 1 for other in (count, *counts) if other > 1]
     usable = [size for size in dict.fromkeys(sizes) if 1 <= size <= batch_size]
     splits = [BatchSplit(batch_size, size) for size in usable]
     return [other for other in splits if _least_samples(other) >= least_piece and other != split]

@@ -26,6 +26,8 @@ CHANGE_TASKS = 20
 """What drafting and bounding a change of a few devices costs, in simulated tasks."""
 PAIR_TASKS = 0.25
 """And more for each pair of its devices, since bounds look at who exchanges samples with whom."""
+CLOSE = 1.1
+"""So little slower, another micro-batch size may win after its own climb."""
 GAIN = 1 - 1e-4
 """A smaller gain is not worth another round of changes."""
 
@@ -37,6 +39,9 @@ def climb_fine(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int
         better = _best_depths(judge, best, reserve_tasks)
         changes = fine_changes(judge.cost, better.draft, drafter.rules)
         better = _first_better(judge, better, changes, reserve_tasks)
+        if better is best:
+            levelled = other_depths(judge.cost, best.draft, levelled=True)
+            better = _best_of_depths(judge, best, levelled, reserve_tasks)
         if better is best:
             break
         best = better
@@ -81,9 +86,11 @@ def climb_sizes(judge: Judge, drafter: Drafter, start: Judged, least_piece: int)
             if split in tried or judge.exhausted:
                 continue
             tried.add(split)
-            resized = _first_better(judge, best, drafter.resized(best.draft, split), 0)
-            if resized is not best:
-                best = climb_fine(judge, drafter, resized, 0)
+            resized = judge.best_of(drafter.resized(best.draft, split))
+            if resized is not None and resized.seconds < best.seconds * CLOSE:
+                climbed = climb_fine(judge, drafter, resized, 0)
+                if climbed.seconds < best.seconds * GAIN:
+                    best = climbed
         if best is before:
             break
     return best

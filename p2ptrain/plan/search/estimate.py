@@ -94,9 +94,15 @@ class _Round:
                 back = self.backward[:, p] + self.back[:, p]
                 tail, drain = tail + back, drain + back
         interface = np.maximum(self.uplink, self.downlink).max(axis=1)
-        longest = np.maximum(longest, interface)
+        longest = np.maximum(np.maximum(longest, interface), self._ends_load())
         longest[(self.depth[:, -1] < 1) | np.isnan(longest)] = np.inf
         return longest
+
+    def _ends_load(self) -> Floats:
+        """[N] seconds that a device computes which has both ends; else 0."""
+        shared = (self.kinds[:, 0] == self.kinds[:, -1]) & (self.stages > 1)
+        loads: Floats = np.where(shared, self.load[:, 0] + self.load[:, -1], 0.0)
+        return loads
 
     def steady_seconds(self) -> Floats:
         """[N] per mini-batch of steady asynchronous running."""

@@ -44,9 +44,9 @@ def moved_shares(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]
                     yield changed
 
 
-def other_depths(cost: CostModel, draft: Draft) -> Iterator[Draft]:
-    """The same layout with other warm-up depths."""
-    for depths in dict.fromkeys(_depths(draft)):
+def other_depths(cost: CostModel, draft: Draft, *, levelled: bool = False) -> Iterator[Draft]:
+    """The same layout with other warm-up depths, of one stage or of all; `levelled` of some."""
+    for depths in dict.fromkeys(_levelled(draft) if levelled else _depths(draft)):
         changed = draft_groups(cost, draft.split, draft.borders, draft.groups, depths)
         if changed is not None and changed.warmup != draft.warmup:
             yield changed
@@ -173,17 +173,18 @@ def _depths(draft: Draft) -> Iterator[tuple[int, ...]]:
             yield (*now[:p], now[p] + 1, *now[p + 1 :])
         if now[p] > (now[p + 1] if p + 1 < stages else 1):
             yield (*now[:p], now[p] - 1, *now[p + 1 :])
-    if 1 < stages <= MOST_LEVELLED:
-        yield from _levelled(now, count)
-    if draft.shared_ends:
-        yield from _traded(now)
 
 
-def _levelled(now: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
+def _levelled(draft: Draft) -> Iterator[tuple[int, ...]]:
     """One stage's depth changed, those before it at least and those behind at most as deep.
 
     And all stages up to one deeper together: one alone would wait for the next.
     """
+    count, now = draft.split.micro_batches, draft.warmup
+    if not 1 < len(now) <= MOST_LEVELLED:
+        return
+    if draft.shared_ends:
+        yield from _traded(now)
     for p, depth in enumerate(now):
         for level in (*(depth + more for more in LEVELS), count):
             if 1 <= level <= count:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
 import numpy as np
 
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.draft import Draft, usual_depths
 from p2ptrain.plan.judge import Judge, Judged
 from p2ptrain.plan.micro_batches import neighbouring_splits
 from p2ptrain.plan.search.climb import climb_combined, climb_fine, climb_sizes, relieved, try_depths
@@ -41,14 +41,18 @@ RELIEVED = 1.5
 """An estimate so little above the best round is no reason not to move shares first."""
 DRAFTED = 300
 """Structures of all splits together that are drafted and bounded."""
-CLIMBED = 12
-"""Structures that are improved by small changes."""
+CLIMBED = 40
+"""Structures that are improved by small changes, as far as the budget goes."""
+ENSURED = 12
+"""Of these, the fastest, those among which the budget is divided."""
 CLIMBING_SHARE = 0.6
 """Part of what the first simulations leave that small changes may spend; then depths are tried."""
 DEEPENED = 2
 """Improved structures for which many depths are tried."""
 COMBINED = 6
 """Improved structures for which two changes at once are tried."""
+RESIZED = 4
+"""Improved structures for which other micro-batch sizes are tried."""
 WIDENED = 2
 """Micro-batch sizes whose neighbouring sizes are looked at too."""
 WAITING = 1.02
@@ -94,7 +98,7 @@ class GroupSearch:
         simulated = self._simulate(candidates, best, int(budget * (1 - SIMULATED_SHARE)))
         if best is not None:
             simulated.append(best)
-        starts = unlike(sorted(simulated, key=lambda judged: judged.seconds))[:CLIMBED]
+        starts = unlike(simulated, by_depth=True)[:CLIMBED]
         ends = self._improved(starts)
         if best is not None:
             ends.append(best)
@@ -103,10 +107,11 @@ class GroupSearch:
     def _improved(self, starts: Sequence[Judged]) -> list[Judged]:
         """Every start climbed; the best two ends again after a look at many depths."""
         judge, ends, left = self.judge, [], self.judge.budget_tasks
+        ensured = min(ENSURED, len(starts))
         for i, start in enumerate(starts):
-            reserve = int(left * (1 - CLIMBING_SHARE * (i + 1) / len(starts)))
+            reserve = int(left * (1 - CLIMBING_SHARE * min(1, (i + 1) / ensured)))
             ends.append(climb_fine(judge, self.drafter, start, reserve))
-        ends.sort(key=lambda judged: judged.seconds)
+        ends = unlike(ends, by_depth=False)
         for i, end in enumerate(ends[:DEEPENED]):
             deepened = try_depths(judge, end, reserve_tasks=0)
             if deepened is not end:
@@ -116,7 +121,7 @@ class GroupSearch:
         ends.sort(key=lambda judged: judged.seconds)
         if self.least_piece is not None:
             ends = [
-                climb_sizes(judge, self.drafter, end, self.least_piece) for end in ends[:DEEPENED]
+                climb_sizes(judge, self.drafter, end, self.least_piece) for end in ends[:RESIZED]
             ]
         return ends
 
@@ -256,14 +261,16 @@ def structure_sequences(
     }
 
 
-def unlike(judged: Sequence[Judged]) -> list[Judged]:
-    """The first of each set of groups and borders."""
-    seen = set()
-    kept = []
-    for one in judged:
+def unlike(judged: Iterable[Judged], *, by_depth: bool) -> list[Judged]:
+    """The fastest of each set of groups and borders; `by_depth` also the fastest that is deeper.
+
+    Deeper than usual, that is: climbs from the one and from the other may end differently.
+    """
+    kept: dict[tuple[object, ...], Judged] = {}
+    for one in sorted(judged, key=lambda one: one.seconds):
         draft = one.draft
-        key = draft.split, draft.borders, tuple((g.devices, g.deals) for g in draft.groups)
-        if key not in seen:
-            seen.add(key)
-            kept.append(one)
-    return kept
+        usual = usual_depths(draft.groups, draft.split.micro_batches)
+        groups = tuple((frozenset(group.devices), group.deals) for group in draft.groups)
+        deep = by_depth and sum(draft.warmup) > sum(usual)
+        kept.setdefault((draft.split, draft.borders, groups, deep), one)
+    return list(kept.values())

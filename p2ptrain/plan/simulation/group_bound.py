@@ -148,7 +148,13 @@ class _GroupRound:
             self._lane_chain(p, lane) for p, lanes in enumerate(self.stages) for lane in lanes
         ]
         feeds = [self._feed_chain(lane) for lane in self.stages[0]]
-        return max(*chains, *feeds, *self.uplink, *self.downlink)
+        return max(*chains, *feeds, *self.uplink, *self.downlink, self._ends_load())
+
+    def _ends_load(self) -> float:
+        """All tasks of the device that has both ends."""
+        if not self.draft.shared_ends:
+            return 0.0
+        return self.stages[0][0].load + self.stages[-1][0].load
 
     def _fill(self) -> None:
         """Feed the first stage, and count what the holder sends to both ends."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, pairwise, permutations, product
 
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
@@ -146,15 +146,24 @@ def _changes(cost: CostModel, draft: Draft) -> Iterator[Draft]:
                     yield other
     depths = [tuple(min(count, depth + more) for depth in draft.warmup) for more in (1, 2, 4)]
     depths += [tuple(min(count, depth * 2) for depth in draft.warmup), (count,) * stages]
-    for p in range(stages):
-        for step in (-1, 1):
-            depths.append((*draft.warmup[:p], draft.warmup[p] + step, *draft.warmup[p + 1 :]))
+    for p, step in product(range(stages), (-2, -1, 1, 2, 4)):
+        depths.append(_levelled(draft.warmup, p, draft.warmup[p] + step))
+    # One device's memory is shared by the ends of a private plan: less for one, more for the other.
+    for less, more in product((1, 2, 4), repeat=2):
+        shallower = _levelled(draft.warmup, 0, draft.warmup[0] - less)
+        depths.append(_levelled(shallower, stages - 1, shallower[-1] + more))
     for wanted in depths:
         falling = all(a >= b for a, b in pairwise(wanted))
         if falling and wanted[-1] >= 1 and wanted[0] <= count and wanted != draft.warmup:
             other = draft_groups(cost, draft.split, draft.borders, draft.groups, wanted)
             if other is not None:
                 yield other
+
+
+def _levelled(depths: Sequence[int], p: int, level: int) -> tuple[int, ...]:
+    """Stage p at that depth, those before it at least and those behind at most as deep."""
+    before = (max(level, depth) for depth in depths[:p])
+    return (*before, level, *(min(level, depth) for depth in depths[p + 1 :]))
 
 
 def _other_groups(group: Group) -> Iterator[Group]:
