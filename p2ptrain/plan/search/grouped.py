@@ -45,8 +45,10 @@ CLIMBED = 40
 """Structures that are improved by small changes, as far as the budget goes."""
 ENSURED = 12
 """Of these, the fastest, those among which the budget is divided."""
-CLIMBING_SHARE = 0.6
-"""Part of what the first simulations leave that small changes may spend; then depths are tried."""
+AGAIN = 6
+"""The fastest of these, which are climbed again where the budget ended a climb."""
+CLIMBING_SHARE = 0.45
+"""Part of what is left that each of both climbs may spend; then depths are tried."""
 DEEPENED = 2
 """Improved structures for which many depths are tried."""
 COMBINED = 6
@@ -105,13 +107,9 @@ class GroupSearch:
         return min(ends, key=lambda judged: judged.seconds, default=None)
 
     def _improved(self, starts: Sequence[Judged]) -> list[Judged]:
-        """Every start climbed; the best two ends again after a look at many depths."""
-        judge, ends, left = self.judge, [], self.judge.budget_tasks
-        ensured = min(ENSURED, len(starts))
-        for i, start in enumerate(starts):
-            reserve = int(left * (1 - CLIMBING_SHARE * min(1, (i + 1) / ensured)))
-            ends.append(climb_fine(judge, self.drafter, start, reserve))
-        ends = unlike(ends, by_depth=False)
+        """Every start climbed, the best again, and those after a look at many depths and more."""
+        judge = self.judge
+        ends = self._climbed(self._climbed(starts, ENSURED)[:AGAIN], AGAIN)
         for i, end in enumerate(ends[:DEEPENED]):
             deepened = try_depths(judge, end, reserve_tasks=0)
             if deepened is not end:
@@ -124,6 +122,15 @@ class GroupSearch:
                 climb_sizes(judge, self.drafter, end, self.least_piece) for end in ends[:RESIZED]
             ]
         return ends
+
+    def _climbed(self, starts: Sequence[Judged], ensured: int) -> list[Judged]:
+        """Every start climbed, fastest first; the budget is divided among the first `ensured`."""
+        ends, left = [], self.judge.budget_tasks
+        for i, start in enumerate(starts):
+            part = min(1, (i + 1) / min(ensured, len(starts)))
+            reserve = int(left * (1 - CLIMBING_SHARE * part))
+            ends.append(climb_fine(self.judge, self.drafter, start, reserve))
+        return unlike(ends, by_depth=False)
 
     def _candidates(self) -> list[Candidate]:
         """Of the sizes given, and where others may be chosen, of those next to the best two."""
