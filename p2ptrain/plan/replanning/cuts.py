@@ -24,6 +24,7 @@ from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.work import ROUNDING, Work
 
 Floats: TypeAlias = NDArray[np.float64]
+Singles: TypeAlias = NDArray[np.float32]
 Wholes: TypeAlias = NDArray[np.int64]
 
 Devices: TypeAlias = tuple[int, ...]
@@ -37,7 +38,8 @@ class Tables:
     """What one part costs, over cut places [i, j).
 
     Attributes:
-        seconds: [L+1, L+1] of a micro-batch, forward and backward; inf = impossible.
+        seconds: [L+1, L+1], or as many as there are places, of a micro-batch, forward and
+            backward; inf = impossible.
         trips: [L+1, L+1] round trips that memory forces at least.
         reduce: [L+1, L+1] all-reduce seconds.
     """
@@ -52,21 +54,32 @@ class Cuts:
 
     Arguments:
         caps: by device, the largest part of the round's work it may take.
+        places: where cuts may lie, ascending, 0 and L among them; by default anywhere. Tables are
+            of these places only.
     """
 
     def __init__(
-        self, cost: CostModel, split: BatchSplit, caps: dict[int, float], *, private: bool
+        self,
+        cost: CostModel,
+        split: BatchSplit,
+        caps: dict[int, float],
+        *,
+        private: bool,
+        places: Sequence[int] | None = None,
     ) -> None:
         self.cost, self.split, self._caps, self._private = cost, split, caps, private
         self.rounds = split.batch_size / split.first_samples
         units = cost.profile.units
-        self._parameters = _ranges([unit.parameter_bytes for unit in units])
-        self._activations = _ranges([unit.activation_bytes for unit in units])
+        self._places = list(range(len(units) + 1)) if places is None else list(places)
+        self._parameters = self._ranges([unit.parameter_bytes for unit in units])
+        self._activations = self._ranges([unit.activation_bytes for unit in units])
         self._carried = np.array([0.0, *(unit.output_bytes for unit in units)])
-        self._carried *= split.first_samples
+        self._carried = self._carried[self._places] * split.first_samples
         work = Work(cost.profile)
         parts = [work.units(i, i + 1, split.first_samples) for i in range(len(units))]
-        self._work = _ranges(parts)
+        self._work = self._ranges(parts)
+        shape = self._parameters.shape
+        self._never = np.where(np.triu(np.ones(shape, dtype=bool), 1), 0.0, np.inf)  # empty ranges
         self._tables: dict[Part, Tables] = {}
         self._alone: dict[tuple[int, int], Floats] = {}
         self._hops: dict[tuple[Devices, Devices], tuple[float, float, float]] = {}
@@ -85,26 +98,26 @@ class Cuts:
         if group is None:
             never = np.full(shape, np.inf)
             return Tables(never, np.ones(shape), np.zeros(shape))
-        seconds, trips, reduce = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        seconds, trips, reduce = self._never, np.ones(shape), np.zeros(shape)
         for place, device in enumerate(group.devices):
             pieces = [n for n in group.pieces(split, place) if n]
             samples = max(pieces, default=1)
             dealt = sum(pieces) / split.batch_size if group.deals else 1.0
             own = self._seconds(device, samples) * dealt
             depth = self._depth(device, max(1.0, samples * dealt))
-            own[depth < 1] = np.inf
+            if depth is not None:
+                own[depth < 1] = np.inf
+                trips = np.maximum(trips, np.ceil(self.rounds / np.maximum(depth, 1)))
             cap = self._caps.get(device)
             if cap is not None:
                 share = sum(pieces) / split.batch_size
                 own[self._work * share > cap + ROUNDING] = np.inf
             seconds = np.maximum(seconds, own)
-            trips = np.maximum(trips, np.ceil(self.rounds / np.maximum(depth, 1)))
         if len(group.devices) > 1:
             fixed = cost.all_reduce_seconds(group.devices, 0, 0)
             whole = cost.all_reduce_seconds(group.devices, 0, cost.unit_count) - fixed
             total = max(1.0, self._parameters[0, -1])
             reduce = fixed + whole * self._parameters / total
-        seconds[~np.triu(np.ones(shape, dtype=bool), 1)] = np.inf
         return Tables(seconds, trips, reduce)
 
     def _seconds(self, device: int, samples: int) -> Floats:
@@ -112,16 +125,16 @@ class Cuts:
         key = device, samples
         if key not in self._alone:
             times = self.cost.unit_times(device, samples)
-            self._alone[key] = _ranges(np.add(times.forward, times.backward))
+            self._alone[key] = self._ranges(np.add(times.forward, times.backward))
         return self._alone[key]
 
-    def _depth(self, device: int, samples: float) -> Floats:
-        """[L+1, L+1], how many micro-batches may be in flight; 0 = impossible."""
+    def _depth(self, device: int, samples: float) -> Floats | None:
+        """[L+1, L+1], how many micro-batches may be in flight; 0 = impossible; None = all."""
         most = math.ceil(samples * self.rounds)
         if self.cost.peak_bytes(0, self.cost.unit_count, most) <= (
             self.cost.devices[device].memory_bytes
         ):
-            return np.full(self._parameters.shape, float(self.split.micro_batches))
+            return None
         held = self._parameters * (2 + self.cost.profile.optimizer_state_ratio)
         left = self.cost.devices[device].memory_bytes - held
         each = np.maximum(self._activations * samples, 1e-9)
@@ -136,7 +149,7 @@ class Cuts:
         places: Sequence[int],
         duplex: Sequence[bool] | None = None,
         last_weights: Sequence[float] | None = None,
-    ) -> tuple[Floats, Wholes]:
+    ) -> tuple[Singles, Wholes]:
         """The best borders of orders of the same length.
 
         Arguments:
@@ -152,7 +165,7 @@ class Cuts:
         flags = np.array(duplex if duplex is not None else [True] * len(orders))
         batch = _Batch(self, orders, places, flags)
         if last_weights is not None:
-            batch.last_weights = np.array(last_weights)
+            batch.last_weights = np.array(last_weights, dtype=np.float32)
         return batch.solve()
 
     def hop(self, sender: Part, receiver: Part) -> tuple[float, float, float]:
@@ -180,6 +193,11 @@ class Cuts:
         mean = sum(1 / link.bytes_per_s for link in links) / len(part.devices)
         return mean * each * self.split.first_samples, max(link.latency_s for link in links)
 
+    def _ranges(self, per_unit: Sequence[float] | Floats) -> Floats:
+        """[L+1, L+1] sums over [i, j); 0 or below where the range is empty."""
+        sums = np.concatenate(([0.0], np.cumsum(per_unit)))[self._places]
+        return np.asarray(sums[None, :] - sums[:, None], dtype=np.float64)
+
     @property
     def carried(self) -> Floats:
         """[L+1] bytes of a micro-batch over each cut."""
@@ -203,23 +221,25 @@ class _Batch:
         number = {part: k for k, part in enumerate(self.parts)}
         self.index = np.array([[number[part] for part in order] for order in orders])
         # Tables lie [cut, part, first unit], so that the least is sought along the first axis.
+        self.rounds = np.float32(cuts.rounds)
+        # Half the precision is enough: drafts are simulated.
         grid = np.ix_(self.places, self.places)
         tables = [cuts.tables(part) for part in self.parts]
-        self.seconds = np.stack([table.seconds[grid].T for table in tables], axis=1)  # [C, K, C]
-        reduce = np.stack([table.reduce[grid].T for table in tables], axis=1)
-        self.busy = self.seconds * cuts.rounds + reduce
-        self.trips = np.stack([table.trips[grid].T for table in tables], axis=1)
+        self.seconds = stacked([table.seconds[grid] for table in tables])  # [C, K, C]
+        reduce = stacked([table.reduce[grid] for table in tables])
+        self.busy = self.seconds * self.rounds + reduce
+        self.trips = stacked([table.trips[grid] for table in tables])
         self.forced = bool((self.trips[np.isfinite(self.seconds)] > 1).any())
-        self.carried = cuts.carried[self.places]  # [C]
+        self.carried = cuts.carried[self.places].astype(np.float32)  # [C]
         self.duplex = duplex
-        self.last_weights: Floats = np.ones(len(orders))
+        self.last_weights: Singles = np.ones(len(orders), dtype=np.float32)
         self.hops = self._all_hops()  # [K, K, 3], as `Cuts.hop`
 
-    def _all_hops(self) -> Floats:
+    def _all_hops(self) -> Singles:
         """Of the parts that follow each other in some order."""
         count = len(self.parts)
         pairs = np.unique(self.index[:, :-1] * count + self.index[:, 1:])
-        hops = np.zeros((count * count, 3))
+        hops = np.zeros((count * count, 3), dtype=np.float32)
         if len(pairs):
             hops[pairs] = [
                 self.cuts.hop(*(self.parts[k] for k in divmod(pair, count)))
@@ -227,7 +247,7 @@ class _Batch:
             ]
         return hops.reshape(count, count, 3)
 
-    def solve(self) -> tuple[Floats, Wholes]:
+    def solve(self) -> tuple[Singles, Wholes]:
         count, stages = self.index.shape
         rows, columns = np.arange(count)[:, None], np.arange(len(self.places))
         k = self.index[:, -1]
@@ -244,7 +264,7 @@ class _Batch:
             total += (hop + np.maximum(value, occupation)).T[:, :, None]
             busy = self.busy.take(k, axis=1)
             if self.cuts.private and p == 0:
-                busy += (last * self.cuts.rounds).T[:, :, None]
+                busy += (last * self.rounds).T[:, :, None]
             np.maximum(total, busy, out=total)
             if around is not None:  # else no chain there and back is longer than the value above
                 np.maximum(total, around * self.trips.take(k, axis=1), out=total)
@@ -255,22 +275,26 @@ class _Batch:
             last = last[rows, cut]
         return self._fed(value[:, 0]), self._borders(chosen[::-1])
 
-    def _hops(self, p: int) -> tuple[Floats, Floats]:
+    def _hops(self, p: int) -> tuple[Singles, Singles]:
         """([B, C] seconds there and back at every cut, [B, C] occupation in a round)."""
         there, back, delay = self.hops[self.index[:, p], self.index[:, p + 1]].T[:, :, None]
         both = there + back
         busy = np.where(self.duplex[:, None], np.maximum(there, back), both)
-        return both * self.carried + delay, busy * self.carried * self.cuts.rounds
+        return both * self.carried + delay, busy * self.carried * self.rounds
 
-    def _fed(self, value: Floats) -> Floats:
+    def _fed(self, value: Singles) -> Singles:
         """With the holder's inputs and targets: one uplink, two pieces under way at a time."""
         sizes = self.cuts.cost.profile
-        inputs = np.array([self.cuts.feed(part, sizes.input_bytes) for part in self.parts])
-        targets = np.array([self.cuts.feed(part, sizes.target_bytes) for part in self.parts])
+        inputs = self._feeds(sizes.input_bytes)
+        targets = self._feeds(sizes.target_bytes)
         busy, delay = inputs[self.index[:, 0]].T  # [B] each
         turn = np.maximum(busy + targets[self.index[:, -1], 0], (busy + delay) / 2)
-        fed: Floats = np.maximum(busy + delay + value, turn * self.cuts.rounds)
+        fed: Singles = np.maximum(busy + delay + value, turn * self.rounds)
         return fed
+
+    def _feeds(self, each: int) -> Singles:
+        """[K, 2] as `Cuts.feed`."""
+        return np.array([self.cuts.feed(part, each) for part in self.parts], dtype=np.float32)
 
     def _borders(self, chosen: Sequence[Wholes]) -> Wholes:
         count = len(self.index)
@@ -284,7 +308,6 @@ class _Batch:
         return found
 
 
-def _ranges(per_unit: Sequence[float] | Floats) -> Floats:
-    """[L+1, L+1] sums over [i, j); 0 or below where the range is empty."""
-    sums = np.concatenate(([0.0], np.cumsum(per_unit)))
-    return np.asarray(sums[None, :] - sums[:, None], dtype=np.float64)
+def stacked(tables: Sequence[Floats]) -> Singles:
+    """[C, K, C] by cut, part and first unit."""
+    return np.stack([table.T for table in tables], axis=1).astype(np.float32)

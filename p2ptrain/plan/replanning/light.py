@@ -13,10 +13,11 @@ from p2ptrain.plan.draft import Draft, draft_groups, peak_bytes
 from p2ptrain.plan.judge import Judge, Judged
 from p2ptrain.plan.orders import whole_seconds
 from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.replanning.cuts import Cuts, Floats, Order
+from p2ptrain.plan.replanning.cuts import Cuts, Order, Singles
 from p2ptrain.plan.replanning.frugal import Missing, cheapest_borders, slowest_seconds
 from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.replanning.reshape import Reshaper
+from p2ptrain.plan.replanning.values import OrderValues
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.search.part import Part, balanced
 from p2ptrain.plan.simulation.simulate import draft_of
@@ -28,12 +29,16 @@ SLACKS = (0.0, 0.03)
 """How much slower than the fastest draft's slowest a stage may be while bytes are minimised."""
 MOST_PLACES = 22
 """Cut places while orders are compared."""
+MOST_FINE_PLACES = 44
+"""Cut places of the best orders; what lies between is reached by moving borders."""
 MOST_SPARE = 4
 """Unused devices considered, fastest first."""
 MOST_ENUMERATED = 330
 """Orders that are all valued: every order of every set of five devices is 325."""
 PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
 """Of a private plan's last stage, which shares its device's time with the first."""
+WORTH_DEPTHS = 1.02
+"""A round this little above its bound is not tried with other depths."""
 MOST_SHIFTS = 60
 """Moved borders bounded for one draft, about."""
 
@@ -64,8 +69,8 @@ class Effort:
     climbed: int = 1
 
 
-STRAIGHT = Effort(1700, 0, 600, 450_000, 120_000, 6)
-GROUPED = Effort(1200, 700, 600, 220_000, 60_000, 4)
+STRAIGHT = Effort(1700, 700, 600, 1_200_000, 250_000, 6, looks=6)
+GROUPED = Effort(1200, 700, 600, 1_500_000, 200_000, 4, looks=8)
 """Groups cost more to bound and to simulate."""
 THOROUGH = Effort(20_000, 4000, 2000, 3_000_000, 1_000_000, 20, looks=8, climbed=6)
 """Two to four times as long, for whoever is not in a hurry: a join or drift."""
@@ -101,8 +106,13 @@ class LightSearch:
         self._weights = PRIVATE_WEIGHTS if self.private else (1.0,)
         self._base = self._without_the_gone(plan, names)
         self._old_borders = tuple(stage.units[1] for stage in plan.stages[:-1])
-        most = max(MOST_PLACES, 2 * len(self._base))
-        self._places = _places(cost, self.split.first_samples, self._old_borders, most)
+        self._places, self._fine_places = (
+            _places(cost, self.split.first_samples, self._old_borders, max(most, least))
+            for least in [2 * len(self._base)]
+            for most in (MOST_PLACES, MOST_FINE_PLACES)
+        )
+        coarse = Cuts(cost, self.split, self._caps, private=self.private, places=self._places)
+        self._values = OrderValues(coarse, self._weights)
         unchanged = names >= {device.name for stage in plan.stages for device in stage.devices}
         self._old = draft_of(plan, cost) if unchanged else None
 
@@ -116,7 +126,7 @@ class LightSearch:
         if fastest is None:
             return None
         self.judge.budget_tasks = self._effort.depth_tasks
-        fastest = self._fastest(self._other_depths(fastest.draft), fastest) or fastest
+        fastest = self._fastest(self._other_depths(fastest), fastest) or fastest
         self.judge.budget_tasks = self._effort.frugal_tasks
         cheaper = [draft for order in list(self._borders)[:2] for draft in self._cheap(order)]
         return self._cheapest(fastest, [*old, *drafts, *cheaper])
@@ -164,7 +174,7 @@ class LightSearch:
             new = [order for order in near if order not in values]
             room -= size * len(new)
             self._value(new, values)
-        exact = len(start) * (self.cost.unit_count + 1) ** 2 * len(self._weights)
+        exact = len(start) * len(self._fine_places) ** 2 * len(self._weights)
         most = max(self._effort.finalists, self._effort.exact_elements // exact)
         ranked = sorted(values, key=lambda order: values[order])[:most]
         return list(dict.fromkeys((*ranked, start)))
@@ -184,13 +194,9 @@ class LightSearch:
         return sorted(spare, key=lambda device: whole_seconds(self.cost, device))[:MOST_SPARE]
 
     def _value(self, orders: Sequence[Order], values: dict[Order, float]) -> None:
-        for same in _by_length(orders):
-            if len(same[0]) < len(self._places):
-                weights = [weight for weight in self._weights for _ in same]
-                many = same * len(self._weights)
-                seconds, _ = self._cuts.solve(many, self._places, None, weights)
-                least = seconds.reshape(len(self._weights), len(same)).min(axis=0)
-                values.update(zip(same, least.tolist(), strict=True))
+        possible = [order for order in orders if len(order) < len(self._places)]
+        if possible:
+            values.update(zip(possible, self._values.of(possible), strict=True))
 
     # -- drafts ----------------------------------------------------------------------------------
 
@@ -205,16 +211,16 @@ class LightSearch:
         drafts: dict[Draft, None] = {}
         for _, _, order, rows in found[: self._effort.finalists]:
             self._borders[order] = rows[0]
-            for row in rows:
+            for row in dict.fromkeys(map(tuple, rows)):
                 drafts.update(dict.fromkeys(self._drafted(order, row)))
         return list(drafts)
 
-    def _exactly(self, same: list[Order]) -> tuple[Floats, list[list[list[int]]]]:
+    def _exactly(self, same: list[Order]) -> tuple[Singles, list[list[list[int]]]]:
         """Of orders of one length: mean value of both views, and the borders in every view."""
         variants = [(duplex, weight) for duplex in (True, False) for weight in self._weights]
         values, borders = self._cuts.solve(
             same * len(variants),
-            range(self.cost.unit_count + 1),
+            self._fine_places,
             [duplex for duplex, _ in variants for _ in same],
             [weight for _, weight in variants for _ in same],
         )
@@ -304,9 +310,10 @@ class LightSearch:
                 best = judged
         return best
 
-    def _other_depths(self, draft: Draft) -> list[Draft]:
-        """Other depths of stages that deal: which pays there, bounds do not tell."""
-        if not any(group.deals for group in draft.groups):
+    def _other_depths(self, best: Judged) -> list[Draft]:
+        """Other depths, where a round takes longer than its bound tells."""
+        draft = best.draft
+        if self.judge.bound(draft) * WORTH_DEPTHS > best.seconds:
             return []
         return [other for other in self.judge.depths(draft) if self._is_allowed(other)]
 

@@ -6,7 +6,9 @@
 
 Each question plans a random household, then lets something happen (a device dies, two die, one is
 slowed to a quarter, a link falls to a tenth, a device joins) and compares throughput, processor
-time and bytes of the light re-plan with `auto` from zero.
+time and bytes of the light re-plan with `auto` from zero. A pause is planning and moving: of the
+light one, and of `--recovery heavy` (gather at the holder, which has a copy of everything here,
+plan from zero, redistribute).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from p2ptrain.plan.cluster import Cluster, Link
 from p2ptrain.plan.plan import LeftOut, Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.replanning.light import THOROUGH
+from p2ptrain.plan.replanning.heavy import heavy
+from p2ptrain.plan.replanning.light import THOROUGH, Effort
 from p2ptrain.plan.replanning.migration import plan_migration
 from p2ptrain.plan.replanning.replan import living, replan
 from p2ptrain.plan.replanning.replicas import place_replicas
@@ -42,6 +45,7 @@ class Compared:
         throughput: the light plan's over the one from zero.
         seconds: processor time of the light re-plan; of planning from zero in `zero_seconds`.
         moved: bytes of the light migration; of the plan from zero in `zero_moved`.
+        pause: seconds of planning and moving; of the heavy re-plan in `heavy_pause`.
     """
 
     event: str
@@ -50,16 +54,20 @@ class Compared:
     zero_seconds: float
     moved: int
     zero_moved: int
+    pause: float
+    heavy_pause: float
 
 
 def happened(
     random: Random, event: str, profile: Profile, cluster: Cluster, request: PlanRequest
 ) -> tuple[Plan, Cluster]:
-    """A plan from before the event and the cluster after it."""
+    """A plan from before the event, and the cluster after it."""
     if event == "join":
         joined = random.choice([d.name for d in cluster.devices if not d.holder])
-        before = make_plan(profile, living(cluster, [joined]), request)
-        return replace(before, left_out=(*before.left_out, LeftOut(joined, "new"))), cluster
+        before = living(cluster, [joined])
+        plan = make_plan(profile, before, request)
+        left_out = (*plan.left_out, LeftOut(joined, "new"))
+        return replace(plan, left_out=left_out), cluster
     plan = make_plan(profile, cluster, request)
     used = [d.name for stage in plan.stages for d in stage.devices]
     others = sorted({name for name in used if name != cluster.holder.name})
@@ -92,24 +100,36 @@ def compare(seed: int, options: argparse.Namespace) -> Compared | None:
     request = PlanRequest(32 * size, size, private=options.private, groups=not options.straight)
     event = EVENTS[seed % len(EVENTS)]
     plan, after = happened(random, event, profile, cluster, request)
-    held = place_replicas(plan, global_at=cluster.holder.name)
     effort = THOROUGH if options.thorough else None
-    start = time.process_time()
     try:
-        light = replan(profile, after, plan, request, replicas=held, effort=effort)
+        return _compared(event, plan, (profile, after, request), effort)
     except PlanError:
         return None
+
+
+def _compared(
+    event: str,
+    plan: Plan,
+    question: tuple[Profile, Cluster, PlanRequest],
+    effort: Effort | None,
+) -> Compared:
+    profile, after, request = question
+    held = place_replicas(plan, global_at=after.holder.name)
+    start = time.process_time()
+    light = replan(profile, after, plan, request, replicas=held, effort=effort)
     middle = time.process_time()
-    zero = make_plan(profile, after, request)
+    whole = heavy(profile, after, plan, request, replicas=held)
     end = time.process_time()
-    heavy = plan_migration(profile, after, plan, held, zero)
+    zero = whole.plan
     return Compared(
         event,
         light.plan.predicted.samples_per_s / zero.predicted.samples_per_s,
         middle - start,
         end - middle,
         light.migration.size_bytes,
-        heavy.size_bytes,
+        plan_migration(profile, after, plan, held, zero).size_bytes,
+        middle - start + light.migration.seconds,
+        end - middle + whole.seconds,
     )
 
 
@@ -118,11 +138,14 @@ def _line(name: str, found: Sequence[Compared]) -> str:
     seconds = sorted(one.seconds for one in found)
     good = sum(ratio >= 0.95 for ratio in ratios) / len(ratios)
     moved = sum(one.moved for one in found) / max(1, sum(one.zero_moved for one in found))
+    pauses = [statistics.median(one.pause for one in found)]
+    pauses += [statistics.median(one.heavy_pause for one in found)]
     return (
         f"{name:11} n {len(found):4}  throughput: median {statistics.median(ratios):.3f}  "
         f"p5 {ratios[int(0.05 * len(ratios))]:.3f}  min {ratios[0]:.3f}  >= 0.95: {good:.1%}  "
         f"bytes {moved:.2f}  ms: median {statistics.median(seconds) * 1e3:.1f}  "
-        f"p95 {seconds[int(0.95 * len(seconds))] * 1e3:.1f}  max {seconds[-1] * 1e3:.1f}\n"
+        f"p95 {seconds[int(0.95 * len(seconds))] * 1e3:.1f}  max {seconds[-1] * 1e3:.1f}  "
+        f"pause s: light {pauses[0]:.3g} heavy {pauses[1]:.3g}\n"
     )
 
 

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.replanning.cuts import Cuts, Order
+from p2ptrain.plan.replanning.reshape import Reshaper
+from p2ptrain.plan.replanning.values import OrderValues
+from p2ptrain.plan.search.part import Part
+from p2ptrain.plan.split import BatchSplit
+from tests.unit.plan import examples
+
+SPLIT = BatchSplit(16, 2)
+WEIGHTS = (1.0, 4.0)
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[CostModel, list[Order], list[int], bool]:
+    """Orders near a random one, and where cuts may lie."""
+    cost = CostModel(draw(examples.profiles()), draw(examples.clusters(most_devices=4)))
+    private = draw(st.booleans())
+    inner = [d for d in range(len(cost.devices)) if not (private and d == cost.holder)]
+    assume(inner)
+    parts = [Part((device,)) for device in draw(st.permutations(inner))]
+    if len(parts) > 2 and draw(st.booleans()):
+        pair = (*parts[0].devices, *parts[1].devices)
+        parts[:2] = [Part(pair, draw(st.sampled_from(list(Allocation))))]
+    ends = [Part((cost.holder,))] if private else []
+    reshaper = Reshaper(frozenset(), private, True, cost.unit_count, cost.holder)
+    orders = reshaper.near((*ends, *parts, *ends), [], 12)
+    middle = draw(st.sets(st.integers(1, cost.unit_count - 1))) if cost.unit_count > 1 else set()
+    places = [0, *sorted(middle), cost.unit_count]
+    return cost, [order for order in orders if len(order) < len(places)], places, private
+
+
+@given(questions())
+@settings(derandomize=True, deadline=None, max_examples=80)
+def test_shared_suffixes_give_the_values_of_the_whole_programme(
+    question: tuple[CostModel, list[Order], list[int], bool],
+) -> None:
+    cost, orders, places, private = question
+    whole = Cuts(cost, SPLIT, {}, private=private)
+    values = OrderValues(Cuts(cost, SPLIT, {}, private=private, places=places), WEIGHTS)
+    middle = len(orders) // 2
+    found = [
+        value for some in (orders[:middle], orders[middle:]) if some for value in values.of(some)
+    ]
+    for order, value in zip(orders, found, strict=True):
+        expected, _ = whole.solve([order] * len(WEIGHTS), places, None, WEIGHTS)
+        least = float(np.min(expected))
+        assert value == least or math.isclose(value, least, rel_tol=1e-5), order
