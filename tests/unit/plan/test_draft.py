@@ -1,4 +1,4 @@
-"""Depths within memory: exact, also where one device's memory serves both ends of a private plan."""
+"""Depths within memory: exact, also where one device has both ends of a private plan."""
 
 from __future__ import annotations
 
