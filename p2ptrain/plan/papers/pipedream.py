@@ -107,7 +107,8 @@ class _StageTable:
         self.hop = 2.0 * split.first_samples * _pieces(part, split) * output_bytes / rate
         sync = _ranges(4 * unit.parameter_bytes / rate for unit in units)
         work = _mean_seconds(part, split)
-        self._part, self._samples = part, np.zeros(count + 1)
+        # One, not none, where it is impossible: empty ranges need inf bytes, and 0 * inf is NaN.
+        self._part, self._samples = part, np.ones(count + 1)
         self._seconds = np.zeros((count + 1, len(units), len(units) + 1))
         for m in counts:
             samples = _samples_held(part.cost, split, m)

@@ -211,10 +211,13 @@ def test_some_instances_replicate_a_part_of_the_pipeline() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_units_that_keep_nothing_on_more_devices_than_samples() -> None:
-    """More devices than there are samples or micro-batches for, and no activations: inf * 0."""
-    base = examples.profile([(0.1, 0.2)] * 3)
-    profile = replace(base, units=tuple(replace(unit, activation_bytes=0) for unit in base.units))
-    house = examples.cluster("a", "b", "c", link=Link(1e9, 0.0))
+@pytest.mark.parametrize("memory_bytes", [10**9, 5000])
+def test_units_that_keep_nothing_on_more_devices_than_samples(memory_bytes: int) -> None:
+    """Three devices for two samples, units without activations: neither inf * 0 nor 0 * inf.
+
+    Each unit needs 3000 bytes, so that with 5000 no device could hold the whole model.
+    """
+    profile = examples.profile([(0.1, 0.2)] * 3, parameter_bytes=1000, activation_bytes=0)
+    house = examples.cluster("a", "b", "c", link=Link(1e9, 0.0), memory_bytes=memory_bytes)
     plan = make_plan(profile, house, PlanRequest(2, planner="pipedream"))
     assert {share.name for stage in plan.stages for share in stage.devices} == {"a", "b", "c"}
