@@ -69,7 +69,7 @@ class Effort:
     climbed: int = 1
 
 
-STRAIGHT = Effort(1700, 700, 600, 1_200_000, 250_000, 6, looks=6)
+STRAIGHT = Effort(1500, 1500, 600, 1_200_000, 250_000, 6, looks=6)
 GROUPED = Effort(1200, 700, 600, 1_500_000, 200_000, 4, looks=8)
 """Groups cost more to bound and to simulate."""
 THOROUGH = Effort(20_000, 4000, 2000, 3_000_000, 1_000_000, 20, looks=8, climbed=6)
