@@ -32,6 +32,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, alone
 from p2ptrain.plan.infeasible import explain
 from p2ptrain.plan.judge import Judged
+from p2ptrain.plan.micro_batches import even_window
 from p2ptrain.plan.papers.published import (
     Inner,
     fastest,
@@ -82,8 +83,10 @@ def partitioned(part: Inner, split: BatchSplit) -> Draft | None:
         stages = _solve(table, memory)
         if stages is not None:
             borders = [part.first, *(part.first + end for end, _ in stages)]
-            groups = _groups(part.cost, split, order, [count for _, count in stages])
-            draft = part.draft(split, borders, groups)
+            counts = [count for _, count in stages]
+            whole = even_window(split, counts) if part.cost.mode is Mode.ASYNC else split
+            groups = _groups(part.cost, whole, order, counts)
+            draft = part.draft(whole, borders, groups)
             if draft is not None:
                 return draft
     return None

@@ -20,6 +20,7 @@ from p2ptrain.plan.search.coarse import taking_in
 from p2ptrain.plan.search.coarsen import useful_cuts
 from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.grouped import Estimated
+from p2ptrain.plan.search.replicated import best_replicated
 from p2ptrain.plan.search.segments import promising_splits, segment_candidates
 from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.split import BatchSplit
@@ -36,6 +37,8 @@ CLIMBED = 6
 """Starts that are improved."""
 MOST_RESIZED = 100
 """Devices times units up to which other micro-batch sizes are tried at the end."""
+REPLICATED_TASKS = 1_000
+"""Of simulation by pairs of devices, beside the budget, for shapes of many replicas."""
 FEW_DEVICES = 4
 """Devices of which all structures are estimated."""
 FEW_CUTS = 7
@@ -115,11 +118,19 @@ class LargeSearch:
                     if self.drafter.rules.allow(draft)
                 ]
                 found = judge.best_of(drafts, None, int(budget * (1 - STARTS_SHARE) / 2))
-                if found is not None:
-                    starts.append(found)
+                replicated = self._replicated(split)
+                starts += [start for start in (found, replicated) if start is not None]
                 few += self._of_few(split)
         few = sorted(few, key=lambda judged: judged.seconds)[:FEW_KEPT]
         return sorted([*_unlike(starts), *few], key=lambda judged: judged.seconds)
+
+    def _replicated(self, split: BatchSplit) -> Judged | None:
+        """The best shape of many replicas, on a budget of its own."""
+        judge, left = self.judge, self.judge.budget_tasks
+        judge.budget_tasks = REPLICATED_TASKS * len(self.question.devices) ** 2
+        found = best_replicated(self.question, split, reserve_tasks=0)
+        judge.budget_tasks = left
+        return found
 
     def _of_few(self, split: BatchSplit) -> list[Judged]:
         """The best structures of few devices and few borders; changes lead on to the others."""

@@ -1,0 +1,98 @@
+"""Shapes of many replicas and a short tail: found, even, and in `auto`'s plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.judge import Judge
+from p2ptrain.plan.micro_batches import MOST_WINDOW, even_window
+from p2ptrain.plan.planner import Question
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.profile import Profile, Unit
+from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.search.replicated import best_replicated, replicated_candidates
+from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.times import TimeTable, UnitTimes
+
+UNITS = 16
+HEAVY_BYTES = 400_000_000
+
+
+def vgg_like() -> Profile:
+    """Convolutions that take all the time, then a unit with nearly all the parameters."""
+    units = [Unit(f"conv{i}", 1_000_000, 400_000, 400_000, 0) for i in range(UNITS - 1)]
+    units.append(Unit("fc", HEAVY_BYTES, 100_000, 40, 0))
+    seconds = (*(0.01,) * (UNITS - 1), 0.001)
+    times = TimeTable((1,), (UnitTimes(seconds, tuple(2 * each for each in seconds)),))
+    return Profile("vgg-like", 0, 0, tuple(units), 1.0, times)
+
+
+def equal(count: int) -> Cluster:
+    devices = tuple(Device(f"d{i:02}", 16 * 10**9, holder=i == 0) for i in range(count))
+    return Cluster(devices, Link(1.25e9, 50e-6))
+
+
+def question(count: int, mode: Mode) -> tuple[Question, BatchSplit]:
+    cost = CostModel(vgg_like(), equal(count), mode=mode)
+    split = BatchSplit(32, 1)
+    return Question(Judge(cost, 200_000), [split], tuple(range(count))), split
+
+
+@pytest.mark.parametrize(
+    ("replicas", "window"),
+    [((15, 1), 45), ((16,), 32), ((12, 3, 1), 36), ((40,), 40), ((5, 7), 35)],
+)
+def test_windows_are_even_and_not_shorter_than_usual(
+    replicas: tuple[int, ...], window: int
+) -> None:
+    assert even_window(BatchSplit(32 * 8, 8), replicas) == BatchSplit(window * 8, 8)
+
+
+def test_windows_too_long_to_simulate_stay_uneven() -> None:
+    split = BatchSplit(32, 1)
+    assert MOST_WINDOW < 17 * 19
+    assert even_window(split, (17, 19)) is split
+
+
+def test_asynchronous_replicas_take_equal_turns() -> None:
+    asked, split = question(11, Mode.ASYNC)
+    shapes = {
+        tuple(len(group.devices) for group in d.groups): d
+        for d in replicated_candidates(asked, split)
+    }
+    assert {(11,), (10, 1), (9, 1, 1), (7, 3, 1), (1,) * 11} <= set(shapes)
+    for replicas, draft in shapes.items():
+        assert [sum(group.shares) for group in draft.groups if group.deals] == [
+            draft.split.micro_batches for count in replicas if count > 1
+        ]
+        assert all(len(set(group.shares)) == 1 for group in draft.groups)
+
+
+def test_no_shape_where_the_holder_must_keep_both_ends() -> None:
+    asked, split = question(8, Mode.SYNC)
+    assert replicated_candidates(asked, split)
+    assert replicated_candidates(replace(asked, private=True), split) == []
+    assert replicated_candidates(replace(asked, groups=False), split) == []
+
+
+def test_the_heavy_end_gets_a_device_of_its_own() -> None:
+    asked, split = question(11, Mode.ASYNC)
+    best = best_replicated(asked, split, reserve_tasks=0)
+    assert best is not None
+    assert len(best.draft.groups[-1].devices) == 1
+    assert best.draft.units[-1][1] == UNITS
+    # Ten replicas that never wait: a tenth of the time of all the convolutions they have.
+    convolutions = 0.03 * best.draft.borders[-2] / 10
+    assert best.seconds == pytest.approx(convolutions, rel=0.05)
+
+
+def test_auto_plans_asynchronously_in_the_window_of_its_replicas() -> None:
+    plan = make_plan(vgg_like(), equal(8), PlanRequest(1, mode=Mode.ASYNC))
+    dealing = [stage for stage in plan.stages if len(stage.devices) > 1]
+    assert dealing
+    for stage in dealing:
+        assert plan.micro_batches % len(stage.devices) == 0
