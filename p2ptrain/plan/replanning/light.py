@@ -45,7 +45,7 @@ MOST_SHIFTS = 60
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is looked at, counted so that about 20 ms are spent on 8 devices and 64 units.
+    """How much is looked at: about 20 ms at the median of 8 devices and 64 units.
 
     Attributes:
         search_tasks: simulated for the fastest draft (a round of 8 stages and 32 micro-batches has

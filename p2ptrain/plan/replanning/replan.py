@@ -64,7 +64,7 @@ def replan(
         cluster: with the speeds and links of now; a device of `plan` that is not in it is dead.
         request: its constraints hold; its planner, batch size and micro-batch are the plan's.
         replicas: who has each unit; by default what chain replication of `plan` placed.
-        effort: how much to look at; by default about 20 ms for 8 devices and 64 units.
+        effort: how much to look at; by default about 20 ms (median of 8 devices and 64 units).
 
     Raises:
         PlanError: nothing fits, the holder is dead, or a unit exists nowhere any more.
