@@ -10,7 +10,9 @@ from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.infeasible import unit_bytes
 from p2ptrain.plan.judge import Judged
 from p2ptrain.plan.orders import whole_seconds
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.simulation.bound import interface_seconds
+from p2ptrain.plan.simulation.steady_bound import mini_batches_each
 from p2ptrain.plan.split import BatchSplit
 
 SAME = 1.005
@@ -33,10 +35,11 @@ def too_small(cost: CostModel, device: int, split: BatchSplit) -> str | None:
 def no_gain(cost: CostModel, device: int, best: Judged, other: Judged) -> str:
     """The reason, where `other` is the best plan found that uses the device."""
     before, after = _time(best.seconds), _time(other.seconds)
+    what = _what(cost)
     blame = _blame(cost, device, other)
     if other.seconds <= best.seconds * SAME:
-        return f"would not make the round faster than {before}: {blame}"
-    return f"would slow the round from {before} to {after}: {blame}"
+        return f"would not make {what} faster than {before}: {blame}"
+    return f"would slow {what} from {before} to {after}: {blame}"
 
 
 def no_faster_than(cost: CostModel, device: int, other: int) -> str:
@@ -48,6 +51,16 @@ def no_faster_than(cost: CostModel, device: int, other: int) -> str:
     return f"it computes no faster than {name}, which is not used either"
 
 
+def _what(cost: CostModel) -> str:
+    """What is timed."""
+    return "the round" if cost.mode is Mode.SYNC else "a mini-batch"
+
+
+def _each_round(cost: CostModel) -> str:
+    """How often a group's gradients are summed; asynchronously it depends on how they share."""
+    return " a round" if cost.mode is Mode.SYNC else ""
+
+
 def _blame(cost: CostModel, device: int, other: Judged) -> str:
     """What the device's time goes into in a plan that uses it."""
     draft = other.draft
@@ -57,8 +70,9 @@ def _blame(cost: CostModel, device: int, other: Judged) -> str:
     rate, latency = _slowest_link(cost, device, draft)
     summing = _all_reduce(cost, device, draft)
     computing = _computing(cost, device, draft)
-    if summing > max(busiest, latency * rounds, computing):
-        return f"summing its group's gradients takes {_time(summing)} a round"
+    exchanged = summing * _exchanges(cost, device, draft)
+    if exchanged > max(busiest, latency * rounds, computing):
+        return f"summing its group's gradients takes {_time(summing)}{_each_round(cost)}"
     if max(busiest, latency * rounds) > computing:
         if latency * rounds > busiest:
             return f"its link answers after {_time(latency)}"
@@ -78,6 +92,14 @@ def _computing(cost: CostModel, device: int, draft: Draft) -> float:
                 if samples
             )
     return seconds
+
+
+def _exchanges(cost: CostModel, device: int, draft: Draft) -> float:
+    """How often the device's group sums gradients in a round, or in a window of mini-batches."""
+    if cost.mode is Mode.SYNC:
+        return 1.0
+    each = [mini_batches_each(group) for group in draft.groups if device in group.devices]
+    return draft.split.micro_batches / min(each)
 
 
 def _all_reduce(cost: CostModel, device: int, draft: Draft) -> float:

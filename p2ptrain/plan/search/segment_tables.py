@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.split import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -102,6 +103,7 @@ class SegmentTables:
         options: Sequence[Option],
     ) -> None:
         self.cost, self.split, self.order = cost, split, list(order)
+        self._steady = cost.mode is Mode.ASYNC
         self.cuts = np.array(cuts)
         self.options = tuple(options)
         self.count = len(order)
@@ -127,10 +129,14 @@ class SegmentTables:
         latency = np.where(self._holds(room), self.sizes / together, np.inf)
         per_round = np.where(self._deals, self._dealt_rounds, self.rounds)
         held = (self._parameters[first + 1 :] - self._parameters[first])[:, None, None]
+        work, reduce = latency * per_round, held * self._reduce_each + self._reduce_latency
+        if self._steady:  # gradients are exchanged while others are computed, again and again
+            exchanges = self.rounds / np.where(self._deals, self.sizes, 1)
+            work, reduce = np.maximum(work, reduce * exchanges), np.zeros_like(reduce)
         return Stages(
             latency=latency,
-            work=latency * per_round,
-            reduce=held * self._reduce_each + self._reduce_latency,
+            work=work,
+            reduce=reduce,
             trips=self._trips(room, speeds, together),
         )
 
@@ -174,7 +180,9 @@ class SegmentTables:
         self._kind = np.array([[kinds.index(piece)] for piece in pieces])
         # [kinds, n, C+1] seconds of the units before each cut
         self._before = np.stack([self._seconds_before(samples) for samples in kinds])
-        whole = -(-split.micro_batches // self.sizes)
+        # Asynchronously the window is chosen to be even.
+        turns = split.micro_batches / self.sizes
+        whole = turns if self._steady else np.ceil(turns)
         self._dealt_rounds = whole * (self.rounds / split.micro_batches)
 
     def _seconds_before(self, samples: int) -> Floats:

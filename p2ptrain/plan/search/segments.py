@@ -24,8 +24,10 @@ import numpy as np
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
 from p2ptrain.plan.judge import Judge
+from p2ptrain.plan.micro_batches import even_window
 from p2ptrain.plan.orders import segment_orders
 from p2ptrain.plan.planner import Question
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.search.balanced import balanced_group
 from p2ptrain.plan.search.coarsen import useful_cuts
 from p2ptrain.plan.search.segment_tables import (
@@ -143,10 +145,13 @@ def _drafted(judge: Judge, split: BatchSplit, stages: Sequence[Segment]) -> Draf
     for usual depths may be slow.
     """
     drafts = []
+    if judge.cost.mode is Mode.ASYNC:
+        dealing = [stage.option.size for stage in stages if stage.option.deals]
+        split = even_window(split, dealing or [1])
     shallow = _balanced(judge.cost, split, stages, (1,) * len(stages))
     if shallow is None:
         return None
-    usual = usual_depths(shallow, split.micro_batches)
+    usual = usual_depths(shallow, split.micro_batches, judge.cost.mode)
     borders = [*(stage.units[0] for stage in stages), judge.cost.unit_count]
     for part in (0.0, 0.5, 1.0):
         depths = [max(1, round(part * depth)) for depth in usual]

@@ -96,3 +96,13 @@ def test_auto_plans_asynchronously_in_the_window_of_its_replicas() -> None:
     assert dealing
     for stage in dealing:
         assert plan.micro_batches % len(stage.devices) == 0
+
+
+def test_reasons_of_an_asynchronous_plan_speak_of_mini_batches() -> None:
+    slow = Device("slow", 16 * 10**9, 500.0)
+    cluster = Cluster((*equal(2).devices, slow), Link(1.25e9, 50e-6))
+    plan = make_plan(vgg_like(), cluster, PlanRequest(1, mode=Mode.ASYNC))
+    (out,) = plan.left_out
+    assert out.name == "slow"
+    assert out.reason.startswith(("would slow a mini-batch from", "would not make a mini-batch"))
+    assert "round" not in out.reason

@@ -15,6 +15,7 @@ from p2ptrain.plan.judge import Judge
 from p2ptrain.plan.orders import segment_orders
 from p2ptrain.plan.planner import Question
 from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.search.segment_tables import SegmentTables, group_options
 from p2ptrain.plan.search.segments import segment_candidates
 from p2ptrain.plan.simulation.simulate import round_seconds
@@ -155,3 +156,21 @@ def test_pipelines_of_few_devices_are_candidates_among_many() -> None:
     few = question(model, cluster(*names[:8], link=SLOW), BatchSplit(64, 4))
     first = next(segment_candidates(few, few.splits[0]))
     assert first in set(segment_candidates(asked, asked.splits[0]))
+
+
+def test_asynchronous_exchanges_overlap_the_computing_of_later_mini_batches() -> None:
+    model = profile([(0.1, 0.1)] * 6, output_bytes=10**3, parameter_bytes=10**8)
+    members, split = cluster("a", "b", "c", "d", link=FAST), BatchSplit(32, 1)
+    options = group_options(4, split, groups=True)
+    pair = next(i for i, option in enumerate(options) if option.size == 2 and option.deals)
+    stages = {
+        mode: SegmentTables(
+            CostModel(model, members, mode=mode), split, range(4), range(7), options
+        ).stages(0)
+        for mode in Mode
+    }
+    # Summing 0.6 GB over two devices takes 0.6 s; computing a micro-batch takes 1.2 s.
+    assert stages[Mode.SYNC].reduce[-1, pair, 0] == pytest.approx(0.6)
+    assert stages[Mode.SYNC].work[-1, pair, 0] == pytest.approx(16 * 1.2)
+    assert stages[Mode.ASYNC].reduce[-1, pair, 0] == 0
+    assert stages[Mode.ASYNC].work[-1, pair, 0] == pytest.approx(16 * max(0.6, 1.2))
