@@ -36,7 +36,7 @@ PLANNERS: Mapping[str, Planner] = {
     "single": plan_single,
 }
 
-BUDGET_TASKS = 240_000
+BUDGET_TASKS = 200_000
 """Simulated tasks a search may spend, about two microseconds each."""
 
 

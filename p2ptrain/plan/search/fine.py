@@ -163,11 +163,13 @@ def _aligned(one: Group, other: Group) -> Iterator[Group]:
 def _depths(draft: Draft) -> Iterator[tuple[int, ...]]:
     count, now = draft.split.micro_batches, draft.warmup
     stages = len(now)
-    yield tuple(stages - p for p in range(stages))
-    for more in (-1, 1, 2, 4):
-        yield tuple(min(count, max(1, depth + more)) for depth in now)
-    yield tuple(min(count, 2 * depth) for depth in now)
-    yield (count,) * stages
+    together = [tuple(stages - p for p in range(stages))]
+    together += [tuple(min(count, max(1, depth + n)) for depth in now) for n in (-1, 1, 2, 4)]
+    together += [tuple(min(count, 2 * depth) for depth in now), (count,) * stages]
+    for depths in together:
+        if draft.shared_ends:  # the last stage's depth delays the first stage's tasks
+            yield (*depths[:-1], min(depths[-2], now[-1]))
+        yield depths
     for p in range(stages):
         if now[p] < (now[p - 1] if p else count):
             yield (*now[:p], now[p] + 1, *now[p + 1 :])

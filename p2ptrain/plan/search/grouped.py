@@ -57,6 +57,8 @@ RESIZED = 4
 """Improved structures for which other micro-batch sizes are tried."""
 WIDENED = 2
 """Micro-batch sizes whose neighbouring sizes are looked at too."""
+ALWAYS = 8
+"""The best by estimate are starts whatever the bound: it may be of members in a bad order."""
 WAITING = 1.02
 """A round so much above its bound may gain by deeper warm-ups."""
 SIMULATED_SHARE = 0.5
@@ -166,14 +168,14 @@ class GroupSearch:
     ) -> list[Judged]:
         simulated: list[Judged] = []
         fastest = np.inf if best is None else best.seconds
-        for candidate in candidates[:DRAFTED]:
+        for rank, candidate in enumerate(candidates[:DRAFTED]):
             if self.judge.budget_tasks <= reserve or candidate.estimate > fastest * HOPE:
                 break
             for start in self.drafts(candidate):
                 draft = start
                 if candidate.estimate < fastest * RELIEVED:
                     draft = relieved(self.judge, start, self.rules, fastest)
-                if self.judge.bound(draft) < fastest:
+                if rank < ALWAYS or self.judge.bound(draft) < fastest:
                     simulated += self._at_depths(draft)
                     fastest = min(fastest, *(judged.seconds for judged in simulated))
         return simulated

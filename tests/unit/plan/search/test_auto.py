@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import replace
 from random import Random
@@ -21,7 +22,7 @@ from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.work import ROUNDING, plan_parts
 from tests.unit.plan import examples
-from tests.unit.plan.gap import problem
+from tests.unit.plan.gap import gap, problem
 
 WORSE = 1.01
 """How much worse a better cluster may make the prediction."""
@@ -181,3 +182,14 @@ def test_a_device_of_a_group_is_left_out_for_its_gradients() -> None:
     (out,) = plan.left_out
     assert out.reason.startswith("would slow the round from 16.00 s to ")
     assert out.reason.endswith("summing its group's gradients takes 1000.00 s a round")
+
+
+@pytest.mark.parametrize("seed", [41, 58])
+def test_the_last_stage_of_a_private_plan_is_as_deep_as_helps(seed: int) -> None:
+    """With a depth of one there these rounds are 5% longer."""
+    options = argparse.Namespace(
+        units=4, devices=3, private=True, free=False, straight=False, climbed=4
+    )
+    found = gap(seed, options)
+    assert found is not None
+    assert found.gap <= 0.02
