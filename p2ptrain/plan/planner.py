@@ -22,6 +22,7 @@ class Question:
         required: devices that must have a part.
         caps: by device, the largest part of the round's work it may take.
         groups: whether a stage may have several devices.
+        effort: part of the usual search budget that may be spent.
         least_piece: fewest samples of a micro-batch, the ragged last one included, where sizes
             beyond `splits` may be chosen; None = they may not.
     """
@@ -33,6 +34,7 @@ class Question:
     required: frozenset[int] = frozenset()
     caps: Mapping[int, float] = field(default_factory=dict)
     groups: bool = True
+    effort: float = 1.0
     least_piece: int | None = None
 
     @property

@@ -121,13 +121,14 @@ def _question(cost: CostModel, request: PlanRequest) -> Question:
     _check_caps(caps, devices)
     fixed = request.micro_batch is not None or request.mode is Mode.ASYNC
     return Question(
-        judge=Judge(cost, BUDGET_TASKS),
+        judge=Judge(cost, int(BUDGET_TASKS * request.effort)),
         splits=candidate_splits(cost, request),
         devices=devices,
         private=request.private,
         required=frozenset(cost.index(name) for name in request.required),
         caps=caps,
         groups=request.groups,
+        effort=request.effort,
         least_piece=None if fixed else request.least_piece,
     )
 

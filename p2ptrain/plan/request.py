@@ -40,9 +40,12 @@ class PlanRequest:
         groups: whether a stage may have several devices.
         mode: synchronous rounds, or steady asynchronous running.
         overlap: judge by what the runtime does, not by the plain cost model.
+        effort: part of the usual search that `auto` may spend (0 < effort <= 1), for those who
+            wait for the plan on a slow device.
 
     Raises:
-        OptionError: a batch size below 1, a cap out of range, a required device not allowed.
+        OptionError: a batch size below 1, a cap or effort out of range, a required device not
+            allowed.
     """
 
     batch_size: int
@@ -56,10 +59,13 @@ class PlanRequest:
     groups: bool = True
     mode: Mode = Mode.SYNC
     overlap: bool = False
+    effort: float = 1.0
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise OptionError(f"batch_size must be at least 1, found {self.batch_size}")
+        if not 0 < self.effort <= 1:
+            raise OptionError(f"effort must lie above 0 and at most 1, found {self.effort}")
         for name, cap in sorted(self.caps.items()):
             if not 0 < cap <= 1:
                 raise OptionError(f'the cap of "{name}" must lie above 0 and at most 1: {cap}')

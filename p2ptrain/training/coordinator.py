@@ -55,6 +55,8 @@ PROFILE_TIMEOUT_SECONDS = 60.0
 LINK_TIMEOUT_SECONDS = 20.0
 PREPARE_TIMEOUT_SECONDS = 600.0
 ALIVE_TIMEOUT_SECONDS = 10.0
+PLANNING_EFFORT = 0.1
+"""Everyone waits for the plan, and the coordinator may be the slowest device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,7 @@ class CoordinatorService:
             private=request.private_first > 0,
             groups=False,
             overlap=True,
+            effort=PLANNING_EFFORT,
         )
         if not wanted.private:
             return await in_background(partial(make_plan, profile, cluster, wanted))

@@ -69,8 +69,9 @@ class LargeSearch:
         self.judge.budget_tasks = self._budget_tasks()
         starts = self._starts(best)
         left = self.judge.budget_tasks
-        for i, start in enumerate(starts[:CLIMBED]):
-            reserve = int(left * (1 - (i + 1) / CLIMBED))
+        climbed_starts = max(1, round(CLIMBED * self.question.effort))
+        for i, start in enumerate(starts[:climbed_starts]):
+            reserve = int(left * (1 - (i + 1) / climbed_starts))
             climbed = climb_coarse(self.judge, self.drafter, start, self.question.devices, reserve)
             if best is None or climbed.seconds < best.seconds:
                 best = climbed
@@ -83,7 +84,8 @@ class LargeSearch:
 
     def _budget_tasks(self) -> int:
         least = LEAST_TASKS if self.judge.cost.unit_count <= MANY_UNITS else MANY_UNITS_TASKS
-        return min(least + PAIR_TASKS * len(self.question.devices) ** 2, MOST_TASKS)
+        tasks = min(least + PAIR_TASKS * len(self.question.devices) ** 2, MOST_TASKS)
+        return int(tasks * self.question.effort)
 
     @property
     def _size(self) -> int:
