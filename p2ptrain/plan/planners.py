@@ -9,8 +9,6 @@ from p2ptrain.plan.check import check_memory, check_plan, check_request
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group
-from p2ptrain.plan.judge import Judge
-from p2ptrain.plan.micro_batches import candidate_splits
 from p2ptrain.plan.overlap import Direction
 from p2ptrain.plan.papers.dp import plan_dp
 from p2ptrain.plan.papers.equal_shares import plan_pp
@@ -19,10 +17,12 @@ from p2ptrain.plan.papers.hybrid import plan_hybrid
 from p2ptrain.plan.papers.pipedream import plan_pipedream
 from p2ptrain.plan.papers.single import plan_single
 from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
-from p2ptrain.plan.planner import Answer, Planner, Question
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.search.auto import plan_auto
+from p2ptrain.plan.shared.judge import Judge
+from p2ptrain.plan.shared.micro_batches import candidate_splits
+from p2ptrain.plan.shared.question import Answer, Planner, Question
 from p2ptrain.plan.simulation.simulate import simulate_draft
 from p2ptrain.plan.work import ROUNDING
 

@@ -16,10 +16,10 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups
-from p2ptrain.plan.judge import Judged
 from p2ptrain.plan.papers.group_shares import Rows, SampleTimes, divide
 from p2ptrain.plan.papers.published import fastest, refuse_groups
-from p2ptrain.plan.planner import Answer, Question
+from p2ptrain.plan.shared.judge import Judged
+from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.split import BatchSplit
 
 

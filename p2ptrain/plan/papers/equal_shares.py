@@ -14,11 +14,11 @@ import numpy as np
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.draft import Draft, draft_pipeline
-from p2ptrain.plan.infeasible import explain
-from p2ptrain.plan.judge import Judged
-from p2ptrain.plan.orders import likely_orders
-from p2ptrain.plan.partition import Floats, Partition
-from p2ptrain.plan.planner import Answer, Question
+from p2ptrain.plan.shared.infeasible import explain
+from p2ptrain.plan.shared.judge import Judged
+from p2ptrain.plan.shared.orders import likely_orders
+from p2ptrain.plan.shared.partition import Floats, Partition
+from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.split import BatchSplit
 
 MOST_ORDERS = 120

@@ -21,12 +21,12 @@ import numpy as np
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.draft import Draft, alone
-from p2ptrain.plan.infeasible import explain
-from p2ptrain.plan.judge import Judged
 from p2ptrain.plan.papers.equal_shares import most_equal
 from p2ptrain.plan.papers.published import Inner, fastest, inner_part, orders, refuse_short_models
-from p2ptrain.plan.partition import Floats
-from p2ptrain.plan.planner import Answer, Question
+from p2ptrain.plan.shared.infeasible import explain
+from p2ptrain.plan.shared.judge import Judged
+from p2ptrain.plan.shared.partition import Floats
+from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.split import BatchSplit
 
 

@@ -32,8 +32,6 @@ import numpy as np
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.draft import Draft, Group
-from p2ptrain.plan.infeasible import explain
-from p2ptrain.plan.judge import Judged
 from p2ptrain.plan.papers.group_shares import Floats, SampleTimes, Wholes
 from p2ptrain.plan.papers.hybrid_grid import Grid, make_grid
 from p2ptrain.plan.papers.hybrid_tables import StepTables
@@ -44,7 +42,9 @@ from p2ptrain.plan.papers.published import (
     refuse_groups,
     refuse_short_models,
 )
-from p2ptrain.plan.planner import Answer, Question
+from p2ptrain.plan.shared.infeasible import explain
+from p2ptrain.plan.shared.judge import Judged
+from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.split import BatchSplit
 
 EXACT_UNITS, EXACT_DEVICES = 24, 8

@@ -17,7 +17,7 @@ import numpy as np
 
 from p2ptrain.plan.papers.group_shares import Floats, Wholes
 from p2ptrain.plan.papers.published import Inner
-from p2ptrain.plan.search.coarsen import useful_cuts
+from p2ptrain.plan.shared.coarsen import useful_cuts
 
 ALL_SIZES = 16
 """Up to so many steps every size of a group is looked at; else powers of two and the last ones."""

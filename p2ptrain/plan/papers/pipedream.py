@@ -30,9 +30,6 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, alone
-from p2ptrain.plan.infeasible import explain
-from p2ptrain.plan.judge import Judged
-from p2ptrain.plan.micro_batches import even_window
 from p2ptrain.plan.papers.published import (
     Inner,
     fastest,
@@ -41,9 +38,12 @@ from p2ptrain.plan.papers.published import (
     refuse_groups,
     refuse_short_models,
 )
-from p2ptrain.plan.partition import Floats, Wholes, range_sums
-from p2ptrain.plan.planner import Answer, Question
 from p2ptrain.plan.request import Mode
+from p2ptrain.plan.shared.infeasible import explain
+from p2ptrain.plan.shared.judge import Judged
+from p2ptrain.plan.shared.micro_batches import even_window
+from p2ptrain.plan.shared.partition import Floats, Wholes, range_sums
+from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.split import BatchSplit
 
 MOST_STEPS = 100

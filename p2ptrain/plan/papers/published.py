@@ -18,10 +18,10 @@ import numpy as np
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, alone, draft_groups
-from p2ptrain.plan.judge import Judged
-from p2ptrain.plan.orders import likely_orders
-from p2ptrain.plan.partition import Floats, range_sums
-from p2ptrain.plan.planner import Question
+from p2ptrain.plan.shared.judge import Judged
+from p2ptrain.plan.shared.orders import likely_orders
+from p2ptrain.plan.shared.partition import Floats, range_sums
+from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
 
 MOST_ORDERS = 24

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.draft import draft_pipeline
-from p2ptrain.plan.infeasible import explain
-from p2ptrain.plan.judge import Judge, Judged
-from p2ptrain.plan.planner import Answer, Question
+from p2ptrain.plan.shared.infeasible import explain
+from p2ptrain.plan.shared.judge import Judge, Judged
+from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.split import BatchSplit
 
 

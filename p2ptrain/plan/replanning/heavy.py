@@ -18,7 +18,6 @@ from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Group, draft_groups
 from p2ptrain.plan.plan import Plan, PlannedStage
-from p2ptrain.plan.planner import Answer
 from p2ptrain.plan.planners import make_plan, plan_of
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.replanning.migration import Migration, deliver, placed, plan_migration
@@ -26,6 +25,7 @@ from p2ptrain.plan.replanning.replan import Replanned, cost_model, fixed, living
 from p2ptrain.plan.replanning.replicas import Replicas, place_replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.search.part import Part, balanced
+from p2ptrain.plan.shared.question import Answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ from math import perm
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, draft_groups, peak_bytes
-from p2ptrain.plan.judge import Judge, Judged
-from p2ptrain.plan.orders import whole_seconds
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.replanning.cuts import Cuts, Order, Singles
 from p2ptrain.plan.replanning.frugal import Missing, cheapest_borders, slowest_seconds
@@ -20,6 +18,8 @@ from p2ptrain.plan.replanning.reshape import Reshaper
 from p2ptrain.plan.replanning.values import OrderValues
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.search.part import Part, balanced
+from p2ptrain.plan.shared.judge import Judge, Judged
+from p2ptrain.plan.shared.orders import whole_seconds
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.work import ROUNDING, Work
 

@@ -24,13 +24,13 @@ from p2ptrain.plan.check import check_memory, check_plan
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planner import Answer
 from p2ptrain.plan.planners import make_plan, plan_of
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.replanning.light import Effort, LightSearch
 from p2ptrain.plan.replanning.migration import Migration, plan_migration
 from p2ptrain.plan.replanning.replicas import Replicas, place_replicas
 from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.shared.question import Answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,6 @@ from heapq import nsmallest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.infeasible import explain
-from p2ptrain.plan.judge import Judge, Judged
-from p2ptrain.plan.orders import whole_seconds
-from p2ptrain.plan.planner import Answer, Question
 from p2ptrain.plan.search.climb import climb_fine
 from p2ptrain.plan.search.divider import Divider
 from p2ptrain.plan.search.drafting import Drafter
@@ -21,8 +17,12 @@ from p2ptrain.plan.search.grouped import GroupSearch, is_tiny
 from p2ptrain.plan.search.large import LargeSearch
 from p2ptrain.plan.search.named import named_answers
 from p2ptrain.plan.search.reasons import no_faster_than, no_gain, too_small
-from p2ptrain.plan.search.rules import Rules
 from p2ptrain.plan.search.straight import StraightSearch
+from p2ptrain.plan.shared.infeasible import explain
+from p2ptrain.plan.shared.judge import Judge, Judged
+from p2ptrain.plan.shared.orders import whole_seconds
+from p2ptrain.plan.shared.question import Answer, Question
+from p2ptrain.plan.shared.rules import Rules
 from p2ptrain.plan.work import Work
 
 OVERDRAFT_TASKS = 12_000

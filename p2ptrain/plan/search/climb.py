@@ -6,9 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import nsmallest
 
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.judge import WORTH, Judge, Judged
-from p2ptrain.plan.micro_batches import neighbouring_splits
-from p2ptrain.plan.orders import whole_seconds
 from p2ptrain.plan.search.coarse import coarse_changes
 from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.fine import (
@@ -18,7 +15,10 @@ from p2ptrain.plan.search.fine import (
     moved_shares,
     other_depths,
 )
-from p2ptrain.plan.search.rules import Rules
+from p2ptrain.plan.shared.judge import WORTH, Judge, Judged
+from p2ptrain.plan.shared.micro_batches import neighbouring_splits
+from p2ptrain.plan.shared.orders import whole_seconds
+from p2ptrain.plan.shared.rules import Rules
 
 MOST_SPARE = 8
 """Devices not used, the fastest, that a change may bring in."""

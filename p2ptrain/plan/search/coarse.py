@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from p2ptrain.plan.draft import Draft, Group
 from p2ptrain.plan.search.group_tables import Kind
-from p2ptrain.plan.search.rules import Rules
+from p2ptrain.plan.shared.rules import Rules
 
 STEPS = (1, 2, 4, 8)
 """How many units a border moves at once."""

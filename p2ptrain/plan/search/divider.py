@@ -14,7 +14,7 @@ from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Group, alone
 from p2ptrain.plan.search.exchange import Exchange, exchange
-from p2ptrain.plan.search.rules import Rules
+from p2ptrain.plan.shared.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 
 FINE = 64

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
-from p2ptrain.plan.judge import Judge
 from p2ptrain.plan.search.coarse import Stage
 from p2ptrain.plan.search.divider import Divider
 from p2ptrain.plan.search.group_tables import Kind
+from p2ptrain.plan.shared.judge import Judge
 from p2ptrain.plan.split import BatchSplit
 
 

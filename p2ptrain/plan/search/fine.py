@@ -9,7 +9,7 @@ from math import comb
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
-from p2ptrain.plan.search.rules import Rules
+from p2ptrain.plan.shared.rules import Rules
 
 MOST_PERMUTED = 3
 """Devices of a group whose orders are all tried."""

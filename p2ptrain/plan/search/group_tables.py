@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.search.exchange import exchange
-from p2ptrain.plan.search.rules import Rules
+from p2ptrain.plan.shared.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]

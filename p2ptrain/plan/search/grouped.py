@@ -10,14 +10,11 @@ import numpy as np
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, usual_depths
-from p2ptrain.plan.judge import Judge, Judged
-from p2ptrain.plan.micro_batches import neighbouring_splits
 from p2ptrain.plan.search.climb import climb_combined, climb_fine, climb_sizes, relieved, try_depths
 from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.estimate import Estimator
 from p2ptrain.plan.search.fine import deeper
 from p2ptrain.plan.search.group_tables import Kind, Wholes, group_tables
-from p2ptrain.plan.search.rules import Rules
 from p2ptrain.plan.search.structures import (
     count_structures,
     every_kind,
@@ -25,6 +22,9 @@ from p2ptrain.plan.search.structures import (
     pinned,
     sequences,
 )
+from p2ptrain.plan.shared.judge import Judge, Judged
+from p2ptrain.plan.shared.micro_batches import neighbouring_splits
+from p2ptrain.plan.shared.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 
 MOST_STRUCTURES = 60_000

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from itertools import islice
 
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.judge import Judge, Judged
-from p2ptrain.plan.orders import whole_seconds
-from p2ptrain.plan.planner import Question
 from p2ptrain.plan.search.climb import climb_coarse, climb_sizes, try_depths
 from p2ptrain.plan.search.coarse import taking_in
-from p2ptrain.plan.search.coarsen import useful_cuts
 from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.grouped import Estimated
 from p2ptrain.plan.search.replicated import best_replicated
 from p2ptrain.plan.search.segments import promising_splits, segment_candidates
 from p2ptrain.plan.search.straight import StraightSearch
+from p2ptrain.plan.shared.coarsen import useful_cuts
+from p2ptrain.plan.shared.judge import Judge, Judged
+from p2ptrain.plan.shared.orders import whole_seconds
+from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
 
 LEAST_TASKS, PAIR_TASKS, MOST_TASKS = 100_000, 250, 6_000_000

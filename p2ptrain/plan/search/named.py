@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from p2ptrain.plan.judge import Judged
 from p2ptrain.plan.papers.dp import judge_dp
 from p2ptrain.plan.papers.equal_shares import judge_pp
 from p2ptrain.plan.papers.ftpipehd import judge_ftpipehd
 from p2ptrain.plan.papers.hybrid import judge_hybrid
 from p2ptrain.plan.papers.pipedream import judge_pipedream
 from p2ptrain.plan.papers.single import best_singles
-from p2ptrain.plan.planner import Question
-from p2ptrain.plan.search.rules import Rules
+from p2ptrain.plan.shared.judge import Judged
+from p2ptrain.plan.shared.question import Question
+from p2ptrain.plan.shared.rules import Rules
 
 EVERY_DEVICE_A_STAGE: Mapping[str, Callable[[Question], Judged | None]] = {
     "pp": judge_pp,

@@ -7,10 +7,10 @@ from itertools import pairwise, permutations, product
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.infeasible import unit_bytes
-from p2ptrain.plan.judge import Judged
-from p2ptrain.plan.orders import whole_seconds
 from p2ptrain.plan.request import Mode
+from p2ptrain.plan.shared.infeasible import unit_bytes
+from p2ptrain.plan.shared.judge import Judged
+from p2ptrain.plan.shared.orders import whole_seconds
 from p2ptrain.plan.simulation.bound import interface_seconds
 from p2ptrain.plan.simulation.steady_bound import mini_batches_each
 from p2ptrain.plan.split import BatchSplit

@@ -21,14 +21,14 @@ import numpy as np
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, draft_groups
-from p2ptrain.plan.judge import Judge, Judged
-from p2ptrain.plan.micro_batches import even_window
-from p2ptrain.plan.orders import segment_orders
-from p2ptrain.plan.partition import Floats, Partition, range_sums
-from p2ptrain.plan.planner import Question
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.search.balanced import balanced_group
-from p2ptrain.plan.search.coarsen import useful_cuts
+from p2ptrain.plan.shared.coarsen import useful_cuts
+from p2ptrain.plan.shared.judge import Judge, Judged
+from p2ptrain.plan.shared.micro_batches import even_window
+from p2ptrain.plan.shared.orders import segment_orders
+from p2ptrain.plan.shared.partition import Floats, Partition, range_sums
+from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
 
 LEAST_DEVICES, MOST_DEVICES = 7, 32

@@ -23,13 +23,8 @@ import numpy as np
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
-from p2ptrain.plan.judge import Judge
-from p2ptrain.plan.micro_batches import even_window
-from p2ptrain.plan.orders import segment_orders
-from p2ptrain.plan.planner import Question
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.search.balanced import balanced_group
-from p2ptrain.plan.search.coarsen import useful_cuts
 from p2ptrain.plan.search.segment_tables import (
     Floats,
     Option,
@@ -38,6 +33,11 @@ from p2ptrain.plan.search.segment_tables import (
     Wholes,
     group_options,
 )
+from p2ptrain.plan.shared.coarsen import useful_cuts
+from p2ptrain.plan.shared.judge import Judge
+from p2ptrain.plan.shared.micro_batches import even_window
+from p2ptrain.plan.shared.orders import segment_orders
+from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
 
 MOST_CUTS = 24

@@ -15,11 +15,11 @@ from math import comb, isfinite, perm
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.judge import Judge, Judged
-from p2ptrain.plan.orders import likely_orders, whole_seconds
-from p2ptrain.plan.partition import Partition, Placement, Suffix, every_subset, in_order
-from p2ptrain.plan.search.coarsen import useful_cuts
-from p2ptrain.plan.search.rules import Rules
+from p2ptrain.plan.shared.coarsen import useful_cuts
+from p2ptrain.plan.shared.judge import Judge, Judged
+from p2ptrain.plan.shared.orders import likely_orders, whole_seconds
+from p2ptrain.plan.shared.partition import Partition, Placement, Suffix, every_subset, in_order
+from p2ptrain.plan.shared.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 
 MOST_ENUMERATED = 300

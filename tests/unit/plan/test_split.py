@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import draft_pipeline, peak_bytes
-from p2ptrain.plan.micro_batches import MOST_SIZES, candidate_splits
 from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.shared.micro_batches import MOST_SIZES, candidate_splits
 from p2ptrain.plan.split import BatchSplit
 from tests.unit.plan import examples
 

@@ -10,13 +10,13 @@ from hypothesis import assume, given, settings
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.judge import Judge
 from p2ptrain.plan.papers.ftpipehd import capacities, partitioned
 from p2ptrain.plan.papers.published import Inner, inner_part
-from p2ptrain.plan.planner import Question
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.shared.judge import Judge
+from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
 from tests.unit.plan import examples
 

@@ -14,17 +14,17 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.judge import Judge
 from p2ptrain.plan.papers import hybrid
 from p2ptrain.plan.papers.group_shares import Rows, SampleTimes, divide
 from p2ptrain.plan.papers.hybrid import planned
 from p2ptrain.plan.papers.hybrid_grid import Grid, make_grid
 from p2ptrain.plan.papers.published import inner_part
 from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planner import Question
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.shared.judge import Judge
+from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
 from tests.unit.plan import examples
 

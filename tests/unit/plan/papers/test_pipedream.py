@@ -14,13 +14,13 @@ from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.judge import Judge
 from p2ptrain.plan.papers.pipedream import partitioned
 from p2ptrain.plan.papers.published import Inner, inner_part
-from p2ptrain.plan.planner import Question
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.shared.judge import Judge
+from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
 from tests.unit.plan import examples
 

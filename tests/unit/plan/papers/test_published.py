@@ -14,18 +14,18 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.check import check_memory, check_plan
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.judge import Judge, Judged
-from p2ptrain.plan.micro_batches import candidate_splits
 from p2ptrain.plan.papers import published
 from p2ptrain.plan.papers.dp import judge_dp
 from p2ptrain.plan.papers.ftpipehd import judge_ftpipehd
 from p2ptrain.plan.papers.hybrid import judge_hybrid
 from p2ptrain.plan.papers.pipedream import judge_pipedream
 from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planner import Question
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.shared.judge import Judge, Judged
+from p2ptrain.plan.shared.micro_batches import candidate_splits
+from p2ptrain.plan.shared.question import Question
 from tests.unit.plan import examples
 
 JUDGES: Mapping[str, Callable[[Question], Judged | None]] = {

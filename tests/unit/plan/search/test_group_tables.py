@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.search.group_tables import Kind, group_tables
-from p2ptrain.plan.search.rules import Rules
+from p2ptrain.plan.shared.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.work import Work
 from tests.unit.plan import examples

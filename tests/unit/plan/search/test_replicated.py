@@ -8,13 +8,13 @@ import pytest
 
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.judge import Judge
-from p2ptrain.plan.micro_batches import MOST_WINDOW, even_window
-from p2ptrain.plan.planner import Question
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.search.replicated import best_replicated, replicated_candidates
+from p2ptrain.plan.shared.judge import Judge
+from p2ptrain.plan.shared.micro_batches import MOST_WINDOW, even_window
+from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable, UnitTimes
 

@@ -11,13 +11,13 @@ import pytest
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, peak_bytes
-from p2ptrain.plan.judge import Judge
-from p2ptrain.plan.orders import segment_orders
-from p2ptrain.plan.planner import Question
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.search.segment_tables import SegmentTables, group_options
 from p2ptrain.plan.search.segments import segment_candidates
+from p2ptrain.plan.shared.judge import Judge
+from p2ptrain.plan.shared.orders import segment_orders
+from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.simulation.simulate import round_seconds
 from p2ptrain.plan.split import BatchSplit
 from tests.unit.plan.examples import PLENTY, cluster, household, profile

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.search.coarsen import useful_cuts
+from p2ptrain.plan.shared.coarsen import useful_cuts
 from tests.unit.plan.examples import cluster, profile
 
 

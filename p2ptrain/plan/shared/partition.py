@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.search.rules import Rules
+from p2ptrain.plan.shared.rules import Rules
 from p2ptrain.plan.split import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]

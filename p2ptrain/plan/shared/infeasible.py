@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.planner import Question
+from p2ptrain.plan.shared.question import Question
 
 
 def explain(question: Question, *, every_device: bool = False, one_device: bool = False) -> str:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.judge import Judge
+from p2ptrain.plan.shared.judge import Judge
 from p2ptrain.plan.split import BatchSplit
 
 
