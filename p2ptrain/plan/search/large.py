@@ -29,7 +29,7 @@ LEAST_TASKS, PAIR_TASKS, MOST_TASKS = 100_000, 250, 6_000_000
 """The budget grows with the pairs of devices, up to a limit: about 2 s for 64 of them."""
 STARTS_SHARE = 0.5
 """Part of the budget for starts; the rest is for changes."""
-MANY_UNITS, MANY_UNITS_TASKS = 64, 50_000
+MANY_UNITS, MANY_UNITS_TASKS = 64, 25_000
 """Of models of more units the named planners take their time, and searching gets less."""
 PROMISING = 2
 """Micro-batch sizes for which groups are searched."""
