@@ -17,7 +17,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
+    """As in a terminal, even where the tests run in the background with Ctrl-C ignored."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
     yield
     early.release()
     for number, handler in before.items():
