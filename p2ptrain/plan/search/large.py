@@ -25,8 +25,8 @@ from p2ptrain.plan.shared.orders import whole_seconds
 from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
 
-LEAST_TASKS, PAIR_TASKS, MOST_TASKS = 100_000, 250, 6_000_000
-"""The budget grows with the pairs of devices, up to a limit: about 2 s for 64 of them."""
+LEAST_TASKS, PAIR_TASKS, MOST_TASKS = 100_000, 100, 2_500_000
+"""The budget grows with the pairs of devices, up to a limit: about 1 s for 64 of them."""
 STARTS_SHARE = 0.5
 """Part of the budget for starts; the rest is for changes."""
 MANY_UNITS, MANY_UNITS_TASKS = 64, 25_000
