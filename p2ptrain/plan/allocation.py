@@ -8,9 +8,10 @@ micro_batches    7 micro-batches, shares 4 2 1        m = 0 1 2 3 4 5 6
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from operator import add
 
 
@@ -78,3 +79,22 @@ def most_in_window(shares: tuple[int, ...], place: int, window: int) -> tuple[in
         if m < last:
             without_last = max(without_last, held)
     return most, without_last < most
+
+
+def hand_out(
+    total: int, shares: Sequence[int], most: Sequence[int], seconds: Callable[[int, int], float]
+) -> tuple[int, ...]:
+    """`shares`, raised one at a time to sum to `total`: always who finishes the next one first.
+
+    `seconds(place, share)` grows with the share, so that the last to finish does so as early as it
+    can from these shares. No share is raised above `most`, whose sum is at least `total`.
+    """
+    raised = list(shares)
+    open_places = [(seconds(i, share + 1), i) for i, share in enumerate(raised) if share < most[i]]
+    heapify(open_places)
+    for _ in range(total - sum(raised)):
+        _, i = heappop(open_places)
+        raised[i] += 1
+        if raised[i] < most[i]:
+            heappush(open_places, (seconds(i, raised[i] + 1), i))
+    return tuple(raised)

@@ -8,12 +8,11 @@ take whole micro-batches in turn; the simulation decides which is faster.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heapify, heapreplace
 
 import numpy as np
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.allocation import Allocation, hand_out
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups
 from p2ptrain.plan.papers.group_shares import Rows, SampleTimes, divide
@@ -77,14 +76,9 @@ def _by_micro_batches(question: Question, split: BatchSplit) -> Group | None:
     if len(devices) == 1 or split.micro_batches < len(devices):
         return None
     each = [sum(cost.stage_seconds(d, 0, cost.unit_count, split.first_samples)) for d in devices]
-    shares = [1] * len(devices)
-    done = [(2 * seconds, place) for place, seconds in enumerate(each)]
-    heapify(done)
-    for _ in range(split.micro_batches - len(devices)):
-        _, place = done[0]
-        shares[place] += 1
-        heapreplace(done, ((shares[place] + 1) * each[place], place))
-    return Group(devices, tuple(shares), Allocation.MICRO_BATCHES)
+    count, ones = split.micro_batches, [1] * len(devices)
+    shares = hand_out(count, ones, [count] * len(devices), lambda i, share: share * each[i])
+    return Group(devices, shares, Allocation.MICRO_BATCHES)
 
 
 def _refuse_small_devices(question: Question) -> None:

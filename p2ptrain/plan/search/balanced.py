@@ -9,12 +9,11 @@ is never faster with more samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Sequence
 
 import numpy as np
 
-from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.allocation import Allocation, hand_out
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Group, alone
 from p2ptrain.plan.split import BatchSplit
@@ -57,7 +56,7 @@ def _dealt(
     if min(_room(cost, units, devices)) < samples or len(devices) > count:
         return None
     each = [sum(cost.stage_seconds(device, *units, samples)) for device in devices]
-    return _handed_out(
+    return hand_out(
         count, [1] * len(devices), [count] * len(devices), lambda i, share: share * each[i]
     )
 
@@ -81,26 +80,12 @@ def _divided(
         within = sum(map(_Curve.samples, curves, [middle] * len(curves), most))
         low, high = (middle, high) if within <= samples else (low, middle)
     shares = [curve.samples(low, top) for curve, top in zip(curves, most, strict=True)]
-    return _handed_out(samples, shares, most, lambda i, share: curves[i].seconds(share))
+    return hand_out(samples, shares, most, lambda i, share: curves[i].seconds(share))
 
 
 def _room(cost: CostModel, units: tuple[int, int], devices: Sequence[int]) -> list[int]:
     """Samples that may be in flight on each device."""
     return [cost.samples_that_fit(*units, cost.devices[d].memory_bytes) for d in devices]
-
-
-def _handed_out(
-    total: int, shares: list[int], most: Sequence[int], seconds: Callable[[int, int], float]
-) -> tuple[int, ...]:
-    """`shares`, raised one at a time to sum to `total`: always who finishes the next one first."""
-    open_places = [(seconds(i, share + 1), i) for i, share in enumerate(shares) if share < most[i]]
-    heapify(open_places)
-    for _ in range(total - sum(shares)):
-        _, i = heappop(open_places)
-        shares[i] += 1
-        if shares[i] < most[i]:
-            heappush(open_places, (seconds(i, shares[i] + 1), i))
-    return tuple(shares)
 
 
 class _Curve:

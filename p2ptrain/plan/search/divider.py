@@ -8,9 +8,8 @@ would finish it first, which is the optimum for times that grow with the share.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heapify, heapreplace
 
-from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.allocation import Allocation, hand_out
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Group, alone
 from p2ptrain.plan.search.exchange import Exchange, exchange
@@ -124,19 +123,7 @@ def even_out(
     """
     if len(most) > total or min(most) < 1 or sum(most) < total:
         return None
-    shares = _head_start(total, most, seconds)
-    heap = [
-        (seconds(place, share + 1), place)
-        for place, share in enumerate(shares)
-        if share < most[place]
-    ]
-    heapify(heap)
-    for _ in range(total - sum(shares)):
-        _, place = heap[0]
-        shares[place] += 1
-        full = shares[place] == most[place]
-        heapreplace(heap, (float("inf") if full else seconds(place, shares[place] + 1), place))
-    return tuple(shares)
+    return hand_out(total, _head_start(total, most, seconds), most, seconds)
 
 
 def _head_start(total: int, most: Sequence[int], seconds: Callable[[int, int], float]) -> list[int]:

@@ -269,15 +269,3 @@ def in_order(
             suffixes.append(partition.last(device))
         behind.extend(suffixes)
         yield from suffixes
-
-
-def all_in_order(
-    partition: Partition, devices: Sequence[int], tail: Suffix | None = None
-) -> Suffix:
-    """Best pipeline that takes every one of `devices` in that order."""
-    suffix = tail
-    for device in reversed(devices):
-        suffix = partition.extend(device, [suffix]) if suffix else partition.last(device)
-    if suffix is None:
-        raise ValueError("a pipeline needs at least one device")
-    return suffix

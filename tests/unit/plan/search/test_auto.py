@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.errors import PlanError
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.check import check_memory, check_plan
 from p2ptrain.plan.cluster import Cluster, Device, Link
@@ -22,17 +21,11 @@ from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.work import ROUNDING, plan_parts
 from tests.unit.plan import examples
+from tests.unit.plan.asking import tried
 from tests.unit.plan.gap import gap, problem
 
 WORSE = 1.01
 """How much worse a better cluster may make the prediction."""
-
-
-def tried(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan | None:
-    try:
-        return make_plan(profile, cluster, request)
-    except PlanError:
-        return None
 
 
 def assert_sound(plan: Plan, profile: Profile, cluster: Cluster, request: PlanRequest) -> None:
