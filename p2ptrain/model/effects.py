@@ -44,6 +44,16 @@ def draws_random_numbers(node: Node) -> bool:
     return "scaled_dot_product_attention" not in node.operator or "dropout_p" in given
 
 
+def uses_batch_statistics(node: Node) -> bool:
+    """Whether running `node` computes with statistics over all samples of the micro-batch."""
+    operator = resolve(node.operator)
+    function = node.operator.split(".")[1]
+    if not _is_statistics(operator) or _is_switched_off(operator, node):
+        return False
+    # Instance normalisation averages over samples only what it keeps for evaluation.
+    return function != "instance_norm" or bool(mutated_references(node))
+
+
 def _is_statistics(operator: Operator) -> bool:
     return "running_mean" in operator.schema_arguments
 

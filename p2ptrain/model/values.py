@@ -86,17 +86,6 @@ class ValueDescription:
             size *= dimension(batch)
         return size
 
-    @property
-    def rows_per_sample(self) -> int | None:
-        """k where dimension 0 has k rows for each sample and no other depends on the batch.
-
-        Then a micro-batch can be divided between devices by rows. None: it cannot.
-        """
-        if not self.dimensions or not all(d.is_constant for d in self.dimensions[1:]):
-            return None
-        constant, *slope = self.dimensions[0].coefficients
-        return slope[0] if constant == 0 and len(slope) == 1 else None
-
     def batch_of(self, shape: tuple[int, ...]) -> int | None:
         """The batch size that a tensor of `shape` was computed for; None where it cannot tell."""
         for dimension, size in zip(self.dimensions, shape, strict=True):

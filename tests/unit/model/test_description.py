@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.decoding import LIMIT_BYTES, is_dense
 from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.division import sample_dimension
 from p2ptrain.net import cbor
 from tests.unit.model.conftest import Prepared
 
@@ -69,13 +70,13 @@ def test_the_target_goes_where_the_loss_is(prepared: Get) -> None:
 def test_shapes_follow_from_the_batch(prepared: Get) -> None:
     (value,) = prepared("cnn").model.description.crossing(1, "train")
     assert value.shape(5) == (5, *value.shape(1)[1:])
-    assert value.rows_per_sample == 1
+    assert sample_dimension(value) == 0
     assert value.may_require_grad
     folded = prepared("folded_batch").model.description.crossing(2, "train")
-    assert [v.rows_per_sample for v in folded] == [3]
+    assert [v.shape(5)[0] for v in folded] == [15]
     pairs = prepared("pairwise_in_batch").model.description.crossing(2, "train")
     assert {v.shape(5) for v in pairs} == {(5, 5), (5, 8)}
-    assert None in [v.rows_per_sample for v in pairs]
+    assert None in [sample_dimension(v) for v in pairs]
 
 
 def test_state_of_all_stages_is_the_whole_state(prepared: Get) -> None:

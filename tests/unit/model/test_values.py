@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
+from p2ptrain.model.values import Polynomial, ValueDescription, ValueKind
 
 
 def _value(*dimensions: Polynomial) -> ValueDescription:
@@ -35,18 +34,3 @@ def test_shape_bytes_and_batch() -> None:
     assert value.batch_of((6, 4, 4)) == 2
     assert value.tells_batch
     assert not _value(Polynomial((0, 0, 1))).tells_batch
-
-
-@pytest.mark.parametrize(
-    ("dimensions", "rows"),
-    [
-        ((BATCH, Polynomial((3,))), 1),
-        ((Polynomial((0, 5)),), 5),
-        ((Polynomial((1, 1)),), None),
-        ((Polynomial((3,)), BATCH), None),
-        ((BATCH, BATCH), None),
-        ((), None),
-    ],
-)
-def test_rows_per_sample(dimensions: tuple[Polynomial, ...], rows: int | None) -> None:
-    assert _value(*dimensions).rows_per_sample == rows

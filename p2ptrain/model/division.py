@@ -1,0 +1,72 @@
+"""What dividing a micro-batch by samples between devices would change, read from the graph.
+
+Whole micro-batches can always be dealt: each is computed as one device would. A part of one is
+computed without the other samples, which shows where a node looks across samples (batch
+normalisation) or draws random numbers for all of them at once (dropout). What a graph does not tell
+is whether the loss is a mean over samples, as a job's loss must be for micro-batches to make sense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.effects import draws_random_numbers, uses_batch_statistics
+from p2ptrain.model.graph import Node
+from p2ptrain.model.values import BATCH, ValueDescription
+
+
+def sample_dimension(value: ValueDescription) -> int | None:
+    """The dimension along which `value` can be cut between samples.
+
+    Returns:
+        The only dimension that depends on the batch, where it is exactly the batch size; None where
+        there is no such dimension: the value cannot be divided.
+    """
+    varying = [k for k, d in enumerate(value.dimensions) if not d.is_constant]
+    if len(varying) != 1 or value.dimensions[varying[0]] != BATCH:
+        return None
+    return varying[0]
+
+
+def indivisible_boundaries(description: ModelDescription) -> tuple[int, ...]:
+    """Boundaries where something crosses that cannot be cut between samples.
+
+    A stage that divides micro-batches by samples may neither begin nor end there. The model's
+    inputs are boundary 0; the last boundary's loss is a number of its own for each part.
+    """
+    return tuple(
+        boundary
+        for boundary in range(len(description.units))
+        if any(sample_dimension(v) is None for v in description.crossing(boundary, "train"))
+    )
+
+
+def division_effects(description: ModelDescription) -> tuple[str, ...]:
+    """How results change where a micro-batch is divided by samples; empty if not at all.
+
+    Up to the order in which gradients are added, which any division changes.
+    """
+    found = []
+    for seen, reason in _EFFECTS:
+        units = [u for u in range(len(description.units)) if any(map(seen, _nodes(description, u)))]
+        if units:
+            found.append(f"{reason} ({_named(description, units)})")
+    return tuple(found)
+
+
+_EFFECTS: Sequence[tuple[Callable[[Node], bool], str]] = (
+    (uses_batch_statistics, "BatchNorm statistics are those of each part of a micro-batch"),
+    (draws_random_numbers, "dropout and its like draw other random numbers"),
+)
+
+
+def _nodes(description: ModelDescription, unit: int) -> Sequence[Node]:
+    return description.train.nodes[slice(*description.units[unit].train)]
+
+
+def _named(description: ModelDescription, units: Sequence[int]) -> str:
+    first = description.units[units[0]].name
+    if len(units) == 1:
+        return f"unit {first}"
+    return f"unit {first} and {len(units) - 1} more"

@@ -1,0 +1,64 @@
+"""What dividing micro-batches by samples would change, read from captured models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from p2ptrain.model.division import division_effects, indivisible_boundaries, sample_dimension
+from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
+from tests.unit.model.conftest import Prepared
+
+Get = Callable[..., Prepared]
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "expected"),
+    [
+        ((BATCH, Polynomial((3,))), 0),
+        ((Polynomial((3,)), BATCH), 1),
+        ((Polynomial((0, 5)),), None),
+        ((Polynomial((1, 1)),), None),
+        ((BATCH, BATCH), None),
+        ((Polynomial((3,)),), None),
+        ((), None),
+    ],
+)
+def test_samples_lie_along_the_one_dimension_of_the_batch(
+    dimensions: tuple[Polynomial, ...], expected: int | None
+) -> None:
+    value = ValueDescription("value", ValueKind.TENSOR, torch.float32, dimensions, True)
+    assert sample_dimension(value) == expected
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt", "views"])
+def test_models_that_compute_each_sample_alone_divide_without_effects(
+    prepared: Get, name: str
+) -> None:
+    assert division_effects(prepared(name).model.description) == ()
+
+
+def test_what_looks_across_samples_is_named_with_its_unit(prepared: Get) -> None:
+    (statistics,) = division_effects(prepared("cnn").model.description)
+    assert statistics.startswith(
+        "BatchNorm statistics are those of each part of a micro-batch (unit "
+    )
+    (random,) = division_effects(prepared("dropout").model.description)
+    assert random.startswith("dropout and its like draw other random numbers (unit ")
+
+
+def test_a_matrix_of_pairs_of_samples_cannot_be_divided(prepared: Get) -> None:
+    description = prepared("pairwise_in_batch").model.description
+    assert 2 in indivisible_boundaries(description)
+    assert 0 not in indivisible_boundaries(description)
+
+
+def test_rows_that_are_no_samples_cannot_be_divided(prepared: Get) -> None:
+    assert 2 in indivisible_boundaries(prepared("folded_batch").model.description)
+
+
+def test_every_cut_of_an_ordinary_model_can_be_divided(prepared: Get) -> None:
+    for name in ("cnn", "gpt", "views"):
+        assert indivisible_boundaries(prepared(name).model.description) == ()
