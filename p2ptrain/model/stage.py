@@ -188,6 +188,10 @@ class Stage:
         """Parameters, buffers and constants by canonical name: the tensors themselves."""
         return dict(self._state)
 
+    def holds(self, key: int) -> bool:
+        """Whether micro-batch `key` waits for its backward."""
+        return key in self._held
+
     def held(self) -> int:
         """How many micro-batches wait for their backward."""
         return len(self._held)

@@ -8,6 +8,7 @@ from typing import Any
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, EpochKey, integer, text
 
 
@@ -17,14 +18,33 @@ class StagePlace:
 
     Attributes:
         first, end: units [first, end).
-        device: id of the device.
         warmup: K_p, forwards before the first backward.
+        devices: ids, in the order of their sample ranges.
+        shares: one a device, at least 1: samples of each micro-batch, or whole micro-batches of a
+            round; a device alone takes everything, whatever its share.
+        allocation: what the shares count.
     """
 
     first: int
     end: int
-    device: str
     warmup: int
+    devices: tuple[str, ...]
+    shares: tuple[int, ...]
+    allocation: Allocation = Allocation.SAMPLES
+
+    @property
+    def leader(self) -> str:
+        """The device that speaks for the stage where one is enough."""
+        return self.devices[0]
+
+    def keeper(self, holder: str) -> str:
+        """Whose copy of the weights is read: the data holder's own where it has one."""
+        return holder if holder in self.devices else self.leader
+
+    @property
+    def shared(self) -> bool:
+        """Whether several devices hold the stage."""
+        return len(self.devices) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +84,12 @@ class Assignment:
 
     def stages_of(self, device: str) -> list[int]:
         """Indices of the stages that `device` holds, in order."""
-        return [index for index, place in enumerate(self.stages) if place.device == device]
+        return [index for index, place in enumerate(self.stages) if device in place.devices]
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Ids of the devices that hold a stage, in pipeline order, each once."""
-        return tuple(dict.fromkeys(place.device for place in self.stages))
+        return tuple(dict.fromkeys(device for place in self.stages for device in place.devices))
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
@@ -79,7 +99,7 @@ class Assignment:
                 "term": self.term,
                 "holder": self.holder,
                 "digest": self.digest,
-                "stages": [[s.first, s.end, s.device, s.warmup] for s in self.stages],
+                "stages": [_stage_fields(place) for place in self.stages],
                 "batch_size": self.batch_size,
                 "micro_batch": self.micro_batch,
                 "optimizer": dict(self.optimizer),
@@ -99,7 +119,7 @@ class Assignment:
         stages = fields.get("stages")
         if not isinstance(optimizer, dict) or not isinstance(stages, list) or not stages:
             raise ProtocolError("an assignment names an optimizer and its stages")
-        return Assignment(
+        assignment = Assignment(
             key=EpochKey.read(fields),
             term=integer(fields, "term"),
             holder=text(fields, "holder", 64),
@@ -112,21 +132,55 @@ class Assignment:
             clip=bool(fields.get("clip")),
             first_step=integer(fields, "first_step"),
         )
+        assignment.check()
+        return assignment
+
+    def check(self) -> None:
+        """ProtocolError where the shares of a stage do not add up to the whole."""
+        for place in self.stages:
+            whole = (
+                self.micro_batch if place.allocation is Allocation.SAMPLES else self.micro_batches
+            )
+            if place.shared and sum(place.shares) != whole:
+                raise ProtocolError(f"shares {list(place.shares)} do not add up to {whole}")
+
+
+def _stage_fields(place: StagePlace) -> dict[str, Any]:
+    return {
+        "units": [place.first, place.end],
+        "warmup": place.warmup,
+        "devices": list(place.devices),
+        "shares": list(place.shares),
+        "allocation": str(place.allocation),
+    }
 
 
 def _read_stages(stages: list[Any]) -> tuple[StagePlace, ...]:
     places: list[StagePlace] = []
     for entry in stages:
-        if not isinstance(entry, list) or len(entry) != 4:
-            raise ProtocolError("a stage is [first, end, device, warmup]")
-        named = dict(zip(("first", "end", "device", "warmup"), entry, strict=True))
-        place = StagePlace(
-            integer(named, "first"),
-            integer(named, "end"),
-            text(named, "device", 64),
-            integer(named, "warmup", 1),
-        )
+        place = _read_stage(entry)
         if place.first != (places[-1].end if places else 0) or place.end <= place.first:
             raise ProtocolError("stages cover the units once and in order")
         places.append(place)
     return tuple(places)
+
+
+def _read_stage(entry: object) -> StagePlace:
+    match entry:
+        case {
+            "units": [int(first), int(end)],
+            "warmup": int(warmup),
+            "devices": [str(), *_] as devices,
+            "shares": [int(), *_] as shares,
+            "allocation": "samples" | "micro_batches" as allocation,
+        } if warmup >= 1 and len(shares) == len(devices) == len(set(devices)):
+            place = StagePlace(
+                first, end, warmup, tuple(devices), tuple(shares), Allocation(allocation)
+            )
+        case _:
+            raise ProtocolError("a stage has units, warmup, devices, shares and allocation")
+    if not all(isinstance(device, str) and len(device) <= 64 for device in place.devices):
+        raise ProtocolError("a stage's devices are ids")
+    if not all(isinstance(share, int) and share >= 1 for share in place.shares):
+        raise ProtocolError("a device's share of a stage is at least 1")
+    return place

@@ -261,7 +261,13 @@ class CoordinatorService:
             holder=holder,
             digest=request.digest,
             stages=tuple(
-                StagePlace(*stage.units, ids[stage.devices[0].name], stage.warmup)
+                StagePlace(
+                    *stage.units,
+                    warmup=stage.warmup,
+                    devices=tuple(ids[device.name] for device in stage.devices),
+                    shares=tuple(device.share for device in stage.devices),
+                    allocation=stage.allocation,
+                )
                 for stage in plan.stages
             ),
             batch_size=request.batch_size,

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 from torch import Tensor
 
-from p2ptrain.errors import InternalError, ProtocolError
+from p2ptrain.errors import ProtocolError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.optimizer_spec import OptimizerSpec
 from p2ptrain.model.stage import Stage
-from p2ptrain.model.values import ValueDescription
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.epoch_links import EpochLinks, Shell, separate_names
-from p2ptrain.training.inlet import Expected, Inlet
 from p2ptrain.training.protocol import RoundOrder
-from p2ptrain.training.rounds import Mode
 from p2ptrain.training.scope import first_error
-from p2ptrain.training.stage_runner import StageRunner, StageTask
-from p2ptrain.training.switchboard import Line
+from p2ptrain.training.stage_lines import StageLines
+from p2ptrain.training.stage_runner import StageRunner
 
 FetchState: TypeAlias = Callable[[StagePlace], Awaitable[Mapping[str, Tensor]]]
 """A stage's place -> its tensors by `model:` and `optimizer:` names."""
 OnFailure: TypeAlias = Callable[[int, BaseException], Awaitable[None]]
 """(stage, error) -> tell the holder."""
-
-PIECES_AHEAD = 2
-"""Inputs that the holder sends before the stage has begun the piece before them."""
-EARLY_PIECES = 4
-"""Pieces of the next round that may arrive while this one ends."""
 
 
 class Engagement:
@@ -106,59 +98,11 @@ class Engagement:
 
         stage, optimizer = await self._shell.compute.run((0,), build)
         links = EpochLinks(self.assignment, index, stage, self.description, self._shell)
+        lines = StageLines(self.assignment, index, self.description, self._shell)
         self._links[index] = links
         self.runners[index] = StageRunner(
-            self._task(index),
-            stage,
-            optimizer,
-            links,
-            self._shell.compute,
-            self._connect_inlets(index),
+            lines.task(), stage, optimizer, links, lines.connect(stage, links), self._shell.compute
         )
-
-    def _task(self, index: int) -> StageTask:
-        place = self.assignment.stages[index]
-        uses = [self.description.target_uses(place.first, place.end, mode.value) for mode in Mode]
-        return StageTask(
-            index=index,
-            last=index == len(self.assignment.stages) - 1,
-            warmup=place.warmup,
-            seed=self.assignment.seed,
-            uses_targets=any(uses),
-        )
-
-    def _connect_inlets(self, index: int) -> tuple[Inlet, Inlet, Inlet]:
-        place = self.assignment.stages[index]
-        holder = self.assignment.holder
-        before = self.assignment.stages[index - 1].device if index else holder
-        capacity = 2 * max(p.warmup for p in self.assignment.stages) + EARLY_PIECES
-        largest = self.assignment.micro_batch
-        activations = Inlet(
-            f"activations of stage {index}",
-            lambda mode, size: expected_at(self.description, place.first, mode, size),
-            capacity=capacity,
-            largest=largest,
-        )
-        targets = Inlet(
-            f"targets of stage {index}",
-            lambda _mode, size: expected_targets(self.description, size),
-            capacity=capacity,
-            largest=largest,
-        )
-        gradients = Inlet(
-            f"gradients of stage {index}",
-            lambda mode, size: expected_at(self.description, place.end, mode, size),
-            capacity=capacity,
-            largest=largest,
-            optional=True,
-        )
-        connect = self._shell.switchboard.connect_inlet
-        connect(Line(self.assignment.key, index, "activations"), activations, before)
-        connect(Line(self.assignment.key, index, "targets"), targets, holder)
-        if index + 1 < len(self.assignment.stages):
-            after = self.assignment.stages[index + 1].device
-            connect(Line(self.assignment.key, index, "gradients"), gradients, after)
-        return activations, targets, gradients
 
     def _runner(self, first: int, end: int) -> StageRunner:
         for index, runner in self.runners.items():
@@ -173,24 +117,6 @@ class Engagement:
             await runner.run()
         except ExceptionGroup as group:
             await on_failure(index, first_error(group))
-
-
-def expected_at(
-    description: ModelDescription, boundary: int, mode: Mode, size: int
-) -> Sequence[Expected]:
-    """What crosses the cut before unit `boundary`, for `size` samples."""
-    return [_expected(value, size) for value in description.crossing(boundary, mode.value)]
-
-
-def expected_targets(description: ModelDescription, size: int) -> Sequence[Expected]:
-    """The leaves of the target, for `size` samples."""
-    return [_expected(value, size) for value in description.targets]
-
-
-def _expected(value: ValueDescription, size: int) -> Expected:
-    if value.dtype is None:
-        raise InternalError(f"{value.name} is a whole number, which never crosses a cut")
-    return value.dtype, value.shape(size)
 
 
 def _with_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

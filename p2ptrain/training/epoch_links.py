@@ -10,7 +10,8 @@ stage that uses it, which sends the sum back, so that all apply the same update 
        |------ summed:0 ------>|----------------->|
 
 While that costs little, each micro-batch's gradient travels for itself: then the sum is plain
-torch's to the last bit. Beyond SEPARATE_LIMIT_BYTES each stage sends one sum.
+torch's to the last bit. Beyond SEPARATE_LIMIT_BYTES each stage sends one sum. Where a stage is a
+group, its all-reduce comes before, its leader sends and sums, and everyone gets the sum.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model import clip, ties
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.stage import Stage
-from p2ptrain.net.message import Message, PartKind
+from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.inlet import Inlet, Piece, Value
+from p2ptrain.training.division import Slice, divisions
+from p2ptrain.training.inlet import Contents, Inlet, Piece, Value
 from p2ptrain.training.protocol import DONE, NORMS, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode
 from p2ptrain.training.stage_runner import RoundReport
@@ -88,8 +90,10 @@ class EpochLinks:
         self._ties = Ties.of(index, _shared(assignment, description))
         self._separate = separate_names(assignment, description)
         self._shell = shell
+        self._place = assignment.stages[index]
+        self._divisions = divisions(assignment)
         self._last = len(assignment.stages) - 1
-        self._credits = Credits(EVALUATION_PIECES_AHEAD)
+        self._credits: dict[str, Credits] = {}
         self._coefficients: asyncio.Queue[tuple[int, Tensor]] = asyncio.Queue(2)
         self._sums: dict[int, Inlet] = {}
         self._summed: dict[int, Inlet] = {}
@@ -97,46 +101,43 @@ class EpochLinks:
 
     # -- StageLinks ------------------------------------------------------------------------------
 
-    async def send_forward(self, piece: Piece, values: Sequence[Value]) -> None:
-        """Activations to the next stage."""
-        await self._send(self._index + 1, "activations", piece, values)
+    async def send_forward(self, device: str, piece: Piece, values: Sequence[Value]) -> None:
+        """Activations to a device of the next stage; in an evaluation once it may be sent more."""
+        if piece.mode is Mode.EVAL:
+            await self._credits[device].acquire()
+        await self._send(device, self._index + 1, "activations", piece, values)
 
-    async def send_backward(self, piece: Piece, values: Sequence[Value]) -> None:
-        """Gradients to the stage before."""
-        await self._send(self._index - 1, "gradients", piece, values, PartKind.GRADIENT)
+    async def send_backward(self, device: str, piece: Piece, values: Sequence[Value]) -> None:
+        """Gradients to a device of the stage before."""
+        line = self._line(self._index - 1, "gradients")
+        send = self._shell.switchboard.send_values
+        await send(device, line, piece, values, PartKind.GRADIENT)
 
     async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
         """Outputs to the holder."""
-        await self._send(self._last + 1, "outputs", piece, values)
+        await self._send(self._assignment.holder, self._last + 1, "outputs", piece, values)
 
     async def send_started(self, piece: Piece, targets: bool) -> None:
-        """Credit to the holder, and in an evaluation to the stage before."""
-        flow = "targets" if targets else "activations"
-        line = self._line(self._index, flow)
+        """Credit to the holder, and in an evaluation to those of the stage before."""
+        line = self._line(self._index, "targets" if targets else "activations")
         if targets or self._index == 0:
             await self._shell.switchboard.send_started(self._assignment.holder, line)
         elif piece.mode is Mode.EVAL:
-            await self._shell.switchboard.send_started(self._device(self._index - 1), line)
-
-    async def evaluation_credit(self, key: PieceKey) -> None:
-        """Wait until the next stage may be sent one more piece."""
-        await self._credits.acquire()
+            before = self._divisions[self._index - 1]
+            own = Slice(self._shell.mesh.self_id, piece.first, piece.end)
+            for part in before.overlaps(piece.key.micro_batch, piece.size, own):
+                await self._shell.switchboard.send_started(part.device, line)
 
     async def exchange_gradients(self, order: RoundOrder) -> None:
         """Sum tied gradients; see the picture above."""
         if not self._ties.owned and not self._ties.borrowed:
             return
-        piece = Piece(PieceKey(order.round.index, 0), Mode.TRAIN, 1)
-        mine = self._own_parts()
-        for owner, names in self._ties.borrowed.items():
-            parts = [part for name in names for part in mine[name]]
-            await self._send(owner, f"sums:{self._index}", piece, parts, PartKind.GRADIENT)
-        await self._merge(mine, piece)
-        for other, names in self._ties.owned.items():
-            total = [self._gradient(name) for name in names]
-            await self._send(other, f"summed:{self._index}", piece, total, PartKind.GRADIENT)
-        for owner, names in self._ties.borrowed.items():
-            self._replace(names, await self._summed[owner].take(piece.key))
+        piece = Piece.whole(PieceKey(order.round.index, 0), Mode.TRAIN, 1)
+        if self._leads:
+            await self._exchange_as_leader(piece)
+        for owner, names in self._received.items():
+            gathered = await self._summed[owner].take(piece.key)
+            self._replace(names, gathered.join())
 
     async def clip(self, order: RoundOrder) -> None:
         """Send this stage's norms to the holder, and scale by the coefficient it answers."""
@@ -144,7 +145,8 @@ class EpochLinks:
             return
         owned = {name: self._gradient(name) for name in self._owned_names()}
         norms = await self._shell.compute.run((0,), lambda: clip.tensor_norms(owned))
-        await self._report_norms(order, norms)
+        if self._leads:
+            await self._report_norms(order, norms)
         number, coefficient = await self._coefficients.get()
         assert number == order.round.index, "rounds are clipped one after the other"
         gradients = [parameter.grad for parameter in self._stage.parameters().values()]
@@ -179,22 +181,70 @@ class EpochLinks:
     def _connect(self) -> None:
         switchboard = self._shell.switchboard
         if self._index < self._last:
-            after = self._device(self._index + 1)
             line = self._line(self._index + 1, "activations")
-            switchboard.connect_credits(line, self._credits, after)
-        for other, names in self._ties.owned.items():
+            for after in self._assignment.stages[self._index + 1].devices:
+                self._credits[after] = Credits(EVALUATION_PIECES_AHEAD)
+                switchboard.connect_credits(line, self._credits[after], after)
+        for other, names in self._ties.owned.items() if self._leads else ():
             parts = [name for name in names for _ in range(self._part_count(name))]
             self._sums[other] = self._tied_inlet(parts, f"sums:{other}", other)
-        for owner, names in self._ties.borrowed.items():
+        for owner, names in self._received.items():
             self._summed[owner] = self._tied_inlet(names, f"summed:{owner}", owner)
 
     def _tied_inlet(self, names: Sequence[str], flow: str, other: int) -> Inlet:
         parameters = self._stage.parameters()
         expected = [(parameters[n].dtype, tuple(parameters[n].shape)) for n in names]
-        inlet = Inlet(flow, lambda _mode, _size: expected, capacity=2, largest=1, optional=True)
-        line = self._line(self._index, flow)
-        self._shell.switchboard.connect_inlet(line, inlet, self._device(other))
+        contents = Contents(
+            flow,
+            lambda _mode, _size: expected,
+            lambda _mode: [None] * len(expected),
+            optional=True,
+        )
+        leader = self._assignment.stages[other].leader
+        sources = (Slice(leader, 0, 1),)
+        inlet = Inlet(contents, lambda _number, _size: sources, capacity=2, largest=1)
+        self._shell.switchboard.connect_inlet(self._line(self._index, flow), inlet, {leader})
         return inlet
+
+    @property
+    def _leads(self) -> bool:
+        return self._place.leader == self._shell.mesh.self_id
+
+    @property
+    def _received(self) -> Mapping[int, tuple[str, ...]]:
+        """Owning stage -> the names whose sums its leader sends to this device."""
+        if self._leads or not self._ties.owned:
+            return self._ties.borrowed
+        return {**self._ties.borrowed, self._index: self._owned_ties}
+
+    @property
+    def _owned_ties(self) -> tuple[str, ...]:
+        return tuple(sorted({name for names in self._ties.owned.values() for name in names}))
+
+    async def _exchange_as_leader(self, piece: Piece) -> None:
+        mine = self._own_parts()
+        for owner, names in self._ties.borrowed.items():
+            parts = [part for name in names for part in mine[name]]
+            leader = self._assignment.stages[owner].leader
+            await self._send_sums(leader, self._line(owner, f"sums:{self._index}"), piece, parts)
+        await self._merge(mine, piece)
+        for other, names in self._ties.owned.items():
+            for device in self._assignment.stages[other].devices:
+                await self._send_total(device, other, piece, names)
+        for device in self._place.devices[1:] if self._ties.owned else ():
+            await self._send_total(device, self._index, piece, self._owned_ties)
+
+    async def _send_total(
+        self, device: str, stage: int, piece: Piece, names: Sequence[str]
+    ) -> None:
+        line = self._line(stage, f"summed:{self._index}")
+        await self._send_sums(device, line, piece, [self._gradient(name) for name in names])
+
+    async def _send_sums(
+        self, device: str, line: Line, piece: Piece, values: Sequence[Value]
+    ) -> None:
+        send = self._shell.switchboard.send_values
+        await send(device, line, piece, values, PartKind.GRADIENT, Priority.COLLECTIVE)
 
     def _gradient(self, name: str) -> Tensor | None:
         gradient: Tensor | None = self._stage.parameters()[name].grad
@@ -217,7 +267,7 @@ class EpochLinks:
         """Sum what this stage owns, in the order of the stages that use it."""
         parts = {name: [mine[name]] for names in self._ties.owned.values() for name in names}
         for other in sorted(self._ties.owned):
-            values = iter(await self._sums[other].take(piece.key))
+            values = iter((await self._sums[other].take(piece.key)).join())
             for name in self._ties.owned[other]:
                 parts[name].append([next(values) for _ in range(self._part_count(name))])
 
@@ -246,33 +296,26 @@ class EpochLinks:
             await self._shell.mesh.send(self._assignment.holder, Message(NORMS, fields))
 
     async def _send(
-        self,
-        stage: int,
-        flow: str,
-        piece: Piece,
-        values: Sequence[Value],
-        part_kind: PartKind = PartKind.ACTIVATION,
+        self, device: str, stage: int, flow: str, piece: Piece, values: Sequence[Value]
     ) -> None:
         line = self._line(stage, flow)
-        device = self._device(stage)
-        await self._shell.switchboard.send_values(device, line, piece, values, part_kind)
+        await self._shell.switchboard.send_values(device, line, piece, values)
 
     def _line(self, stage: int, flow: str) -> Line:
         return Line(self._assignment.key, stage, flow)
 
-    def _device(self, stage: int) -> str:
-        """The device of a stage; the holder stands behind the last one."""
-        stages = self._assignment.stages
-        return self._assignment.holder if stage == len(stages) else stages[stage].device
-
 
 def separate_names(assignment: Assignment, description: ModelDescription) -> frozenset[str]:
-    """Tied tensors whose gradients are kept apart by micro-batch."""
+    """Tied tensors whose gradients are kept apart by micro-batch.
+
+    None where a stage that uses it is a group: that adds in an order of its own anyway.
+    """
     by_name = description.tensors_by_name
     return frozenset(
         name
-        for name in _shared(assignment, description)
+        for name, stages in _shared(assignment, description).items()
         if by_name[name].nbytes * assignment.micro_batches <= SEPARATE_LIMIT_BYTES
+        and not any(assignment.stages[stage].shared for stage in stages)
     )
 
 

@@ -1,11 +1,11 @@
 """The holder's side of the pipeline's ends: inputs to the first stage, targets to those that use
 them, in the contract's order and at most two pieces ahead of the stage that works on them.
 
-    loader --> pieces --+--> inputs  --(2 credits)--> stage 0
-                        +--> targets --(2 credits)--> last stage
+    loader --> pieces --+--> inputs  --(2 credits)--> each device of stage 0
+                        +--> targets --(2 credits)--> each device of the last stage
 
-The two queues are independent, because the first stage runs a few pieces ahead of the last; they
-are bounded by that lead.
+The queues are independent, because the first stage runs a few pieces ahead of the last, and
+devices of a group each have pieces of their own; they are bounded by that lead.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from p2ptrain.net.message import PartKind
 from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.engagement import PIECES_AHEAD
+from p2ptrain.training.division import Division, Slice
 from p2ptrain.training.inlet import Piece
+from p2ptrain.training.stage_lines import PIECES_AHEAD
 from p2ptrain.training.switchboard import Credits, Line, Switchboard
 
 
@@ -38,42 +39,63 @@ class Feeder:
     def __init__(
         self, assignment: Assignment, target_stages: Sequence[int], switchboard: Switchboard
     ) -> None:
-        lead = assignment.stages[0].warmup + 2 * PIECES_AHEAD
-        self._inputs = _Pump(assignment, 0, "activations", switchboard, lead)
+        self._inputs = _Flow(assignment, 0, "activations", switchboard)
         self._targets = [
-            _Pump(assignment, stage, "targets", switchboard, lead) for stage in target_stages
+            _Flow(assignment, stage, "targets", switchboard) for stage in target_stages
         ]
 
     async def run(self, feeds: AsyncIterator[Feed]) -> None:
         """Send everything `feeds` gives, then wait until it is sent."""
+        flows = (self._inputs, *self._targets)
         async with asyncio.TaskGroup() as group:
-            for pump in (self._inputs, *self._targets):
+            for pump in (pump for flow in flows for pump in flow.pumps):
                 group.create_task(pump.run())
             async for feed in feeds:
                 await self._inputs.put(feed.piece, feed.inputs)
-                for pump in self._targets:
-                    await pump.put(feed.piece, feed.targets)
-            for pump in (self._inputs, *self._targets):
-                await pump.end()
+                for flow in self._targets:
+                    await flow.put(feed.piece, feed.targets)
+            for flow in flows:
+                await flow.end()
+
+
+class _Flow:
+    """Inputs or targets for all devices of one stage."""
+
+    def __init__(
+        self, assignment: Assignment, stage: int, flow: str, switchboard: Switchboard
+    ) -> None:
+        place = assignment.stages[stage]
+        line = Line(assignment.key, stage, flow)
+        lead = assignment.stages[0].warmup + 2 * PIECES_AHEAD
+        self._division = Division(place)
+        self._pumps = {device: _Pump(line, device, switchboard, lead) for device in place.devices}
+
+    @property
+    def pumps(self) -> Sequence[_Pump]:
+        """One a device."""
+        return list(self._pumps.values())
+
+    async def put(self, piece: Piece, values: Sequence[Tensor]) -> None:
+        """Queue a whole micro-batch; its samples stand in dimension 0 of every value."""
+        for part in self._division.slices(piece.key.micro_batch, piece.size):
+            await self._pumps[part.device].put(piece.of(part), _rows(values, part, piece.size))
+
+    async def end(self) -> None:
+        """Nothing more will come."""
+        for pump in self.pumps:
+            await pump.end()
 
 
 class _Pump:
-    """One bounded queue of pieces to one stage."""
+    """One bounded queue of pieces to one device."""
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        stage: int,
-        flow: str,
-        switchboard: Switchboard,
-        lead: int,
-    ) -> None:
-        self._line = Line(assignment.key, stage, flow)
-        self._device = assignment.stages[stage].device
+    def __init__(self, line: Line, device: str, switchboard: Switchboard, lead: int) -> None:
+        self._line = line
+        self._device = device
         self._switchboard = switchboard
         self._credits = Credits(PIECES_AHEAD)
         self._queue: asyncio.Queue[tuple[Piece, Sequence[Tensor]] | None] = asyncio.Queue(lead)
-        switchboard.connect_credits(self._line, self._credits, self._device)
+        switchboard.connect_credits(line, self._credits, device)
 
     async def put(self, piece: Piece, values: Sequence[Tensor]) -> None:
         await self._queue.put((piece, values))
@@ -88,3 +110,9 @@ class _Pump:
             await self._switchboard.send_values(
                 self._device, self._line, piece, values, PartKind.INPUT
             )
+
+
+def _rows(values: Sequence[Tensor], part: Slice, size: int) -> Sequence[Tensor]:
+    if part.size == size:
+        return values
+    return [value.narrow(0, part.first, part.size) for value in values]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -20,9 +19,9 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.net.message import Message
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.clipping import NormGathering
-from p2ptrain.training.engagement import expected_at
+from p2ptrain.training.division import Division
 from p2ptrain.training.feeder import Feeder
-from p2ptrain.training.inlet import Inlet, Value
+from p2ptrain.training.inlet import Contents, Inlet, Value
 from p2ptrain.training.protocol import (
     CLIP,
     DIAGNOSE,
@@ -40,6 +39,7 @@ from p2ptrain.training.protocol import (
 from p2ptrain.training.rounds import Mode
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.service import TrainingService
+from p2ptrain.training.stage_lines import contents_at
 from p2ptrain.training.stage_runner import RoundReport
 from p2ptrain.training.state_transfer import Check, StateRequest, read_state
 from p2ptrain.training.switchboard import Line, Switchboard
@@ -76,7 +76,8 @@ class HolderEpoch:
     ) -> None:
         self.assignment = assignment
         self.evaluated_ahead = 2 * len(assignment.stages) + 8
-        self.tracker = Tracker(len(assignment.stages))
+        places = enumerate(assignment.stages)
+        self.tracker = Tracker([(index, d) for index, place in places for d in place.devices])
         switchboard = service.switchboard
         self.feeder = Feeder(assignment, _target_stages(assignment, description), switchboard)
         self._description = description
@@ -112,7 +113,7 @@ class HolderEpoch:
 
     async def output(self, key: PieceKey) -> list[Value]:
         """The model's output leaves for an evaluated piece."""
-        return await self._outputs.take(key)
+        return (await self._outputs.take(key)).join()
 
     async def gather(self, source: str) -> dict[str, Tensor]:
         """The whole state, by `model:` and `optimizer:` names, from `source` of every stage."""
@@ -121,10 +122,11 @@ class HolderEpoch:
 
         async def fetch(index: int) -> None:
             place = self.assignment.stages[index]
-            if place.device == self._mesh.self_id:
+            keeper = place.keeper(self.assignment.holder)
+            if keeper == self._mesh.self_id:
                 parts[index] = self._states.local(job, source, place.first, place.end)
                 return
-            request = StateRequest(place.device, job, source, place.first, place.end)
+            request = StateRequest(keeper, job, source, place.first, place.end)
             parts[index] = await read_state(self._mesh, request, self._check)
 
         async with task_scope() as group:
@@ -176,12 +178,14 @@ class HolderEpoch:
                 number(message.fields, "loss"),
                 number(message.fields, "compute_seconds"),
             )
-            self.tracker.report(stage, report)
+            self.tracker.report((stage, peer), report)
 
     async def _norm(self, peer: str, message: Message) -> None:
         stage = self._stage(peer, message)
         if stage is None or self._norms is None:
             return
+        if peer != self.assignment.stages[stage].leader:
+            raise ProtocolError(f"norms of stage {stage} from a device that does not lead it")
         norms = message.fields.get("norms")
         if not isinstance(norms, list):
             raise ProtocolError("field 'norms' is not a list")
@@ -201,7 +205,7 @@ class HolderEpoch:
         stage = self._stage(peer, message)
         if stage is None:
             return
-        name = self._name(self.assignment.stages[stage].device)
+        name = self._name(peer)
         told = text(message.fields, "message", 2048)
         match message.fields.get("cause"):
             case "not_finite":
@@ -220,7 +224,7 @@ class HolderEpoch:
         if EpochKey.read(message.fields) != self.assignment.key:
             return None
         stage = integer(message.fields, "stage", 0, len(self.assignment.stages) - 1)
-        if self.assignment.stages[stage].device != peer:
+        if peer not in self.assignment.stages[stage].devices:
             raise ProtocolError(f"{message.kind} for stage {stage} from another device")
         return stage
 
@@ -256,19 +260,20 @@ class HolderEpoch:
 
     def _connect_outputs(self, switchboard: Switchboard) -> Inlet:
         stages = self.assignment.stages
-        end = stages[-1].end
-
-        def expected(mode: Mode, size: int) -> Sequence[tuple[object, tuple[int, ...]] | None]:
-            return expected_at(self._description, end, mode, size)[1:]
-
-        inlet = Inlet(
+        whole = contents_at(self._description, stages[-1].end, "outputs")
+        contents = Contents(  # the loss, their first, travels in the report
             "outputs",
-            expected,  # type: ignore[arg-type]
+            lambda mode, size: whole.expected(mode, size)[1:],
+            lambda mode: whole.dimensions(mode)[1:],
+        )
+        inlet = Inlet(
+            contents,
+            Division(stages[-1]).slices,
             capacity=self.evaluated_ahead,
             largest=self.assignment.micro_batch,
         )
         line = Line(self.assignment.key, len(stages), "outputs")
-        switchboard.connect_inlet(line, inlet, stages[-1].device)
+        switchboard.connect_inlet(line, inlet, stages[-1].devices)
         return inlet
 
     def _name(self, device: str) -> str:

@@ -1,10 +1,10 @@
 """Values of one flow into one stage: checked before a byte is read, rebuilt, handed over by piece.
 
 A flow carries, for each piece (round, micro-batch), an ordered list of tensors (gradients may be
-None). What dtype and shape each must have follows from the
-receiver's own model description and the piece's number of samples; a frame that says otherwise is
-refused before memory is taken. Lists of many values are cut into several messages, because a
-message's header holds at most 4 KiB.
+None). What dtype and shape each must have, and which samples come from which device, follows from
+the receiver's own model description and plan; a frame that says otherwise is refused before memory
+is taken. Lists of many values are cut into several messages, because a message's header holds at
+most 4 KiB.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, dtype
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire import Unpacking, pack
 from p2ptrain.net.message import Message, PartKind
+from p2ptrain.training.division import Slice
 from p2ptrain.training.mailbox import Mailbox
 from p2ptrain.training.protocol import PieceKey, integer, text
 from p2ptrain.training.rounds import Mode
@@ -25,21 +27,46 @@ from p2ptrain.training.rounds import Mode
 Value: TypeAlias = Tensor | None
 Expected: TypeAlias = tuple[dtype, tuple[int, ...]]
 """dtype and shape of a tensor."""
+Sources: TypeAlias = Callable[[int, int], Sequence[Slice]]
+"""(micro-batch, its samples) -> which of them come from whom, in their order."""
 
 VALUES_PER_MESSAGE = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a frame says of the values it carries: which piece, how many samples, which mode."""
+    """What a frame says of the values it carries.
+
+    Attributes:
+        key: which micro-batch of which round.
+        size: samples of the whole micro-batch.
+        first, end: the samples of it that these values belong to.
+    """
 
     key: PieceKey
     mode: Mode
     size: int
+    first: int
+    end: int
+
+    @staticmethod
+    def whole(key: PieceKey, mode: Mode, size: int) -> Piece:
+        """All samples of a micro-batch."""
+        return Piece(key, mode, size, 0, size)
+
+    def of(self, part: Slice) -> Piece:
+        """Those samples of the same micro-batch."""
+        return Piece(self.key, self.mode, self.size, part.first, part.end)
+
+    @property
+    def samples(self) -> int:
+        """How many these values belong to."""
+        return self.end - self.first
 
     def fields(self) -> dict[str, Any]:
         """As frame fields."""
-        return {**self.key.fields(), "mode": self.mode.value, "size": self.size}
+        numbers = {"size": self.size, "from": self.first, "to": self.end}
+        return {**self.key.fields(), "mode": self.mode.value, **numbers}
 
     @staticmethod
     def read(fields: Mapping[str, Any]) -> Piece:
@@ -47,7 +74,10 @@ class Piece:
         mode = text(fields, "mode")
         if mode not in set(Mode):
             raise ProtocolError(f"unknown mode {mode!r}")
-        return Piece(PieceKey.read(fields), Mode(mode), integer(fields, "size", 1))
+        size = integer(fields, "size", 1)
+        first = integer(fields, "from", 0, size - 1)
+        end = integer(fields, "to", first + 1, size)
+        return Piece(PieceKey.read(fields), Mode(mode), size, first, end)
 
 
 def to_messages(
@@ -77,9 +107,43 @@ def to_messages(
     return messages
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The values of a piece as they came: one list from each device that had some of its samples.
+
+    Attributes:
+        slices: in the order of the samples.
+        dimensions: of each value, which dimension counts samples; None = it is the same for all.
+        summed: whether what is the same for all is summed (gradients) or taken once.
+    """
+
+    slices: Sequence[Sequence[Value]]
+    dimensions: Sequence[int | None]
+    summed: bool
+
+    def join(self) -> list[Value]:
+        """The values of the whole piece. Copies only where several devices contributed."""
+        if len(self.slices) == 1:
+            return list(self.slices[0])
+        columns = zip(*self.slices, strict=True)
+        pairs = zip(columns, self.dimensions, strict=True)
+        return [self._join_one(parts, dimension) for parts, dimension in pairs]
+
+    def _join_one(self, parts: Sequence[Value], dimension: int | None) -> Value:
+        tensors = [part for part in parts if part is not None]
+        if not tensors:
+            return None
+        if dimension is not None:
+            return torch.cat(tensors, dimension)
+        total = tensors[0]
+        for tensor in tensors[1:] if self.summed else ():
+            total = total + tensor
+        return total
+
+
 @dataclass(slots=True)
 class _Assembly:
-    """Values of one piece as its messages come in.
+    """Values of one piece from one device as its messages come in.
 
     Attributes:
         values: by index, filled message by message.
@@ -91,43 +155,55 @@ class _Assembly:
     pending: dict[int, list[Unpacking | None]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What one flow into one stage carries.
+
+    Attributes:
+        name: for error messages, such as "activations of stage 2".
+        expected: (mode, samples) -> what each value must be.
+        dimensions: mode -> which dimension of each value counts samples; None = none does.
+        optional: values may be None, and what all samples share is summed (gradients).
+    """
+
+    name: str
+    expected: Callable[[Mode, int], Sequence[Expected]]
+    dimensions: Callable[[Mode], Sequence[int | None]]
+    optional: bool = False
+
+
 class Inlet:
     """Where one flow enters one stage.
 
     Args:
-        name: for error messages, such as "activations of stage 2".
-        expected: (mode, samples) -> what each value must be.
+        contents: what may come.
+        sources: from whom.
         capacity: pieces that may wait.
-        largest: most samples a piece may have.
-        optional: values may be None (gradients).
+        largest: most samples a micro-batch may have.
     """
 
     def __init__(
-        self,
-        name: str,
-        expected: Callable[[Mode, int], Sequence[Expected]],
-        *,
-        capacity: int,
-        largest: int,
-        optional: bool = False,
+        self, contents: Contents, sources: Sources, *, capacity: int, largest: int
     ) -> None:
-        self._name = name
-        self._expected = expected
+        self._contents = contents
+        self._name = contents.name
+        self._sources = sources
         self._largest = largest
-        self._optional = optional
-        self._box: Mailbox[PieceKey, list[Value]] = Mailbox(name, capacity)
-        self._assemblies: dict[PieceKey, _Assembly] = {}
+        self._box: Mailbox[PieceKey, Gathered] = Mailbox(contents.name, capacity)
+        self._assemblies: dict[tuple[str, PieceKey], _Assembly] = {}
+        self._slices: dict[PieceKey, dict[str, Sequence[Value]]] = {}
 
-    def open(self, fields: Mapping[str, Any], part_bytes: Sequence[int]) -> list[memoryview]:
+    def open(
+        self, peer: str, fields: Mapping[str, Any], part_bytes: Sequence[int]
+    ) -> list[memoryview]:
         """Memory for a message's parts, once its header has been checked.
 
         Raises:
-            ProtocolError: anything but what this stage expects.
+            ProtocolError: anything but what this stage expects of that device.
         """
         piece = Piece.read(fields)
-        if piece.size > self._largest:
-            raise ProtocolError(f"{self._name}: a piece of {piece.size} samples")
-        expected = self._expected(piece.mode, piece.size)
+        self._check(peer, piece)
+        expected = self._contents.expected(piece.mode, piece.samples)
         first, entries = self._range(fields, len(expected))
         received = [
             self._receive(entry, expected[first + offset]) for offset, entry in enumerate(entries)
@@ -135,36 +211,58 @@ class Inlet:
         buffers = [item.buffer for item in received if item is not None]
         if [buffer.nbytes for buffer in buffers] != list(part_bytes):
             raise ProtocolError(f"{self._name}: parts of {list(part_bytes)} bytes do not fit")
-        self._assembly(piece.key, len(expected)).pending[first] = received
+        self._assembly(peer, piece.key, len(expected)).pending[first] = received
         return buffers
 
-    def deliver(self, fields: Mapping[str, Any]) -> None:
+    def deliver(self, peer: str, fields: Mapping[str, Any]) -> None:
         """A message opened before has arrived whole."""
-        key = PieceKey.read(fields)
+        piece = Piece.read(fields)
         first = integer(fields, "first")
-        assembly = self._assemblies.get(key)
+        assembly = self._assemblies.get((peer, piece.key))
         if assembly is None or first not in assembly.pending:
-            raise ProtocolError(f"{self._name}: {key} was never opened")
+            raise ProtocolError(f"{self._name}: {piece.key} was never opened")
         for offset, item in enumerate(assembly.pending.pop(first)):
             assembly.values[first + offset] = None if item is None else item.tensor()
         if len(assembly.values) == assembly.count:
-            del self._assemblies[key]
-            self.put(key, [assembly.values[index] for index in range(assembly.count)])
+            del self._assemblies[peer, piece.key]
+            self.put(peer, piece, [assembly.values[index] for index in range(assembly.count)])
 
-    def put(self, key: PieceKey, values: list[Value]) -> None:
-        """Hand over a piece that was made on this device."""
-        self._box.put(key, values)
+    def put(self, peer: str, piece: Piece, values: Sequence[Value]) -> None:
+        """Hand over what `peer`, maybe this device itself, has of a piece."""
+        senders = [part.device for part in self._sources(piece.key.micro_batch, piece.size)]
+        here = self._slices.setdefault(piece.key, {})
+        if peer in here:
+            raise ProtocolError(f"{self._name} {piece.key} arrived twice")
+        here[peer] = values
+        if len(here) == len(senders):
+            del self._slices[piece.key]
+            dimensions = self._contents.dimensions(piece.mode)
+            slices = [here[sender] for sender in senders]
+            self._box.put(piece.key, Gathered(slices, dimensions, self._contents.optional))
+        elif len(self._slices) > self._box.capacity:
+            raise ProtocolError(f"{self._name}: more than {self._box.capacity} arrived unasked")
 
-    async def take(self, key: PieceKey) -> list[Value]:
+    async def take(self, key: PieceKey) -> Gathered:
         """Wait for a piece."""
         return await self._box.take(key)
 
-    def _assembly(self, key: PieceKey, count: int) -> _Assembly:
-        if key not in self._assemblies:
-            if len(self._assemblies) >= self._box.capacity:
+    def _check(self, peer: str, piece: Piece) -> None:
+        if piece.size > self._largest:
+            raise ProtocolError(f"{self._name}: a micro-batch of {piece.size} samples")
+        for part in self._sources(piece.key.micro_batch, piece.size):
+            if (part.device, part.first, part.end) == (peer, piece.first, piece.end):
+                return
+        raise ProtocolError(
+            f"{self._name}: samples {piece.first} to {piece.end} of {piece.key} are not due from "
+            f"{peer[:12]}"
+        )
+
+    def _assembly(self, peer: str, key: PieceKey, count: int) -> _Assembly:
+        if (peer, key) not in self._assemblies:
+            if sum(one == peer for one, _ in self._assemblies) >= self._box.capacity:
                 raise ProtocolError(f"{self._name}: too many pieces at once")
-            self._assemblies[key] = _Assembly(count)
-        return self._assemblies[key]
+            self._assemblies[peer, key] = _Assembly(count)
+        return self._assemblies[peer, key]
 
     def _range(self, fields: Mapping[str, Any], count: int) -> tuple[int, list[Any]]:
         entries = fields.get("values")
@@ -176,6 +274,6 @@ class Inlet:
         return first, entries
 
     def _receive(self, entry: Any, expected: Expected) -> Unpacking | None:
-        if entry is None and self._optional:
+        if entry is None and self._contents.optional:
             return None
         return Unpacking(entry, expected)

@@ -73,7 +73,7 @@ class PieceLoader:
     def _loaded(self, shape: Round, number: int, sample: tuple[Collated, Collated]) -> Loaded:
         inputs: list[Tensor] = self._captured.flatten_input(sample[0])
         targets: list[Tensor] = self._captured.flatten_target(sample[1])
-        piece = Piece(PieceKey(shape.index, number), shape.mode, shape.size(number))
+        piece = Piece.whole(PieceKey(shape.index, number), shape.mode, shape.size(number))
         return Loaded(Feed(piece, inputs, targets), sample[1])
 
 

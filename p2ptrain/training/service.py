@@ -236,6 +236,8 @@ class TrainingService:
             raise PeerError("that epoch is over")
         piece = integer(message.fields, "micro_batch")
         for index, runner in engagement.runners.items():
+            if not runner.stage.holds(piece):
+                continue
             run = partial(runner.stage.first_non_finite, piece)
             found = await self.compute.run((0, index), run)
             if found is not None:

@@ -1,39 +1,43 @@
-"""Carries out one stage's schedule, round after round.
+"""Carries out one stage's schedule on this device, round after round.
 
 Computing, packing and sending overlap: the compute thread runs one task of this stage at a time,
-while two sender tasks hand finished activations and gradients to the links. What may lie between
-them is bounded: in a training round by the schedule itself (a stage forwards at most `warmup`
-pieces ahead of their backwards), in an evaluation by credits.
+while the outlets hand finished activations and gradients to the links.
 
     inlets            schedule (1F1B)              outlets
     activations --+                          +--> activations to stage p+1
     targets ------+--> forward / backward ---+--> gradients  to stage p-1
     gradients ----+    then one update       +--> done, losses to the holder
+                            |
+                       all-reduce in the group, begun during the last backward
+
+A device that shares the stage with others does those tasks of the stage's order in which it has a
+part.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from p2ptrain.errors import TrainingError
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.stage import Stage
-from p2ptrain.plan.schedule import one_f_one_b
+from p2ptrain.plan.schedule import Action, one_f_one_b
 from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.inlet import Inlet, Piece, Value
+from p2ptrain.training.division import Division
+from p2ptrain.training.inlet import Gathered, Inlet, Piece, Value
+from p2ptrain.training.outlets import Outlets
 from p2ptrain.training.protocol import PieceKey, RoundOrder
-from p2ptrain.training.rounds import Mode
+from p2ptrain.training.rounds import Mode, Round
 
 T = TypeVar("T")
-_Send: TypeAlias = Callable[[Piece, Sequence[Value]], Awaitable[None]]
 
 
 class NotFinite(TrainingError):
@@ -61,6 +65,9 @@ class StageTask:
         warmup: K_p.
         seed: of the job.
         uses_targets: whether the holder sends it targets.
+        division: how its devices divide the work.
+        device: this one.
+        keeps: whether checkpoints are read from this device.
     """
 
     index: int
@@ -68,6 +75,24 @@ class StageTask:
     warmup: int
     seed: int
     uses_targets: bool
+    division: Division
+    device: str
+    keeps: bool
+
+    def piece(self, shape: Round, number: int) -> Piece | None:
+        """This device's part of a micro-batch; None = it has none."""
+        size = shape.size(number)
+        part = self.division.part(self.device, number, size)
+        if part is None:
+            return None
+        return Piece(PieceKey(shape.index, number), shape.mode, size, part.first, part.end)
+
+    def pieces(self, shape: Round) -> Iterator[Piece]:
+        """This device's parts of a round, ascending."""
+        for number in range(shape.micro_batches):
+            piece = self.piece(shape, number)
+            if piece is not None:
+                yield piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +110,13 @@ class RoundReport:
 
 
 class StageLinks(Protocol):
-    """Where a stage's results go."""
-
-    async def send_forward(self, piece: Piece, values: Sequence[Value]) -> None:
-        """Activations to the next stage."""
-
-    async def send_backward(self, piece: Piece, values: Sequence[Value]) -> None:
-        """Gradients to the stage before."""
+    """Where a stage's results go, besides its outlets."""
 
     async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
         """The model's outputs of an evaluated piece, to the holder."""
 
     async def send_started(self, piece: Piece, targets: bool) -> None:
         """Credit: whoever feeds the activations (or targets) may send one more piece."""
-
-    async def evaluation_credit(self, key: PieceKey) -> None:
-        """Wait until the next stage may be sent this piece of an evaluation."""
 
     async def exchange_gradients(self, order: RoundOrder) -> None:
         """Sum the gradients of tied tensors over the stages that share them."""
@@ -112,6 +128,41 @@ class StageLinks(Protocol):
         """Tell the holder that the round is done here."""
 
 
+class Reduction(Protocol):
+    """The all-reduce inside a group, as a stage uses it."""
+
+    def begin(self, order: RoundOrder) -> None:
+        """A round of training starts."""
+
+    def final(self, name: str) -> None:
+        """That parameter's gradient will not change any more; called from the compute thread."""
+
+    async def finish(self) -> None:
+        """Wait until every gradient is the group's sum."""
+
+    async def run(self) -> None:
+        """Exchange until cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What a stage on this device is connected to.
+
+    Attributes:
+        activations, targets, gradients: what comes in; no gradients at the last stage.
+        forward: to the next stage; None at the last.
+        backward: to the stage before; None at the first.
+        reduction: with the other devices of the stage; None where this one is alone.
+    """
+
+    activations: Inlet
+    targets: Inlet
+    gradients: Inlet | None
+    forward: Outlets | None
+    backward: Outlets | None
+    reduction: Reduction | None
+
+
 class StageRunner:
     """One stage on this device, for one epoch."""
 
@@ -121,19 +172,17 @@ class StageRunner:
         stage: Stage,
         optimizer: StageOptimizer,
         links: StageLinks,
+        lines: Lines,
         compute: ComputeThread,
-        inlets: tuple[Inlet, Inlet, Inlet],
     ) -> None:
         self.task = task
         self.stage = stage
         self.optimizer = optimizer
-        self.activations, self.targets, self.gradients = inlets
         self.snapshots: dict[int, dict[str, Tensor]] = {}
         self._links = links
+        self._lines = lines
         self._compute = compute
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
-        self._forwards: asyncio.Queue[tuple[Piece, list[Value]]] = asyncio.Queue(task.warmup)
-        self._backwards: asyncio.Queue[tuple[Piece, list[Value]]] = asyncio.Queue(task.warmup)
         self._compute_seconds = 0.0
 
     async def order(self, order: RoundOrder) -> None:
@@ -143,8 +192,9 @@ class StageRunner:
     async def run(self) -> None:
         """Serve rounds until cancelled. Raises what a task of this stage raised."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._send(self._forwards, self._send_forward))
-            group.create_task(self._send(self._backwards, self._links.send_backward))
+            for part in (self._lines.forward, self._lines.backward, self._lines.reduction):
+                if part is not None:
+                    group.create_task(part.run())
             group.create_task(self._serve())
 
     async def _serve(self) -> None:
@@ -157,45 +207,74 @@ class StageRunner:
                 loss = await self._evaluate(order)
             await self._links.report(RoundReport(order.round.index, loss, self._compute_seconds))
 
+    # -- training --------------------------------------------------------------------------------
+
     async def _train(self, order: RoundOrder) -> float:
-        shape = order.round
+        if self._lines.reduction is not None:
+            self._lines.reduction.begin(order)
         loss = 0.0
-        for action in one_f_one_b(shape.micro_batches, self.task.warmup):
-            piece = self._piece(order, action.micro_batch)
+        actions = list(self._own_actions(order.round))
+        for number, (action, piece) in enumerate(actions):
             if action.kind == "forward":
-                loss += await self._forward(order, piece) * shape.weight(action.micro_batch)
+                loss += await self._forward(order, piece)
             else:
-                await self._backward(piece)
+                await self._backward(piece, is_last=number == len(actions) - 1)
         await self._update(order)
         return loss
 
+    def _own_actions(self, shape: Round) -> Iterator[tuple[Action, Piece]]:
+        """The stage's order without the micro-batches in which this device has no part."""
+        for action in one_f_one_b(shape.micro_batches, self.task.warmup):
+            piece = self.task.piece(shape, action.micro_batch)
+            if piece is not None:
+                yield action, piece
+
     async def _forward(self, order: RoundOrder, piece: Piece) -> float:
-        """Returns the piece's unweighted loss at the last stage, 0.0 elsewhere."""
-        number = piece.key.micro_batch
+        """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
+        number, weight = piece.key.micro_batch, piece.samples / order.round.samples
         inputs, targets = await self._inputs(piece)
         run = partial(
-            self.stage.forward,
-            number,
+            self._compute_forward,
             inputs,
             targets,
-            weight=order.round.weight(number) if self.task.last else None,
-            seed=(self.task.seed, order.round.step, number),
+            number,
+            weight if self.task.last else None,
+            (self.task.seed, order.round.step, _draw(piece)),
         )
         outputs = await self._run((1, -self.task.index), run)
-        if not self.task.last:
-            await self._forwards.put((piece, list(outputs)))
+        if self._lines.forward is not None:
+            await self._lines.forward.put(piece, outputs)
             return 0.0
-        return self._checked_loss(outputs[0].item(), order, piece.key)
+        return self._checked_loss(outputs[0].item(), order, piece.key) * weight
 
-    async def _backward(self, piece: Piece) -> None:
-        number = piece.key.micro_batch
-        gradients = [] if self.task.last else await self.gradients.take(piece.key)
-        run = partial(self.stage.backward, number, gradients)
+    def _compute_forward(
+        self,
+        inputs: Gathered,
+        targets: Gathered | None,
+        number: int,
+        weight: float | None,
+        seed: tuple[int, int, int],
+    ) -> list[Tensor]:
+        joined = _tensors(targets.join()) if targets is not None else []
+        return self.stage.forward(number, _tensors(inputs.join()), joined, weight=weight, seed=seed)
+
+    async def _backward(self, piece: Piece, *, is_last: bool) -> None:
+        inlet = self._lines.gradients
+        given = None if inlet is None else await inlet.take(piece.key)
+        run = partial(self._compute_backward, piece.key.micro_batch, given, is_last)
         result = await self._run((0, self.task.index), run)
-        if self.task.index > 0:
-            await self._backwards.put((piece, list(result)))
+        if self._lines.backward is not None:
+            await self._lines.backward.put(piece, result)
+
+    def _compute_backward(
+        self, number: int, given: Gathered | None, is_last: bool
+    ) -> list[Tensor | None]:
+        gradients = given.join() if given is not None else []
+        return self.stage.backward(number, gradients)
 
     async def _update(self, order: RoundOrder) -> None:
+        if self._lines.reduction is not None:
+            await self._lines.reduction.finish()
         await self._links.exchange_gradients(order)
         await self._links.clip(order)
         await self._run((0, self.task.index), partial(self._apply, order))
@@ -203,7 +282,7 @@ class StageRunner:
     def _apply(self, order: RoundOrder) -> None:
         self.optimizer.step(order.lr_factor)
         self.optimizer.zero_grad()
-        if order.snapshot:
+        if order.snapshot and self.task.keeps:
             self.snapshots = {order.round.step + 1: self.full_state(copy=True)}
 
     def full_state(self, *, copy: bool) -> dict[str, Tensor]:
@@ -212,44 +291,36 @@ class StageRunner:
         tensors |= {f"optimizer:{name}": t for name, t in self.optimizer.state().items()}
         return {name: t.detach().clone() if copy else t.detach() for name, t in tensors.items()}
 
+    # -- evaluating ------------------------------------------------------------------------------
+
     async def _evaluate(self, order: RoundOrder) -> float:
-        shape = order.round
         loss = 0.0
-        for number in range(shape.micro_batches):
-            piece = self._piece(order, number)
+        for piece in self.task.pieces(order.round):
             inputs, targets = await self._inputs(piece)
-            run = partial(self.stage.evaluate, inputs, targets)
-            outputs: list[Value] = list(await self._run((1, -self.task.index), run))
-            if not self.task.last:
-                await self._forwards.put((piece, outputs))
+            run = partial(self._compute_evaluation, inputs, targets)
+            outputs = await self._run((1, -self.task.index), run)
+            if self._lines.forward is not None:
+                await self._lines.forward.put(piece, outputs)
                 continue
-            loss += _tensors(outputs)[0].item() * shape.weight(number)
+            loss += outputs[0].item() * piece.samples / order.round.samples
             if order.outputs:
                 await self._links.send_output(piece, outputs[1:])
         return loss
 
-    async def _inputs(self, piece: Piece) -> tuple[list[Tensor], list[Tensor]]:
-        inputs = _tensors(await self.activations.take(piece.key))
+    def _compute_evaluation(self, inputs: Gathered, targets: Gathered | None) -> list[Tensor]:
+        joined = _tensors(targets.join()) if targets is not None else []
+        return self.stage.evaluate(_tensors(inputs.join()), joined)
+
+    # -- both ------------------------------------------------------------------------------------
+
+    async def _inputs(self, piece: Piece) -> tuple[Gathered, Gathered | None]:
+        inputs = await self._lines.activations.take(piece.key)
         await self._links.send_started(piece, targets=False)
         if not self.task.uses_targets:
-            return inputs, []
-        targets = _tensors(await self.targets.take(piece.key))
+            return inputs, None
+        targets = await self._lines.targets.take(piece.key)
         await self._links.send_started(piece, targets=True)
         return inputs, targets
-
-    async def _send_forward(self, piece: Piece, values: Sequence[Value]) -> None:
-        if piece.mode is Mode.EVAL:
-            await self._links.evaluation_credit(piece.key)
-        await self._links.send_forward(piece, values)
-
-    @staticmethod
-    async def _send(
-        queue: asyncio.Queue[tuple[Piece, list[Value]]],
-        send: _Send,
-    ) -> None:
-        while True:
-            piece, values = await queue.get()
-            await send(piece, values)
 
     async def _run(self, urgency: tuple[int, ...], function: Callable[[], T]) -> T:
         started = monotonic()
@@ -264,10 +335,13 @@ class StageRunner:
             raise NotFinite(loss, order.round.step + 1, key)
         return loss
 
-    @staticmethod
-    def _piece(order: RoundOrder, number: int) -> Piece:
-        key = PieceKey(order.round.index, number)
-        return Piece(key, order.round.mode, order.round.size(number))
+
+def _draw(piece: Piece) -> int:
+    """What random numbers depend on: the micro-batch, and where in it a part begins.
+
+    So parts of one micro-batch on several devices do not share their masks.
+    """
+    return piece.key.micro_batch + (piece.first << 32)
 
 
 def _tensors(values: Sequence[Value]) -> list[Tensor]:

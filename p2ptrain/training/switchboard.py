@@ -2,17 +2,17 @@
 
 Two kinds of frame run between the devices of an epoch: `train.values` (activations, targets,
 gradients, sums, outputs: see `inlet`) and `train.started` (credit: one more piece may be sent).
-Both name job, epoch, stage and flow; each such line may be used by exactly one device. Frames of an
-epoch that is not (or no longer) connected here are read, dropped and counted: after a change of
-plan some are always still under way.
+Both name job, epoch, stage and flow; each such line may be used only by the devices that the plan
+says. Frames of an epoch that is not (or no longer) connected here are read, dropped and counted:
+after a change of plan some are always still under way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
@@ -63,12 +63,29 @@ class Credits:
             raise ProtocolError("credit for a piece that was never sent") from None
 
 
+class Receiver(Protocol):
+    """Takes the frames of one line: `Inlet`, or what else gets parts that it has room for."""
+
+    def open(self, peer: str, fields: Fields, part_bytes: Sequence[int]) -> Sequence[memoryview]:
+        """Memory for the parts of a frame from `peer`. Raises ProtocolError."""
+
+    def deliver(self, peer: str, fields: Fields) -> None:
+        """That frame has arrived whole."""
+
+
 @dataclass(slots=True)
 class _Epoch:
-    """Inlets and credits by (stage, flow), each with the id of the one device that may use it."""
+    """What is connected.
 
-    inlets: dict[tuple[int, str], tuple[Inlet, str]] = field(default_factory=dict)
-    credits: dict[tuple[int, str], tuple[Credits, str]] = field(default_factory=dict)
+    Attributes:
+        receivers: (stage, flow) -> who takes the frames, and the devices they may come from.
+        inlets: those of them that take pieces from this device too.
+        credits: (stage, flow, device that gives them) -> credits.
+    """
+
+    receivers: dict[tuple[int, str], tuple[Receiver, frozenset[str]]] = field(default_factory=dict)
+    inlets: dict[tuple[int, str], Inlet] = field(default_factory=dict)
+    credits: dict[tuple[int, str, str], Credits] = field(default_factory=dict)
 
 
 class Switchboard:
@@ -81,13 +98,18 @@ class Switchboard:
         mesh.route(VALUES, self._values, self._open)
         mesh.route(STARTED, self._started)
 
-    def connect_inlet(self, line: Line, inlet: Inlet, sender: str) -> None:
-        """Let values of `line` from device `sender` in."""
-        self._epoch(line.key).inlets[line.stage, line.flow] = (inlet, sender)
+    def connect_inlet(self, line: Line, inlet: Inlet, senders: Collection[str]) -> None:
+        """Let values of `line` from these devices in."""
+        self.connect_receiver(line, inlet, senders)
+        self._epoch(line.key).inlets[line.stage, line.flow] = inlet
+
+    def connect_receiver(self, line: Line, receiver: Receiver, senders: Collection[str]) -> None:
+        """Let frames of `line` from these devices in; see `send_frame`."""
+        self._epoch(line.key).receivers[line.stage, line.flow] = (receiver, frozenset(senders))
 
     def connect_credits(self, line: Line, credits: Credits, sender: str) -> None:
         """Let device `sender` give credit on `line`."""
-        self._epoch(line.key).credits[line.stage, line.flow] = (credits, sender)
+        self._epoch(line.key).credits[line.stage, line.flow, sender] = credits
 
     def disconnect(self, key: EpochKey) -> None:
         """Drop every line of the epoch."""
@@ -100,6 +122,7 @@ class Switchboard:
         piece: Piece,
         values: Sequence[Value],
         part_kind: PartKind = PartKind.ACTIVATION,
+        priority: Priority = Priority.TENSOR,
     ) -> None:
         """Send a piece to a stage, on this device without any copy.
 
@@ -108,10 +131,21 @@ class Switchboard:
         if device == self._mesh.self_id:
             epoch = self._epochs.get(line.key)
             if epoch is not None:
-                epoch.inlets[line.stage, line.flow][0].put(piece.key, list(values))
+                epoch.inlets[line.stage, line.flow].put(device, piece, list(values))
             return
         for message in to_messages(VALUES, line.fields(), piece, values, part_kind):
-            await self._mesh.send(device, message, Priority.TENSOR)
+            await self._mesh.send(device, message, priority)
+
+    async def send_frame(
+        self, device: str, line: Line, fields: Fields, parts: Sequence[memoryview]
+    ) -> None:
+        """Send one frame of a collective to the receiver of `line` on another device.
+
+        Raises LinkClosed if the device is out of reach.
+        """
+        kinds = (PartKind.GRADIENT,) * len(parts)
+        message = Message(VALUES, {**line.fields(), **fields}, tuple(parts), kinds)
+        await self._mesh.send(device, message, Priority.COLLECTIVE)
 
     async def send_started(self, device: str, line: Line) -> None:
         """Give the sender on `line` one credit."""
@@ -120,32 +154,32 @@ class Switchboard:
     def _epoch(self, key: EpochKey) -> _Epoch:
         return self._epochs.setdefault(key, _Epoch())
 
-    def _inlet(self, peer: str, fields: Fields) -> Inlet | None:
+    def _receiver(self, peer: str, fields: Fields) -> Receiver | None:
         line = Line.read(fields)
         epoch = self._epochs.get(line.key)
         if epoch is None:
             return None
-        inlet, sender = epoch.inlets.get((line.stage, line.flow), (None, ""))
-        if inlet is None or peer != sender:
+        receiver, senders = epoch.receivers.get((line.stage, line.flow), (None, frozenset()))
+        if receiver is None or peer not in senders:
             raise ProtocolError(f"values for {line.flow} of stage {line.stage} from a stranger")
-        return inlet
+        return receiver
 
     def _open(self, peer: str, fields: Fields, sizes: Sequence[int]) -> Sequence[memoryview]:
-        inlet = self._inlet(peer, fields)
-        if inlet is not None:
-            return inlet.open(fields, sizes)
+        receiver = self._receiver(peer, fields)
+        if receiver is not None:
+            return receiver.open(peer, fields, sizes)
         if sum(sizes) > STALE_LIMIT_BYTES:
             raise ProtocolError("a stale frame of absurd size")
         return [memoryview(bytearray(size)) for size in sizes]
 
     async def _values(self, peer: str, message: Message) -> None:
-        inlet = self._inlet(peer, message.fields)
-        if inlet is None:
+        receiver = self._receiver(peer, message.fields)
+        if receiver is None:
             self._count_stale(peer, message)
             return
         if not message.parts:
-            inlet.open(message.fields, ())
-        inlet.deliver(message.fields)
+            receiver.open(peer, message.fields, ())
+        receiver.deliver(peer, message.fields)
 
     async def _started(self, peer: str, message: Message) -> None:
         line = Line.read(message.fields)
@@ -153,8 +187,8 @@ class Switchboard:
         if epoch is None:
             self._count_stale(peer, message)
             return
-        credits, sender = epoch.credits.get((line.stage, line.flow), (None, ""))
-        if credits is None or peer != sender:
+        credits = epoch.credits.get((line.stage, line.flow, peer))
+        if credits is None:
             raise ProtocolError(f"credit for {line.flow} of stage {line.stage} from a stranger")
         credits.release()
 

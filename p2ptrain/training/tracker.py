@@ -1,47 +1,51 @@
 """What the stages report to the holder, gathered round by round.
 
-A round is complete when every stage has reported it. The first failure, of a stage or of a device,
-ends every wait: there is no way on without a new plan.
+A round is complete when every device has reported it for every stage it holds. The first failure,
+of a stage or of a device, ends every wait: there is no way on without a new plan.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.training.stage_runner import RoundReport
 
+Seat: TypeAlias = tuple[int, str]
+"""A stage and one of its devices."""
+
 
 @dataclass(slots=True)
 class _Gathering:
-    """Reports of one round by stage, and who waits for the last of them."""
+    """Reports of one round, and who waits for the last of them."""
 
-    reports: dict[int, RoundReport] = field(default_factory=dict)
+    reports: dict[Seat, RoundReport] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Tracker:
-    """Gathers reports of `stages` stages. One reader, which takes the rounds in order."""
+    """Gathers reports of these `seats`. One reader, which takes the rounds in order."""
 
-    def __init__(self, stages: int) -> None:
-        self._stages = stages
+    def __init__(self, seats: Collection[Seat]) -> None:
+        self._seats = frozenset(seats)
         self._rounds: dict[int, _Gathering] = {}
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
 
-    def report(self, stage: int, report: RoundReport) -> None:
-        """A stage has finished a round.
+    def report(self, seat: Seat, report: RoundReport) -> None:
+        """A device has finished a round of its stage.
 
         Raises:
-            ProtocolError: no such stage, or it said so before.
+            ProtocolError: it has no such stage, or it said so before.
         """
         gathering = self._rounds.setdefault(report.round, _Gathering())
-        if not 0 <= stage < self._stages or stage in gathering.reports:
-            raise ProtocolError(f"stage {stage} reported round {report.round} twice or is unknown")
-        gathering.reports[stage] = report
-        if len(gathering.reports) == self._stages:
+        if seat not in self._seats or seat in gathering.reports:
+            raise ProtocolError(f"stage {seat[0]} reported round {report.round} twice or unasked")
+        gathering.reports[seat] = report
+        if len(gathering.reports) == len(self._seats):
             gathering.complete.set()
 
     def fail(self, error: BaseException) -> None:
@@ -56,7 +60,7 @@ class Tracker:
         assert self._failure is not None
         raise self._failure
 
-    async def complete(self, round_index: int) -> Mapping[int, RoundReport]:
+    async def complete(self, round_index: int) -> Mapping[Seat, RoundReport]:
         """Wait for all reports of a round, and forget them."""
         gathering = self._rounds.setdefault(round_index, _Gathering())
         await gathering.complete.wait()

@@ -23,6 +23,7 @@ from p2ptrain.training.protocol import PieceKey, RoundOrder
 from p2ptrain.training.rounds import Course, Mode, Round
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.stage_runner import RoundReport
+from p2ptrain.training.tracker import Seat
 
 ROUNDS_AHEAD = 2
 
@@ -138,6 +139,6 @@ class TrainingLoop:
         return self._course.rounds(self._prepared.first_step)
 
 
-def _loss(reports: Mapping[int, RoundReport]) -> float:
-    """Only the last stage has one; the others report zero."""
-    return reports[max(reports)].loss
+def _loss(reports: Mapping[Seat, RoundReport]) -> float:
+    """The sum of what the last stage's devices had of it; the others report zero."""
+    return sum(reports[seat].loss for seat in sorted(reports))

@@ -1,0 +1,139 @@
+"""What comes into a stage on this device and what goes out, connected for one epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from p2ptrain.errors import InternalError
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.division import sample_dimension
+from p2ptrain.model.stage import Stage
+from p2ptrain.model.values import ValueDescription
+from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.division import Division, Slice, divisions
+from p2ptrain.training.epoch_links import EpochLinks, Shell
+from p2ptrain.training.inlet import Contents, Expected, Inlet
+from p2ptrain.training.outlets import Outlets
+from p2ptrain.training.rounds import Mode
+from p2ptrain.training.stage_runner import Lines, Reduction, StageTask
+from p2ptrain.training.switchboard import Line
+
+PIECES_AHEAD = 2
+"""Inputs that the holder sends before the stage has begun the piece before them."""
+EARLY_PIECES = 4
+"""Pieces of the next round that may arrive while this one ends."""
+
+
+class StageLines:
+    """The lines of stage `index` on this device."""
+
+    def __init__(
+        self, assignment: Assignment, index: int, description: ModelDescription, shell: Shell
+    ) -> None:
+        self._assignment = assignment
+        self._index = index
+        self._place = assignment.stages[index]
+        self._description = description
+        self._shell = shell
+        self._divisions = divisions(assignment)
+        self._is_last = index == len(assignment.stages) - 1
+
+    def task(self) -> StageTask:
+        """What the stage is."""
+        first, end = self._place.first, self._place.end
+        return StageTask(
+            index=self._index,
+            last=self._is_last,
+            warmup=self._place.warmup,
+            seed=self._assignment.seed,
+            uses_targets=any(self._description.target_uses(first, end, m.value) for m in Mode),
+            division=self._divisions[self._index],
+            device=self._shell.mesh.self_id,
+            keeps=self._place.keeper(self._assignment.holder) == self._shell.mesh.self_id,
+        )
+
+    def connect(self, stage: Stage, links: EpochLinks) -> Lines:
+        """Make inlets and outlets, and let the neighbours' frames in."""
+        holder = Division.of_holder(self._assignment)
+        before = self._divisions[self._index - 1] if self._index else holder
+        entering = contents_at(
+            self._description, self._place.first, f"activations of stage {self._index}"
+        )
+        leaving = contents_at(
+            self._description, self._place.end, f"gradients of stage {self._index}", optional=True
+        )
+        return Lines(
+            activations=self._inlet("activations", entering, before),
+            targets=self._inlet("targets", self._targets(), holder),
+            gradients=None
+            if self._is_last
+            else self._inlet("gradients", leaving, self._divisions[self._index + 1]),
+            forward=None if self._is_last else self._forward(leaving, links),
+            backward=self._backward(entering, links) if self._index else None,
+            reduction=self._reduction(stage),
+        )
+
+    def _inlet(self, flow: str, contents: Contents, senders: Division) -> Inlet:
+        own, me = self._divisions[self._index], self._shell.mesh.self_id
+
+        def sources(micro_batch: int, size: int) -> Sequence[Slice]:
+            part = own.part(me, micro_batch, size)
+            return senders.overlaps(micro_batch, size, part) if part is not None else ()
+
+        deepest = max(place.warmup for place in self._assignment.stages)
+        capacity = 2 * deepest + EARLY_PIECES + PIECES_AHEAD * len(senders.devices)
+        largest = self._assignment.micro_batch
+        inlet = Inlet(contents, sources, capacity=capacity, largest=largest)
+        line = Line(self._assignment.key, self._index, flow)
+        self._shell.switchboard.connect_inlet(line, inlet, senders.devices)
+        return inlet
+
+    def _targets(self) -> Contents:
+        values = self._description.targets
+        return Contents(
+            f"targets of stage {self._index}",
+            lambda _mode, size: [_expected(value, size) for value in values],
+            lambda _mode: [sample_dimension(value) for value in values],
+        )
+
+    def _forward(self, contents: Contents, links: EpochLinks) -> Outlets:
+        return Outlets(
+            self._divisions[self._index + 1],
+            contents.dimensions,
+            links.send_forward,
+            capacity=self._place.warmup,
+        )
+
+    def _backward(self, contents: Contents, links: EpochLinks) -> Outlets:
+        return Outlets(
+            self._divisions[self._index - 1],
+            contents.dimensions,
+            links.send_backward,
+            capacity=self._place.warmup,
+            summed=True,
+        )
+
+    def _reduction(self, stage: Stage) -> Reduction | None:
+        if not self._place.shared:
+            return None
+        raise InternalError("a stage of several devices cannot be carried out yet")
+
+
+def contents_at(
+    description: ModelDescription, boundary: int, name: str, *, optional: bool = False
+) -> Contents:
+    """What crosses the cut before unit `boundary`, either way."""
+
+    def expected(mode: Mode, size: int) -> list[Expected]:
+        return [_expected(value, size) for value in description.crossing(boundary, mode.value)]
+
+    def dimensions(mode: Mode) -> list[int | None]:
+        return [sample_dimension(value) for value in description.crossing(boundary, mode.value)]
+
+    return Contents(name, expected, dimensions, optional=optional)
+
+
+def _expected(value: ValueDescription, size: int) -> Expected:
+    if value.dtype is None:
+        raise InternalError(f"{value.name} is a whole number, which never crosses a cut")
+    return value.dtype, value.shape(size)
