@@ -61,7 +61,11 @@ class Fold:
 
     def _times(self, table: TimeTable) -> TimeTable:
         times = tuple(
-            UnitTimes(self._sums(entry.forward), self._sums(entry.backward))
+            UnitTimes(
+                self._sums(entry.forward),
+                self._sums(entry.backward),
+                self._sums(entry.weight) if entry.weight else (),
+            )
             for entry in table.times
         )
         return TimeTable(table.sizes, times)

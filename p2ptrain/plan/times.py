@@ -15,10 +15,16 @@ from p2ptrain.plan import fields
 
 @dataclass(frozen=True, slots=True)
 class UnitTimes:
-    """Seconds of each unit, forward and backward, for one number of samples."""
+    """Seconds of each unit, forward and backward, for one number of samples.
+
+    Attributes:
+        weight: the part of the backward that gradients of weights take; empty = unknown, so that
+            nothing is gained by computing them later.
+    """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
+    weight: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,7 @@ class TimeTable:
     def to_json(self) -> dict[str, dict[str, list[float]]]:
         """As in a profile's or a device's "times"."""
         return {
-            str(size): {"forward": list(times.forward), "backward": list(times.backward)}
-            for size, times in zip(self.sizes, self.times, strict=True)
+            str(size): _listed(times) for size, times in zip(self.sizes, self.times, strict=True)
         }
 
     @classmethod
@@ -86,6 +91,8 @@ class TimeTable:
         counts = {len(times.forward) for times in by_size.values()}
         if len(counts) != 1:
             raise OptionError(f"{where}: batch sizes differ in their number of units")
+        if len({len(times.weight) for times in by_size.values()}) != 1:
+            raise OptionError(f'{where}: some batch sizes have times of "weight" and some have not')
         sizes = tuple(sorted(by_size))
         return cls(sizes, tuple(by_size[size] for size in sizes))
 
@@ -95,6 +102,7 @@ def _grown(own: UnitTimes, base: UnitTimes, larger: UnitTimes) -> UnitTimes:
     return UnitTimes(
         tuple(t * sum(larger.forward) / sum(base.forward) for t in own.forward),
         tuple(t * sum(larger.backward) / sum(base.backward) for t in own.backward),
+        tuple(t * sum(larger.backward) / sum(base.backward) for t in own.weight),
     )
 
 
@@ -107,12 +115,29 @@ def _batch_size(key: object, where: str) -> int:
 
 
 def _unit_times(value: object, where: str) -> UnitTimes:
-    entry = fields.members(value, where, ("forward", "backward"))
+    entry = fields.members(value, where, ("forward", "backward"), ("weight",))
     forward = _seconds(entry["forward"], f"{where}.forward")
     backward = _seconds(entry["backward"], f"{where}.backward")
     if len(forward) != len(backward):
         raise OptionError(f"{where}: {len(forward)} forward times but {len(backward)} backward")
-    return UnitTimes(forward, backward)
+    if "weight" not in entry:
+        return UnitTimes(forward, backward)
+    weight = _seconds(entry["weight"], f"{where}.weight")
+    if len(weight) != len(backward):
+        raise OptionError(f"{where}: {len(backward)} backward times but {len(weight)} weight")
+    for i, (part, whole) in enumerate(zip(weight, backward, strict=True)):
+        if part > whole:
+            raise OptionError(
+                f"{where}.weight[{i}]: {part} is more than the whole backward, {whole}"
+            )
+    return UnitTimes(forward, backward, weight)
+
+
+def _listed(times: UnitTimes) -> dict[str, list[float]]:
+    entry = {"forward": list(times.forward), "backward": list(times.backward)}
+    if times.weight:
+        entry["weight"] = list(times.weight)
+    return entry
 
 
 def _seconds(value: object, where: str) -> tuple[float, ...]:
@@ -128,6 +153,7 @@ def _scaled(times: UnitTimes, factor: float) -> UnitTimes:
     return UnitTimes(
         tuple(seconds * factor for seconds in times.forward),
         tuple(seconds * factor for seconds in times.backward),
+        tuple(seconds * factor for seconds in times.weight),
     )
 
 
@@ -135,4 +161,5 @@ def _between(low: UnitTimes, high: UnitTimes, part: float) -> UnitTimes:
     return UnitTimes(
         tuple(a + (b - a) * part for a, b in zip(low.forward, high.forward, strict=True)),
         tuple(a + (b - a) * part for a, b in zip(low.backward, high.backward, strict=True)),
+        tuple(a + (b - a) * part for a, b in zip(low.weight, high.weight, strict=True)),
     )

@@ -36,6 +36,18 @@ def test_slowdown_scales_every_time() -> None:
 
 def test_json_round_trip() -> None:
     assert TimeTable.from_json(TABLE.to_json(), "times") == TABLE
+    assert "weight" not in TABLE.to_json()["4"]
+
+
+def test_the_weights_part_of_a_backward_is_scaled_and_interpolated_with_it() -> None:
+    table = TimeTable(
+        (4, 8), (UnitTimes((1.0,), (2.0,), (0.5,)), UnitTimes((1.5,), (4.0,), (2.0,)))
+    )
+    assert TimeTable.from_json(table.to_json(), "times") == table
+    assert table.at(6).weight == (1.25,)
+    assert table.at(16).weight == (4.0,)
+    assert table.times_slowdown(3.0).at(4).weight == (1.5,)
+    assert TimeTable((4,), table.times[:1]).extended_like(table).at(8).weight == (1.0,)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +76,22 @@ def test_json_round_trip() -> None:
         (
             {"1": {"forward": [1], "backward": [1]}, "2": {"forward": [1, 1], "backward": [1, 1]}},
             "differ in their number of units",
+        ),
+        (
+            {"1": {"forward": [1], "backward": [1], "weight": [1, 1]}},
+            "1 backward times but 2 weight",
+        ),
+        (
+            {"1": {"forward": [1], "backward": [1], "weight": [1.5]}},
+            'times["1"].weight[0]: 1.5 is more than the whole backward, 1',
+        ),
+        ({"1": {"forward": [1], "backward": [1], "weight": [-1]}}, "weight[0]: expected a number"),
+        (
+            {
+                "1": {"forward": [1], "backward": [1], "weight": [1]},
+                "2": {"forward": [1], "backward": [1]},
+            },
+            'some batch sizes have times of "weight" and some have not',
         ),
     ],
 )
