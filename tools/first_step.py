@@ -20,8 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.system.household import Device, Household  # noqa: E402
-from tests.system.namespaces import Network  # noqa: E402
-from tests.system.processors import Processors  # noqa: E402
+from tools.testbed import Testbed  # noqa: E402
 
 CODE = "24681357"
 START_SECONDS = 180.0
@@ -31,11 +30,8 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, obje
     """Start the members, then `train`, and note when it says what."""
     shares = [float(share) for share in arguments.shares.split(",")]
     names = [f"device{number}" for number in range(len(shares))]
-    with Network(len(shares), arguments.rate) as network, Processors(shares) as processors:
-        prefixes = {
-            name: [*network.prefix(number), *processors.prefix(number)]
-            for number, name in enumerate(names)
-        }
+    with Testbed.of_shares(shares, arguments.rate) as testbed:
+        prefixes = {device.name: device.prefix() for device in testbed.devices}
         async with Household(folder, prefixes) as household:
             await _members_up(household, names)
             return await _train(household, names, arguments)

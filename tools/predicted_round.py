@@ -6,7 +6,7 @@ Every device has its own network namespace, cable, CPU and share of that CPU. Ea
 one household and trains with several micro-batch sizes; what `train` predicts is held against the
 median time of its steps, the first two left out.
 
-Two kinds of settings, for what an emulated device can and cannot be (`tests/system/processors.py`):
+Two kinds of settings, for what an emulated device can and cannot be (`tools/testbed/quota.py`):
 whole cores with small pieces, where messages count; and shares of cores with pieces of tens of
 milliseconds, as shorter ones take less than on a device that is really so slow.
 
@@ -29,8 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.system.household import Device, Household  # noqa: E402
-from tests.system.namespaces import Network  # noqa: E402
-from tests.system.processors import Processors  # noqa: E402
+from tools.testbed import Testbed  # noqa: E402
 
 CODE = "24681357"
 START_SECONDS = 120.0
@@ -92,26 +91,20 @@ class Row:
 
 async def measure(setting: Setting, steps: int, folder: Path) -> list[Row]:
     """Start the setting's household and train once a micro-batch size."""
-    count = len(setting.shares)
-    names = [f"device{number}" for number in range(count)]
-    with Network(count, setting.rate) as network, Processors(setting.shares) as processors:
-        prefixes = {
-            name: [*network.prefix(number), *processors.prefix(number)]
-            for number, name in enumerate(names)
-        }
+    with Testbed.of_shares(setting.shares, setting.rate) as testbed:
+        prefixes = {device.name: device.prefix() for device in testbed.devices}
         async with Household(folder, prefixes) as household:
-            starting = Starting(household, processors, names)
-            await asyncio.gather(*(starting.join(name) for name in names[1:]))
+            starting = Starting(household, testbed)
+            await asyncio.gather(*(starting.join(device.name) for device in testbed.devices[1:]))
             return [await _train(starting, setting, size, steps) for size in setting.micro_batches]
 
 
 class Starting:
     """Starts devices with a whole core, and leaves them their share once they are ready."""
 
-    def __init__(self, household: Household, processors: Processors, names: list[str]) -> None:
+    def __init__(self, household: Household, testbed: Testbed) -> None:
         self._household = household
-        self._processors = processors
-        self._names = names
+        self._testbed = testbed
 
     async def join(self, name: str) -> Device:
         """Start a member."""
@@ -119,16 +112,15 @@ class Starting:
 
     async def train(self, *arguments: str) -> Device:
         """Start the holder."""
-        wait = ("--wait-for", str(len(self._names)), "--code", CODE)
-        return await self._start(self._names[0], "train", JOB, *wait, *arguments)
+        wait = ("--wait-for", str(len(self._testbed.devices)), "--code", CODE)
+        return await self._start(self._testbed.devices[0].name, "train", JOB, *wait, *arguments)
 
     async def _start(self, name: str, command: str, *arguments: str) -> Device:
-        number = self._names.index(name)
-        self._processors.lift(number)
+        self._testbed[name].lift()
         places = {"PYTHONPATH": str(ROOT)}  # the job takes a part of a model from the tests
         device = await self._household.start(name, command, *arguments, environment=places)
         await device.expect("ready", START_SECONDS)
-        self._processors.limit(number)
+        self._testbed[name].limit()
         return device
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.system.processors import Processors  # noqa: E402
+from tools.testbed import Testbed  # noqa: E402
 
 WORK_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
 TRIALS = 20
@@ -69,10 +69,10 @@ def main() -> None:
     if arguments.inside:
         print(json.dumps(measure(arguments.share)))
         return
-    with Processors((arguments.share,)) as processors:
+    with Testbed.of_shares((arguments.share,)) as testbed:
         command = [sys.executable, __file__, "--inside", "--share", str(arguments.share)]
         done = subprocess.run(
-            [*processors.prefix(0), *command], check=True, capture_output=True, text=True
+            [*testbed.devices[0].prefix(), *command], check=True, capture_output=True, text=True
         )
     print(report(arguments.share, json.loads(done.stdout)))
 

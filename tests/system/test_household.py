@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.household import Device, Household
-from tests.system.namespaces import private_network
+from tools.testbed.network import private_network
 
 pytestmark = [pytest.mark.household, pytest.mark.timeout(150)]
 

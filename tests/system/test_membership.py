@@ -11,7 +11,7 @@ import pytest
 
 from p2ptrain._version import PROTOCOL_VERSION
 from tests.system.household import Device, Household
-from tests.system.namespaces import private_network
+from tools.testbed.network import private_network
 
 pytestmark = [pytest.mark.household, pytest.mark.timeout(120)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.household import Household
-from tests.system.namespaces import Network
+from tools.testbed.network import Network
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(150)]
 

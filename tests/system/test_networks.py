@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.household import Device, Household
-from tests.system.namespaces import Network
+from tools.testbed.network import Network
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(120)]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processors import Processors
 from tools.predicted_round import Setting, measure
+from tools.testbed import Testbed
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(150)]
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout
 @pytest.fixture
 def _control_groups() -> None:
     try:
-        with Processors((1.0,)):
+        with Testbed.of_shares((1.0,)):
             pass
     except OSError as error:
         pytest.skip(f"control groups cannot be made here: {error}")

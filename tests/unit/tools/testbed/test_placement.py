@@ -1,10 +1,10 @@
-"""A device's share of a core is what it says, and no CPU gives more than it has."""
+"""Every device has a CPU, and no CPU gives more than it has."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.system.processors import places
+from tools.testbed.placement import places
 
 
 def test_each_share_gets_the_cpu_with_most_left() -> None:

@@ -1,0 +1,165 @@
+"""One device of an emulated household: run commands on it, change it, break it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.testbed.cable import Cable
+from tools.testbed.control_groups import control_group
+from tools.testbed.household import check_cores
+from tools.testbed.network import switch_name
+from tools.testbed.quota import Quota
+from tools.testbed.record import DeviceRecord
+
+_ONE_THREAD = 'OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MKL_NUM_THREADS="${MKL_NUM_THREADS:-1}"'
+_WHOLE_CORE = Quota.of_share(1.0)
+
+
+class EmulatedDevice:
+    """A device of a testbed that is open, in this process or in another.
+
+    Args:
+        file: of the device's record.
+
+    Attributes:
+        cable: its place on the network.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        record = DeviceRecord.read(file)
+        self._name, self._cpu = record.name, record.cpu
+        self._group = control_group(record.group)
+        self.cable = Cable(record.tag, switch_name(record.tag), record.number)
+
+    @property
+    def name(self) -> str:
+        """As in the household's file."""
+        return self._name
+
+    @property
+    def address(self) -> str:
+        """Its IPv4 address, inside its network namespace."""
+        return self.cable.address
+
+    @property
+    def cores(self) -> float:
+        """Its share of one core, as last set (also while `lift` is in force)."""
+        return self._record.cores
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What its processes may use together; None: no limit."""
+        return self._record.memory_bytes
+
+    @property
+    def rate_mbit(self) -> float | None:
+        """Of its cable, in each direction; None: no limit."""
+        return self._record.rate_mbit
+
+    # Running commands
+
+    def prefix(self) -> list[str]:
+        """What to put before a command to run it on this device.
+
+        Torch's threads, which fill every CPU they see otherwise, are one unless the environment
+        says something else.
+        """
+        enter = " && ".join(f"echo $$ > {folder}/cgroup.procs" for folder in self._group.folders())
+        begin = f'{enter} && export {_ONE_THREAD} && exec taskset -c {self._cpu} "$@"'
+        return [*self.cable.prefix(), "sh", "-c", begin, "--"]
+
+    def popen(self, argv: Sequence[str], **popen_arguments: Any) -> subprocess.Popen[Any]:
+        """Start a command on this device; the arguments are those of `subprocess.Popen`."""
+        return subprocess.Popen([*self.prefix(), *argv], **popen_arguments)
+
+    # Changes while it runs
+
+    def set_cores(self, cores: float) -> None:
+        """Give it this share of one core. Raises HouseholdError."""
+        check_cores(cores)
+        self._change(cores=cores)
+        self.limit()
+
+    def lift(self) -> None:
+        """Give it a whole core for now, such as while it loads torch."""
+        self._group.set_quota(_WHOLE_CORE)
+
+    def limit(self) -> None:
+        """Hold it to its share again."""
+        self._group.set_quota(Quota.of_share(self.cores))
+
+    def set_memory(self, memory_bytes: int | None) -> None:
+        """Limit its processes' memory; None: no limit.
+
+        A process that asks for more is killed by the kernel (SIGKILL), as on a real device.
+
+        Raises:
+            TestbedError: more is in use already (control groups of version 1).
+        """
+        self._group.set_memory(memory_bytes)
+        self._change(memory_bytes=memory_bytes)
+
+    def set_rate(self, mbit: float | None) -> None:
+        """Set its cable's rate in each direction; None: no limit. What is queued stays queued."""
+        self.cable.set_rate(mbit)
+        self._change(rate_mbit=mbit)
+
+    # Misfortunes
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes; returns when none is left. The device stays."""
+        self._group.kill()
+
+    def freeze(self) -> None:
+        """All its processes stand still; nothing is closed, the kernel still acknowledges."""
+        self._group.freeze()
+
+    def thaw(self) -> None:
+        """Undo `freeze`."""
+        self._group.thaw()
+
+    def unplug(self) -> None:
+        """Pull its cable: packets are lost without a word to either side."""
+        self.cable.unplug()
+
+    def plug(self) -> None:
+        """Undo `unplug`."""
+        self.cable.plug()
+
+    # What it has used
+
+    def memory_bytes_now(self) -> int:
+        """Memory in use, with the kernel's copies of files it has read."""
+        return self._group.memory_bytes()
+
+    def memory_peak_bytes(self) -> int:
+        """The most that `memory_bytes_now` has been."""
+        return self._group.memory_peak_bytes()
+
+    def anonymous_bytes_now(self) -> int:
+        """Memory in use that is no file's: heaps and stacks of its processes."""
+        return self._group.anonymous_bytes()
+
+    def cpu_seconds(self) -> float:
+        """Processor time that its processes have used so far."""
+        return self._group.cpu_seconds()
+
+    def sent_bytes(self) -> int:
+        """What it has sent so far, with Ethernet's headers."""
+        return self.cable.sent_bytes()
+
+    def received_bytes(self) -> int:
+        """What it has received so far, with Ethernet's headers."""
+        return self.cable.received_bytes()
+
+    @property
+    def _record(self) -> DeviceRecord:
+        return DeviceRecord.read(self._file)
+
+    def _change(self, **settings: float | None) -> None:
+        dataclasses.replace(self._record, **settings).write()  # type: ignore[arg-type]
