@@ -24,6 +24,10 @@ class Allocation(StrEnum):
     """Whole micro-batches of a round; the shares sum to `micro_batches`."""
 
 
+EVERY_ALLOCATION = frozenset(Allocation)
+"""Both ways."""
+
+
 def sample_ranges(shares: Sequence[int], samples: int) -> tuple[tuple[int, int], ...]:
     """[first, end) samples of each device in a micro-batch of `samples`, in the order of shares.
 

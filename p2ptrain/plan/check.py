@@ -81,13 +81,20 @@ def check_request(plan: Plan, profile: Profile, request: PlanRequest) -> None:
                 f'{planner} gives device "{name}" {parts[name]:.3f} of the round\'s work, more '
                 f"than its cap of {cap:g}: raise the cap or try --planner auto"
             )
-    _check_straight(plan, request)
+    _check_groups(plan, request)
 
 
-def _check_straight(plan: Plan, request: PlanRequest) -> None:
+def _check_groups(plan: Plan, request: PlanRequest) -> None:
     for p, stage in enumerate(plan.stages):
-        if not request.groups and len(stage.devices) > 1:
+        if len(stage.devices) == 1:
+            continue
+        if not request.groups:
             raise PlanError(
                 f'planner "{plan.planner}" gives stage {p} {len(stage.devices)} devices, and the '
                 "request allows one device a stage: try --planner auto"
+            )
+        if stage.allocation not in request.allocations:
+            raise PlanError(
+                f'planner "{plan.planner}" divides {stage.allocation} in stage {p}, which the '
+                "request does not allow: try --planner auto"
             )

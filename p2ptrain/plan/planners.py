@@ -128,6 +128,7 @@ def _question(cost: CostModel, request: PlanRequest) -> Question:
         required=frozenset(cost.index(name) for name in request.required),
         caps=caps,
         groups=request.groups,
+        allocations=request.allocations,
         effort=request.effort,
         least_piece=None if fixed else request.least_piece,
     )

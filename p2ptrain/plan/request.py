@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from p2ptrain.errors import OptionError
+from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.cluster import Cluster
 
 
@@ -38,14 +39,16 @@ class PlanRequest:
         caps: by device name, the largest part of the round's work it may take (0 < cap <= 1).
             Work is counted as in `plan/work.py`.
         groups: whether a stage may have several devices.
+        allocations: how these may divide its work: where a model looks across samples, dividing
+            them changes what it learns, and dealing whole micro-batches does not.
         mode: synchronous rounds, or steady asynchronous running.
         overlap: judge by what the runtime does, not by the plain cost model.
         effort: part of the usual search that `auto` may spend (0 < effort <= 1), for those who
             wait for the plan on a slow device.
 
     Raises:
-        OptionError: a batch size below 1, a cap or effort out of range, a required device not
-            allowed.
+        OptionError: a batch size below 1, a cap or effort out of range, groups that may divide
+            their work in no way, a required device not allowed.
     """
 
     batch_size: int
@@ -57,6 +60,7 @@ class PlanRequest:
     required: frozenset[str] = frozenset()
     caps: Mapping[str, float] = field(default_factory=dict)
     groups: bool = True
+    allocations: frozenset[Allocation] = EVERY_ALLOCATION
     mode: Mode = Mode.SYNC
     overlap: bool = False
     effort: float = 1.0
@@ -66,6 +70,8 @@ class PlanRequest:
             raise OptionError(f"batch_size must be at least 1, found {self.batch_size}")
         if not 0 < self.effort <= 1:
             raise OptionError(f"effort must lie above 0 and at most 1, found {self.effort}")
+        if self.groups and not self.allocations:
+            raise OptionError("groups must be allowed some way to divide their work, or forbidden")
         for name, cap in sorted(self.caps.items()):
             if not 0 < cap <= 1:
                 raise OptionError(f'the cap of "{name}" must lie above 0 and at most 1: {cap}')

@@ -2,7 +2,7 @@
 
 Data parallelism, the first baseline of Asteroid (section 5.1), with shares by speed and memory as
 its Algorithm 1 gives them (section 3.3). The devices divide the samples of each micro-batch, or
-take whole micro-batches in turn; the simulation decides which is faster.
+take whole micro-batches in turn, as the request allows; the simulation decides which is faster.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.allocation import Allocation, hand_out
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups
 from p2ptrain.plan.papers.group_shares import Rows, SampleTimes, divide
-from p2ptrain.plan.papers.published import fastest, refuse_groups
+from p2ptrain.plan.papers.published import dealing_by_speed, fastest, refuse_groups
 from p2ptrain.plan.shared.judge import Judged
 from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.split import BatchSplit
@@ -53,7 +53,12 @@ def judge_dp(question: Question) -> Judged | None:
 
 def _drafts(question: Question, times: SampleTimes, split: BatchSplit) -> Iterator[Draft]:
     cost, borders = question.cost, (0, question.cost.unit_count)
-    for group in (_by_samples(question, times, split), _by_micro_batches(question, split)):
+    groups = []
+    if len(question.devices) == 1 or Allocation.SAMPLES in question.allocations:
+        groups.append(_by_samples(question, times, split))
+    if Allocation.MICRO_BATCHES in question.allocations:
+        groups.append(_by_micro_batches(question, split))
+    for group in groups:
         draft = None if group is None else draft_groups(cost, split, borders, (group,))
         if draft is not None:
             yield draft
@@ -71,14 +76,9 @@ def _by_samples(question: Question, times: SampleTimes, split: BatchSplit) -> Gr
 
 
 def _by_micro_batches(question: Question, split: BatchSplit) -> Group | None:
-    """One to each device, then every further one to whoever would have it done first."""
-    cost, devices = question.cost, question.devices
-    if len(devices) == 1 or split.micro_batches < len(devices):
+    if len(question.devices) == 1:
         return None
-    each = [sum(cost.stage_seconds(d, 0, cost.unit_count, split.first_samples)) for d in devices]
-    count, ones = split.micro_batches, [1] * len(devices)
-    shares = hand_out(count, ones, [count] * len(devices), lambda i, share: share * each[i])
-    return Group(devices, shares, Allocation.MICRO_BATCHES)
+    return dealing_by_speed(question.cost, split, question.devices, (0, question.cost.unit_count))
 
 
 def _refuse_small_devices(question: Question) -> None:
@@ -96,6 +96,12 @@ def _refuse_small_devices(question: Question) -> None:
 
 def _why_not(question: Question) -> str:
     cost, devices, splits = question.cost, question.devices, question.splits
+    if Allocation.SAMPLES not in question.allocations:
+        return (
+            f"planner dp may only deal whole micro-batches here, and {len(devices)} devices cannot "
+            f"take turns at {splits[0].micro_batches} or fewer micro-batches, each of which must "
+            "fit the memory of every device: use a smaller --micro-batch or --planner auto"
+        )
     if max(max(split.first_samples, split.micro_batches) for split in splits) < len(devices):
         return (
             f"planner dp gives every device a part of the batch, but {len(devices)} devices cannot "

@@ -21,22 +21,26 @@ Ef and Eb of a link are the whole tensor over the slowest link between the two g
 The paper takes the units from the model and needs 480 s for 213 of them on 6 devices; larger
 questions are planned on a coarser grid. Where memory leaves nothing, the depth is given up first,
 then the rule that every device has a sample: Algorithm 1 gives none to a device without room.
+Where a request forbids dividing samples, the same groups deal whole micro-batches by speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from p2ptrain.errors import PlanError
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.draft import Draft, Group
 from p2ptrain.plan.papers.group_shares import Floats, SampleTimes, Wholes
 from p2ptrain.plan.papers.hybrid_grid import Grid, make_grid
 from p2ptrain.plan.papers.hybrid_tables import StepTables
 from p2ptrain.plan.papers.published import (
     Inner,
+    dealing_by_speed,
     fastest,
     inner_part,
     refuse_groups,
@@ -134,9 +138,26 @@ def _in_order(search: _Search) -> Iterator[Planned]:
     for stages in np.argsort(search.latency, kind="stable"):
         if np.isfinite(search.latency[stages]):
             borders, groups = search.traced(int(stages))
-            draft = tables.grid.part.draft(tables.split, borders, groups)
+            permitted = _permitted(tables.grid.part, tables.split, borders, groups)
+            if permitted is None:
+                continue
+            draft = tables.grid.part.draft(tables.split, borders, permitted)
             if draft is not None:
                 yield Planned(float(search.latency[stages]), draft)
+
+
+def _permitted(
+    part: Inner, split: BatchSplit, borders: Sequence[int], groups: Sequence[Group]
+) -> list[Group] | None:
+    """The groups as published, or where samples may not be divided, dealing by speed."""
+    if Allocation.SAMPLES in part.allocations:
+        return list(groups)
+    dealing = [
+        group if len(group.devices) == 1 else dealing_by_speed(part.cost, split, group.devices, u)
+        for group, u in zip(groups, pairwise(borders), strict=True)
+    ]
+    found = [group for group in dealing if group is not None]
+    return found if len(found) == len(dealing) else None
 
 
 class _Search:

@@ -85,7 +85,7 @@ def partitioned(part: Inner, split: BatchSplit) -> Draft | None:
             borders = [part.first, *(part.first + end for end, _ in stages)]
             counts = [count for _, count in stages]
             whole = even_window(split, counts) if part.cost.mode is Mode.ASYNC else split
-            groups = _groups(part.cost, whole, order, counts)
+            groups = _groups(part, whole, order, counts)
             draft = part.draft(whole, borders, groups)
             if draft is not None:
                 return draft
@@ -114,7 +114,7 @@ class _StageTable:
         self._part, self._samples = part, np.ones(count + 1)
         self._seconds = np.zeros((count + 1, len(units), len(units) + 1))
         for m in counts:
-            samples = _samples_held(part.cost, split, m)
+            samples = _samples_held(part, split, m)
             if samples == np.inf:
                 self._seconds[m] = np.inf
                 continue
@@ -196,9 +196,11 @@ def _mean_rate(cost: CostModel, devices: Sequence[int]) -> float:
     return float(rates.mean())
 
 
-def _deals(cost: CostModel, split: BatchSplit, devices: int) -> bool:
+def _deals(part: Inner, split: BatchSplit, devices: int) -> bool:
     """Whether whole micro-batches come out at least as even as samples of each."""
-    if cost.mode is Mode.ASYNC:
+    if len(part.allocations) == 1:
+        return Allocation.MICRO_BATCHES in part.allocations
+    if part.cost.mode is Mode.ASYNC:
         return devices <= split.micro_batches
 
     def unevenness(count: int) -> float:
@@ -207,32 +209,33 @@ def _deals(cost: CostModel, split: BatchSplit, devices: int) -> bool:
     return unevenness(split.micro_batches) <= unevenness(split.first_samples)
 
 
-def _samples_held(cost: CostModel, split: BatchSplit, devices: int) -> float:
-    """Samples a device has in flight at least; inf where there is not one for each."""
-    if devices > max(split.micro_batches, split.first_samples):
-        return np.inf
-    if devices == 1 or _deals(cost, split, devices):
+def _samples_held(part: Inner, split: BatchSplit, devices: int) -> float:
+    """Samples a device has in flight at least; inf where there is not one share for each."""
+    if devices == 1:
         return split.first_samples
-    return -(-split.first_samples // devices)
+    deals = _deals(part, split, devices)
+    if devices > (split.micro_batches if deals else split.first_samples):
+        return np.inf
+    return split.first_samples if deals else -(-split.first_samples // devices)
 
 
 def _groups(
-    cost: CostModel, split: BatchSplit, order: Sequence[int], counts: Sequence[int]
+    part: Inner, split: BatchSplit, order: Sequence[int], counts: Sequence[int]
 ) -> list[Group]:
     groups, taken = [], 0
     for count in counts:
         devices = tuple(order[taken : taken + count])
         taken += count
-        groups.append(_equal_group(cost, split, devices))
+        groups.append(_equal_group(part, split, devices))
     return groups
 
 
-def _equal_group(cost: CostModel, split: BatchSplit, devices: tuple[int, ...]) -> Group:
+def _equal_group(part: Inner, split: BatchSplit, devices: tuple[int, ...]) -> Group:
     """Equal shares; those listed first take what does not divide."""
     count = len(devices)
     if count == 1:
         return alone(split, devices[0])
-    deals = _deals(cost, split, count)
+    deals = _deals(part, split, count)
     whole = split.micro_batches if deals else split.first_samples
     shares = tuple(whole // count + (place < whole % count) for place in range(count))
     return Group(devices, shares, Allocation.MICRO_BATCHES if deals else Allocation.SAMPLES)

@@ -16,6 +16,7 @@ from itertools import islice, permutations
 import numpy as np
 
 from p2ptrain.errors import PlanError
+from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation, hand_out
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, alone, draft_groups
 from p2ptrain.plan.shared.judge import Judged
@@ -37,6 +38,7 @@ class Inner:
     Attributes:
         devices: the holder first where it is among them, then by name: the papers' list order.
         private: the holder has a stage before and one behind.
+        allocations: how a group may divide its work.
     """
 
     cost: CostModel
@@ -44,6 +46,7 @@ class Inner:
     end: int
     devices: tuple[int, ...]
     private: bool
+    allocations: frozenset[Allocation] = EVERY_ALLOCATION
 
     @property
     def unit_count(self) -> int:
@@ -78,12 +81,12 @@ class Inner:
 
 def inner_part(question: Question) -> Inner:
     """What is left for the published algorithm; the holder alone keeps the whole model."""
-    cost, holder = question.cost, question.cost.holder
+    cost, holder, allowed = question.cost, question.cost.holder, question.allocations
     others = tuple(device for device in question.devices if device != holder)
     if question.private and others:
-        return Inner(cost, 1, cost.unit_count - 1, others, private=True)
+        return Inner(cost, 1, cost.unit_count - 1, others, True, allowed)
     first = (holder,) if holder in question.devices else ()
-    return Inner(cost, 0, cost.unit_count, (*first, *others), private=False)
+    return Inner(cost, 0, cost.unit_count, (*first, *others), False, allowed)
 
 
 def orders(part: Inner) -> Iterator[tuple[int, ...]]:
@@ -102,6 +105,22 @@ def fastest(question: Question, drafts: Sequence[Draft]) -> Judged | None:
 def _tasks(draft: Draft) -> int:
     """Forwards and backwards of a round."""
     return 2 * len(draft.devices) * draft.split.micro_batches
+
+
+def dealing_by_speed(
+    cost: CostModel, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int]
+) -> Group | None:
+    """One micro-batch to each device, then every further one to whoever would have it done first.
+
+    None where there are fewer micro-batches than devices.
+    """
+    count = split.micro_batches
+    if count < len(devices):
+        return None
+    each = [sum(cost.stage_seconds(device, *units, split.first_samples)) for device in devices]
+    ones, most = [1] * len(devices), [count] * len(devices)
+    shares = hand_out(count, ones, most, lambda i, share: share * each[i])
+    return Group(devices, shares, Allocation.MICRO_BATCHES)
 
 
 def refuse_groups(question: Question, planner: str) -> None:

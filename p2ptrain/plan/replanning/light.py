@@ -101,7 +101,11 @@ class LightSearch:
         self._borders: dict[Order, list[int]] = {}
         self._work = Work(cost.profile)
         self._reshaper = Reshaper(
-            self._required, self.private, request.groups, cost.unit_count, cost.holder
+            self._required,
+            self.private,
+            request.allocations if request.groups else frozenset(),
+            cost.unit_count,
+            cost.holder,
         )
         self._weights = PRIVATE_WEIGHTS if self.private else (1.0,)
         self._base = self._without_the_gone(plan, names)

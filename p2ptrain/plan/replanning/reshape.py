@@ -23,14 +23,14 @@ class Reshaper:
     Attributes:
         required: devices that must stay.
         private: the first and the last stage are the holder's and stay.
-        groups: stages may have several devices.
+        groups: how new groups may divide their work; none: there are to be no new ones.
         most_stages: units of the model.
         holder: the data holder.
     """
 
     required: frozenset[int]
     private: bool
-    groups: bool
+    groups: frozenset[Allocation]
     most_stages: int
     holder: int
 
@@ -54,7 +54,12 @@ class Reshaper:
 
     def _is_possible(self, order: Order) -> bool:
         used = [device for part in order for device in part.devices]
+        if not all(self._may_be(part) for part in order):
+            return False
         return len(order) <= self.most_stages and self.required <= set(used)
+
+    def _may_be(self, part: Part) -> bool:
+        return len(part.devices) == 1 or not self.groups or part.allocation in self.groups
 
     def _free(self, order: Order) -> range:
         """Places of stages that may change."""

@@ -64,6 +64,7 @@ def rules_of(question: Question) -> Rules:
         required=question.required,
         caps=question.caps,
         groups=question.groups,
+        allocations=question.allocations,
     )
 
 

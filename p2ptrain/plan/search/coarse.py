@@ -6,9 +6,11 @@ balanced anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
+from p2ptrain.plan.allocation import EVERY_ALLOCATION
 from p2ptrain.plan.draft import Draft, Group
 from p2ptrain.plan.search.group_tables import Kind
 from p2ptrain.plan.shared.rules import Rules
@@ -23,6 +25,29 @@ Layout: TypeAlias = tuple[tuple[int, ...], tuple[Stage, ...]]
 
 def coarse_changes(draft: Draft, spare: Sequence[int], rules: Rules) -> Iterator[Layout]:
     """Layouts one change away; `spare` are devices that the draft does not use."""
+    return _obeying(_changes(draft, spare, rules), rules)
+
+
+def _obeying(layouts: Iterable[Layout], rules: Rules) -> Iterator[Layout]:
+    """Each with groups that divide their work as they may, once."""
+    if not rules.groups or rules.allocations == EVERY_ALLOCATION:
+        yield from layouts
+        return
+    seen: set[Layout] = set()
+    for borders, stages in layouts:
+        layout = borders, tuple(_permitted(stage, rules) for stage in stages)
+        if layout not in seen:
+            seen.add(layout)
+            yield layout
+
+
+def _permitted(stage: Stage, rules: Rules) -> Stage:
+    if isinstance(stage, Group) or len(stage.devices) == 1 or rules.permit(deals=stage.deals):
+        return stage
+    return replace(stage, deals=not stage.deals)
+
+
+def _changes(draft: Draft, spare: Sequence[int], rules: Rules) -> Iterator[Layout]:
     yield from _moved_borders(draft)
     free = [p for p in range(len(draft.groups)) if p not in rules.pinned(len(draft.groups))]
     if not free:
@@ -42,7 +67,7 @@ def taking_in(draft: Draft, device: int, rules: Rules) -> Iterator[Layout]:
     """Only those changes that give `device`, which the draft does not use, a part."""
     free = [p for p in range(len(draft.groups)) if p not in rules.pinned(len(draft.groups))]
     if free:
-        yield from _taken_in(draft, free, device, rules)
+        yield from _obeying(_taken_in(draft, free, device, rules), rules)
 
 
 def _kind(group: Group, devices: Sequence[int]) -> Kind:

@@ -200,7 +200,7 @@ class Estimated:
         cuts: tuple[int, ...] | None = None,
     ) -> None:
         self.split, self.cuts = split, cuts or tuple(range(cost.unit_count + 1))
-        self.kinds = every_kind(devices) if rules.groups else tuple(Kind((d,)) for d in devices)
+        self.kinds = permitted_kinds(devices, rules)
         found = structure_sequences(cost, devices, rules, len(self.cuts) - 1)
         estimator = Estimator(group_tables(cost, split, self.kinds, self.cuts, rules))
         self.arrays = [
@@ -250,11 +250,20 @@ def _count(cost: CostModel, devices: tuple[int, ...], rules: Rules) -> float:
     return count_structures(found, cost.unit_count + 1)
 
 
+def permitted_kinds(devices: tuple[int, ...], rules: Rules) -> tuple[Kind, ...]:
+    """Every device alone, and the groups that may be."""
+    return tuple(
+        kind
+        for kind in every_kind(devices)
+        if len(kind.devices) == 1 or rules.permit(deals=kind.deals)
+    )
+
+
 def structure_sequences(
     cost: CostModel, devices: tuple[int, ...], rules: Rules, most_stages: int
 ) -> dict[int, list[tuple[int, ...]]]:
     """By number of stages, the sequences of kinds that `rules` allow."""
-    kinds = every_kind(devices) if rules.groups else tuple(Kind((d,)) for d in devices)
+    kinds = permitted_kinds(devices, rules)
     found = sequences(kinds, min(len(devices), most_stages))
     if rules.private:
         found = pinned(found, kinds, rules.holder)

@@ -53,10 +53,11 @@ STEPS = (1, 2, 4)
 def replicated_candidates(question: Question, split: BatchSplit) -> list[Draft]:
     """Drafts of all shapes for one split, each in a window that its replicas share evenly.
 
-    None of a private question, whose ends are the holder's, nor where stages may not be groups.
+    None of a private question, whose ends are the holder's, nor where stages may not deal.
     """
     devices = question.devices
-    if question.private or not question.groups:
+    dealing = question.groups and Allocation.MICRO_BATCHES in question.allocations
+    if question.private or not dealing:
         return []
     if not LEAST_DEVICES <= len(devices) <= MOST_DEVICES:
         return []

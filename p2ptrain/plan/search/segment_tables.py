@@ -8,7 +8,7 @@ impossible is infinite.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -42,17 +42,22 @@ class Option:
         return self.allocation is Allocation.MICRO_BATCHES
 
 
-def group_options(devices: int, split: BatchSplit, *, groups: bool) -> tuple[Option, ...]:
-    """Single devices, and both kinds of groups of 2, 3, 4, 6, 8, 12, 16, ... devices.
+def group_options(
+    devices: int, split: BatchSplit, allocations: Collection[Allocation]
+) -> tuple[Option, ...]:
+    """Single devices, and groups of 2, 3, 4, 6, 8, 12, 16, ... devices that divide work so.
 
     A group cannot be larger than the samples, or micro-batches, there are to share.
     """
+    most = {
+        Allocation.SAMPLES: split.first_samples,
+        Allocation.MICRO_BATCHES: split.micro_batches,
+    }
+    sizes = [size for size in _thinned(devices) if size > 1]
     options = [Option(1)]
-    if groups:
-        sizes = [size for size in _thinned(devices) if size > 1]
-        options += [Option(size) for size in sizes if size <= split.first_samples]
-        dealt = [size for size in sizes if size <= split.micro_batches]
-        options += [Option(size, Allocation.MICRO_BATCHES) for size in dealt]
+    for allocation in Allocation:
+        if allocation in allocations:
+            options += [Option(size, allocation) for size in sizes if size <= most[allocation]]
     return tuple(options)
 
 

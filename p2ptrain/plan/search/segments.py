@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
 from p2ptrain.plan.request import Mode
@@ -97,8 +98,8 @@ def promising_splits(question: Question, most: int) -> list[BatchSplit]:
 def segment_candidates(question: Question, split: BatchSplit) -> Iterator[Draft]:
     """The most promising pipelines of groups for one split, best first, all different.
 
-    `question.groups` and `devices` are obeyed; `required` and `caps` are left to the caller.
-    Nothing comes out of a private question: both its ends are the holder's.
+    `question.groups`, `allocations` and `devices` are obeyed; `required` and `caps` are left to the
+    caller. Nothing comes out of a private question: both its ends are the holder's.
     """
     orders = _orders(question)
     chosen = _best(question, split, orders, KEPT)
@@ -134,8 +135,12 @@ def _every_candidate(
     cost = question.cost
     cuts = (0, *useful_cuts(cost, MOST_CUTS), cost.unit_count)
     for order in orders:
-        options = group_options(len(order), split, groups=question.groups)
+        options = group_options(len(order), split, _allocations(question))
         yield from _Programme(SegmentTables(cost, split, order, cuts, options)).candidates()
+
+
+def _allocations(question: Question) -> frozenset[Allocation]:
+    return question.allocations if question.groups else frozenset()
 
 
 def _drafted(judge: Judge, split: BatchSplit, stages: Sequence[Segment]) -> Draft | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.shared.judge import Judge
@@ -22,6 +23,7 @@ class Question:
         required: devices that must have a part.
         caps: by device, the largest part of the round's work it may take.
         groups: whether a stage may have several devices.
+        allocations: how these may divide its work.
         effort: part of the usual search budget that may be spent.
         least_piece: fewest samples of a micro-batch, the ragged last one included, where sizes
             beyond `splits` may be chosen; None = they may not.
@@ -34,6 +36,7 @@ class Question:
     required: frozenset[int] = frozenset()
     caps: Mapping[int, float] = field(default_factory=dict)
     groups: bool = True
+    allocations: frozenset[Allocation] = EVERY_ALLOCATION
     effort: float = 1.0
     least_piece: int | None = None
 

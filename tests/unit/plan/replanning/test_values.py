@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.replanning.cuts import Cuts, Order
 from p2ptrain.plan.replanning.reshape import Reshaper
@@ -31,7 +31,7 @@ def questions(draw: st.DrawFn) -> tuple[CostModel, list[Order], list[int], bool]
         pair = (*parts[0].devices, *parts[1].devices)
         parts[:2] = [Part(pair, draw(st.sampled_from(list(Allocation))))]
     ends = [Part((cost.holder,))] if private else []
-    reshaper = Reshaper(frozenset(), private, True, cost.unit_count, cost.holder)
+    reshaper = Reshaper(frozenset(), private, EVERY_ALLOCATION, cost.unit_count, cost.holder)
     orders = reshaper.near((*ends, *parts, *ends), [], 12)
     middle = draw(st.sets(st.integers(1, cost.unit_count - 1))) if cost.unit_count > 1 else set()
     places = [0, *sorted(middle), cost.unit_count]

@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from p2ptrain.plan.allocation import EVERY_ALLOCATION
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, peak_bytes
@@ -105,7 +106,7 @@ def test_the_worst_link_of_every_window() -> None:
     model, members = household(5, units=4, devices=8)
     cost, split = CostModel(model, members), BatchSplit(64, 8)
     order = [3, 1, 4, 0, 5, 7, 2, 6]
-    options = group_options(8, split, groups=True)
+    options = group_options(8, split, EVERY_ALLOCATION)
     tables = SegmentTables(cost, split, order, range(5), options)
     reduce = tables.stages(1).reduce  # units from 1 on
     for o, option in enumerate(options):
@@ -117,7 +118,7 @@ def test_the_worst_link_of_every_window() -> None:
 def test_single_stages_cost_what_the_cost_model_says() -> None:
     model, members = household(6, units=5, devices=4)
     cost, split = CostModel(model, members), BatchSplit(64, 16)
-    options = group_options(4, split, groups=True)
+    options = group_options(4, split, EVERY_ALLOCATION)
     stages = SegmentTables(cost, split, range(4), range(6), options).stages(2)
     for k in range(4):
         seconds = sum(cost.stage_seconds(k, 2, 4, 16))
@@ -161,7 +162,7 @@ def test_pipelines_of_few_devices_are_candidates_among_many() -> None:
 def test_asynchronous_exchanges_overlap_the_computing_of_later_mini_batches() -> None:
     model = profile([(0.1, 0.1)] * 6, output_bytes=10**3, parameter_bytes=10**8)
     members, split = cluster("a", "b", "c", "d", link=FAST), BatchSplit(32, 1)
-    options = group_options(4, split, groups=True)
+    options = group_options(4, split, EVERY_ALLOCATION)
     pair = next(i for i, option in enumerate(options) if option.size == 2 and option.deals)
     stages = {
         mode: SegmentTables(

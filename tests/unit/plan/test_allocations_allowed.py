@@ -1,0 +1,72 @@
+"""Requests that allow groups only one way to divide their work, asked of every planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.check import check_request
+from p2ptrain.plan.plan import Plan, PlannedStage
+from p2ptrain.plan.planners import PLANNERS, make_plan
+from p2ptrain.plan.replanning.replan import replan
+from p2ptrain.plan.request import PlanRequest
+from tests.unit.plan import examples
+
+DEALING = frozenset({Allocation.MICRO_BATCHES})
+DIVIDING = frozenset({Allocation.SAMPLES})
+MODEL, HOUSEHOLD = examples.household(5, units=8, devices=4)
+
+
+def _groups(plan: Plan) -> Iterator[PlannedStage]:
+    return (stage for stage in plan.stages if len(stage.devices) > 1)
+
+
+@pytest.mark.parametrize("allowed", [DEALING, DIVIDING])
+@pytest.mark.parametrize("planner", sorted(PLANNERS))
+def test_groups_divide_only_as_allowed(planner: str, allowed: frozenset[Allocation]) -> None:
+    request = PlanRequest(64, 8, planner, allocations=allowed, effort=0.1)
+    plan = make_plan(MODEL, HOUSEHOLD, request)
+    assert {stage.allocation for stage in _groups(plan)} <= allowed
+    if planner in ("dp", "hybrid"):
+        assert list(_groups(plan))
+
+
+@pytest.mark.parametrize(("units", "devices"), [(8, 4), (4, 7)])
+def test_auto_still_finds_groups_that_deal(units: int, devices: int) -> None:
+    model, household = examples.household(5, units, devices)
+    request = PlanRequest(256, 8, allocations=DEALING, effort=0.1)
+    plan = make_plan(model, household, request)
+    assert {stage.allocation for stage in _groups(plan)} == {Allocation.MICRO_BATCHES}
+    straight = make_plan(model, household, replace(request, groups=False))
+    assert plan.predicted.round_seconds < straight.predicted.round_seconds
+
+
+def test_dp_says_what_is_missing_where_it_cannot_deal() -> None:
+    with pytest.raises(PlanError, match="cannot take turns at 2 or fewer micro-batches"):
+        make_plan(MODEL, HOUSEHOLD, PlanRequest(64, 32, "dp", allocations=DEALING))
+
+
+def test_a_plan_is_held_against_what_was_allowed() -> None:
+    request = PlanRequest(64, 8, "dp", allocations=DIVIDING)
+    plan = make_plan(MODEL, HOUSEHOLD, request)
+    with pytest.raises(PlanError, match="divides samples in stage 0"):
+        check_request(plan, MODEL, replace(request, allocations=DEALING))
+
+
+def test_some_way_must_be_allowed() -> None:
+    with pytest.raises(OptionError, match="some way to divide"):
+        PlanRequest(64, allocations=frozenset())
+    PlanRequest(64, groups=False, allocations=frozenset())
+
+
+def test_replanning_keeps_to_what_is_allowed() -> None:
+    model, household = examples.household(5, units=4, devices=7)
+    request = PlanRequest(256, 8, allocations=DEALING, effort=0.1)
+    plan = make_plan(model, household, request)
+    dead = plan.stages[-1].devices[0].name
+    found = replan(model, household, plan, request, dead=[dead])
+    assert {stage.allocation for stage in _groups(found.plan)} <= DEALING
