@@ -6,6 +6,7 @@ Used by the tests and by `tools/curves.py`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ async def household_run(case: Case, made: zoo.Made) -> HouseholdRun:
     """As `with_p2ptrain`, on a model of one's own; says what was tied across stages."""
     async with devices(case.devices) as household:
         options = TrainOptions(wait_for=case.devices, planner="pp", steps=case.steps)
-        await household.holder_run(_job(case, made), options).run()
+        await household.holder_run(job_of(case, made), options).run()
     assert len(household.plan.stages) == case.devices
     places = Counter(name for stage in household.plan.stages for name in stage.parameters)
     trainable = {
@@ -91,10 +92,11 @@ async def household_run(case: Case, made: zoo.Made) -> HouseholdRun:
         if parameter.requires_grad
     }
     tied = frozenset(name for name, count in places.items() if count > 1 and name in trainable)
-    return HouseholdRun(Outcome(household.losses, _copied(made)), tied)
+    return HouseholdRun(outcome_of(household.losses, made), tied)
 
 
-def _job(case: Case, made: zoo.Made) -> Job:
+def job_of(case: Case, made: zoo.Made) -> Job:
+    """The case as a user would write it."""
     return Job(
         model=made.model,
         data=made.data,
@@ -109,8 +111,10 @@ def _job(case: Case, made: zoo.Made) -> Job:
     )
 
 
-def _copied(made: zoo.Made) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in made.model.state_dict().items()}
+def outcome_of(losses: Sequence[float], made: zoo.Made) -> Outcome:
+    """The losses, and a copy of the trained model's state."""
+    state = made.model.state_dict()
+    return Outcome(list(losses), {name: tensor.detach().clone() for name, tensor in state.items()})
 
 
 def plain_torch(case: Case, made: zoo.Made | None = None) -> Outcome:

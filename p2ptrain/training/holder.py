@@ -246,7 +246,7 @@ def _where(prepared: Prepared, finding: Finding | None) -> str:
         return ""
     if finding.unit is None:
         return "; the input data of that micro-batch is not finite"
-    name = prepared.captured.description.units[finding.unit].name
+    where = f"unit {prepared.captured.description.units[finding.unit].name} on {finding.device}"
     if finding.parameters:
-        return f"; the weights of unit {name} had stopped being finite by an earlier update"
-    return f"; values first stopped being finite in unit {name}"
+        return f"; the weights of {where} had stopped being finite by an earlier update"
+    return f"; values first stopped being finite in {where}"

@@ -53,9 +53,11 @@ class Finding:
     """Where values first stopped being finite, and whether weights there already were not.
 
     Attributes:
+        device: name of the one where it happened.
         unit: its index; None where the stage's inputs already were not finite.
     """
 
+    device: str
     unit: int | None
     parameters: bool
 
@@ -147,15 +149,15 @@ class HolderEpoch:
             except (PeerError, TimeoutError):
                 return None  # the loss is reported all the same
             if reply.fields.get("found"):
-                return self._finding(reply)
+                return self._finding(self._name(device), reply)
         return None
 
-    def _finding(self, reply: Message) -> Finding:
+    def _finding(self, device: str, reply: Message) -> Finding:
         parameters = bool(reply.fields.get("parameters"))
         if reply.fields.get("unit") is None:
-            return Finding(None, parameters)
+            return Finding(device, None, parameters)
         unit = integer(reply.fields, "unit", 0, len(self._description.units) - 1)
-        return Finding(unit, parameters)
+        return Finding(device, unit, parameters)
 
     async def verdict(self, timeout_seconds: float) -> DeviceLost | None:
         """Which device is gone, where the mesh finds out in time: a stage only sees a dead link."""

@@ -1,0 +1,66 @@
+"""Plans of one's own for the household in memory: groups of any shape, whatever pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.split import BatchSplit
+from p2ptrain.training import coordinator
+
+DEALT = Allocation.MICRO_BATCHES
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`shares` of the next devices; what they count."""
+
+    shares: tuple[int, ...]
+    allocation: Allocation = Allocation.SAMPLES
+
+
+def divided(*shares: int) -> Stage:
+    """A stage that divides each micro-batch; one number is a device alone."""
+    return Stage(shares)
+
+
+def dealt(*shares: int) -> Stage:
+    """A stage that deals whole micro-batches."""
+    return Stage(shares, DEALT)
+
+
+def device_count(stages: Sequence[Stage]) -> int:
+    """How many devices the plan takes."""
+    return sum(len(stage.shares) for stage in stages)
+
+
+def force(monkeypatch: pytest.MonkeyPatch, stages: Sequence[Stage]) -> None:
+    """Let every coordinator of this test plan just these stages, over equal parts of the units."""
+
+    def plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
+        assert request.micro_batch is not None
+        split = BatchSplit(request.batch_size, request.micro_batch)
+        return Plan("forced", split, _planned(stages, len(profile.units), split), _NOTHING)
+
+    monkeypatch.setattr(coordinator, "make_plan", plan)
+
+
+_NOTHING = Predicted(round_seconds=1.0, samples_per_s=1.0, peak_bytes={})
+
+
+def _planned(stages: Sequence[Stage], units: int, split: BatchSplit) -> tuple[PlannedStage, ...]:
+    names = iter("abcdefgh")
+    planned = []
+    for index, stage in enumerate(stages):
+        borders = (index * units // len(stages), (index + 1) * units // len(stages))
+        members = tuple(DeviceShare(next(names), share) for share in stage.shares)
+        depth = min(split.micro_batches, device_count(stages[index:]) + len(stages) - index - 1)
+        planned.append(PlannedStage(borders, members, depth, stage.allocation))
+    return tuple(planned)

@@ -1,0 +1,116 @@
+"""What comes in is only what the plan says, from whom it says; parts are put together again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.net.message import Message, PartKind
+from p2ptrain.training.division import Slice
+from p2ptrain.training.inlet import Contents, Gathered, Inlet, Piece, to_messages
+from p2ptrain.training.protocol import PieceKey
+from p2ptrain.training.rounds import Mode
+
+KEY = PieceKey(0, 0)
+SOURCES = (Slice("a", 0, 3), Slice("b", 3, 4))
+
+
+def inlet(*, optional: bool = False) -> Inlet:
+    """Pieces of 4 samples, a row of two float32 each, and one value that all samples share."""
+    contents = Contents(
+        "activations",
+        lambda _mode, size: [(torch.float32, (size, 2)), (torch.float32, (2,))],
+        lambda _mode: [0, None],
+        optional=optional,
+    )
+    return Inlet(contents, lambda _number, _size: SOURCES, capacity=2, largest=4)
+
+
+def piece(first: int, end: int) -> Piece:
+    """Those samples of the one micro-batch."""
+    return Piece(KEY, Mode.TRAIN, 4, first, end)
+
+
+def receive(target: Inlet, peer: str, message: Message) -> None:
+    """As the mesh does: header, then body."""
+    sizes = [part.nbytes for part in message.parts]
+    for buffer, part in zip(target.open(peer, message.fields, sizes), message.parts, strict=True):
+        buffer[:] = part
+    target.deliver(peer, message.fields)
+
+
+def message(what: Piece, *values: Tensor | None) -> Message:
+    """The one message of a short piece."""
+    (only,) = to_messages("train.values", {}, what, values, PartKind.ACTIVATION)
+    return only
+
+
+async def test_parts_of_two_devices_become_one_piece_whatever_their_order() -> None:
+    target, rows = inlet(), torch.arange(8.0).reshape(4, 2)
+    common = torch.tensor([7.0, 8.0])
+    receive(target, "b", message(piece(3, 4), rows[3:], common))
+    receive(target, "a", message(piece(0, 3), rows[:3], common))
+    joined = (await target.take(KEY)).join()
+    assert torch.equal(joined[0], rows)  # type: ignore[arg-type]
+    assert torch.equal(joined[1], common)  # type: ignore[arg-type]
+
+
+async def test_gradients_of_what_all_samples_share_are_summed_and_may_be_missing() -> None:
+    target, rows = inlet(optional=True), torch.ones(4, 2)
+    receive(target, "a", message(piece(0, 3), rows[:3], torch.ones(2)))
+    receive(target, "b", message(piece(3, 4), rows[3:], torch.ones(2)))
+    joined = (await target.take(KEY)).join()
+    assert torch.equal(joined[1], torch.full((2,), 2.0))  # type: ignore[arg-type]
+    receive(target, "a", message(piece(0, 3), None, None))
+    receive(target, "b", message(piece(3, 4), None, None))
+    assert (await target.take(KEY)).join() == [None, None]
+
+
+def test_one_device_s_piece_is_not_copied() -> None:
+    value = torch.ones(3)
+    assert Gathered([[value]], [0], summed=False).join()[0] is value
+
+
+@pytest.mark.parametrize(
+    ("peer", "first", "end"), [("a", 0, 4), ("a", 3, 4), ("b", 0, 3), ("stranger", 0, 3)]
+)
+def test_samples_that_are_not_due_from_that_device_are_refused(
+    peer: str, first: int, end: int
+) -> None:
+    rows = torch.zeros(end - first, 2)
+    with pytest.raises(ProtocolError, match="not due from"):
+        receive(inlet(), peer, message(piece(first, end), rows, torch.zeros(2)))
+
+
+def test_a_part_that_comes_twice_is_refused() -> None:
+    target, part = inlet(), message(piece(3, 4), torch.zeros(1, 2), torch.zeros(2))
+    receive(target, "b", part)
+    with pytest.raises(ProtocolError, match="arrived twice"):
+        receive(target, "b", part)
+
+
+def test_pieces_that_nobody_completes_are_bounded() -> None:
+    target = inlet()
+
+    def half(number: int) -> None:
+        what = Piece(PieceKey(0, number), Mode.TRAIN, 4, 3, 4)
+        receive(target, "b", message(what, torch.zeros(1, 2), torch.zeros(2)))
+
+    half(0)
+    half(1)
+    with pytest.raises(ProtocolError, match="arrived unasked"):
+        half(2)
+
+
+async def test_a_reader_waits_until_the_last_part_is_here() -> None:
+    target = inlet()
+    receive(target, "b", message(piece(3, 4), torch.zeros(1, 2), torch.zeros(2)))
+    reader = asyncio.ensure_future(target.take(KEY))
+    await asyncio.sleep(0)
+    assert not reader.done()
+    receive(target, "a", message(piece(0, 3), torch.zeros(3, 2), torch.zeros(2)))
+    assert len((await reader).slices) == 2
