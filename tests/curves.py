@@ -6,7 +6,7 @@ Used by the tests and by `tools/curves.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +117,11 @@ def outcome_of(losses: Sequence[float], made: zoo.Made) -> Outcome:
     return Outcome(list(losses), {name: tensor.detach().clone() for name, tensor in state.items()})
 
 
-def plain_torch(case: Case, made: zoo.Made | None = None) -> Outcome:
+def plain_torch(
+    case: Case,
+    made: zoo.Made | None = None,
+    before_update: Callable[[int, torch.nn.Module], object] = lambda step, model: None,
+) -> Outcome:
     """Train with the plain loop of the contract."""
     made = made or zoo.make(case.model, dtype=case.dtype)
     recipe = reference.Recipe(
@@ -129,6 +133,7 @@ def plain_torch(case: Case, made: zoo.Made | None = None) -> Outcome:
         seed=case.seed,
         schedule=None if case.decay == 1.0 else case.schedule,
         clip_grad_norm=case.clip_grad_norm,
+        before_update=before_update,
     )
     return reference.train(made.model, made.data, made.loss, recipe)
 

@@ -21,6 +21,7 @@ class Recipe:
         optimizer: parameters -> a torch.optim optimizer.
         steps: most updates in all, None for no limit beyond the epochs.
         before_micro_batch: called with (step, micro-batch) before each forward, to seed dropout.
+        before_update: called with (step, model) before each update, to change gradients.
     """
 
     optimizer: Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -32,6 +33,7 @@ class Recipe:
     schedule: Callable[[int], float] | None = None
     clip_grad_norm: float | None = None
     before_micro_batch: Callable[[int, int], object] = field(default=lambda step, q: None)
+    before_update: Callable[[int, torch.nn.Module], object] = field(default=lambda step, m: None)
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def train(
             value = loss(call(model, x), y)
             (value * w).backward()  # type: ignore[no-untyped-call]
             total += value.item() * w
+        recipe.before_update(step, model)
         if recipe.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_grad_norm)
         optimizer.step()

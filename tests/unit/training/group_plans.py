@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -43,13 +44,14 @@ def device_count(stages: Sequence[Stage]) -> int:
 
 def force(monkeypatch: pytest.MonkeyPatch, stages: Sequence[Stage]) -> None:
     """Let every coordinator of this test plan just these stages, over equal parts of the units."""
+    monkeypatch.setattr(coordinator, "make_plan", partial(plan, stages))
 
-    def plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
-        assert request.micro_batch is not None
-        split = BatchSplit(request.batch_size, request.micro_batch)
-        return Plan("forced", split, _planned(stages, len(profile.units), split), _NOTHING)
 
-    monkeypatch.setattr(coordinator, "make_plan", plan)
+def plan(stages: Sequence[Stage], profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
+    """As `make_plan` would, but for its choice."""
+    assert request.micro_batch is not None
+    split = BatchSplit(request.batch_size, request.micro_batch)
+    return Plan("forced", split, _planned(stages, len(profile.units), split), _NOTHING)
 
 
 _NOTHING = Predicted(round_seconds=1.0, samples_per_s=1.0, peak_bytes={})
