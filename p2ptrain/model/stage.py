@@ -12,7 +12,8 @@ Several things make the difference between "the same model" and the same bits; e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from p2ptrain.errors import InternalError
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.diagnosis import NonFinite, find_non_finite
 from p2ptrain.model.program import Program, Seed
+from p2ptrain.model.running_statistics import RunningStatistics, written_buffers
 
 NO_SEED: Seed = (0, 0, 0)
 
@@ -59,6 +61,7 @@ class Stage:
         *,
         copy: bool = True,
         separate: Collection[str] = (),
+        shared: bool = False,
     ) -> None:
         """Build the stage.
 
@@ -69,6 +72,11 @@ class Stage:
             copy: False computes with (and writes to) the tensors of `state` themselves.
             separate: parameters whose gradients are kept apart by micro-batch instead of summed,
                 for `take_separate`: what `ties.merge` needs of a tensor shared between stages.
+            shared: several devices hold this stage. What training writes to buffers is then kept
+                in `statistics`, until the group has added it up.
+
+        Raises:
+            NotShareable: `shared`, and it writes what a group cannot add up.
         """
         self.description = description
         self.first, self.end = first, end
@@ -77,7 +85,13 @@ class Stage:
             name: _own(description, name, state, copy)
             for name in description.state_names(first, end)
         }
-        self._train = Program(description, first, end, "train", self._state)
+        self.statistics: RunningStatistics | None = None
+        training_state = self._state
+        if shared:
+            written = written_buffers(description, first, end)
+            self.statistics = RunningStatistics(written, self._state)
+            training_state = self._state | self.statistics.scratch
+        self._train = Program(description, first, end, "train", training_state)
         self._evaluate: Program | None = None
         self._held: dict[int, _Held] = {}
         self._separate: dict[str, list[Tensor | None]] = {name: [] for name in separate}
@@ -90,6 +104,7 @@ class Stage:
         *,
         weight: float | None = None,
         seed: Seed = NO_SEED,
+        share: float = 1.0,
     ) -> list[Tensor]:
         """Run the training graph and keep what the backward needs under `key`.
 
@@ -99,6 +114,7 @@ class Stage:
             targets: all leaves of the loss's target, or none where no unit here uses any.
             weight: of this micro-batch's loss in the backward (last stage only; None is 1).
             seed: (job, step, micro-batch) for dropout and its like.
+            share: part of the micro-batch's samples that this device of a group takes.
 
         Returns:
             What crosses out of the last unit, detached; at the last stage the unweighted loss.
@@ -113,20 +129,43 @@ class Stage:
                     zip(inputs, self._train.inputs, strict=True)
                 )
             ]
-            outputs = self._train.run(received, targets, seed)
+            outputs = self._run(key, share, received, targets, seed)
             roots = list(outputs)
             if self._is_last and weight is not None:
                 roots = [outputs[0] * weight]
         self._held[key] = _Held(inputs, targets, seed, roots, gradients)
         return [output.detach() for output in outputs]
 
-    def backward(self, key: int, gradients: Sequence[Tensor | None] = ()) -> list[Tensor | None]:
+    def _run(
+        self,
+        key: int,
+        share: float,
+        inputs: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        seed: Seed,
+    ) -> list[Tensor]:
+        if self.statistics is None:
+            return self._train.run(inputs, targets, seed)
+        self.statistics.before_forward()
+        outputs = self._train.run(inputs, targets, seed)
+        self.statistics.after_forward(key, share)
+        return outputs
+
+    def backward(
+        self,
+        key: int,
+        gradients: Sequence[Tensor | None] = (),
+        *,
+        final: Callable[[str], None] | None = None,
+    ) -> list[Tensor | None]:
         """Run the backward of micro-batch `key`; parameters add to their `.grad`.
 
         Args:
             key: of an earlier `forward`.
             gradients: one for each of its outputs, None where none came back; empty at the last
                 stage.
+            final: in the last backward before an update, called with the name of each trainable
+                parameter as soon as its gradient will not change any more.
 
         Returns:
             One for each of its inputs, None for those that need none.
@@ -140,12 +179,40 @@ class Stage:
                 roots.append(root)
                 starts.append(gradient)
         held.roots.clear()
-        if roots:
-            torch.autograd.backward(roots, starts)
-        for name, kept in self._separate.items():
-            kept.append(self._state[name].grad)
-            self._state[name].grad = None
+        with self._reporting(final):
+            if roots:
+                torch.autograd.backward(roots, starts)
+            for name, kept in self._separate.items():
+                kept.append(self._state[name].grad)
+                self._state[name].grad = None
         return held.gradients
+
+    @contextmanager
+    def _reporting(self, final: Callable[[str], None] | None) -> Iterator[None]:
+        """Call `final` when autograd has added to a parameter; at the end for all the others."""
+        if final is None:
+            yield
+            return
+        waiting = {name: p for name, p in self.parameters().items() if p.requires_grad}
+        names = {id(parameter): name for name, parameter in waiting.items()}
+
+        def added(parameter: Tensor) -> None:
+            name = names[id(parameter)]
+            if waiting.pop(name, None) is not None:
+                final(name)
+
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(added)
+            for name, parameter in waiting.items()
+            if name not in self._separate
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for name in waiting:
+            final(name)
 
     def evaluate(
         self, inputs: Sequence[Tensor], targets: Sequence[Tensor], *, seed: Seed = NO_SEED

@@ -1,0 +1,68 @@
+"""One bucket on its way round the ring, on one device: what to send, what an arrival changes.
+
+Without IO. Chunks may arrive in any order: none of a device's steps depends on another, except that
+a chunk is sent on when it has arrived.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from p2ptrain.training.buckets import Ring
+
+
+class BucketSum:
+    """A bucket that this device has begun.
+
+    Args:
+        flat: this device's part, 1-D; becomes the sum. Chunks of it are sent as they lie there, so
+            its memory is given away and never used for anything else.
+        present: a bit for each of the bucket's entries that has a value on this device.
+    """
+
+    def __init__(self, ring: Ring, flat: Tensor, present: int) -> None:
+        self.flat = flat
+        self._ring = ring
+        self._present = [present] * ring.size
+        self._received: set[int] = set()
+        self._sent = 0
+
+    @property
+    def present(self) -> int:
+        """Once complete: a bit for each entry that has a value on any device."""
+        return self._present[0]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything has arrived and been handed to the link."""
+        return len(self._received) == self._sent == self._ring.steps
+
+    def outgoing(self, step: int) -> tuple[int, Tensor]:
+        """What to send in `step`: presence bits and elements of the chunk."""
+        number = self._ring.sent(step)
+        return self._present[number], self._chunk(number)
+
+    def sent(self) -> None:
+        """One more chunk was handed to the link."""
+        self._sent += 1
+
+    def has(self, step: int) -> bool:
+        """Whether the chunk of that step has arrived."""
+        return step in self._received
+
+    def receive(self, step: int, present: int, values: Tensor) -> int | None:
+        """A chunk has arrived. Returns the step in which it is sent on, None = not at all."""
+        number = self._ring.received(step)
+        chunk = self._chunk(number)
+        if self._ring.sums(step):
+            chunk += values
+            self._present[number] |= present
+        else:
+            chunk.copy_(values)
+            self._present[number] = present
+        self._received.add(step)
+        return step + 1 if step + 1 < self._ring.steps else None
+
+    def _chunk(self, number: int) -> Tensor:
+        first, end = self._ring.chunk(number, self.flat.numel())
+        return self.flat[first:end]

@@ -1,0 +1,147 @@
+"""What a group sums together and how it goes round: buckets of tensors, and the ring's steps.
+
+Sums travel in buckets, so that those of the last layers are under way while the first layers'
+gradients are still being computed (PyTorch DDP: Li et al., VLDB 2020, section 3.2). A bucket is cut
+into one chunk a device, and each chunk goes round twice (ring all-reduce, Patarasuk and Yuan 2009):
+first it is summed up, then the sum is handed on. In step s device i sends chunk i - s to device
+i + 1, whatever the phase:
+
+    chunk that each of 3 devices sends on to the next one
+
+              sum up      hand on
+    step      0    1      2    3
+    device 0  0    2      1    0
+    device 1  1    0      2    1
+    device 2  2    1      0    2
+
+So every chunk is summed on one path and then copied: all devices end with the same bits. A device
+sends 2 (g - 1) / g of the bucket's bytes, the least that is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from p2ptrain.plan.overlap import BUCKET_BYTES
+
+MAX_ENTRIES = 4096
+"""Most tensors in a bucket: a frame's header has one bit for each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summand:
+    """A tensor that the devices of a group sum.
+
+    Attributes:
+        name: of the parameter whose gradient it is, or of the buffer.
+        elements: how many.
+    """
+
+    name: str
+    dtype: torch.dtype
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Elements [first, end) of a tensor, which begin at `place` in their bucket."""
+
+    name: str
+    first: int
+    end: int
+    place: int
+
+    @property
+    def elements(self) -> int:
+        """How many."""
+        return self.end - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors, or parts of large ones, that are summed together.
+
+    Attributes:
+        index: buckets start in this order, on every device of the group.
+        entries: side by side, without gaps.
+    """
+
+    index: int
+    dtype: torch.dtype
+    entries: tuple[Entry, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many."""
+        last = self.entries[-1]
+        return last.place + last.elements
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The tensors it waits for."""
+        return frozenset(entry.name for entry in self.entries)
+
+
+def buckets_of(summands: Iterable[Summand], bucket_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
+    """All tensors in buckets of one dtype and `bucket_bytes` each, the last of a dtype smaller.
+
+    Args:
+        summands: in the order in which they become final; empty ones are left out.
+        bucket_bytes: larger tensors are cut.
+    """
+    buckets: list[Bucket] = []
+    filling: dict[torch.dtype, list[Entry]] = {}
+    for summand in summands:
+        limit = max(1, bucket_bytes // summand.dtype.itemsize)
+        entries = filling.setdefault(summand.dtype, [])
+        for entry in _cut(summand, limit, entries):
+            entries.append(entry)
+            if entry.place + entry.elements == limit or len(entries) == MAX_ENTRIES:
+                buckets.append(Bucket(len(buckets), summand.dtype, tuple(entries)))
+                entries.clear()
+    for dtype, entries in filling.items():
+        if entries:
+            buckets.append(Bucket(len(buckets), dtype, tuple(entries)))
+    return tuple(buckets)
+
+
+def _cut(summand: Summand, limit: int, entries: list[Entry]) -> Iterator[Entry]:
+    """The tensor's parts, each as large as the bucket being filled has room for."""
+    first = 0
+    while first < summand.elements:
+        place = entries[-1].place + entries[-1].elements if entries else 0
+        end = min(summand.elements, first + limit - place)
+        yield Entry(summand.name, first, end, place)
+        first = end
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One device's place in a ring of `size` >= 2; it sends to place + 1 and hears place - 1."""
+
+    place: int
+    size: int
+
+    @property
+    def steps(self) -> int:
+        """Chunks that each device sends and receives for a bucket."""
+        return 2 * (self.size - 1)
+
+    def sums(self, step: int) -> bool:
+        """Whether what arrives in this step is added; later ones replace."""
+        return step < self.size - 1
+
+    def sent(self, step: int) -> int:
+        """The chunk sent in `step`: the one received in the step before."""
+        return (self.place - step) % self.size
+
+    def received(self, step: int) -> int:
+        """The chunk received in `step`."""
+        return (self.place - 1 - step) % self.size
+
+    def chunk(self, number: int, elements: int) -> tuple[int, int]:
+        """[first, end) of a chunk in a bucket; they differ by one element at most."""
+        return number * elements // self.size, (number + 1) * elements // self.size
