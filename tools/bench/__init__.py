@@ -1,0 +1,1 @@
+"""p2ptrain beside what a user would pick instead, on the same emulated household."""

@@ -1,0 +1,90 @@
+"""p2ptrain beside what a user would pick instead, on emulated households. Needs root, Linux.
+
+    python -m tools.bench --out bench.json --only A/mobilenetv2/S --repeat 3
+    python -m tools.bench --out bench.json --simulate --only A
+    python -m tools.bench --out bench.json --report bench.md
+
+Cells are HOUSEHOLD/MODEL/SIZE/SYSTEM; a filter may leave parts out, name several with commas, or
+say `*`. What the file has already is not measured again; Ctrl-C keeps what is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tools.bench import cells
+from tools.bench.results import Results, ResultsError
+from tools.bench.run import Wishes, run
+
+INTERRUPTED = 130
+
+
+def main() -> int:
+    """Measure, simulate or report; the exit code."""
+    parser = _parser()
+    arguments = parser.parse_args()
+    try:
+        chosen = cells.select(arguments.only)
+        results = Results(arguments.out)
+    except (cells.UnknownNameError, ResultsError) as error:
+        parser.error(str(error))
+    if arguments.list:
+        print("\n".join(cell.key for cell in chosen))
+        return 0
+    code = 0
+    if arguments.report is None or arguments.only:
+        try:
+            run(chosen, results, _wishes(arguments))
+        except KeyboardInterrupt:
+            print("interrupted; what is measured is kept", file=sys.stderr)
+            code = INTERRUPTED
+    if arguments.report is not None:
+        from tools.bench.report import write_report
+
+        write_report(results, arguments.report)
+    return code
+
+
+def _wishes(arguments: argparse.Namespace) -> Wishes:
+    return Wishes(
+        repeat=arguments.repeat,
+        again=arguments.again,
+        limit_seconds=arguments.limit,
+        steady_rounds=arguments.rounds,
+        simulate=arguments.simulate,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="results' file (JSON)")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="FILTER", help="cells, such as A,B/vit/S/pp,ddp"
+    )
+    parser.add_argument("--list", action="store_true", help="print the cells chosen, and end")
+    parser.add_argument("--repeat", type=int, default=1, help="runs a cell (default: 1)")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds that count (default: 4)")
+    parser.add_argument("--again", action="store_true", help="measure what the file has already")
+    parser.add_argument(
+        "--limit", type=float, default=300.0, metavar="S", help="seconds of a run (default: 300)"
+    )
+    parser.add_argument(
+        "--simulate", action="store_true", help="by p2ptrain's simulator, from measured profiles"
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE.md",
+        help="write table and plots; without --only nothing is measured",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

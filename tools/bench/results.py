@@ -1,0 +1,102 @@
+"""The results' file: everything measured, kept after every figure, so that a run can be resumed.
+
+{"format": "p2ptrain.bench/1",
+ "machine": {...}, "versions": {...},
+ "households": {"A": {"devices": [{"name", "cores", "memory_bytes", "rate_mbit"}]}},
+ "alone": {"A/mobilenetv2": {"measured_at", "devices": {name: {...}}}},
+ "profiles": {"A/mobilenetv2": {"measured_at", "profile": {...}, "cluster": {...}}},
+ "blocks": {"mobilenetv2": {"measured_at", "blocks": [...]}},
+ "cells": {"A/mobilenetv2/S/ddp": {"runs": [{"samples_per_s", ...} or {"error"}]}},
+ "simulated": {"A/mobilenetv2/S/pp": {"plain": {...}, "overlap": {...}}}}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+FORMAT = "p2ptrain.bench/1"
+PARTS = ("machine", "versions", "households", "alone", "profiles", "blocks", "cells", "simulated")
+
+
+class ResultsError(ValueError):
+    """The file is none of ours."""
+
+
+class Results:
+    """The file's content, written whole after every change.
+
+    Raises:
+        ResultsError: the file that is there cannot be read as results.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self.content: dict[str, Any] = {"format": FORMAT, **{part: {} for part in PARTS}}
+        if file is not None and file.exists():
+            self.content |= _read(file)
+
+    def get(self, part: str, key: str) -> Any:
+        """What is kept there, or None."""
+        return self.content[part].get(key)
+
+    def put(self, part: str, key: str, value: Any) -> None:
+        """Keep a value, in the file too."""
+        self.content[part][key] = value
+        self._write()
+
+    def add_run(self, cell: str, run: Mapping[str, Any]) -> None:
+        """Keep one more run of a cell."""
+        self.put("cells", cell, {"runs": [*self.runs(cell), dict(run)]})
+
+    def runs(self, cell: str) -> list[dict[str, Any]]:
+        """The runs of a cell so far, failed ones too."""
+        kept: list[dict[str, Any]] = (self.get("cells", cell) or {}).get("runs", [])
+        return kept
+
+    def forget(self, cell: str) -> None:
+        """Measure it anew."""
+        self.content["cells"].pop(cell, None)
+
+    def runs_missing(self, cell: str, repeat: int) -> int:
+        """How many runs a cell still lacks. One that cannot run it at all is not tried again."""
+        runs = self.runs(cell)
+        if any(run.get("cannot_run") for run in runs):
+            return 0
+        return max(0, repeat - sum("samples_per_s" in run for run in runs))
+
+    def samples_per_s(self, cell: str) -> float | None:
+        """The median of a cell's runs; None where there is none."""
+        speeds = [run["samples_per_s"] for run in self.runs(cell) if "samples_per_s" in run]
+        return median(speeds) if speeds else None
+
+    def why_not(self, cell: str) -> str | None:
+        """The last error of a cell that has no figure."""
+        errors = [run["error"] for run in self.runs(cell) if "error" in run]
+        return errors[-1] if errors and self.samples_per_s(cell) is None else None
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        new = self._file.with_name(f".{self._file.name}.new")
+        try:
+            new.write_text(json.dumps(self.content, indent=1, sort_keys=True), encoding="utf-8")
+            os.replace(new, self._file)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                new.unlink()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ResultsError(f"{file} is no JSON: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ResultsError(f"{file} has not the format {FORMAT}")
+    return content

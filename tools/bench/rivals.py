@@ -1,0 +1,175 @@
+"""What a user would pick instead of p2ptrain, run on the same devices.
+
+Torch is loaded, models are built and traced with a whole core a device; from then on each device
+has its share.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tools.bench.alone import AloneSpeed, fastest
+from tools.bench.cells import Cell
+from tools.bench.errors import CellError
+from tools.bench.processes import Company, Process
+from tools.bench.rounds import Rounds
+from tools.bench.shares import balanced_cuts, weighted_shares
+from tools.bench.usage import MemoryWatch, Reading
+from tools.testbed import EmulatedDevice, Testbed
+
+_MICRO_BATCHES = (8, 16, 32)
+"""Micro-batches a round that torch pipelining is tried with."""
+
+
+class Rivals:
+    """Runs rivals in a household whose devices' own speeds are known.
+
+    Args:
+        alone: of this model, by device.
+        blocks: (name, seconds) of the model's blocks, for cutting it.
+    """
+
+    def __init__(
+        self,
+        testbed: Testbed,
+        alone: Mapping[str, AloneSpeed],
+        blocks: Sequence[tuple[str, float]],
+        limit_seconds: float,
+    ) -> None:
+        self._testbed = testbed
+        self._alone = alone
+        self._blocks = blocks
+        self._limit_seconds = limit_seconds
+
+    def run(self, cell: Cell, rounds: Rounds) -> dict[str, Any]:
+        """One run of a rival's cell. Raises CellError."""
+        company = Company(self._limit_seconds)
+        tasks = self._tasks(cell, rounds)
+        starts = [
+            (device, ("-m", "tools.bench.worker", cell.system, json.dumps(task)))
+            for device, task in tasks
+        ]
+        devices = [device for device, _ in tasks]
+        with MemoryWatch(devices) as memory:
+            try:
+                workers = company.start_lifted(starts)
+                measured, spent = _measure(company, workers, devices)
+            except CellError as error:
+                raise CellError(str(error), cannot_run=_refused(cell, error)) from error
+        seconds = [max(times) for times in zip(*(m["seconds"] for m in measured), strict=True)]
+        return {
+            "samples_per_s": cell.batch_size * len(seconds) / sum(seconds),
+            "round_seconds": seconds,
+            "losses": _losses(cell, [m["losses"] for m in measured]),
+            "warm_rounds": rounds.warm,
+            "setup": self._setup(cell, [task for _, task in tasks], measured[-1]),
+            "spent": spent,
+            "peak_anonymous_bytes": memory.peak_bytes,
+        }
+
+    def _tasks(self, cell: Cell, rounds: Rounds) -> list[tuple[EmulatedDevice, dict[str, Any]]]:
+        common = {
+            "model": cell.model,
+            "batch_size": cell.batch_size,
+            "warm": rounds.warm,
+            "steady": rounds.steady,
+        }
+        if cell.system == "torch":
+            device = fastest(self._testbed.devices)
+            best = self._alone[device.name].micro_batch
+            return [(device, {**common, "micro_batch": best})]
+        own = self._ddp_shares(cell) if cell.system == "ddp" else self._stages(cell)
+        devices = self._testbed.devices
+        places = [
+            {
+                "rank": rank,
+                "world": len(devices),
+                "address": device.address,
+                "first_address": devices[0].address,
+            }
+            for rank, device in enumerate(devices)
+        ]
+        return [
+            (device, {**common, **place, **task})
+            for device, place, task in zip(devices, places, own, strict=True)
+        ]
+
+    def _ddp_shares(self, cell: Cell) -> list[dict[str, Any]]:
+        devices = self._testbed.devices
+        speeds = [self._alone[d.name].samples_per_s(cell.batch_size) for d in devices]
+        tasks, first = [], 0
+        for device, share in zip(devices, weighted_shares(cell.batch_size, speeds), strict=True):
+            largest = self._alone[device.name].best_of_at_most(share)
+            place = {"first_sample": first, "end_sample": first + share}
+            tasks.append({**place, "micro_batch": largest})
+            first += share
+        return tasks
+
+    def _stages(self, cell: Cell) -> list[dict[str, Any]]:
+        speeds = [device.cores for device in self._testbed.devices]
+        cuts = balanced_cuts([seconds for _, seconds in self._blocks], speeds)
+        sizes = [
+            cell.batch_size // count
+            for count in _MICRO_BATCHES
+            if count >= len(speeds) and cell.batch_size % count == 0
+        ]
+        task = {"cuts": [self._blocks[cut][0] for cut in cuts], "micro_batches": sizes}
+        return [task] * len(speeds)
+
+    def _setup(
+        self, cell: Cell, tasks: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """How the rival was set up, for people."""
+        if cell.system == "torch":
+            return {"micro_batch": tasks[0]["micro_batch"]}
+        if cell.system == "ddp":
+            return {
+                "shares": [task["end_sample"] - task["first_sample"] for task in tasks],
+                "micro_batches": [task["micro_batch"] for task in tasks],
+            }
+        return {
+            "cuts": tasks[0]["cuts"],
+            "micro_batch": measured["micro_batch"],
+            "seconds_of_tries": measured["tried"],
+        }
+
+
+def measure_blocks(model: str, testbed: Testbed, limit_seconds: float) -> list[list[Any]]:
+    """Name and seconds of each block, on the fastest device with a whole core."""
+    company = Company(limit_seconds)
+    device = fastest(testbed.devices)
+    device.lift()
+    worker = company.start(
+        device, "-m", "tools.bench.worker", "blocks", json.dumps({"model": model})
+    )
+    company.expect_each([worker], "ready")
+    worker.tell(go=True)
+    (measured,) = company.expect_each([worker], "measured")
+    device.limit()
+    blocks: list[list[Any]] = measured["blocks"]
+    return blocks
+
+
+def _measure(
+    company: Company, workers: Sequence[Process], devices: Sequence[EmulatedDevice]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    for worker in workers:
+        worker.tell(go=True)
+    company.expect_each(workers, "steady")
+    begin = Reading.now(devices)
+    measured = company.expect_each(workers, "measured")
+    return measured, begin.until(Reading.now(devices))
+
+
+def _losses(cell: Cell, parts: Sequence[Sequence[float]]) -> list[float]:
+    """Of each round, from what each device reports."""
+    if cell.system == "torch-pp":
+        return list(parts[-1])
+    return [sum(losses) for losses in zip(*parts, strict=True)]
+
+
+def _refused(cell: Cell, error: CellError) -> bool:
+    """Torch pipelining says so when it cannot trace, cut or send what a model computes."""
+    return cell.system == "torch-pp" and ("Error" in str(error)) and "not done" not in str(error)

@@ -1,0 +1,30 @@
+"""How many rounds are run, and which of them count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tools.bench.cells import Cell
+
+_BY_ITSELF = ("torch", "single")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """`warm` rounds do not count, the `steady` ones after them do."""
+
+    warm: int
+    steady: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.warm + self.steady
+
+
+def rounds_of(cell: Cell, steady: int) -> Rounds:
+    """Two rounds warm up a household: p2ptrain's rounds overlap. One warms up a single device,
+    whose rounds are long and alike: half as many count."""
+    if cell.system in _BY_ITSELF:
+        return Rounds(1, max(2, steady // 2))
+    return Rounds(2, steady)

@@ -1,0 +1,181 @@
+"""Measures cells one after the other, round robin over repeats, and keeps each figure at once.
+
+    for each repeat: for each household and model: what the devices reach alone (once),
+                                                   then every system, one after the other
+
+Systems alternate within a repeat, so that a machine that others slow down for a while slows all
+systems, and not one of them in all its runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from tools.bench import alone, profiles, rivals
+from tools.bench.cells import Cell, Place
+from tools.bench.errors import CellError
+from tools.bench.household_run import HouseholdRuns
+from tools.bench.results import Results
+from tools.bench.rounds import rounds_of
+from tools.bench.versions import machine, now, versions
+from tools.testbed import Household, Testbed
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How to measure.
+
+    Attributes:
+        repeat: runs of each cell; the median counts.
+        again: measure cells that the file has already.
+        limit_seconds: of one run, or of one measurement of the devices.
+        steady_rounds: that count.
+        simulate: the simulator's figures instead of real ones.
+    """
+
+    repeat: int = 1
+    again: bool = False
+    limit_seconds: float = 300.0
+    steady_rounds: int = 4
+    simulate: bool = False
+
+
+class Bench:
+    """Fills the results' file."""
+
+    def __init__(self, results: Results, wishes: Wishes, states: Path) -> None:
+        self._results = results
+        self._wishes = wishes
+        self._states = states
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Measure every cell that still lacks runs."""
+        if self._wishes.again:
+            for cell in cells:
+                self._results.forget(cell.key)
+        for key, value in {**versions(), "at": now()}.items():
+            self._results.put("versions", key, value)
+        for key, value in machine().items():
+            self._results.put("machine", key, value)
+        for number in range(self._wishes.repeat):
+            for cell in cells:
+                if self._results.runs_missing(cell.key, number + 1):
+                    self._measure(cell)
+
+    def simulate(self, cells: Sequence[Cell]) -> None:
+        """The simulator's figures of every planner's cell."""
+        from tools.bench.simulated import simulate
+
+        for cell in cells:
+            kept = self._results.get("simulated", cell.key)
+            if cell.is_rival or (kept and not self._wishes.again):
+                continue
+            measured = self._once("profiles", cell.place, profiles.measure)
+            if measured is None:
+                continue
+            figures = simulate(cell, measured)
+            self._results.put("simulated", cell.key, figures)
+            _tell(f"{cell.key}: {_simulated_line(figures)}")
+
+    def _measure(self, cell: Cell) -> None:
+        speeds = self._once("alone", cell.place, alone.measure)
+        if speeds is None:
+            return
+        begin = monotonic()
+        try:
+            run = {**self._run(cell, speeds), "at": now()}
+        except CellError as error:
+            run = {"error": str(error), "cannot_run": error.cannot_run, "at": now()}
+        self._results.add_run(cell.key, run)
+        _tell(f"{cell.key}: {_line(cell, run, speeds)} ({monotonic() - begin:.0f} s)")
+
+    def _run(self, cell: Cell, speeds: dict[str, Any]) -> dict[str, Any]:
+        rounds = rounds_of(cell, self._wishes.steady_rounds)
+        limit = self._wishes.limit_seconds
+        blocks = self._blocks(cell) if cell.system == "torch-pp" else []
+        with self._testbed(cell.household) as testbed:
+            if cell.is_rival:
+                own = alone.speeds(speeds)
+                return rivals.Rivals(testbed, own, blocks, limit).run(cell, rounds)
+            folder = self._states / cell.household
+            return HouseholdRuns(testbed, folder, limit).run(cell, rounds)
+
+    def _blocks(self, cell: Cell) -> list[tuple[str, float]]:
+        kept = self._results.get("blocks", cell.model)
+        if kept is None:
+            with self._testbed(cell.household) as testbed:
+                blocks = rivals.measure_blocks(cell.model, testbed, self._wishes.limit_seconds)
+            kept = {"measured_at": now(), "blocks": blocks}
+            self._results.put("blocks", cell.model, kept)
+        return [(name, seconds) for name, seconds in kept["blocks"]]
+
+    def _once(
+        self, part: str, place: Place, measure: Callable[[Place, Testbed, float], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """What is measured once a household and model; None where it fails."""
+        kept: dict[str, Any] | None = self._results.get(part, place.key)
+        if kept is not None:
+            return kept
+        _tell(f"{place.key}: measuring the devices ({part})")
+        try:
+            with self._testbed(place.household) as testbed:
+                measured = measure(place, testbed, self._wishes.limit_seconds)
+        except CellError as error:
+            _tell(f"{place.key}: {part} not measured: {error}")
+            return None
+        kept = {"measured_at": now(), **measured}
+        self._results.put(part, place.key, kept)
+        return kept
+
+    def _testbed(self, name: str) -> Testbed:
+        household = Household.load(name)
+        devices = [
+            {
+                "name": device.name,
+                "cores": device.cores,
+                "memory_bytes": device.memory_bytes,
+                "rate_mbit": device.rate_mbit,
+            }
+            for device in household.devices
+        ]
+        self._results.put("households", name, {"devices": devices})
+        return Testbed(household)
+
+
+def run(cells: Sequence[Cell], results: Results, wishes: Wishes) -> None:
+    """Measure or simulate `cells`. KeyboardInterrupt leaves the file with what is done."""
+    with tempfile.TemporaryDirectory(prefix="p2ptrain-bench-") as states:
+        bench = Bench(results, wishes, Path(states))
+        if wishes.simulate:
+            bench.simulate(cells)
+        else:
+            bench.run(cells)
+
+
+def _line(cell: Cell, run: dict[str, Any], speeds: dict[str, Any]) -> str:
+    if "error" in run:
+        return ("cannot run it: " if run["cannot_run"] else "failed: ") + run["error"]
+    reference = alone.aggregate(speeds, cell.batch_size)
+    speed = run["samples_per_s"]
+    predicted = run.get("predicted_samples_per_s")
+    said = f", predicted {predicted / reference:.2f}" if predicted else ""
+    return f"{speed:.1f} samples/s, {speed / reference:.2f} of aggregate{said}"
+
+
+def _simulated_line(figures: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{kind} {figures[kind]['fraction']:.2f}"
+        if "fraction" in figures[kind]
+        else f"{kind}: {figures[kind]['error']}"
+        for kind in ("plain", "overlap")
+    )
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

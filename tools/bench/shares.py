@@ -1,0 +1,66 @@
+"""Dividing whole samples and blocks of a model among devices, for the rivals. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def weighted_shares(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole numbers that add up to `total`, as near to the weights as that allows.
+
+    Nobody gets nothing while there is enough for all: DistributedDataParallel waits for everyone.
+
+    Raises:
+        ValueError: fewer than one each, or a weight that is not above 0.
+    """
+    if total < len(weights) or min(weights) <= 0:
+        raise ValueError(f"{total} cannot be shared by the weights {list(weights)}")
+    exact = [total * weight / sum(weights) for weight in weights]
+    shares = [max(1, int(part)) for part in exact]
+    while sum(shares) != total:
+        step = 1 if sum(shares) < total else -1
+        movable = [i for i, share in enumerate(shares) if step > 0 or share > 1]
+        most = max(movable, key=lambda i: step * (exact[i] - shares[i]))
+        shares[most] += step
+    return shares
+
+
+def even_pieces(total: int, largest: int) -> list[int]:
+    """`total` in as few pieces of at most `largest` as possible, as equal as possible."""
+    count = -(-total // largest)
+    return [total // count + (i < total % count) for i in range(count)]
+
+
+def balanced_cuts(seconds: Sequence[float], speeds: Sequence[float]) -> list[int]:
+    """Where to cut a chain of blocks so that the slowest device's time is least.
+
+    Args:
+        seconds: of each block, on one and the same device.
+        speeds: of the devices, in the order of their stages.
+
+    Returns:
+        The first block of each stage but the first; every device gets at least one block.
+
+    Raises:
+        ValueError: fewer blocks than devices.
+    """
+    blocks, devices = len(seconds), len(speeds)
+    if blocks < devices:
+        raise ValueError(f"{blocks} blocks cannot be cut into {devices} stages")
+    until = [0.0]
+    for block in seconds:
+        until.append(until[-1] + block)
+    # best[end] = (slowest stage, cuts) of blocks [0, end) on the devices so far
+    best: dict[int, tuple[float, list[int]]] = {
+        end: (until[end] / speeds[0], []) for end in range(1, blocks + 1)
+    }
+    for speed in speeds[1:]:
+        best = {
+            end: min(
+                (max(slowest, (until[end] - until[first]) / speed), [*cuts, first])
+                for first, (slowest, cuts) in best.items()
+                if first < end
+            )
+            for end in range(min(best) + 1, blocks + 1)
+        }
+    return best[blocks][1]

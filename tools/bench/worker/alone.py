@@ -1,0 +1,87 @@
+"""How fast a device is by itself, with its best micro-batch: its part of `aggregate`.
+
+All devices of a household are measured at the same time, as they share this machine's caches and
+cores' halves in every other measurement too. Who is done works on until the last one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+from tools.bench import models
+from tools.bench.worker.channel import Channel
+from tools.bench.worker.samples import Samples, optimizer_of
+from tools.bench.worker.stopwatch import timed
+
+SIZES = (4, 8, 16, 32, 64, 128)
+"""Micro-batches tried, until larger ones do not pay."""
+LONGEST_PIECE_SECONDS = 20.0
+SEARCH_SECONDS, MEASURE_SECONDS = 1.5, 12.0
+PAYS = 1.02
+UPDATES = 3
+
+
+class Device:
+    """A model in training on this device, by the micro-batch."""
+
+    def __init__(self, model: str) -> None:
+        self._training = models.load(model)
+        self._samples = Samples.make(self._training, SIZES[-1])
+        self._model = self._training.build()
+        self._optimizer = optimizer_of(self._model)
+
+    def piece(self, size: int) -> None:
+        """Forward and backward of `size` samples."""
+        output = self._model(self._samples.inputs[:size])
+        self._training.loss(output, self._samples.targets[:size]).backward()
+
+    def update(self) -> None:
+        """One update of the weights."""
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def piece_seconds(self, size: int, at_least: float) -> float:
+        """Mean seconds of a micro-batch, the first left out, over at least that time."""
+        self.piece(size)
+        begin, count = perf_counter(), 0
+        while count < 2 or perf_counter() - begin < at_least:
+            self.piece(size)
+            count += 1
+        return (perf_counter() - begin) / count
+
+
+def run(task: Mapping[str, Any], channel: Channel) -> None:
+    """Search, then measure together with the others, then work on until told to stop."""
+    device = Device(task["model"])
+    channel.ready()
+    sizes = _search(device, largest=task["largest"])
+    best = min(sizes, key=lambda size: sizes[size] / size)
+    device.update()  # makes the optimizer's state
+    channel.say("searched", seconds_by_size=sizes)
+    channel.wait()
+    piece_seconds = device.piece_seconds(best, MEASURE_SECONDS)
+    update_seconds = min(_update_seconds(device, best) for _ in range(UPDATES))
+    channel.say(
+        "measured", micro_batch=best, piece_seconds=piece_seconds, update_seconds=update_seconds
+    )
+    while not channel.has_news():
+        device.piece(best)
+
+
+def _search(device: Device, largest: int) -> dict[int, float]:
+    sizes: dict[int, float] = {}
+    for size in (size for size in SIZES if size <= largest):
+        sizes[size] = device.piece_seconds(size, SEARCH_SECONDS)
+        smaller = [one for one in sizes if one < size]
+        best = min((sizes[one] / one for one in smaller), default=float("inf"))
+        too_long = 2 * sizes[size] > LONGEST_PIECE_SECONDS
+        if too_long or best < PAYS * sizes[size] / size:
+            break
+    return sizes
+
+
+def _update_seconds(device: Device, size: int) -> float:
+    device.piece(size)
+    return timed(device.update)

@@ -1,0 +1,41 @@
+"""A device's profile of the model's units, as p2ptrain itself measures them before it plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tools.bench import models
+from tools.bench.cells import BATCH_SIZES
+from tools.bench.worker.channel import Channel
+
+SIZES = (2, 8, 32, 64)
+BUDGET_SECONDS = 40.0
+
+
+def run(task: Mapping[str, Any], channel: Channel) -> None:
+    """Says the profile (`p2ptrain.profile/1`) and the device's overheads."""
+    from p2ptrain.cli.script import load_job
+    from p2ptrain.model.measure import measure_units
+    from p2ptrain.model.optimizer import optimizer_state_ratio
+    from p2ptrain.training.options import TrainOptions
+    from p2ptrain.training.overheads import measure_overheads
+    from p2ptrain.training.preparation import prepare
+
+    job = load_job(str(models.script(task["model"])), [])
+    prepared = prepare(job, TrainOptions(local=True))
+    channel.ready()
+    measured = measure_units(
+        prepared.captured.description,
+        batch_sizes=[size for size in SIZES if size <= BATCH_SIZES[task["model"]]["S"]],
+        budget_seconds=BUDGET_SECONDS,
+    )
+    profile = {
+        **measured.to_json(),
+        "format": "p2ptrain.profile/1",
+        "model": task["model"],
+        "input_bytes": prepared.input_bytes,
+        "target_bytes": prepared.target_bytes,
+        "optimizer_state_ratio": optimizer_state_ratio(job.optimizer),
+    }
+    channel.say("measured", profile=profile, overheads=measure_overheads().to_json())
