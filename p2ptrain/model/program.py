@@ -7,6 +7,7 @@ would take.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -34,8 +35,20 @@ from p2ptrain.model.values import Polynomial
 
 Seed: TypeAlias = tuple[int, int, int]
 """(the job's seed, step, micro-batch)."""
+Watch: TypeAlias = Callable[[Tensor], None]
 _Registers: TypeAlias = list[Any]
 _Build: TypeAlias = Callable[[_Registers], Any]
+
+_PRODUCTS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("linear.default", "addmm.default", "mm.default", "matmul.default"),
+        *(f"conv{d}d.{overload}" for d in (1, 2, 3) for overload in ("default", "padding")),
+        *("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input"),
+        "convolution.default",
+    )
+)
+"""Operators that are a product of their input and a weight; see `split_backward`."""
 
 _BATCHES_KEPT = 8
 """Batch sizes for which instructions are kept: a micro-batch, a ragged one, those of a profile."""
@@ -54,6 +67,7 @@ class _Instruction:
         result: register for what it gives.
         free: registers that nothing reads any more afterwards.
         grad_enabled: whether autograd records it.
+        weighs: whether it is a product with a parameter that takes gradients.
     """
 
     call: Callable[..., Any]
@@ -65,6 +79,7 @@ class _Instruction:
     result: int
     free: tuple[int, ...]
     grad_enabled: bool
+    weighs: bool
 
     def run(self, registers: _Registers) -> None:
         """Read registers, call, write one, free some."""
@@ -92,7 +107,12 @@ class _UnitNodes:
 
 
 class Program:
-    """Units [first, end) of one graph with their state, ready to run."""
+    """Units [first, end) of one graph with their state, ready to run.
+
+    Attributes:
+        inputs, outputs: what crosses into the first unit and out of the last.
+        parameter_uses: name of each parameter that takes gradients -> how often nodes read it.
+    """
 
     def __init__(
         self,
@@ -109,6 +129,7 @@ class Program:
         self._leaving = description.crossing_values(end, mode)
         self._nodes = description.graph(mode).nodes
         start, stop = description.node_range(first, end, mode)
+        self.parameter_uses = _parameter_uses(self._nodes[start:stop], state)
         self._units = [
             _unit_nodes(self._nodes, u, *description.units[u].nodes(mode))
             for u in range(first, end)
@@ -122,20 +143,28 @@ class Program:
         self._written = _written_leaves(self._nodes[start:stop], start)
         self._bound: dict[int | None, list[tuple[_UnitNodes, list[_Instruction]]]] = {}
 
-    def run(self, inputs: Sequence[Tensor], targets: Sequence[Tensor], seed: Seed) -> list[Tensor]:
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        seed: Seed,
+        *,
+        watch: Watch | None = None,
+    ) -> list[Tensor]:
         """Run all nodes under the caller's autograd mode.
 
         Args:
             inputs: as `crossing` of the first unit lists them.
             targets: all leaves of the target, or none where no unit uses any.
             seed: for the units that draw random numbers.
+            watch: called with the result of each product with a parameter that takes gradients.
         """
         registers = self._initial.copy()
         self._enter(registers, inputs, targets)
         recording = torch.is_grad_enabled()
         for unit, instructions in self._instructions(self._batch(inputs, targets)):
             with seeded(seed, unit.unit) if unit.random else nullcontext():
-                _execute(instructions, registers, recording)
+                _execute(instructions, registers, recording, watch)
         return [registers[self._registers[value]] for value in self._leaving]
 
     def _enter(
@@ -194,7 +223,12 @@ class Program:
             result=self._registers[NodeRef(index)],
             free=self._free.get(index, ()),
             grad_enabled=node.grad_enabled,
+            weighs=node.operator in _PRODUCTS and self._reads_parameter(node),
         )
+
+    def _reads_parameter(self, node: Node) -> bool:
+        state = (r.name for r in node.references() if isinstance(r, StateRef))
+        return any(name in self.parameter_uses for name in state)
 
     def _builder(self, argument: Argument, batch: int | None) -> _Build:
         """What makes an argument with values in it from the registers."""
@@ -208,7 +242,12 @@ class Program:
         return lambda registers: constant
 
 
-def _execute(instructions: Iterable[_Instruction], registers: _Registers, recording: bool) -> None:
+def _execute(
+    instructions: Iterable[_Instruction],
+    registers: _Registers,
+    recording: bool,
+    watch: Watch | None,
+) -> None:
     """Run instructions, switching autograd's recording off where the user did."""
     switched = False
     try:
@@ -217,6 +256,8 @@ def _execute(instructions: Iterable[_Instruction], registers: _Registers, record
                 switched = not instruction.grad_enabled
                 torch.set_grad_enabled(instruction.grad_enabled)
             instruction.run(registers)
+            if watch is not None and instruction.weighs:
+                watch(registers[instruction.result])
     finally:
         if switched:
             torch.set_grad_enabled(True)
@@ -236,6 +277,11 @@ def _constant(argument: Argument, batch: int | None) -> Any:
             raise InternalError("the batch size does not follow from what this stage receives")
         return argument(batch)
     return argument
+
+
+def _parameter_uses(nodes: Iterable[Node], state: Mapping[str, Tensor]) -> Mapping[str, int]:
+    read = [r.name for node in nodes for r in node.references() if isinstance(r, StateRef)]
+    return Counter(name for name in read if name in state and state[name].requires_grad)
 
 
 def _unit_nodes(nodes: Sequence[Node], unit: int, first: int, end: int) -> _UnitNodes:

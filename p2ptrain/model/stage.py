@@ -8,11 +8,13 @@ Several things make the difference between "the same model" and the same bits; e
 - The backward of a micro-batch starts from all outputs at once, and parameters accumulate through
   autograd's own nodes.
 - Tensors keep the strides that the user's have.
+
+A backward may be split in two, so that what others wait for comes first; see `split_backward`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,7 @@ from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.diagnosis import NonFinite, find_non_finite
 from p2ptrain.model.program import Program, Seed
 from p2ptrain.model.running_statistics import RunningStatistics, written_buffers
+from p2ptrain.model.split_backward import WeightGradients
 
 NO_SEED: Seed = (0, 0, 0)
 
@@ -37,6 +40,8 @@ class _Held:
         inputs, targets, seed: as given to `forward`.
         roots: what the backward starts from: the outputs, at the last stage the weighted loss.
         gradients: of the inputs, filled in by the backward.
+        leaves: where autograd's graph ends at the inputs.
+        later: the weights' part of the backward, where it is split.
     """
 
     inputs: Sequence[Tensor]
@@ -44,6 +49,8 @@ class _Held:
     seed: Seed
     roots: list[Tensor]
     gradients: list[Tensor | None]
+    leaves: list[Tensor]
+    later: WeightGradients | None
 
 
 class Stage:
@@ -93,7 +100,11 @@ class Stage:
             training_state = self._state | self.statistics.scratch
         self._train = Program(description, first, end, "train", training_state)
         self._evaluate: Program | None = None
+        self._uses = {
+            id(self._state[name]): count for name, count in self._train.parameter_uses.items()
+        }
         self._held: dict[int, _Held] = {}
+        self._later: dict[int, WeightGradients] = {}
         self._separate: dict[str, list[Tensor | None]] = {name: [] for name in separate}
 
     def forward(
@@ -105,6 +116,7 @@ class Stage:
         weight: float | None = None,
         seed: Seed = NO_SEED,
         share: float = 1.0,
+        split: bool = False,
     ) -> list[Tensor]:
         """Run the training graph and keep what the backward needs under `key`.
 
@@ -115,25 +127,28 @@ class Stage:
             weight: of this micro-batch's loss in the backward (last stage only; None is 1).
             seed: (job, step, micro-batch) for dropout and its like.
             share: part of the micro-batch's samples that this device of a group takes.
+            split: `backward_inputs` and `backward_weights` will follow instead of `backward`.
 
         Returns:
             What crosses out of the last unit, detached; at the last stage the unweighted loss.
         """
-        if key in self._held:
+        if key in self._held or key in self._later:
             raise InternalError(f"micro-batch {key} was already forwarded")
         gradients: list[Tensor | None] = [None] * len(inputs)
+        leaves: list[Tensor] = []
+        later = WeightGradients(self._uses) if split else None
         with torch.enable_grad():
-            received = [
-                _receive(value, gradients, position) if described.may_require_grad else value
-                for position, (value, described) in enumerate(
-                    zip(inputs, self._train.inputs, strict=True)
-                )
-            ]
-            outputs = self._run(key, share, received, targets, seed)
+            received = list(inputs)
+            for position, described in enumerate(self._train.inputs):
+                if described.may_require_grad:
+                    leaf = inputs[position].detach().requires_grad_()
+                    leaves.append(leaf)
+                    received[position] = _receive(leaf, gradients, position)
+            outputs = self._run(key, share, received, targets, seed, later)
             roots = list(outputs)
             if self._is_last and weight is not None:
                 roots = [outputs[0] * weight]
-        self._held[key] = _Held(inputs, targets, seed, roots, gradients)
+        self._held[key] = _Held(inputs, targets, seed, roots, gradients, leaves, later)
         return [output.detach() for output in outputs]
 
     def _run(
@@ -143,12 +158,16 @@ class Stage:
         inputs: Sequence[Tensor],
         targets: Sequence[Tensor],
         seed: Seed,
+        later: WeightGradients | None,
     ) -> list[Tensor]:
-        if self.statistics is None:
-            return self._train.run(inputs, targets, seed)
-        self.statistics.before_forward()
-        outputs = self._train.run(inputs, targets, seed)
-        self.statistics.after_forward(key, share)
+        watch = None if later is None else later.watch
+        if self.statistics is not None:
+            self.statistics.before_forward()
+        outputs = self._train.run(inputs, targets, seed, watch=watch)
+        if self.statistics is not None:
+            self.statistics.after_forward(key, share)
+        if later is not None:
+            later.settle()
         return outputs
 
     def backward(
@@ -171,6 +190,74 @@ class Stage:
             One for each of its inputs, None for those that need none.
         """
         held = self._held.pop(key)
+        if held.later is not None:
+            held.later.cancel()
+        roots, starts = self._starts(held, gradients)
+        with self._reporting(final):
+            if roots:
+                torch.autograd.backward(roots, starts)
+            self._keep_separate(self._separate)
+        return held.gradients
+
+    def backward_inputs(
+        self, key: int, gradients: Sequence[Tensor | None] = ()
+    ) -> list[Tensor | None]:
+        """Run the part of a backward that others wait for; `backward_weights` does the rest.
+
+        Args:
+            key: of an earlier `forward` with `split`.
+            gradients: as for `backward`.
+
+        Returns:
+            As `backward`. Parameters that cannot be split have added to their `.grad`.
+        """
+        held = self._held.get(key)
+        if held is None or held.later is None:
+            raise InternalError(f"micro-batch {key} was not forwarded with split=True")
+        del self._held[key]
+        later = self._later[key] = held.later
+        roots, starts = self._starts(held, gradients)
+        here = {n: p for n, p in self._trainable().items() if id(p) not in later.parameters}
+        wanted = [*held.leaves, *here.values()]
+        if roots and wanted:
+            torch.autograd.backward(roots, starts, inputs=wanted)
+        self._keep_separate(here)
+        return held.gradients
+
+    def backward_weights(self, key: int, *, final: Callable[[str], None] | None = None) -> None:
+        """Add what `backward_inputs` has left out to the parameters' `.grad`.
+
+        For plain torch's sums, call it in ascending order of the micro-batches.
+
+        Args:
+            key: of an earlier `backward_inputs`.
+            final: as for `backward`; no `backward_inputs` may come between this and the update.
+        """
+        later = self._later.pop(key, None)
+        if later is None:
+            raise InternalError(f"nothing is left of the backward of micro-batch {key}")
+        trainable = self._trainable()
+        names = {id(parameter): name for name, parameter in trainable.items()}
+        waiting = dict.fromkeys(trainable)
+
+        def report(done: Iterable[str]) -> None:
+            for name in done:
+                del waiting[name]
+                if final is not None:
+                    final(name)
+
+        report([n for n, p in trainable.items() if id(p) not in later.parameters])
+        with torch.no_grad():
+            for parameter in later.compute():
+                if names[id(parameter)] not in self._separate:
+                    report([names[id(parameter)]])
+        self._keep_separate(list(waiting))
+        report(list(waiting))
+
+    def _starts(
+        self, held: _Held, gradients: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Outputs from which the backward starts, taken from `held`, and their gradients."""
         given: Sequence[Tensor | None] = gradients or [None] * len(held.roots)
         roots: list[Tensor] = []
         starts: list[Tensor | None] = []
@@ -179,13 +266,14 @@ class Stage:
                 roots.append(root)
                 starts.append(gradient)
         held.roots.clear()
-        with self._reporting(final):
-            if roots:
-                torch.autograd.backward(roots, starts)
-            for name, kept in self._separate.items():
-                kept.append(self._state[name].grad)
+        return roots, starts
+
+    def _keep_separate(self, names: Iterable[str]) -> None:
+        """Move the gradients of the `separate` parameters among `names` out of `.grad`."""
+        for name in names:
+            if name in self._separate:
+                self._separate[name].append(self._state[name].grad)
                 self._state[name].grad = None
-        return held.gradients
 
     @contextmanager
     def _reporting(self, final: Callable[[str], None] | None) -> Iterator[None]:
@@ -193,7 +281,7 @@ class Stage:
         if final is None:
             yield
             return
-        waiting = {name: p for name, p in self.parameters().items() if p.requires_grad}
+        waiting = self._trainable()
         names = {id(parameter): name for name, parameter in waiting.items()}
 
         def added(parameter: Tensor) -> None:
@@ -202,7 +290,7 @@ class Stage:
                 final(name)
 
         hooks = [
-            parameter.register_post_accumulate_grad_hook(added)
+            parameter.register_post_accumulate_grad_hook(added)  # type: ignore[no-untyped-call]
             for name, parameter in waiting.items()
             if name not in self._separate
         ]
@@ -213,6 +301,9 @@ class Stage:
                 hook.remove()
         for name in waiting:
             final(name)
+
+    def _trainable(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.parameters().items() if p.requires_grad}
 
     def evaluate(
         self, inputs: Sequence[Tensor], targets: Sequence[Tensor], *, seed: Seed = NO_SEED
@@ -260,12 +351,13 @@ class Stage:
         return key in self._held
 
     def held(self) -> int:
-        """How many micro-batches wait for their backward."""
-        return len(self._held)
+        """How many micro-batches wait for their backward, or for its second part."""
+        return len(self._held) + len(self._later)
 
     def forget_held(self) -> None:
-        """Give up all micro-batches that wait for their backward."""
+        """Give up all micro-batches that wait for their backward, or for its second part."""
         self._held.clear()
+        self._later.clear()
 
 
 class _Receive(torch.autograd.Function):
@@ -283,8 +375,7 @@ class _Receive(torch.autograd.Function):
         return None, None, None
 
 
-def _receive(value: Tensor, gradients: list[Tensor | None], position: int) -> Tensor:
-    leaf = value.detach().requires_grad_()
+def _receive(leaf: Tensor, gradients: list[Tensor | None], position: int) -> Tensor:
     result: Tensor = _Receive.apply(leaf, gradients, position)  # type: ignore[no-untyped-call]
     return result
 

@@ -49,8 +49,13 @@ def plain_step(made: zoo.Made) -> Result:
     return Result(losses, gradients, state)
 
 
-def pipeline_step(made: zoo.Made, model: Captured, boundaries: Sequence[int]) -> Result:
-    """The same step through stages with the given boundaries."""
+def pipeline_step(
+    made: zoo.Made, model: Captured, boundaries: Sequence[int], *, split: bool = False
+) -> Result:
+    """The same step through stages with the given boundaries.
+
+    With `split` the inputs' gradients of all micro-batches come first, then those of the weights.
+    """
     shared = model.description.shared_between(boundaries)
     stages = [
         Stage(model.description, first, end, model.state(), separate=_names(shared, number))
@@ -63,12 +68,21 @@ def pipeline_step(made: zoo.Made, model: Captured, boundaries: Sequence[int]) ->
         for stage in stages:
             last = stage is stages[-1]
             values = stage.forward(
-                key, transport(values), targets, weight=weight if last else None, seed=(0, 0, key)
+                key,
+                transport(values),
+                targets,
+                weight=weight if last else None,
+                seed=(0, 0, key),
+                split=split,
             )
         losses.append(values[0])
         gradients: Sequence[Tensor | None] = ()
         for stage in reversed(stages):
-            gradients = transport(stage.backward(key, gradients))
+            backward = stage.backward_inputs if split else stage.backward
+            gradients = transport(backward(key, gradients))
+    for stage in stages if split else ():
+        for key in range(len(losses)):
+            stage.backward_weights(key)
     assert not any(stage.held() for stage in stages)
     return Result(losses, _gradients(stages, shared), joined_state(stages))
 
