@@ -16,7 +16,7 @@ from itertools import accumulate
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Cluster, Device, Link, unknown_device
 from p2ptrain.plan.links import LinkTable
-from p2ptrain.plan.overlap import Carriage, Direction, OverlapCosts
+from p2ptrain.plan.overlap import SPLIT_FACTOR, Carriage, Direction, OverlapCosts
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.times import TimeTable, UnitTimes
@@ -57,6 +57,7 @@ class CostModel:
         self._unit_times: dict[tuple[int, int], UnitTimes] = {}
         self._worst: dict[tuple[int, ...], tuple[float, float]] = {}
         self._stage_seconds: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+        self._split_seconds: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
 
     def name(self, device: int) -> str:
         """The device's name."""
@@ -87,6 +88,27 @@ class CostModel:
                 forward, backward = forward + more[0], backward + more[1]
             self._stage_seconds[key] = forward, backward
         return self._stage_seconds[key]
+
+    @property
+    def can_split(self) -> bool:
+        """Whether some device was found to spend time on gradients of weights."""
+        return any(any(times.weight) for table in self._tables for times in table.times)
+
+    def split_seconds(
+        self, device: int, first: int, end: int, samples: int
+    ) -> tuple[float, float, float]:
+        """(forward, backward of the inputs, of the weights) where the backward is split."""
+        key = device, first, end, samples
+        if key not in self._split_seconds:
+            forward, backward = self.stage_seconds(*key)
+            times = self.unit_times(device, samples)
+            weight = sum(times.weight[first:end])
+            more = 0.0
+            if self.overlap is not None:
+                more = (SPLIT_FACTOR - 1) * sum(times.backward[first:end])
+                weight *= SPLIT_FACTOR
+            self._split_seconds[key] = forward, backward + more - weight, weight
+        return self._split_seconds[key]
 
     def update_seconds(self, device: int, first: int, end: int) -> float:
         """Of an update of units [first, end); none in the plain model."""

@@ -73,12 +73,25 @@ class Draft:
     """Stage p is units [borders[p], borders[p+1]) on groups[p] with depth warmup[p].
 
     No device stands twice, but one alone in the first and in the last stage (`--private`).
+
+    Attributes:
+        held: by stage the most micro-batches that may be without their weight gradients, at least
+            its depth; 0 = its backward is not split. Empty where none is (`schedule.py`).
     """
 
     split: BatchSplit
     borders: tuple[int, ...]
     groups: tuple[Group, ...]
     warmup: tuple[int, ...]
+    held: tuple[int, ...] = ()
+
+    def splits(self, p: int) -> bool:
+        """Whether stage p computes the gradients of its weights apart from those of its inputs."""
+        return bool(self.held) and self.held[p] > 0
+
+    def in_flight(self, p: int) -> int:
+        """Most micro-batches of which stage p keeps activations."""
+        return self.held[p] if self.splits(p) else self.warmup[p]
 
     @property
     def units(self) -> tuple[tuple[int, int], ...]:
@@ -170,11 +183,30 @@ def usual_depths(
     return tuple(reversed(depths))
 
 
+def with_held(cost: CostModel, draft: Draft, wanted: Sequence[int]) -> Draft:
+    """`draft` with its backwards split as wanted by stage (0 = not), as far as memory allows.
+
+    A stage never holds fewer micro-batches than its depth, which `draft` has room for, nor more
+    than there are.
+    """
+    count, last = draft.split.micro_batches, len(wanted) - 1
+    held = [0] * len(wanted)
+    for p in range(len(wanted)):
+        if wanted[p]:
+            other, taken = last - p, 0
+            if draft.shared_ends and p in (0, last):
+                taken = _place_bytes(cost, draft, other, held[other] or draft.warmup[other], 0)
+            limit = max(draft.warmup[p], min(wanted[p], count))
+            fitting = _deepest_that_fits(cost, draft, p, limit, taken)
+            held[p] = max(draft.warmup[p], fitting)
+    return replace(draft, held=tuple(held) if any(held) else ())
+
+
 def peak_bytes(cost: CostModel, draft: Draft) -> dict[int, int]:
     """Peak memory by device."""
     peaks: dict[int, int] = {}
     for p in range(len(draft.groups)):
-        for device, stage_bytes in _stage_bytes(cost, draft, p, draft.warmup[p]):
+        for device, stage_bytes in _stage_bytes(cost, draft, p, draft.in_flight(p)):
             peaks[device] = peaks.get(device, 0) + stage_bytes
     return peaks
 

@@ -12,6 +12,7 @@
     all-reduce   in buckets of gradients, each started when the last backward has come past its
                  units everywhere, over the ring's own links
     compression  of a cut where LZ4 pays, by the runtime's own rule (`net/compression.py`)
+    split        a backward in two pieces takes a little longer than in one
 
 Costs of messages are added to the tasks that wait for them or make them.
 """
@@ -35,6 +36,8 @@ ROUND_MESSAGES = 10.0
 """What a round costs each of its devices whatever its size, in messages."""
 BUCKET_BYTES = 1 << 20
 """Least bytes of a bucket: 80 ms at 100 Mbit/s, far more than its messages cost."""
+SPLIT_FACTOR = 1.03
+"""How many times as long a backward takes in two pieces, inputs and weights."""
 LEAST_GAIN = 1.15
 """How many times cheaper a byte must be with LZ4; the runtime starts to compress there."""
 

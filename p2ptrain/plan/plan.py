@@ -36,6 +36,8 @@ class PlannedStage:
         warmup: K_p, forwards before the first backward.
         compression: what it should send compressed on some link; for people, as the runtime
             measures and decides by itself.
+        held: the backward is split (`schedule.ZeroBubble`), and so many micro-batches at most are
+            without their weight gradients; None = it is not.
     """
 
     units: tuple[int, int]
@@ -43,6 +45,7 @@ class PlannedStage:
     warmup: int
     allocation: Allocation = Allocation.SAMPLES
     compression: tuple[Direction, ...] = ()
+    held: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,11 @@ class Plan:
     def micro_batches(self) -> int:
         """Micro-batches of a round."""
         return self.split.micro_batches
+
+    @property
+    def is_split(self) -> bool:
+        """Whether some stage computes the gradients of its weights later than the others."""
+        return any(stage.held is not None for stage in self.stages)
 
     def to_json(self) -> dict[str, Any]:
         """The file's content."""
@@ -167,9 +175,21 @@ def _check_stages(plan: Plan) -> None:
                 f"{where}.warmup: {stage.warmup} must lie between 1 and {warmup} (the stage "
                 "before's, at most micro_batches): a warm-up that grows deadlocks"
             )
+        if stage.held is not None:
+            _check_held(plan, stage.warmup, stage.held, where)
         _check_shares(plan, stage, where)
         end, warmup = stage.units[1], stage.warmup
     _check_places(plan)
+
+
+def _check_held(plan: Plan, warmup: int, held: int, where: str) -> None:
+    if plan.mode is not Mode.SYNC:
+        raise OptionError(f"{where}.held: the backward is split in mode sync only")
+    if not warmup <= held <= plan.micro_batches:
+        raise OptionError(
+            f"{where}.held: {held} must lie between its warmup, {warmup}, and micro_batches, "
+            f"{plan.micro_batches}"
+        )
 
 
 def _check_shares(plan: Plan, stage: PlannedStage, where: str) -> None:
@@ -217,7 +237,7 @@ def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> i
 
 
 def _stage(value: object, where: str) -> PlannedStage:
-    optional = ("allocation", "compression")
+    optional = ("allocation", "compression", "held")
     entry = fields.members(value, where, ("units", "devices", "warmup"), optional)
     units = fields.items(entry["units"], f"{where}.units")
     if len(units) != 2:
@@ -230,6 +250,7 @@ def _stage(value: object, where: str) -> PlannedStage:
         warmup=fields.whole(entry["warmup"], f"{where}.warmup", least=1),
         allocation=_allocation(entry.get("allocation", "samples"), f"{where}.allocation"),
         compression=_directions(entry.get("compression", []), f"{where}.compression"),
+        held=fields.whole(entry["held"], f"{where}.held", least=1) if "held" in entry else None,
     )
 
 
@@ -293,4 +314,6 @@ def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
         content["allocation"] = str(stage.allocation)
     if stage.compression:
         content["compression"] = list(stage.compression)
+    if stage.held is not None:
+        content["held"] = stage.held
     return content

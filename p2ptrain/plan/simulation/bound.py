@@ -8,6 +8,12 @@ stage p, with `fill` the first micro-batch's way to it and `drain` the last one'
     depth       fill + (M-1)//K_p + 1 round trips from p to the end and back + drain
     interface   all bytes a device sends, or receives, in a round
     feed        two pieces are under way at a time: (M-1)//2 + 1 feed transfers in a row
+
+Where a stage's backward is split, its weight gradients are in no way back and in no round trip, but
+
+    compute     fill + all its tasks and weight gradients, with nothing behind them
+                fill + its tasks + the weight gradients that its last forward waits for + drain
+    drain       ends with stage 0's last weight gradients
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from collections import defaultdict
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.simulation.deferred import task_seconds, weight_seconds
 from p2ptrain.plan.simulation.group_bound import group_bound, group_interface_seconds
 from p2ptrain.plan.simulation.overlapped_bound import steady_bound
 
@@ -42,12 +49,12 @@ class _Trips:
         self.last = self._stages(split.last_samples)
         self.hops = self._hops(split.first_samples)
         self.last_hops = self._hops(split.last_samples)
+        self.weights = weight_seconds(cost, draft)
 
     def _stages(self, samples: int) -> list[tuple[float, float]]:
-        draft, cost = self.draft, self.cost
         return [
-            cost.stage_seconds(device, first, end, samples)
-            for device, (first, end) in zip(draft.devices, draft.units, strict=True)
+            task_seconds(self.cost, self.draft, p, device, samples)
+            for p, device in enumerate(self.draft.devices)
         ]
 
     def _hops(self, samples: int) -> list[tuple[float, float]]:
@@ -87,13 +94,18 @@ class _Trips:
             _suffix_trips(self.last, self.last_hops),
         )
         longest = ((count - 1) // 2) * feed + last_feed + last_trip[0]
-        fill, drain = feed, 0.0
+        fill, drain = feed, self.weights[0].last
         loads: dict[int, float] = defaultdict(float)
         for p in range(stages):
             tasks = (count - 1) * sum(self.full[p]) + sum(self.last[p])
-            loads[self.draft.devices[p]] += tasks
+            weights = self.weights[p]
+            loads[self.draft.devices[p]] += tasks + weights.all
             trips = ((count - 1) // self.draft.warmup[p]) * round_trip[p] + last_trip[p]
-            longest = max(longest, fill + max(tasks, trips) + drain)
+            longest = max(
+                longest,
+                fill + max(tasks + weights.forced, trips) + drain,
+                fill + tasks + weights.all,
+            )
             if p + 1 < stages:
                 fill += self.full[p][0] + self.hops[p][0]
                 drain += self.last[p][1] + self.last_hops[p][1]

@@ -9,12 +9,16 @@ transfers start, oldest first (ties: by sender's lane, receiver's lane, micro-ba
 feed counts as lane -1), each where its sender's uplink and its receiver's downlink are free.
 
 A planner times thousands of rounds, so a task is a bare number: 2m is the forward of micro-batch m,
-2m+1 its backward, and what concerns a task is a list indexed by it.
+2m+1 its backward, and what concerns a task is a list indexed by it. Where a lane's backward is
+split (`schedule.ZeroBubble`), 2m+1 is the inputs' part, and the weights' part is no task but
+`Deferred`: a device that would wait computes the oldest one pending, and a forward misses, as if it
+were an input, the one without which too many would be pending.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -50,6 +54,23 @@ class Route:
 
 
 @dataclass(slots=True, eq=False)
+class Deferred:
+    """The weight gradients of a lane whose backward is split.
+
+    Attributes:
+        seconds: by micro-batch; 0 where the lane has no part.
+        awaited: forwards that wait for a micro-batch's weight gradients.
+        pending: micro-batches past their backward; written by the engine only.
+        ends: when each was done, in their order; written by the engine only.
+    """
+
+    seconds: Sequence[float]
+    awaited: Mapping[int, Sequence[int]]
+    pending: deque[int] = field(default_factory=deque)
+    ends: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class Lane:
     """One device's work in one stage; sequences are indexed by task.
 
@@ -61,6 +82,7 @@ class Lane:
         routes: where every task's result goes; none at the pipeline's ends.
         feed: what the holder sends, by task (forwards only); None for the holder's own lanes and
             inner stages.
+        deferred: its weight gradients, where its backward is split.
         ends: when its tasks ended, in their order; written by the engine only.
     """
 
@@ -72,7 +94,20 @@ class Lane:
     missing: list[int]
     routes: Sequence[Sequence[Route]]
     feed: Sequence[Route] | None = None
+    deferred: Deferred | None = None
     ends: list[float] = field(default_factory=list)
+
+    @property
+    def busy_seconds(self) -> float:
+        """Of a whole round."""
+        deferred = 0.0 if self.deferred is None else sum(self.deferred.seconds)
+        return sum([self.seconds[task] for task in self.tasks], deferred)
+
+    @property
+    def end(self) -> float:
+        """When it had done everything; 0 without a part in the round."""
+        deferred = [] if self.deferred is None else self.deferred.ends[-1:]
+        return max([*self.ends[-1:], *deferred], default=0.0)
 
     @property
     def is_ready(self) -> bool:
@@ -93,8 +128,8 @@ class Span:
     route: Route | None = None
 
 
-_DONE, _FREED, _ARRIVED, _LANDED = range(4)
-"""What ended: a task; of a transfer the occupation, the way, or both at once."""
+_DONE, _FREED, _ARRIVED, _LANDED, WEIGHED = range(5)
+"""What ended: a task; of a transfer the occupation, the way, or both at once; weight gradients."""
 
 _Event: TypeAlias = tuple[float, int, int, int, "Lane | Route"]
 """Time, tie-breaker, what ended, task, and whose."""
@@ -134,8 +169,7 @@ class Engine:
         """Computing time of the whole round by device."""
         busy: dict[int, float] = {}
         for lane in self.lanes:
-            seconds = sum([lane.seconds[task] for task in lane.tasks])
-            busy[lane.device] = busy.get(lane.device, 0.0) + seconds
+            busy[lane.device] = busy.get(lane.device, 0.0) + lane.busy_seconds
         return busy
 
     def run(self) -> float:
@@ -148,7 +182,7 @@ class Engine:
         if any(len(lane.ends) < len(lane.tasks) for lane in self.lanes):
             raise InternalError("the stages' orders of work deadlock")
         for stage, seconds in self.reduce_seconds.items():
-            start = max(lane.ends[-1] for lane in self.lanes if lane.stage == stage and lane.ends)
+            start = max(lane.end for lane in self.lanes if lane.stage == stage)
             self.reduced[stage] = start, start + seconds
             end = max(end, start + seconds)
         return end
@@ -169,7 +203,10 @@ class Engine:
             while events and events[0][0] == now:
                 _, _, code, task, item = heappop(events)
                 if isinstance(item, Lane):
-                    task_done(now, item, task, touched)
+                    if code == _DONE:
+                        task_done(now, item, task, touched)
+                    else:
+                        self._weights_done(now, item, task, touched)
                     continue
                 if code != _ARRIVED:
                     busy_uplinks.discard(item.uplink)
@@ -204,11 +241,21 @@ class Engine:
         lane.ends.append(now)
         self._busy.discard(lane.device)
         touched.append(lane.device)
+        if lane.deferred is not None and task & 1:
+            lane.deferred.pending.append(task >> 1)
         for route in lane.routes[task]:
             if route.uplink == route.downlink:
                 self.lanes[route.receiver].missing[task] -= 1
             else:
                 insort(self._waiting, (now, lane.number, route.receiver, task, route))
+
+    def _weights_done(self, now: float, lane: Lane, micro_batch: int, touched: list[int]) -> None:
+        if lane.deferred is not None:
+            lane.deferred.ends.append(now)
+            for task in lane.deferred.awaited.get(micro_batch, ()):
+                lane.missing[task] -= 1
+        self._busy.discard(lane.device)
+        touched.append(lane.device)
 
     def _start_tasks(self, now: float, devices: Iterable[int]) -> None:
         for device in devices:
@@ -218,6 +265,7 @@ class Engine:
             lane = lanes[0] if len(lanes) == 1 else self._first_ready(lanes)
             place = len(lane.ends)
             if place == len(lane.tasks) or lane.missing[lane.tasks[place]]:
+                self._start_weights(now, lanes)
                 continue
             task = lane.tasks[place]
             end = now + lane.seconds[task]
@@ -229,6 +277,19 @@ class Engine:
             if self.record:
                 kind: Kind = "backward" if task & 1 else "forward"
                 self.spans.append(Span(lane.number, task >> 1, now, end, kind))
+
+    def _start_weights(self, now: float, lanes: Sequence[Lane]) -> None:
+        """What a device of these lanes does while it would wait: later stages' weights first."""
+        for lane in lanes:
+            if lane.deferred is not None and lane.deferred.pending:
+                micro_batch = lane.deferred.pending.popleft()
+                end = now + lane.deferred.seconds[micro_batch]
+                self._busy.add(lane.device)
+                self._count += 1
+                heappush(self._events, (end, self._count, WEIGHED, micro_batch, lane))
+                if self.record:
+                    self.spans.append(Span(lane.number, micro_batch, now, end, "weight"))
+                return
 
     def _first_ready(self, lanes: Sequence[Lane]) -> Lane:
         """A lane whose next task is a ready backward, else a ready one, later stages first."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from p2ptrain.plan.allocation import deal, most_in_window, sample_ranges
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group
+from p2ptrain.plan.simulation.deferred import task_seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +32,9 @@ class _Lane:
         has_last: whether it has a part in the last one.
         first, final: its first and last micro-batch.
         owners: of a stage that deals, whose each micro-batch is.
-        full_seconds, last_seconds: forward and backward of a piece.
+        full_seconds, last_seconds: forward and backward of a piece; where the backward is split,
+            that of the inputs.
+        weights: of a piece and of the last one, the weight gradients that a split backward defers.
     """
 
     device: int
@@ -45,6 +48,7 @@ class _Lane:
     owners: tuple[int, ...] | None
     full_seconds: tuple[float, float]
     last_seconds: tuple[float, float]
+    weights: tuple[float, float] = (0.0, 0.0)
     start: float = 0.0
     tail: float = 0.0
     trip: float = 0.0
@@ -56,6 +60,12 @@ class _Lane:
         """Seconds of all its tasks."""
         tasks = self.pieces * sum(self.full_seconds)
         return tasks + sum(self.last_seconds) if self.has_last else tasks
+
+    @property
+    def deferred(self) -> float:
+        """Seconds of all its weight gradients, where its backward is split."""
+        full, last = self.weights
+        return self.pieces * full + self.has_last * last
 
     @property
     def samples(self) -> int:
@@ -114,9 +124,9 @@ class _GroupRound:
     def _lane(
         self, p: int, group: Group, place: int, full: tuple[int, int], last: tuple[int, int]
     ) -> _Lane:
-        device, units, count = group.devices[place], self.draft.units[p], self.count
+        device, count = group.devices[place], self.count
         samples, ragged = full[1] - full[0], last[1] - last[0]
-        seconds = self.cost.stage_seconds(device, *units, samples)
+        seconds = task_seconds(self.cost, self.draft, p, device, samples)
         return _Lane(
             device=device,
             place=place,
@@ -131,11 +141,21 @@ class _GroupRound:
             last_seconds=(
                 seconds
                 if ragged == samples
-                else self.cost.stage_seconds(device, *units, ragged)
+                else task_seconds(self.cost, self.draft, p, device, ragged)
                 if ragged
                 else (0.0, 0.0)
             ),
+            weights=self._weights(p, device, (samples, ragged)),
         )
+
+    def _weights(self, p: int, device: int, pieces: tuple[int, int]) -> tuple[float, float]:
+        if not self.draft.splits(p):
+            return 0.0, 0.0
+        full, last = (
+            self.cost.split_seconds(device, *self.draft.units[p], samples)[2] if samples else 0.0
+            for samples in pieces
+        )
+        return full, last
 
     def longest(self) -> float:
         """The longest chain."""
@@ -154,7 +174,8 @@ class _GroupRound:
         """All tasks of the device that has both ends."""
         if not self.draft.shared_ends:
             return 0.0
-        return self.stages[0][0].load + self.stages[-1][0].load
+        lanes = self.stages[0][0], self.stages[-1][0]
+        return sum(lane.load + lane.deferred for lane in lanes)
 
     def _fill(self) -> None:
         """Feed the first stage, and count what the holder sends to both ends."""
@@ -236,7 +257,7 @@ class _GroupRound:
             group = self.draft.groups[p]
             reduce = self.cost.all_reduce_seconds(group.devices, *self.draft.units[p])
             for lane in lanes:
-                lane.tail = reduce
+                lane.tail = lane.weights[lane.final == self.count - 1] + reduce
                 for before, full, last, _, back in lane.before:
                     is_last = lane.final == self.count - 1
                     samples = last if is_last else full
@@ -280,7 +301,9 @@ class _GroupRound:
                 window, _ = most_in_window(self.draft.groups[p].shares, lane.place, depth)
             trips = (pieces - 1) // max(window, 1)
             chain = max(chain, trips * lane.trip + min(lane.last_trip, lane.trip))
-        return lane.start + chain + lane.tail
+        group, units = self.draft.groups[p], self.draft.units[p]
+        reduce = self.cost.all_reduce_seconds(group.devices, *units)
+        return lane.start + max(chain + lane.tail, lane.load + lane.deferred + reduce)
 
     def _feed_chain(self, lane: _Lane) -> float:
         """Two pieces are under way at a time."""

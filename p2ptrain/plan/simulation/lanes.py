@@ -14,6 +14,7 @@ pattern of two; only stages that deal whole micro-batches need a look at each.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +26,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.overlap import Direction
 from p2ptrain.plan.schedule import one_f_one_b
-from p2ptrain.plan.simulation.engine import FEED, Engine, Lane, Route
+from p2ptrain.plan.simulation.engine import FEED, Deferred, Engine, Lane, Route
 from p2ptrain.plan.simulation.overlapped_round import steady_engine
 
 T = TypeVar("T")
@@ -131,16 +132,40 @@ class _Builder:
             routes[0::2] = self._results("output", part, after)
         if before:
             routes[1::2] = self._results("gradient", part, before)
+        missing = self._missing(part, before, after, fed=feed is not None)
+        deferred = self._deferred(part, missing) if self.draft.splits(part.stage) else None
         return Lane(
             number=part.lane,
             stage=part.stage,
             device=part.device,
             tasks=part.tasks,
             seconds=self._by_task(self._seconds(part, part.full), self._seconds(part, part.last)),
-            missing=self._missing(part, before, after, fed=feed is not None),
+            missing=missing,
             routes=routes,
             feed=feed,
+            deferred=deferred,
         )
+
+    def _deferred(self, part: _Part, missing: list[int]) -> Deferred:
+        """Its weight gradients; forwards that would leave too many pending miss one more input."""
+        held, own = self.draft.held[part.stage], [task for task in part.tasks if not task & 1]
+        awaited: dict[int, list[int]] = {}
+        for task in own:
+            oldest = bisect_right(own, task - 2 * held) - 1
+            if oldest >= 0:
+                awaited.setdefault(own[oldest] >> 1, []).append(task)
+                missing[task] += 1
+        full, last = (
+            self.cost.split_seconds(part.device, *self.units[part.stage], _size(samples))[2]
+            if _size(samples)
+            else 0.0
+            for samples in (part.full, part.last)
+        )
+        each = [full] * (self.count - 1) + [last]
+        seconds = [0.0] * self.count
+        for task in own:
+            seconds[task >> 1] = each[task >> 1]
+        return Deferred(seconds, awaited)
 
     def _missing(
         self, part: _Part, before: Sequence[_Part], after: Sequence[_Part], *, fed: bool
@@ -157,6 +182,9 @@ class _Builder:
     def _seconds(self, part: _Part, samples: Range) -> tuple[float, float]:
         if not _size(samples):
             return 0.0, 0.0
+        if self.draft.splits(part.stage):
+            key = part.device, *self.units[part.stage], _size(samples)
+            return self.cost.split_seconds(*key)[:2]
         return self.cost.stage_seconds(part.device, *self.units[part.stage], _size(samples))
 
     def _results(self, carries: Direction, part: _Part, others: Sequence[_Part]) -> list[Routes]:

@@ -6,7 +6,8 @@
                 one's way back, and the first stage's update
     depth       (M-1)//K_p + 1 round trips in place of the tasks
 
-The feed is ahead by two pieces and all-reduces may be hidden, so neither is in a chain.
+The feed is ahead by two pieces and all-reduces may be hidden, so neither is in a chain. Weight
+gradients of a split backward are in chains as in `bound.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import defaultdict
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.overlap import Direction
+from p2ptrain.plan.simulation.deferred import task_seconds, weight_seconds
 
 
 def steady_bound(cost: CostModel, draft: Draft) -> float:
@@ -29,12 +31,12 @@ def steady_bound(cost: CostModel, draft: Draft) -> float:
 
 def _device_seconds(cost: CostModel, draft: Draft) -> dict[int, float]:
     seconds: dict[int, float] = defaultdict(float)
-    for group, units in zip(draft.groups, draft.units, strict=True):
+    for p, (group, units) in enumerate(zip(draft.groups, draft.units, strict=True)):
         for place, device in enumerate(group.devices):
             pieces = [samples for samples in group.pieces(draft.split, place) if samples]
             for samples in set(pieces):
-                each = sum(cost.stage_seconds(device, *units, samples))
-                seconds[device] += pieces.count(samples) * each
+                of = cost.split_seconds if draft.splits(p) else cost.stage_seconds
+                seconds[device] += pieces.count(samples) * sum(of(device, *units, samples))
             seconds[device] += cost.update_seconds(device, *units)
     return seconds
 
@@ -62,9 +64,11 @@ def _longest_chain(cost: CostModel, draft: Draft) -> float:
         for samples in (draft.split.first_samples, draft.split.last_samples)
     )
     update = cost.update_seconds(draft.devices[0], *draft.units[0])
-    longest = fill = drain = 0.0
+    weights = weight_seconds(cost, draft)
+    longest = fill = 0.0
+    drain = weights[0].last
     for p in range(stages):
-        tasks = (count - 1) * sum(full.tasks[p]) + sum(last.tasks[p])
+        tasks = (count - 1) * sum(full.tasks[p]) + sum(last.tasks[p]) + weights[p].forced
         trips = ((count - 1) // draft.warmup[p]) * full.trip(p) + last.trip(p)
         longest = max(longest, fill + max(tasks, trips) + drain + update)
         if p + 1 < stages:
@@ -79,8 +83,7 @@ class _Way:
     def __init__(self, cost: CostModel, draft: Draft, samples: int) -> None:
         devices = draft.devices
         self.tasks = [
-            cost.stage_seconds(device, *units, samples)
-            for device, units in zip(devices, draft.units, strict=True)
+            task_seconds(cost, draft, p, device, samples) for p, device in enumerate(devices)
         ]
         self.hops = [
             (

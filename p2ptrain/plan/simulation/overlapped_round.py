@@ -11,6 +11,12 @@ What the plain model lacks is added around the engine, so that its loop stays as
         collector                       . . . . bucket 0 summed . . . bucket 1 summed, updates
 
 Ring all-reduce of g devices moves 2(g-1)/g of a bucket over every hop; the slowest hop paces all.
+
+Where the backward is split, the lane's last backward makes no gradients of weights. What is cut
+then are all weight gradients still pending behind it, taken last units first over all of their
+micro-batches together, so that the sums of the last units travel while the first units' are made:
+
+        lane of a   ... B6 B7 | W5 W6 W7 of the last units: bucket 0 made | W5 W6 W7 of the first |
 """
 
 from __future__ import annotations
@@ -18,12 +24,13 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappush
 from itertools import islice, pairwise
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.overlap import PREFETCHED_PIECES, Bucket
-from p2ptrain.plan.simulation.engine import Engine, Lane, Route, Span
+from p2ptrain.plan.simulation.engine import WEIGHED, Deferred, Engine, Lane, Route, Span
 
 
 def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: bool) -> Engine:
@@ -93,8 +100,14 @@ class _Ring:
         ]
 
     def made(self, lane: Lane) -> list[float]:
-        """Which part of a backward each bucket takes, and what follows them; together 1."""
-        backward = self.cost.unit_times(lane.device, 1).backward
+        """Which part of a backward each bucket takes, and what follows them; together 1.
+
+        Of a split backward, which part of its weight gradients.
+        """
+        times = self.cost.unit_times(lane.device, 1)
+        backward = times.backward
+        if lane.deferred is not None:
+            backward = times.weight or (0.0,) * len(backward)
         borders = [self.units[1], *(bucket.first for bucket in self.buckets), self.units[0]]
         parts = [sum(backward[first:end]) for end, first in pairwise(borders)]
         whole = sum(parts)
@@ -102,10 +115,27 @@ class _Ring:
 
 
 @dataclass(slots=True, eq=False)
+class _Tail:
+    """What a lane with a split backward does behind its last backward.
+
+    Attributes:
+        made: which part of it each bucket takes, and what follows them.
+        cuts, ways: of each bucket, the task that waits for it and how it gets there.
+        first: when the first bucket is made; written by the engine only.
+    """
+
+    made: Sequence[float]
+    cuts: Sequence[int]
+    ways: Sequence[Route]
+    first: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
 class SteadyEngine(Engine):
     """Times one round among many. Use once.
 
     Attributes:
+        tails: of lanes with a split backward in stages of several devices, by lane number.
         updates: seconds of each lane's update, by its number; lanes without one are collectors.
         collectors: by stage of several devices, the lane that its gradients come together in.
         sends: (lane, task) -> what else goes out when it is done, with the task that waits for it.
@@ -114,6 +144,7 @@ class SteadyEngine(Engine):
     updates: dict[int, float] = field(default_factory=dict)
     collectors: dict[int, Lane] = field(default_factory=dict)
     sends: dict[tuple[int, int], list[tuple[int, Route]]] = field(default_factory=dict)
+    tails: dict[int, _Tail] = field(default_factory=dict)
 
     def add_collector(self, ring: _Ring) -> None:
         """Sum the gradients of a stage's lanes as they are made."""
@@ -131,7 +162,11 @@ class SteadyEngine(Engine):
         self.collectors[collector.stage] = collector
         for place, lane in enumerate(ring.lanes):
             if lane.tasks:
-                self._cut_last_backward(lane, cuts, ring.made(lane), ring.ways(place, number))
+                made, ways = ring.made(lane), ring.ways(place, number)
+                if lane.deferred is None:
+                    self._cut_last_backward(lane, cuts, made, ways)
+                else:
+                    self.tails[lane.number] = _Tail(made, cuts, ways)
 
     def _cut_last_backward(
         self, lane: Lane, cuts: Sequence[int], made: Sequence[float], ways: Sequence[Route]
@@ -156,7 +191,7 @@ class SteadyEngine(Engine):
         """Computing time of the whole round by device, updates included."""
         busy: dict[int, float] = {}
         for lane in self._own_lanes():
-            seconds = sum([lane.seconds[task] for task in lane.tasks], self.updates[lane.number])
+            seconds = lane.busy_seconds + self.updates[lane.number]
             busy[lane.device] = busy.get(lane.device, 0.0) + seconds
         return busy
 
@@ -170,14 +205,19 @@ class SteadyEngine(Engine):
         for stage, collector in self.collectors.items():
             buckets = len(collector.tasks)
             ring = [lane for lane in self._own_lanes() if lane.stage == stage and lane.ends]
-            self.reduced[stage] = min(lane.ends[-buckets - 1] for lane in ring), collector.ends[-1]
+            first = min(self._first_made(lane, buckets) for lane in ring)
+            self.reduced[stage] = first, collector.ends[-1]
         lanes = [self._update(lane) for lane in self._own_lanes()]
         self.spans = list(self._whole_spans())
         return max(*lanes, *self.busy_seconds.values(), *_interface_seconds(self.lanes), 0.0)
 
+    def _first_made(self, lane: Lane, buckets: int) -> float:
+        tail = self.tails.get(lane.number)
+        return lane.ends[-buckets - 1] if tail is None else tail.first
+
     def _update(self, lane: Lane) -> float:
         """Let the lane update; returns for how long the round keeps it from the next one."""
-        done = lane.ends[-1] if lane.ends else 0.0
+        done = lane.end
         start = max(done, self.reduced[lane.stage][1]) if lane.stage in self.reduced else done
         end = start + self.updates[lane.number]
         self.updated[lane.number] = start, end
@@ -196,10 +236,44 @@ class SteadyEngine(Engine):
     def _task_done(self, now: float, lane: Lane, task: int, touched: list[int]) -> None:
         Engine._task_done(self, now, lane, task, touched)
         for wakes, route in self.sends.get((lane.number, task), ()):
-            if route.uplink == route.downlink:
-                self.lanes[route.receiver].missing[wakes] -= 1
-            else:
-                insort(self._waiting, (now, lane.number, route.receiver, wakes, route))
+            self._send(now, lane, wakes, route)
+
+    def _send(self, now: float, lane: Lane, wakes: int, route: Route) -> None:
+        if route.uplink == route.downlink:
+            self.lanes[route.receiver].missing[wakes] -= 1
+        else:
+            insort(self._waiting, (now, lane.number, route.receiver, wakes, route))
+
+    def _start_weights(self, now: float, lanes: Sequence[Lane]) -> None:
+        tail = self.tails.get(lanes[0].number) if len(lanes) == 1 else None
+        if tail is None or len(lanes[0].ends) < len(lanes[0].tasks):
+            Engine._start_weights(self, now, lanes)
+        elif lanes[0].deferred is not None and lanes[0].deferred.pending:
+            self._start_tail(now, lanes[0], lanes[0].deferred, tail)
+
+    def _start_tail(self, now: float, lane: Lane, deferred: Deferred, tail: _Tail) -> None:
+        """All that is pending, and when each bucket of it will be made."""
+        seconds = sum([deferred.seconds[m] for m in deferred.pending])
+        self._busy.add(lane.device)
+        end = now
+        for place, part in enumerate(tail.made):
+            end += part * seconds
+            self._count += 1
+            heappush(self._events, (end, self._count, WEIGHED, -1 - place, lane))
+        tail.first = now + tail.made[0] * seconds
+        if self.record:
+            self.spans.append(Span(lane.number, deferred.pending[-1], now, end, "weight"))
+        deferred.pending.clear()
+
+    def _weights_done(self, now: float, lane: Lane, micro_batch: int, touched: list[int]) -> None:
+        place = -1 - micro_batch  # of a tail's part
+        if place >= 0:
+            tail = self.tails[lane.number]
+            if place < len(tail.ways):
+                self._send(now, lane, tail.cuts[place], tail.ways[place])
+            if place + 1 < len(tail.made):
+                return
+        Engine._weights_done(self, now, lane, micro_batch, touched)
 
     def _whole_spans(self) -> Iterable[Span]:
         """Last backwards in one piece again, and no sums: `reduced` tells of those."""

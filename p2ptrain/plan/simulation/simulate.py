@@ -95,6 +95,7 @@ def draft_of(plan: Plan, cost: CostModel) -> Draft:
             for stage in plan.stages
         ),
         warmup=tuple(stage.warmup for stage in plan.stages),
+        held=tuple(stage.held or 0 for stage in plan.stages) if plan.is_split else (),
     )
 
 

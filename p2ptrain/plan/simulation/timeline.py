@@ -14,6 +14,7 @@ from p2ptrain.plan.simulation.steady import Exchange, Steady
 EntryKind: TypeAlias = Literal[
     "forward",
     "backward",
+    "weight",
     "send input",
     "send output",
     "send gradient",
@@ -27,7 +28,8 @@ class TimelineEntry:
     """One bar of the timeline.
 
     Attributes:
-        kind: "send input" carries the target too where one device needs both, or the target alone.
+        kind: "send input" carries the target too where one device needs both, or the target alone;
+            "weight" is the gradients of weights where the backward is split.
         device: who computes or sends.
         stage: the stage that computes, or that the transfer is for.
         micro_batch: None of what concerns a whole round (all-reduce, update); asynchronously the
@@ -106,7 +108,7 @@ def _entry(cost: CostModel, engine: Engine, span: Span) -> TimelineEntry:
     lane, route = engine.lanes[span.lane], span.route
     if route is None:
         return TimelineEntry(
-            kind="forward" if span.kind == "forward" else "backward",
+            kind=span.kind or "forward",
             device=cost.name(lane.device),
             stage=lane.stage,
             micro_batch=span.micro_batch,
@@ -138,7 +140,7 @@ def _ends(cost: CostModel, engine: Engine) -> Sequence[TimelineEntry]:
     for lane in engine.lanes:
         if lane.device < 0:  # where the gradients of a stage come together
             continue
-        name, end = cost.name(lane.device), lane.ends[-1] if lane.ends else 0.0
+        name, end = cost.name(lane.device), lane.end
         if lane.stage in engine.reduced:
             start, end = engine.reduced[lane.stage]
             entries.append(TimelineEntry("all-reduce", name, lane.stage, None, start, end))

@@ -102,14 +102,20 @@ class _Naive:
         p, i = worker
         return self.plan.stages[p].devices[i].name
 
+    def held(self, worker: Worker) -> int | None:
+        return self.plan.stages[worker[0]].held
+
     def seconds(self, worker: Worker, kind: str, m: int) -> float:
         device = self.cluster.device(self.device(worker))
         table = device.times or self.profile.times
         slowdown = 1.0 if device.times else device.slowdown
         times = table.at(len(self.parts[worker, m]))
         first, end = self.plan.stages[worker[0]].units
-        per_unit = times.forward if kind == "F" else times.backward
-        return sum(seconds * slowdown for seconds in per_unit[first:end])
+        whole = {"F": times.forward, "B": times.backward, "W": times.weight}[kind]
+        total = sum(seconds * slowdown for seconds in whole[first:end])
+        if kind == "B" and self.held(worker) is not None:
+            total -= self.seconds(worker, "W", m)
+        return total
 
     def send(self, source: Worker, target: Worker, m: int, gradient: bool, size: int) -> None:
         sender, receiver = self.device(source), self.device(target)
@@ -152,7 +158,25 @@ class _Naive:
                 return (kind, m) if self.has_inputs(worker, kind, m) else None
         return None
 
+    def is_full(self, worker: Worker, m: int) -> bool:
+        """Whether m is too far ahead of the oldest micro-batch without its weight gradients."""
+        held = self.held(worker)
+        if held is None:
+            return False
+        due = [n for n in self.pieces(worker) if n <= m - held]
+        return any(self.ended.get((worker, "W", n), math.inf) > self.now for n in due)
+
+    def next_weights(self, worker: Worker) -> int | None:
+        if self.held(worker) is None:
+            return None
+        for m in self.pieces(worker):
+            if (worker, "W", m) not in self.started:
+                return m if self.ended.get((worker, "B", m), math.inf) <= self.now else None
+        return None
+
     def has_inputs(self, worker: Worker, kind: str, m: int) -> bool:
+        if kind == "F" and self.is_full(worker, m):
+            return False
         sources = self.partners(worker, 1 if kind == "B" else -1, m)
         if kind == "F" and self.is_fed(worker):
             sources = [HOLDER, *sources]
@@ -167,6 +191,9 @@ class _Naive:
         for name in sorted({self.device(worker) for worker in self.workers}):
             own = [worker for worker in self.workers if self.device(worker) == name]
             ready = [(w, task) for w in own if (task := self.next_task(w)) is not None]
+            if not ready:  # what would wait computes gradients of weights
+                weights = [(w, self.next_weights(w)) for w in own]
+                ready = [(w, ("W", m)) for w, m in weights if m is not None]
             if ready and not self.is_busy(name):
                 # A backward first, then the later stage.
                 worker, (kind, m) = max(ready, key=lambda item: (item[1][0] == "B", item[0]))
@@ -192,6 +219,8 @@ class _Naive:
         done = [task for task, end in self.ended.items() if end <= self.now and task not in sent]
         for worker, kind, m in done:
             sent.add((worker, kind, m))
+            if kind == "W":
+                continue
             for other in self.partners(worker, 1 if kind == "F" else -1, m):
                 cut = self.plan.stages[min(worker[0], other[0])].units[1]
                 size = self.profile.units[cut - 1].output_bytes * self.common(worker, other, m)
@@ -218,7 +247,7 @@ class _Naive:
     def reduced(self, p: int) -> float:
         """When the gradients of stage p are summed."""
         stage = self.plan.stages[p]
-        last = max(end for (w, kind, _), end in self.ended.items() if w[0] == p and kind == "B")
+        last = max(end for (w, kind, _), end in self.ended.items() if w[0] == p and kind in "BW")
         g = len(stage.devices)
         if g == 1:
             return last
@@ -233,10 +262,17 @@ class _Naive:
         """Bytes, counted by doing the worker's tasks in their order."""
         units = self.profile.units[slice(*self.plan.stages[worker[0]].units)]
         parameters = sum(unit.parameter_bytes for unit in units)
-        held = most = 0
+        kept = most = 0
         for kind, m in self.orders[worker]:
-            held += len(self.parts[worker, m]) * (1 if kind == "F" else -1)
-            most = max(most, held)
+            kept += len(self.parts[worker, m]) * (1 if kind == "F" else -1)
+            most = max(most, kept)
+        held = self.held(worker)
+        if held is not None:  # as many as it may hold, whether it ever does or not
+            window = range(held)
+            most = max(
+                sum(len(self.parts[worker, first + i]) for i in window)
+                for first in range(self.plan.micro_batches - held + 1)
+            )
         weights = math.ceil(parameters * (2 + self.profile.optimizer_state_ratio))
         return weights + most * sum(unit.activation_bytes for unit in units)
 
@@ -245,7 +281,10 @@ def naive_round_seconds(plan: Plan, profile: Profile, cluster: Cluster) -> float
     """Seconds of one round."""
     simulation = _Naive(plan, profile, cluster)
     simulation.run()
-    tasks = sum(map(len, simulation.orders.values()))
+    tasks = sum(
+        len(order) + len(simulation.pieces(worker)) * (simulation.held(worker) is not None)
+        for worker, order in simulation.orders.items()
+    )
     assert len(simulation.ended) == tasks, "stuck"
     return max(simulation.now, *(simulation.reduced(p) for p in range(len(plan.stages))))
 
