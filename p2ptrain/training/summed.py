@@ -1,0 +1,138 @@
+"""What the devices of a stage sum after a round, copied into buckets and back.
+
+Gradients in the order in which a backward finishes them; before them the running statistics, which
+are complete when the backwards of the last micro-batches begin. Everything here costs about the
+time of copying a bucket, so that the event loop can do it while the compute thread works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import TrainingError
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.graph import StateRef
+from p2ptrain.model.stage import Stage
+from p2ptrain.plan.overlap import BUCKET_BYTES
+from p2ptrain.training.buckets import Bucket, Entry, Summand, buckets_of
+
+
+class GradientNotFinite(TrainingError):
+    """A gradient (or a running statistic) on this device is NaN or infinite.
+
+    Attributes:
+        step: number of the update it would have gone into, from 1.
+        name: of the parameter or buffer.
+    """
+
+    def __init__(self, name: str, step: int) -> None:
+        super().__init__(f"the gradient of {name} became NaN or infinite at step {step}")
+        self.name = name
+        self.step = step
+
+
+class Summed:
+    """The tensors of one stage that its group sums.
+
+    Attributes:
+        buckets: in the order in which they start.
+        statistics: of the stage, to begin and merge each round; None where it has one device.
+        statistics_names: of the sums that are theirs.
+    """
+
+    def __init__(self, stage: Stage, bucket_bytes: int = BUCKET_BYTES) -> None:
+        """The sums of a stage that was built with `shared=True`."""
+        parameters = stage.parameters()
+        names = gradient_order(stage.description, stage.first, stage.end)
+        self._parameters = {name: parameters[name] for name in names}
+        self._layouts = {n: torch.empty_like(p).stride() for n, p in self._parameters.items()}
+        self.statistics = stage.statistics
+        self._sums = stage.statistics.sums if stage.statistics is not None else {}
+        tensors: Mapping[str, Tensor] = {**self._sums, **self._parameters}
+        summands = [Summand(name, t.dtype, t.numel()) for name, t in tensors.items()]
+        self.statistics_names = frozenset(self._sums)
+        self.buckets = buckets_of(summands, bucket_bytes)
+
+    def pack(self, bucket: Bucket, step: int) -> tuple[Tensor, int]:
+        """A bucket's elements, 1-D in new memory, and a bit for each entry that has a value.
+
+        Args:
+            bucket: whose tensors are final.
+            step: number of the update, from 1, for the error.
+
+        Raises:
+            GradientNotFinite: some value is NaN or infinite.
+        """
+        flat = torch.empty(bucket.elements, dtype=bucket.dtype)
+        present = 0
+        for bit, entry in enumerate(bucket.entries):
+            value = self._value(entry.name)
+            if value is None:
+                _part(flat, entry).zero_()
+            else:
+                _part(flat, entry).copy_(value[entry.first : entry.end])
+                present |= 1 << bit
+        # Any NaN or infinity makes the sum one; a sum of finite values may overflow.
+        if not flat.sum().isfinite():
+            _check_entries(bucket, flat, step)
+        return flat, present
+
+    def unpack(self, bucket: Bucket, flat: Tensor, present: int) -> None:
+        """Write a bucket's sums back; entries without a bit have no gradient on any device."""
+        for bit, entry in enumerate(bucket.entries):
+            if present >> bit & 1:
+                value = self._value(entry.name)
+                if value is None:
+                    value = _as_it_lies(self._new_gradient(entry.name))
+                value[entry.first : entry.end].copy_(_part(flat, entry))
+
+    def _value(self, name: str) -> Tensor | None:
+        """The elements of a tensor as they lie in memory, 1-D; None where there is no gradient."""
+        if name in self._sums:
+            return self._sums[name].view(-1)
+        gradient: Tensor | None = self._parameters[name].grad
+        if gradient is None:
+            return None
+        if gradient.layout != torch.strided or gradient.stride() != self._layouts[name]:
+            given, gradient = gradient.to_dense(), self._new_gradient(name)
+            gradient.copy_(given)
+        return _as_it_lies(gradient)
+
+    def _new_gradient(self, name: str) -> Tensor:
+        """Give a parameter a gradient, uninitialised, laid out alike on all devices."""
+        parameter = self._parameters[name]
+        parameter.grad = gradient = torch.empty_like(parameter, requires_grad=False)
+        return gradient
+
+
+def gradient_order(description: ModelDescription, first: int, end: int) -> list[str]:
+    """Trainable parameters of units [first, end) as a backward finishes them.
+
+    A gradient is final when the backward has come past the parameter's first use.
+    """
+    start, stop = description.node_range(first, end, "train")
+    first_use: dict[str, int] = {}
+    for index in range(start, stop):
+        for reference in description.train.nodes[index].references():
+            if isinstance(reference, StateRef):
+                first_use.setdefault(reference.name, index)
+    names = description.trainable_names(first, end)
+    return sorted(names, key=lambda name: -first_use.get(name, -1))
+
+
+def _as_it_lies(dense: Tensor) -> Tensor:
+    """All elements in the order of their memory, 1-D."""
+    return dense.as_strided((dense.numel(),), (1,))
+
+
+def _part(flat: Tensor, entry: Entry) -> Tensor:
+    return flat[entry.place : entry.place + entry.elements]
+
+
+def _check_entries(bucket: Bucket, flat: Tensor, step: int) -> None:
+    for entry in bucket.entries:
+        if not _part(flat, entry).isfinite().all():
+            raise GradientNotFinite(entry.name, step)
