@@ -19,6 +19,12 @@ _PLAN_WORDS = {
 }
 
 
+_ALLOCATION_WORDS = {
+    "samples": "samples of each micro-batch",
+    "micro_batches": "whole micro-batches",
+}
+
+
 def describe(event: ev.Event) -> str:
     """`event` in a line (a plan in several), without the end of line."""
     match event:
@@ -113,7 +119,9 @@ def stage_text(stage: ev.PlannedStage) -> str:
 
 
 def devices_text(stage: ev.PlannedStage) -> str:
-    """The devices of a stage, such as `laptop` or `laptop (10), pi (6)`."""
+    """The devices of a stage, such as `laptop` or `laptop + pi, whole micro-batches 5:3`."""
+    names = " + ".join(device.name for device in stage.devices)
     if len(stage.devices) == 1:
-        return stage.devices[0].name
-    return ", ".join(f"{device.name} ({device.share})" for device in stage.devices)
+        return names
+    what = _ALLOCATION_WORDS.get(stage.allocation, stage.allocation)
+    return f"{names}, {what} {':'.join(str(device.share) for device in stage.devices)}"

@@ -113,11 +113,15 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """A stage: units [first, end) and the state_dict names that live there."""
+    """A stage: units [first, end) and the state_dict names that live there.
+
+    `allocation` says what the shares count: samples of each micro-batch, or whole micro_batches.
+    """
 
     units: tuple[int, int]
     devices: tuple[PlannedDevice, ...]
     parameters: tuple[str, ...]
+    allocation: str = "samples"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,10 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class PlanEvent(Event):
-    """A plan takes effect; `reason` is start, failure, drift, join or leave."""
+    """A plan takes effect; `reason` is start, failure, drift, join or leave.
+
+    `changes_results` says how its results differ from one device's; empty if not at all.
+    """
 
     event = "plan"
     epoch: int
@@ -140,6 +147,7 @@ class PlanEvent(Event):
     micro_batches: int
     predicted_samples_per_s: float
     left_out: tuple[LeftOut, ...]
+    changes_results: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,25 +16,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import Any
 
 from p2ptrain.errors import Error, PeerError, PlanError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import LinkSpeed, MemberState, Mesh
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.fold import Fold
-from p2ptrain.plan.overheads import Overheads
+from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import LeftOut, Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.times import TimeTable
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.background import in_background
+from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
-from p2ptrain.training.profiling import batch_sizes_to_measure, to_profile
+from p2ptrain.training.profiling import batch_sizes_to_measure
 from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
     MEASURE_LINKS,
@@ -43,6 +38,7 @@ from p2ptrain.training.protocol import (
     PREPARE,
     SURVEY_LINKS,
     EpochKey,
+    integer,
 )
 from p2ptrain.training.routes import Route
 from p2ptrain.training.scope import task_scope
@@ -55,18 +51,9 @@ PROFILE_TIMEOUT_SECONDS = 60.0
 LINK_TIMEOUT_SECONDS = 20.0
 PREPARE_TIMEOUT_SECONDS = 600.0
 ALIVE_TIMEOUT_SECONDS = 10.0
-PLANNING_EFFORT = 0.1
-"""Everyone waits for the plan, and the coordinator may be the slowest device."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A device that may take part: measured, with the memory it offers."""
-
-    id: str
-    name: str
-    measured: Mapping[str, Any]
-    memory_bytes: int
+MOST_ATTEMPTS = 8
+"""Plans made for one request, beside one for each device that may prove unable: every further one
+knows of less memory."""
 
 
 class CoordinatorService:
@@ -101,20 +88,21 @@ class CoordinatorService:
             await self._measure_links(devices)
         with _timed("profiled"):
             candidates, left_out = await self._profile(request, peer, devices)
-        while True:
+        for _ in range(MOST_ATTEMPTS + len(candidates)):
             with _timed("planned"):
                 plan = await self._make_plan(request, peer, candidates)
             assignment = self._assignment(request, peer, plan, candidates, term)
             with _timed("prepared"):
-                failed = await self._prepare(assignment)
-            if not failed:
-                break
-            self._give_up_if_needed(failed, peer, request)
-            left_out += [LeftOut(name, reason) for name, reason in failed.items()]
-            candidates = [c for c in candidates if c.name not in failed]
-        plan = replace(plan, left_out=(*plan.left_out, *left_out))
-        answer = PlanningAnswer(assignment, plan.to_json())
-        return Message(PLAN_REQUEST, {}, (memoryview(answer.to_bytes()),))
+                troubles = await self._prepare(assignment, plan)
+            if not troubles:
+                return _answer(assignment, plan, left_out, request)
+            candidates = _without_trouble(candidates, troubles)
+            gone = {t.name: t.reason for t in troubles if not t.out_of_memory}
+            self._give_up_if_needed(gone, peer, request)
+            left_out += [LeftOut(name, reason) for name, reason in gone.items()]
+        raise PlanError(
+            f"{troubles[0].name} could not be made ready for any plan: {troubles[0].reason}"
+        )
 
     # -- who and when ----------------------------------------------------------------------------
 
@@ -197,7 +185,7 @@ class CoordinatorService:
                 timeout_seconds=PROFILE_TIMEOUT_SECONDS,
                 reply_parts=limited(BLOB_LIMIT_BYTES),
             )
-            return _candidate(device, name, reply)
+            return _candidate(device, name, reply, request.memory_bytes.get(device))
         except TimeoutError:
             return LeftOut(name, f"did not answer within {PROFILE_TIMEOUT_SECONDS:.0f} s")
         except Error as error:
@@ -208,41 +196,13 @@ class CoordinatorService:
     async def _make_plan(
         self, request: PlanningRequest, holder: str, candidates: list[Candidate]
     ) -> Plan:
-        by_id = {candidate.id: candidate for candidate in candidates}
-        profile = to_profile(by_id[holder].measured, request)
-        times = _tables(candidates)
-        speeds = self._links.speeds(list(by_id))
-        cluster = Cluster(
-            devices=tuple(
-                Device(
-                    name=c.name,
-                    memory_bytes=c.memory_bytes,
-                    holder=c.id == holder,
-                    times=times[c.name],
-                    overheads=_overheads(c),
-                )
-                for c in candidates
-            ),
-            links={
-                (by_id[a].name, by_id[b].name): Link(s.bytes_per_s, s.latency_s)
-                for (a, b), s in speeds.items()
-            },
-        )
-        wanted = PlanRequest(
-            batch_size=request.batch_size,
-            micro_batch=request.micro_batch or None,
-            planner=request.planner,
-            least_piece=request.least_piece,
-            private=request.private_first > 0,
-            groups=False,
-            overlap=True,
-            effort=PLANNING_EFFORT,
-        )
-        if not wanted.private:
-            return await in_background(partial(make_plan, profile, cluster, wanted))
-        fold = Fold(len(profile.units), request.private_first, request.private_last)
-        folded = fold.profile(profile), fold.cluster(cluster)
-        return fold.unfold(await in_background(partial(make_plan, *folded, wanted)))
+        names = {candidate.id: candidate.name for candidate in candidates}
+        links = {
+            (names[a], names[b]): Link(speed.bytes_per_s, speed.latency_s)
+            for (a, b), speed in self._links.speeds(list(names)).items()
+        }
+        household = MeasuredHousehold(candidates, links, names[holder])
+        return await in_background(partial(plan_household, request, household))
 
     def _assignment(
         self,
@@ -280,47 +240,76 @@ class CoordinatorService:
 
     # -- making ready ----------------------------------------------------------------------------
 
-    async def _prepare(self, assignment: Assignment) -> dict[str, str]:
-        """Have every device fetch its weights; returns name -> reason of those that could not."""
+    async def _prepare(self, assignment: Assignment, plan: Plan) -> list[_Trouble]:
+        """Have every device fetch its weights; what hinders those that cannot."""
         blob = memoryview(assignment.to_bytes())
 
-        async def prepare(device: str) -> tuple[str, str | None]:
+        async def prepare(device: str) -> _Trouble | None:
+            name = self._name(device)
+            needed_bytes = plan.predicted.peak_bytes[name]
             try:
-                await self._mesh.call(
+                reply = await self._mesh.call(
                     device,
-                    Message(PREPARE, {}, (blob,)),
+                    Message(PREPARE, {"needed_bytes": needed_bytes}, (blob,)),
                     timeout_seconds=PREPARE_TIMEOUT_SECONDS,
                 )
             except (Error, TimeoutError) as error:
-                return self._name(device), str(error) or "timed out"
-            return self._name(device), None
+                return _Trouble(name, str(error) or "timed out")
+            if reply.fields.get("ready"):
+                return None
+            memory_bytes = integer(reply.fields, "memory_bytes")
+            log.info("out_of_memory", device=name, needed_bytes=needed_bytes, has=memory_bytes)
+            return _Trouble(name, "out of memory", memory_bytes)
 
         results = await asyncio.gather(*(prepare(device) for device in assignment.devices))
-        return {name: reason for name, reason in results if reason is not None}
+        return [trouble for trouble in results if trouble is not None]
 
     def _give_up_if_needed(
         self, failed: Mapping[str, str], holder: str, request: PlanningRequest
     ) -> None:
-        name, reason = next(iter(failed.items()))
-        if self._name(holder) in failed or request.planner not in ("auto", "pp"):
-            raise PlanError(f"{name} could not be made ready: {reason}")
+        for name, reason in failed.items():
+            if name == self._name(holder) or request.planner not in ("auto", "pp"):
+                raise PlanError(f"{name} could not be made ready: {reason}")
 
 
-def _tables(candidates: list[Candidate]) -> dict[str, TimeTable]:
-    """Every device's times by name, all up to the largest size that any device has measured."""
-    tables = {
-        c.name: TimeTable.from_json(c.measured["times"], f"profile of {c.name}") for c in candidates
-    }
-    reference = max(tables.values(), key=lambda table: table.sizes[-1])
-    return {name: table.extended_like(reference) for name, table in tables.items()}
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """Why a device could not be made ready.
+
+    Attributes:
+        memory_bytes: what it has left for the job, where that is too little; else None.
+    """
+
+    name: str
+    reason: str
+    memory_bytes: int | None = None
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it may have a smaller part."""
+        return self.memory_bytes is not None
 
 
-def _overheads(candidate: Candidate) -> Overheads | None:
-    """As the device measured them; None where it runs a version that did not."""
-    measured = candidate.measured.get("overheads")
-    if measured is None:
-        return None
-    return Overheads.from_json(measured, f"overheads of {candidate.name}")
+def _without_trouble(candidates: list[Candidate], troubles: list[_Trouble]) -> list[Candidate]:
+    """Those that are left, with the memory that they really have."""
+    by_name = {trouble.name: trouble for trouble in troubles}
+    kept = []
+    for candidate in candidates:
+        trouble = by_name.get(candidate.name)
+        if trouble is None:
+            kept.append(candidate)
+        elif trouble.out_of_memory:
+            kept.append(candidate.with_less_memory(trouble.memory_bytes))
+    return kept
+
+
+def _answer(
+    assignment: Assignment, plan: Plan, left_out: list[LeftOut], request: PlanningRequest
+) -> Message:
+    plan = replace(plan, left_out=(*plan.left_out, *left_out))
+    content = {**plan.to_json(), "changes_results": list(request.sharing.changes(plan))}
+    answer = PlanningAnswer(assignment, content)
+    return Message(PLAN_REQUEST, {}, (memoryview(answer.to_bytes()),))
 
 
 @contextmanager
@@ -331,14 +320,16 @@ def _timed(what: str) -> Iterator[None]:
     log.info(what, seconds=round(monotonic() - started, 3))
 
 
-def _candidate(device: str, name: str, reply: Message) -> Candidate:
+def _candidate(device: str, name: str, reply: Message, most_bytes: int | None) -> Candidate:
+    """Offering at most what it has proved to have."""
     content = cbor.loads(bytes(reply.parts[0]), BLOB_LIMIT_BYTES) if reply.parts else None
     if not isinstance(content, dict) or not isinstance(content.get("measured"), dict):
         raise ProtocolError(f"{name} sent no profile")
     memory_bytes = content.get("memory_bytes")
     if not isinstance(memory_bytes, int) or memory_bytes < 0:
         raise ProtocolError(f"{name} does not say how much memory it offers")
-    return Candidate(device, name, content["measured"], memory_bytes)
+    most = memory_bytes if most_bytes is None else most_bytes
+    return Candidate(device, name, content["measured"], min(memory_bytes, most))
 
 
 def _speeds(reply: Message) -> list[tuple[str, float, float]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 
@@ -20,7 +21,8 @@ from p2ptrain.observe.events import Done, Event, Failure, Warned
 from p2ptrain.training.background import in_background
 from p2ptrain.training.checkpoint import save_weights
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
-from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite
+from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite, OutOfMemory
+from p2ptrain.training.household_plan import LESS_MEMORY
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
@@ -65,6 +67,7 @@ class HolderRun:
         self._emit = emit
         self._id = secrets.token_hex(8)
         self._unwritten: TrainingError | None = None
+        self._steps_done = 0
 
     async def run(self) -> None:
         """Train; in the end the weights are in the user's module and in `options.out`.
@@ -77,8 +80,8 @@ class HolderRun:
         reason = "the training has ended"
         try:
             prepared = await self._prepare()
-            answer = await self._plan(prepared)
-            await self._train(prepared, answer)
+            self._offer(prepared)
+            await self._train(prepared)
         except BaseException as error:
             reason = str(error) or type(error).__name__
             if isinstance(error, DeviceLost):
@@ -111,16 +114,23 @@ class HolderRun:
             await settle(self._mesh)
         await survey_links(self._mesh)
 
-    async def _plan(self, prepared: Prepared) -> PlanningAnswer:
+    def _offer(self, prepared: Prepared) -> None:
+        """Let the others fetch the model and its weights."""
         description = prepared.captured.description
         model = description.to_bytes()
         self._service.know_model(description)
         self._service.states.offer(self._id, INITIAL, prepared.slice_state)
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
-        answer = await request_plan(self._mesh, self._request(prepared))
+
+    async def _plan(self, request: PlanningRequest, prepared: Prepared) -> PlanningAnswer:
+        answer = await request_plan(self._mesh, request)
         if answer.assignment.key.job != self._id:
             raise ProtocolError("the coordinator answered for another job")
-        self._emit(plan_event(answer, description, "start"))
+        reason = "failure" if request.memory_bytes else "start"
+        event = plan_event(answer, prepared.captured.description, reason)
+        self._emit(event)
+        for change in event.changes_results:
+            self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))
         return answer
 
     async def _send_model(self, digest: str, model: bytes, peer: str, message: Message) -> Message:
@@ -150,11 +160,34 @@ class HolderRun:
             first_step=prepared.first_step,
             epoch=0,
             alone=self._options.local,
+            sharing=prepared.sharing,
+            memory_bytes={},
         )
 
     # -- while -----------------------------------------------------------------------------------
 
-    async def _train(self, prepared: Prepared, answer: PlanningAnswer) -> None:
+    async def _train(self, prepared: Prepared) -> None:
+        """By a first plan, or by one after it for devices that have less memory than they said.
+
+        Whoever holds too much notices in the first round, when no update is made yet: all begin
+        again with the first weights.
+        """
+        request = self._request(prepared)
+        while True:
+            answer = await self._plan(request, prepared)
+            try:
+                return await self._train_by(answer, prepared)
+            except OutOfMemory as error:
+                if self._steps_done > prepared.first_step:
+                    raise TrainingError(
+                        f"{error} after step {self._steps_done}: free some there, offer less of it "
+                        "with --memory, or use a smaller --micro-batch"
+                    ) from error
+                request = _with_less_memory(request, answer, error)
+                self._emit(Warned(f"{error} in the first round: planning with what it has"))
+            await self._let_go("a plan needs more memory than there is")
+
+    async def _train_by(self, answer: PlanningAnswer, prepared: Prepared) -> None:
         check = state_check(prepared.captured.description, self._job.optimizer)
         epoch = HolderEpoch(answer.assignment, prepared.captured.description, self._service, check)
         started = monotonic()
@@ -185,7 +218,10 @@ class HolderRun:
             epoch.clip_to(job.clip_grad_norm)
         checkpointer = self._checkpointer(prepared, epoch)
         loop = TrainingLoop(prepared, course, epoch, checkpointer, self._emit)
-        await loop.run()
+        try:
+            await loop.run()
+        finally:
+            self._steps_done = loop.steps_done
         self._unwritten = checkpointer.failure if checkpointer else None
         return loop.steps_done - prepared.first_step
 
@@ -239,6 +275,23 @@ class HolderRun:
         finding = await epoch.diagnose(error.micro_batch)
         advice = "lower the learning rate, clip the gradients, or look at that unit's input"
         return f"{error}{_where(prepared, finding)}; {advice}"
+
+
+def _with_less_memory(
+    request: PlanningRequest, answer: PlanningAnswer, error: OutOfMemory
+) -> PlanningRequest:
+    """`request` for after a device ran out of memory with the plan of `answer`.
+
+    It gets less than that plan asked of it, whatever it believes to have, so that plans do not
+    follow one another for ever.
+    """
+    asked = answer.plan["predicted"]["peak_bytes"][error.name]
+    most = min(error.memory_bytes, int(LESS_MEMORY * asked))
+    return replace(
+        request,
+        memory_bytes={**request.memory_bytes, error.device: most},
+        epoch=answer.assignment.key.epoch,
+    )
 
 
 def _where(prepared: Prepared, finding: Finding | None) -> str:

@@ -214,6 +214,9 @@ class HolderEpoch:
                 step = integer(message.fields, "step")
                 piece = integer(message.fields, "micro_batch")
                 self.tracker.fail(LossNotFinite(told, step=step, micro_batch=piece))
+            case "memory":
+                has = integer(message.fields, "memory_bytes")
+                self.tracker.fail(OutOfMemory(peer, name, has))
             case "user":
                 self.tracker.fail(TrainingError(f"{name}, stage {stage}: {told}"))
             case "peer":
@@ -281,6 +284,15 @@ class HolderEpoch:
     def _name(self, device: str) -> str:
         member = self._mesh.members.get(device)
         return member.name if member else device[:12]
+
+
+class OutOfMemory(TrainingError):
+    """A device could not hold its part; `memory_bytes` is what it may use for the job now."""
+
+    def __init__(self, device: str, name: str, memory_bytes: int) -> None:
+        super().__init__(f"{name} ran out of memory")
+        self.device, self.name = device, name
+        self.memory_bytes = memory_bytes
 
 
 class LossNotFinite(TrainingError):

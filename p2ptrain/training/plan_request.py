@@ -10,6 +10,7 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text
+from p2ptrain.training.sharing import Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class PlanningRequest:
         least_piece: fewest samples of a micro-batch, where the planner chooses its size.
         private_first, private_last: units that must stay on the holder at either end; 0, 0 unless
             the job is private.
+        sharing: how stages may be shared among devices.
+        memory_bytes: what devices proved to have, by id, where they said more before.
         epoch: the number the new plan gets, at least.
     """
 
@@ -45,10 +48,19 @@ class PlanningRequest:
     first_step: int
     epoch: int
     alone: bool
+    sharing: Sharing
+    memory_bytes: Mapping[str, int]
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
-        return cbor.dumps({**asdict(self), "optimizer": dict(self.optimizer)})
+        return cbor.dumps(
+            {
+                **asdict(self),
+                "optimizer": dict(self.optimizer),
+                "sharing": self.sharing.fields(),
+                "memory_bytes": dict(self.memory_bytes),
+            }
+        )
 
     @staticmethod
     def from_bytes(data: bytes | memoryview) -> PlanningRequest:
@@ -75,12 +87,23 @@ class PlanningRequest:
             first_step=integer(fields, "first_step"),
             epoch=integer(fields, "epoch"),
             alone=bool(fields.get("alone")),
+            sharing=Sharing.read(fields.get("sharing")),
+            memory_bytes=_read_memory(fields.get("memory_bytes")),
         )
+
+
+def _read_memory(value: object) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise ProtocolError("what memory devices proved to have is a map")
+    return {device: integer(value, device) for device in value}
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningAnswer:
-    """A plan in force: the assignment, and the plan as `p2ptrain.plan/1` for people."""
+    """A plan in force: the assignment, and the plan as `p2ptrain.plan/1` for people.
+
+    Beside it "changes_results": how results differ from one device's, for people.
+    """
 
     assignment: Assignment
     plan: Mapping[str, Any]

@@ -15,6 +15,7 @@ from p2ptrain.observe.events import LeftOut, PlanEvent, PlannedDevice, PlannedSt
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, PLAN_REQUEST, SURVEY_LINKS
+from p2ptrain.training.sharing import changes_of
 from p2ptrain.training.waiting import changes, until
 
 log = get_logger(__name__)
@@ -99,6 +100,7 @@ def plan_event(answer: PlanningAnswer, description: ModelDescription, reason: st
         micro_batches=plan["micro_batches"],
         predicted_samples_per_s=plan["predicted"]["samples_per_s"],
         left_out=tuple(LeftOut(out["name"], out["reason"]) for out in plan["left_out"]),
+        changes_results=changes_of(plan),
     )
 
 
@@ -108,6 +110,7 @@ def _stage(stage: dict[str, Any], description: ModelDescription) -> PlannedStage
         units=(first, end),
         devices=tuple(PlannedDevice(d["name"], d["share"]) for d in stage["devices"]),
         parameters=tuple(description.state_dict_names(first, end)),
+        allocation=stage.get("allocation", "samples"),
     )
 
 

@@ -20,6 +20,7 @@ from p2ptrain.training.data import Collated, Samples
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
+from p2ptrain.training.sharing import Sharing, sharing_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Prepared:
 
     Attributes:
         least_piece: fewest samples of a micro-batch that the planner may choose.
+        sharing: how stages may be shared among devices.
         input_bytes, target_bytes: per sample.
         state: initial tensors by `model:` and `optimizer:` names.
         first_step: updates that the state has behind it.
@@ -40,6 +42,7 @@ class Prepared:
     evaluation: Samples | None
     order: SampleOrder
     least_piece: int
+    sharing: Sharing
     input_bytes: int
     target_bytes: int
     state: Mapping[str, Tensor]
@@ -92,6 +95,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         evaluation=evaluation,
         order=SampleOrder(len(samples), job.batch_size, job.seed),
         least_piece=_least_piece(job, example),
+        sharing=sharing_of(captured.description),
         input_bytes=_bytes_per_sample(captured.flatten_input(example[0])),
         target_bytes=_bytes_per_sample(captured.flatten_target(example[1])),
         state={f"model:{n}": t for n, t in captured.state().items()},

@@ -22,7 +22,12 @@ from p2ptrain.model.optimizer_spec import optimizer_from_fields
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.budget import is_out_of_memory, usable_memory_bytes
+from p2ptrain.training.budget import (
+    available_memory_bytes,
+    is_out_of_memory,
+    trim_heap,
+    usable_memory_bytes,
+)
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
@@ -127,7 +132,8 @@ class TrainingService:
         if engagement is None:
             return
         log.info("job_dropped", job=engagement.assignment.key.job, reason=reason)
-        self.states.withdraw(engagement.assignment.key.job)
+        # What the holder itself offers outlives a plan.
+        self.states.withdraw(engagement.assignment.key.job, keep=(INITIAL,))
         await engagement.stop()
         self.idle.set()
 
@@ -141,8 +147,8 @@ class TrainingService:
         description = await self._model(message.fields)
         sizes = _sizes(message.fields.get("batch_sizes"))
         measured = await measure(description, sizes, self.compute, self._profiles)
-        memory_bytes = self._memory_bytes or usable_memory_bytes()
-        blob = cbor.dumps({"measured": measured, "memory_bytes": memory_bytes})
+        trim_heap()  # what measuring has used is free for the job
+        blob = cbor.dumps({"measured": measured, "memory_bytes": self._budget_bytes()})
         return Message(MEASURE_PROFILE, {}, (memoryview(blob),))
 
     async def _measure_links(self, peer: str, message: Message) -> Message:
@@ -166,6 +172,9 @@ class TrainingService:
         if self.job is not None and self.job != assignment.key.job:
             raise PeerError(f"{self.mesh.name} already works for another job")
         await self.drop("a new plan")
+        short = self._short_of(integer(message.fields, "needed_bytes", 0, 2**63))
+        if short is not None:
+            return short
         description = await self._model({"digest": assignment.digest, "holder": assignment.holder})
         engagement = Engagement(assignment, description, self._shell)
         self.engagement = engagement
@@ -176,8 +185,10 @@ class TrainingService:
             spec = await self.compute.run((0,), read)
             check = await self.compute.run((0,), partial(state_check, description, spec))
             await engagement.prepare(partial(self._fetch, assignment, check), spec)
-        except BaseException:
+        except BaseException as error:
             await self._abandon(engagement)
+            if is_out_of_memory(error):
+                return self._out_of_memory()
             raise
         if self.engagement is not engagement:
             await engagement.stop()
@@ -185,6 +196,18 @@ class TrainingService:
         self.states.offer(assignment.key.job, "stage", engagement.state)
         engagement.start(partial(self._report_failure, assignment))
         return Message(PREPARE, {"ready": True})
+
+    def _short_of(self, needed_bytes: int) -> Message | None:
+        """The answer where a part would need more memory than there is, now that it is to begin."""
+        trim_heap()
+        most = self._memory_bytes or available_memory_bytes()
+        return self._out_of_memory() if needed_bytes > most else None
+
+    def _out_of_memory(self) -> Message:
+        return Message(PREPARE, {"ready": False, "memory_bytes": self._budget_bytes()})
+
+    def _budget_bytes(self) -> int:
+        return self._memory_bytes or usable_memory_bytes()
 
     def _check_newer(self, peer: str, assignment: Assignment) -> None:
         coordinator = self.mesh.coordinator
@@ -288,6 +311,8 @@ class TrainingService:
         self, assignment: Assignment, stage: int, error: BaseException
     ) -> None:
         fields = {**assignment.key.fields(), "stage": stage, **_failure_fields(error)}
+        if is_out_of_memory(error):
+            fields["memory_bytes"] = self._budget_bytes()
         if not isinstance(error, Error):
             log.error("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
         try:
@@ -316,12 +341,14 @@ def _failure_fields(error: BaseException) -> dict[str, object]:
         }
     message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
     if is_out_of_memory(error):
-        message = "it ran out of memory; offer less of it with --memory, or a smaller --micro-batch"
+        message = "it ran out of memory"
     return {"cause": _cause(error), "message": message[:FAILURE_TEXT_LIMIT]}
 
 
 def _cause(error: BaseException) -> str:
-    if isinstance(error, UserError) or is_out_of_memory(error):
+    if is_out_of_memory(error):
+        return "memory"
+    if isinstance(error, UserError):
         return "user"
     return "peer" if isinstance(error, PeerError) else "bug"
 

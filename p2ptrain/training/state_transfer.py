@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -63,10 +63,10 @@ class StateServer:
         """Serve `tensors` under (job, source) until `withdraw`."""
         self._sources[job, source] = tensors
 
-    def withdraw(self, job: str) -> None:
-        """Serve nothing of this job any more."""
-        self._sources = {key: value for key, value in self._sources.items() if key[0] != job}
-        self._opened = {key: value for key, value in self._opened.items() if key[0] != job}
+    def withdraw(self, job: str, *, keep: Collection[str] = ()) -> None:
+        """Serve nothing of this job any more, but the sources in `keep`."""
+        self._sources = {k: v for k, v in self._sources.items() if k[0] != job or k[1] in keep}
+        self._opened = {k: v for k, v in self._opened.items() if k[0] != job or k[1] in keep}
 
     def local(self, job: str, source: str, first: int, end: int) -> dict[str, Tensor]:
         """The same tensors for this device itself, copied."""

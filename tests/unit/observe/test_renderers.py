@@ -82,7 +82,7 @@ def test_a_plan_says_who_is_left_out_and_why() -> None:
     assert lines[0].startswith("plan 1 (first plan): 4 micro-batches of 16")
     assert lines[1:] == [
         "  stage 0: units 0 to 2 on laptop",
-        "  stage 1: units 3 to 4 on pi (10), tv (6)",
+        "  stage 1: units 3 to 4 on pi + tv, samples of each micro-batch 10:6",
         "  left out: [red]phone: slower than its share would take",
     ]
 

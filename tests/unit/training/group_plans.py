@@ -14,7 +14,7 @@ from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.training import coordinator
+from p2ptrain.training import household_plan
 
 DEALT = Allocation.MICRO_BATCHES
 
@@ -44,17 +44,16 @@ def device_count(stages: Sequence[Stage]) -> int:
 
 def force(monkeypatch: pytest.MonkeyPatch, stages: Sequence[Stage]) -> None:
     """Let every coordinator of this test plan just these stages, over equal parts of the units."""
-    monkeypatch.setattr(coordinator, "make_plan", partial(plan, stages))
+    monkeypatch.setattr(household_plan, "make_plan", partial(plan, stages))
 
 
 def plan(stages: Sequence[Stage], profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     """As `make_plan` would, but for its choice."""
     assert request.micro_batch is not None
     split = BatchSplit(request.batch_size, request.micro_batch)
-    return Plan("forced", split, _planned(stages, len(profile.units), split), _NOTHING)
-
-
-_NOTHING = Predicted(round_seconds=1.0, samples_per_s=1.0, peak_bytes={})
+    peaks = {device.name: 0 for device in cluster.devices}
+    predicted = Predicted(round_seconds=1.0, samples_per_s=1.0, peak_bytes=peaks)
+    return Plan("forced", split, _planned(stages, len(profile.units), split), predicted)
 
 
 def _planned(stages: Sequence[Stage], units: int, split: BatchSplit) -> tuple[PlannedStage, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.model.timing import Clock
-from p2ptrain.training.coordinator import Candidate, _overheads
+from p2ptrain.training.household_plan import Candidate, overheads_of
 from p2ptrain.training.overheads import YARDSTICK_SECONDS, Look, measure_overheads
 from p2ptrain.training.profiling import ProfileCache
 
@@ -57,8 +57,8 @@ def test_the_share_is_taken_from_all_that_the_thread_has_computed() -> None:
 def test_the_coordinator_takes_what_a_device_measured() -> None:
     measured = measure_overheads(ticking(YARDSTICK_SECONDS, YARDSTICK_SECONDS))
     new = Candidate("1", "new", {"overheads": measured.to_json()}, 1)
-    assert _overheads(new) == measured
-    assert _overheads(Candidate("2", "old", {}, 1)) is None
+    assert overheads_of(new) == measured
+    assert overheads_of(Candidate("2", "old", {}, 1)) is None
 
 
 def test_a_profile_with_overheads_survives_in_the_cache(tmp_path: Path) -> None:

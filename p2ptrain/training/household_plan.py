@@ -1,0 +1,131 @@
+"""From what was measured to a plan: pure, so that what a household would get can be tested.
+
+A device that ran out of memory is planned for again with what it really has: its budget only falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.fold import Fold
+from p2ptrain.plan.overheads import Overheads
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.times import TimeTable
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.profiling import to_profile
+
+GROUPS_RUN = False
+"""Whether the runtime carries out stages of several devices."""
+PLANNING_EFFORT = 0.1
+"""Everyone waits for the plan, and the coordinator may be the slowest device."""
+LESS_MEMORY = 0.9
+"""What is left of a budget that proved too large, where the device does not know better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device that may take part: measured, with the memory it offers."""
+
+    id: str
+    name: str
+    measured: Mapping[str, Any]
+    memory_bytes: int
+
+    def with_less_memory(self, found_bytes: int | None) -> Candidate:
+        """After it ran out of memory, with what it has now, if it knows; always less."""
+        most = int(self.memory_bytes * LESS_MEMORY)
+        found = most if found_bytes is None else min(most, found_bytes)
+        return replace(self, memory_bytes=max(found, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredHousehold:
+    """The devices that may take part and their links.
+
+    Attributes:
+        links: (name, name) -> that direction.
+        holder: name of the data holder.
+    """
+
+    candidates: Sequence[Candidate]
+    links: Mapping[tuple[str, str], Link]
+    holder: str
+
+    def cluster(self) -> Cluster:
+        """As the planners read it."""
+        times = _tables(self.candidates)
+        devices = tuple(
+            Device(
+                name=c.name,
+                memory_bytes=c.memory_bytes,
+                holder=c.name == self.holder,
+                times=times[c.name],
+                overheads=overheads_of(c),
+            )
+            for c in self.candidates
+        )
+        return Cluster(devices=devices, links=dict(self.links))
+
+
+def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Plan:
+    """The plan for `request`, by what the runtime really does.
+
+    Raises:
+        PlanError: nothing fits, or the planner asked for cannot plan this model.
+    """
+    if len(household.candidates) > 1:
+        request.sharing.check(request.planner)
+    holder = next(c for c in household.candidates if c.name == household.holder)
+    profile, cluster = to_profile(holder.measured, request), household.cluster()
+    tries = list(request.sharing.allocations(request.planner))
+    for last, allocations in enumerate(tries, start=1 - len(tries)):
+        wanted = PlanRequest(
+            batch_size=request.batch_size,
+            micro_batch=request.micro_batch or None,
+            planner=request.planner,
+            least_piece=request.least_piece,
+            private=request.private_first > 0,
+            groups=GROUPS_RUN and not request.sharing.unshared,
+            allocations=allocations,
+            overlap=True,
+            effort=PLANNING_EFFORT,
+        )
+        try:
+            return _planned(profile, cluster, wanted, request)
+        except PlanError:
+            if last == 0:
+                raise
+    raise PlanError("this model allows no plan")
+
+
+def _planned(
+    profile: Profile, cluster: Cluster, wanted: PlanRequest, request: PlanningRequest
+) -> Plan:
+    if not wanted.private:
+        return make_plan(profile, cluster, wanted)
+    fold = Fold(len(profile.units), request.private_first, request.private_last)
+    return fold.unfold(make_plan(fold.profile(profile), fold.cluster(cluster), wanted))
+
+
+def overheads_of(candidate: Candidate) -> Overheads | None:
+    """As the device measured them; None where it runs a version that did not."""
+    measured = candidate.measured.get("overheads")
+    if measured is None:
+        return None
+    return Overheads.from_json(measured, f"overheads of {candidate.name}")
+
+
+def _tables(candidates: Sequence[Candidate]) -> dict[str, TimeTable]:
+    """Every device's times by name, all up to the largest size that any device has measured."""
+    tables = {
+        c.name: TimeTable.from_json(c.measured["times"], f"profile of {c.name}") for c in candidates
+    }
+    reference = max(tables.values(), key=lambda table: table.sizes[-1])
+    return {name: table.extended_like(reference) for name, table in tables.items()}

@@ -1,0 +1,102 @@
+"""Which plans a job's model allows, so that training together gives what one device would give.
+
+A stage on several devices deals whole micro-batches or divides each by samples. Dealing changes
+nothing. Dividing does where units look across samples (BatchNorm, dropout): `auto` then only deals,
+other planners deal where they have the choice, and who divides by nature (`hybrid`) is obeyed, with
+a clear word. Some models cannot be divided at all, and some cannot be shared in any way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from p2ptrain.errors import PlanError, ProtocolError
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.division import division_effects, indivisible_boundaries
+from p2ptrain.model.running_statistics import shareable
+from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
+from p2ptrain.plan.plan import Plan
+
+_DEALING = frozenset({Allocation.MICRO_BATCHES})
+_DIVIDE_BY_NATURE = ("hybrid",)
+_SHARE_BY_NATURE = ("dp", "hybrid", "pipedream")
+_TEXT_LIMIT = 1000
+_MOST_EFFECTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What the holder's model allows, as the coordinator has to know it.
+
+    Attributes:
+        unshared: why every stage needs a device of its own; "" where stages may be shared.
+        divisible: whether every value that crosses a cut can be cut between samples.
+        effects: how results change where samples are divided; empty if not at all.
+    """
+
+    unshared: str = ""
+    divisible: bool = True
+    effects: tuple[str, ...] = ()
+
+    def allocations(self, planner: str) -> Iterator[frozenset[Allocation]]:
+        """What groups may do in a plan by `planner`: the first of these with which it finds one."""
+        if not self.divisible:
+            yield _DEALING
+        elif not self.effects or planner in _DIVIDE_BY_NATURE:
+            yield EVERY_ALLOCATION
+        else:
+            yield _DEALING
+            if planner != "auto":
+                yield EVERY_ALLOCATION
+
+    def check(self, planner: str) -> None:
+        """PlanError where `planner` shares stages by nature and the model's cannot be shared."""
+        if self.unshared and planner in _SHARE_BY_NATURE:
+            raise PlanError(
+                f"planner {planner} gives stages to several devices, which this model's cannot "
+                f"have ({self.unshared}): use --planner auto"
+            )
+
+    def changes(self, plan: Plan) -> tuple[str, ...]:
+        """How the results of `plan` differ from one device's; empty if not at all."""
+        divided = any(
+            len(stage.devices) > 1 and stage.allocation is Allocation.SAMPLES
+            for stage in plan.stages
+        )
+        return self.effects if divided else ()
+
+    def fields(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**asdict(self), "effects": list(self.effects)}
+
+    @staticmethod
+    def read(value: object) -> Sharing:
+        """Check and read `fields`. Raises ProtocolError."""
+        match value:
+            case {"unshared": str(unshared), "divisible": bool(divisible), "effects": [*effects]}:
+                texts = [unshared, *effects]
+            case _:
+                raise ProtocolError("a job says what its model allows groups of devices to do")
+        if len(effects) > _MOST_EFFECTS or not all(_is_text(text) for text in texts):
+            raise ProtocolError("what sharing changes is told in a few short texts")
+        return Sharing(unshared, divisible, tuple(effects))
+
+
+def sharing_of(description: ModelDescription) -> Sharing:
+    """Read from the model's graph."""
+    return Sharing(
+        unshared=(shareable(description, 0, len(description.units)) or "")[:_TEXT_LIMIT],
+        divisible=not indivisible_boundaries(description),
+        effects=division_effects(description),
+    )
+
+
+def changes_of(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a planning answer's plan says of changed results."""
+    return tuple(str(text) for text in plan.get("changes_results", ()))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _TEXT_LIMIT
