@@ -176,9 +176,13 @@ class RunningStatistics:
             total.zero_()
 
     def before_forward(self) -> None:
-        """Let the forward start from zero."""
+        """Let the forward start from zero.
+
+        Behind autograd's back, as the normalisation's own write is: earlier micro-batches have saved
+        these tensors for their backwards, which do not read them.
+        """
         for tensor in self.scratch.values():
-            tensor.zero_()
+            tensor.data.zero_()
 
     def after_forward(self, micro_batch: int, share: float) -> None:
         """Add what the forward left.

@@ -90,7 +90,8 @@ class Engagement:
         def build() -> tuple[Stage, StageOptimizer]:
             separate = separate_names(self.assignment, self.description)
             here = separate.intersection(model)
-            stage = Stage(self.description, place.first, place.end, model, separate=here)
+            units = (place.first, place.end)
+            stage = Stage(self.description, *units, model, separate=here, shared=place.shared)
             optimizer = StageOptimizer(spec, stage.parameters())
             if slots:
                 optimizer.load_state(slots)

@@ -12,10 +12,12 @@ from p2ptrain.model.values import ValueDescription
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.division import Division, Slice, divisions
 from p2ptrain.training.epoch_links import EpochLinks, Shell
+from p2ptrain.training.group_reduction import FLOW, GroupReduction
 from p2ptrain.training.inlet import Contents, Expected, Inlet
 from p2ptrain.training.outlets import Outlets
 from p2ptrain.training.rounds import Mode
 from p2ptrain.training.stage_runner import Lines, Reduction, StageTask
+from p2ptrain.training.summed import Summed
 from p2ptrain.training.switchboard import Line
 
 PIECES_AHEAD = 2
@@ -116,7 +118,9 @@ class StageLines:
     def _reduction(self, stage: Stage) -> Reduction | None:
         if not self._place.shared:
             return None
-        raise InternalError("a stage of several devices cannot be carried out yet")
+        line = Line(self._assignment.key, self._index, FLOW)
+        me, switchboard = self._shell.mesh.self_id, self._shell.switchboard
+        return GroupReduction(Summed(stage), line, self._place.devices, me, switchboard)
 
 
 def contents_at(

@@ -233,30 +233,19 @@ class StageRunner:
         """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
         number, weight = piece.key.micro_batch, piece.samples / order.round.samples
         inputs, targets = await self._inputs(piece)
-        run = partial(
-            self._compute_forward,
-            inputs,
-            targets,
+        forward = partial(
+            self.stage.forward,
             number,
-            weight if self.task.last else None,
-            (self.task.seed, order.round.step, _draw(piece)),
+            weight=weight if self.task.last else None,
+            seed=(self.task.seed, order.round.step, _draw(piece)),
+            share=piece.samples / piece.size,
         )
+        run = partial(_on_joined, forward, inputs, targets)
         outputs = await self._run((1, -self.task.index), run)
         if self._lines.forward is not None:
             await self._lines.forward.put(piece, outputs)
             return 0.0
         return self._checked_loss(outputs[0].item(), order, piece.key) * weight
-
-    def _compute_forward(
-        self,
-        inputs: Gathered,
-        targets: Gathered | None,
-        number: int,
-        weight: float | None,
-        seed: tuple[int, int, int],
-    ) -> list[Tensor]:
-        joined = _tensors(targets.join()) if targets is not None else []
-        return self.stage.forward(number, _tensors(inputs.join()), joined, weight=weight, seed=seed)
 
     async def _backward(self, piece: Piece, *, is_last: bool) -> None:
         inlet = self._lines.gradients
@@ -270,7 +259,9 @@ class StageRunner:
         self, number: int, given: Gathered | None, is_last: bool
     ) -> list[Tensor | None]:
         gradients = given.join() if given is not None else []
-        return self.stage.backward(number, gradients)
+        reduction = self._lines.reduction
+        final = reduction.final if is_last and reduction is not None else None
+        return self.stage.backward(number, gradients, final=final)
 
     async def _update(self, order: RoundOrder) -> None:
         if self._lines.reduction is not None:
@@ -297,7 +288,7 @@ class StageRunner:
         loss = 0.0
         for piece in self.task.pieces(order.round):
             inputs, targets = await self._inputs(piece)
-            run = partial(self._compute_evaluation, inputs, targets)
+            run = partial(_on_joined, self.stage.evaluate, inputs, targets)
             outputs = await self._run((1, -self.task.index), run)
             if self._lines.forward is not None:
                 await self._lines.forward.put(piece, outputs)
@@ -306,10 +297,6 @@ class StageRunner:
             if order.outputs:
                 await self._links.send_output(piece, outputs[1:])
         return loss
-
-    def _compute_evaluation(self, inputs: Gathered, targets: Gathered | None) -> list[Tensor]:
-        joined = _tensors(targets.join()) if targets is not None else []
-        return self.stage.evaluate(_tensors(inputs.join()), joined)
 
     # -- both ------------------------------------------------------------------------------------
 
@@ -334,6 +321,16 @@ class StageRunner:
         if not math.isfinite(loss):
             raise NotFinite(loss, order.round.step + 1, key)
         return loss
+
+
+def _on_joined(
+    function: Callable[[list[Tensor], list[Tensor]], list[Tensor]],
+    inputs: Gathered,
+    targets: Gathered | None,
+) -> list[Tensor]:
+    """Put the parts of a piece together in the compute thread, and go on with them."""
+    joined = _tensors(targets.join()) if targets is not None else []
+    return function(_tensors(inputs.join()), joined)
 
 
 def _draw(piece: Piece) -> int:
