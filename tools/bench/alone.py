@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from tools.bench.cells import BATCH_SIZES, Place
@@ -26,7 +27,7 @@ class AloneSpeed:
     micro_batch: int
     piece_seconds: float
     update_seconds: float
-    seconds_by_size: Mapping[str, float]
+    seconds_by_size: Mapping[int, float]
 
     def samples_per_s(self, batch_size: int) -> float:
         """Over whole rounds of `batch_size` samples."""
@@ -35,22 +36,39 @@ class AloneSpeed:
 
     def best_of_at_most(self, samples: int) -> int:
         """The best micro-batch that is no larger than `samples`, which is no less than 1."""
-        sizes = {int(size): seconds for size, seconds in self.seconds_by_size.items()}
+        sizes = self.seconds_by_size
         fitting = [size for size in sizes if size <= samples]
         return min(fitting, key=lambda size: sizes[size] / size) if fitting else samples
 
 
 def speeds(kept: Mapping[str, Any]) -> dict[str, AloneSpeed]:
-    """By device, from the results' file."""
-    return {
-        name: AloneSpeed(
-            figures["micro_batch"],
-            figures["piece_seconds"],
-            figures["update_seconds"],
-            figures["seconds_by_size"],
-        )
-        for name, figures in kept["devices"].items()
-    }
+    """By device, from the results' file; devices with the same share of a core are the same."""
+    figures: dict[str, Any] = kept["devices"]
+    classes: dict[float, list[dict[str, Any]]] = {}
+    for own in figures.values():
+        classes.setdefault(own["cores"], []).append(own)
+    return {name: _mean_speed(classes[own["cores"]]) for name, own in figures.items()}
+
+
+def _mean_speed(devices: Sequence[Mapping[str, Any]]) -> AloneSpeed:
+    return AloneSpeed(
+        micro_batch=devices[0]["micro_batch"],
+        piece_seconds=fmean(device["piece_seconds"] for device in devices),
+        update_seconds=fmean(device["update_seconds"] for device in devices),
+        seconds_by_size=mean_seconds([device["seconds_by_size"] for device in devices]),
+    )
+
+
+def mean_seconds(tried: Sequence[Mapping[str, float]]) -> dict[int, float]:
+    """By micro-batch size, of those that all devices have tried."""
+    common = set.intersection(*(set(sizes) for sizes in tried))
+    return {int(size): fmean(sizes[size] for sizes in tried) for size in sorted(common, key=int)}
+
+
+def best_size(tried: Sequence[Mapping[str, float]]) -> int:
+    """The micro-batch with which these devices are fastest together."""
+    seconds = mean_seconds(tried)
+    return min(seconds, key=lambda size: seconds[size] / size)
 
 
 def aggregate(kept: Mapping[str, Any], batch_size: int) -> float:
@@ -72,8 +90,16 @@ def measure(place: Place, testbed: Testbed, limit_seconds: float) -> dict[str, A
     for worker in workers:
         worker.tell(go=True)
     searched = company.expect_each(workers, "searched")
+    tried = {
+        device.name: said["seconds_by_size"]
+        for device, said in zip(testbed.devices, searched, strict=True)
+    }
+    sizes = {
+        device.name: best_size([tried[d.name] for d in testbed.devices if d.cores == device.cores])
+        for device in testbed.devices
+    }
     for worker in workers:
-        worker.tell(go=True)
+        worker.tell(micro_batch=sizes[worker.device.name])
     measured = company.expect_each(workers, "measured")
     for worker in workers:
         worker.tell(stop=True)
@@ -81,11 +107,11 @@ def measure(place: Place, testbed: Testbed, limit_seconds: float) -> dict[str, A
         "devices": {
             device.name: {
                 "cores": device.cores,
-                "micro_batch": figures["micro_batch"],
+                "micro_batch": sizes[device.name],
                 "piece_seconds": figures["piece_seconds"],
                 "update_seconds": figures["update_seconds"],
-                "seconds_by_size": tried["seconds_by_size"],
+                "seconds_by_size": tried[device.name],
             }
-            for device, tried, figures in zip(testbed.devices, searched, measured, strict=True)
+            for device, figures in zip(testbed.devices, measured, strict=True)
         }
     }

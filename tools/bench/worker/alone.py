@@ -18,7 +18,7 @@ from tools.bench.worker.stopwatch import timed
 SIZES = (4, 8, 16, 32, 64, 128)
 """Micro-batches tried, until larger ones do not pay."""
 LONGEST_PIECE_SECONDS = 20.0
-SEARCH_SECONDS, MEASURE_SECONDS = 1.5, 12.0
+SEARCH_SECONDS, MEASURE_SECONDS = 1.0, 12.0
 PAYS = 1.02
 UPDATES = 3
 
@@ -57,27 +57,26 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
     device = Device(task["model"])
     channel.ready()
     sizes = _search(device, largest=task["largest"])
-    best = min(sizes, key=lambda size: sizes[size] / size)
     device.update()  # makes the optimizer's state
     channel.say("searched", seconds_by_size=sizes)
-    channel.wait()
+    best = channel.wait()["micro_batch"]
     piece_seconds = device.piece_seconds(best, MEASURE_SECONDS)
     update_seconds = min(_update_seconds(device, best) for _ in range(UPDATES))
-    channel.say(
-        "measured", micro_batch=best, piece_seconds=piece_seconds, update_seconds=update_seconds
-    )
+    channel.say("measured", piece_seconds=piece_seconds, update_seconds=update_seconds)
     while not channel.has_news():
         device.piece(best)
 
 
 def _search(device: Device, largest: int) -> dict[int, float]:
+    """Seconds of a micro-batch by its size, until two sizes in a row have not paid."""
     sizes: dict[int, float] = {}
+    best, in_vain = float("inf"), 0
     for size in (size for size in SIZES if size <= largest):
         sizes[size] = device.piece_seconds(size, SEARCH_SECONDS)
-        smaller = [one for one in sizes if one < size]
-        best = min((sizes[one] / one for one in smaller), default=float("inf"))
-        too_long = 2 * sizes[size] > LONGEST_PIECE_SECONDS
-        if too_long or best < PAYS * sizes[size] / size:
+        of_a_sample = sizes[size] / size
+        in_vain = 0 if PAYS * of_a_sample < best else in_vain + 1
+        best = min(best, of_a_sample)
+        if in_vain == 2 or 2 * sizes[size] > LONGEST_PIECE_SECONDS:
             break
     return sizes
 

@@ -1,23 +1,27 @@
 """The blocks at whose borders torch pipelining may cut a model, and how long each one takes.
 
-A block is a module that a user would cut at: a layer of an encoder, an inverted residual. Its time
-is that of its forward and backward, run by itself on what it gets in the whole model.
+A block is a module that a user would cut at: a layer of an encoder, an inverted residual. Hooks note
+when the whole model's forward comes to a block and when the backward leaves it, so that a block has
+everything up to the next one:
+
+    forward   | stem | layer 0 | layer 1 | ... | classifier, loss |
+    backward                                                      | classifier, loss | ... | stem |
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import median
+from time import thread_time
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tools.bench import models
 from tools.bench.worker.channel import Channel
 from tools.bench.worker.samples import Samples
-from tools.bench.worker.stopwatch import timed
 
 _PATTERNS = {
     "mobilenetv2": (
@@ -31,8 +35,8 @@ _PATTERNS = {
     "vit": r"vit\.embeddings|vit\.layers\.\d+|classifier",
     "bert_small": r"bert\.embeddings|bert\.encoder\.layer\.\d+|bert\.pooler|classifier",
 }
-SAMPLES = 16
-RUNS = 3
+SAMPLES = 32
+RUNS = 7
 
 
 def names(model: str, module: nn.Module) -> list[str]:
@@ -42,60 +46,64 @@ def names(model: str, module: nn.Module) -> list[str]:
 
 
 def run(task: Mapping[str, Any], channel: Channel) -> None:
-    """Time every block; says [[name, seconds], ...]."""
+    """Time every block, the median of some runs; says [[name, seconds], ...]."""
     training = models.load(task["model"])
     module = training.build()
     samples = Samples.make(training, SAMPLES)
+    inputs, targets = samples.inputs[:SAMPLES], samples.targets[:SAMPLES]
+    blocks = names(task["model"], module)
     channel.ready()
-    calls = _calls(module, names(task["model"], module), samples.inputs[:SAMPLES])
-    channel.say("measured", blocks=[[name, _seconds(block, call)] for name, block, call in calls])
+    course = Course(module, blocks)
+    runs = []
+    for _ in range(RUNS):
+        course.begin()
+        training.loss(module(inputs), targets).backward()
+        runs.append(course.seconds())
+    seconds = [median(times) for times in zip(*runs, strict=True)]
+    channel.say("measured", blocks=[list(pair) for pair in zip(blocks, seconds, strict=True)])
 
 
-_Call = tuple[tuple[Any, ...], dict[str, Any]]
+class Course:
+    """When a run comes to each block and when its backward leaves it; processor time.
 
+    Args:
+        blocks: names of modules of `module`, in the order in which they run.
+    """
 
-def _calls(
-    module: nn.Module, blocks: list[str], inputs: Tensor
-) -> list[tuple[str, nn.Module, _Call]]:
-    """Every block with the arguments of its call."""
-    seen: list[tuple[str, nn.Module, _Call]] = []
+    def __init__(self, module: nn.Module, blocks: Sequence[str]) -> None:
+        self._blocks = blocks
+        self._entered: dict[str, float] = {}
+        self._left: dict[str, float] = {}
+        for name in blocks:
+            block = module.get_submodule(name)
+            block.register_forward_pre_hook(self._at(name), with_kwargs=True)
 
-    def note(name: str) -> Any:
-        return lambda block, args, kwargs: seen.append((name, block, (args, kwargs)))
+    def begin(self) -> None:
+        """A new run."""
+        self._entered.clear()
+        self._left.clear()
 
-    hooks = [
-        module.get_submodule(name).register_forward_pre_hook(note(name), with_kwargs=True)
-        for name in blocks
-    ]
-    module(inputs)
-    for hook in hooks:
-        hook.remove()
-    return seen
+    def seconds(self) -> list[float]:
+        """Of each block, forward and backward, of the run that has just ended."""
+        end = thread_time()
+        forward = [self._entered[name] for name in self._blocks]
+        backward = [self._left.get(name, end) for name in reversed(self._blocks)]
+        # Between the last block's forward and its backward lie itself and the loss, both ways.
+        first, *between = [forward[-1], *backward]
+        both = [between[0] - first]
+        both += [later - sooner for sooner, later in pairwise(between)]
+        ahead = [later - sooner for sooner, later in pairwise(forward)]
+        return [a + b for a, b in zip([*ahead, 0.0], reversed(both), strict=True)]
 
+    def _at(self, name: str) -> Any:
+        def note(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._entered[name] = thread_time()
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor) and value.requires_grad:
+                    value.register_hook(lambda _gradient: self._leave(name))
+                    return
 
-def _seconds(block: nn.Module, call: _Call) -> float:
-    args, kwargs = call
-    fresh = [_leaf(value) for value in args]
+        return note
 
-    def once() -> None:
-        outputs = [value for value in _tensors(block(*fresh, **kwargs)) if value.requires_grad]
-        torch.autograd.backward(outputs, [torch.ones_like(value) for value in outputs])
-
-    once()
-    return median(timed(once) for _ in range(RUNS))
-
-
-def _leaf(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.detach().requires_grad_()
-    return value
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
+    def _leave(self, name: str) -> None:
+        self._left[name] = thread_time()
