@@ -1,0 +1,74 @@
+"""What plans a job allows: groups never change results unless somebody asked for it by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.errors import PlanError, ProtocolError
+from p2ptrain.net import cbor
+from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.training.sharing import Sharing, sharing_of
+from tests import zoo
+from tests.unit.model import odd_models, pipeline
+from tests.unit.plan import examples
+
+DEALING = frozenset({Allocation.MICRO_BATCHES})
+EFFECTS = Sharing(effects=("BatchNorm statistics are those of each part",))
+
+
+@pytest.mark.parametrize("planner", ["auto", "dp", "hybrid", "pipedream", "pp"])
+def test_a_model_that_looks_at_no_other_sample_may_be_divided(planner: str) -> None:
+    assert list(Sharing().allocations(planner)) == [EVERY_ALLOCATION]
+
+
+def test_auto_only_deals_where_dividing_changes_results() -> None:
+    assert list(EFFECTS.allocations("auto")) == [DEALING]
+
+
+def test_planners_with_a_choice_deal_first_and_asteroids_is_obeyed() -> None:
+    assert list(EFFECTS.allocations("dp")) == [DEALING, EVERY_ALLOCATION]
+    assert list(EFFECTS.allocations("hybrid")) == [EVERY_ALLOCATION]
+
+
+@pytest.mark.parametrize("planner", ["auto", "dp", "hybrid"])
+def test_what_cannot_be_divided_is_not(planner: str) -> None:
+    assert list(Sharing(divisible=False).allocations(planner)) == [DEALING]
+
+
+def test_planners_that_share_by_nature_refuse_a_model_that_cannot_be_shared() -> None:
+    own = Sharing(unshared="training changes weight_u in unit 1 by other means")
+    with pytest.raises(PlanError, match=r"dp gives stages to several devices.*weight_u"):
+        own.check("dp")
+    own.check("auto")
+    own.check("pp")
+
+
+def test_a_plan_that_divides_says_what_changes_and_one_that_deals_does_not() -> None:
+    profile, cluster = examples.household(5, units=8, devices=3)
+    request = PlanRequest(64, 8, "dp", allocations=frozenset({Allocation.SAMPLES}))
+    assert EFFECTS.changes(make_plan(profile, cluster, request)) == EFFECTS.effects
+    dealt = make_plan(profile, cluster, replace(request, allocations=DEALING))
+    assert EFFECTS.changes(dealt) == ()
+
+
+def test_it_travels_and_is_checked() -> None:
+    told = cbor.loads(cbor.dumps(EFFECTS.fields()), 1 << 20)
+    assert Sharing.read(told) == EFFECTS
+    for wrong in (None, {}, {**told, "divisible": 1}, {**told, "effects": ["x" * 2000]}):
+        with pytest.raises(ProtocolError):
+            Sharing.read(wrong)
+
+
+def test_models_are_read() -> None:
+    plain = sharing_of(pipeline.captured(zoo.make("mlp")).description)
+    assert plain == Sharing()
+    normed = sharing_of(pipeline.captured(zoo.make("cnn")).description)
+    assert not normed.unshared
+    assert len(normed.effects) == 1
+    pairs = sharing_of(pipeline.captured(odd_models.make("pairwise_in_batch")).description)
+    assert not pairs.divisible
+    assert sharing_of(pipeline.captured(odd_models.make("normalised_weights")).description).unshared
