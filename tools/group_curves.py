@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from p2ptrain.model.capture import capture
 from p2ptrain.model.division import division_effects
 from p2ptrain.plan.allocation import Allocation
-from p2ptrain.training import coordinator
+from p2ptrain.training import household_plan
 from p2ptrain.training.options import TrainOptions
 from tests import reference, zoo
 from tests.curves import Case, difference, job_of, outcome_of, plain_torch
@@ -82,7 +82,7 @@ class Bench:
 
     async def _run(self, stages: Sequence[Stage], case: Case) -> Outcome:
         made, count = zoo.make(case.model, dtype=case.dtype), device_count(stages)
-        with patch.object(coordinator, "make_plan", partial(plan, stages)):
+        with patch.object(household_plan, "make_plan", partial(plan, stages)):
             async with devices(count) as household:
                 options = TrainOptions(wait_for=count, steps=case.steps)
                 await household.holder_run(job_of(case, made), options).run()

@@ -29,7 +29,10 @@ class GradientNotFinite(TrainingError):
     """
 
     def __init__(self, name: str, step: int) -> None:
-        super().__init__(f"the gradient of {name} became NaN or infinite at step {step}")
+        super().__init__(
+            f"the gradient of {name} became NaN or infinite at step {step}; lower the learning "
+            "rate, clip the gradients, or look at the data"
+        )
         self.name = name
         self.step = step
 
