@@ -11,6 +11,7 @@ say `*`. What the file has already is not measured again; Ctrl-C keeps what is d
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def main() -> int:
         return 0
     code = 0
     if arguments.report is None or arguments.only:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # devices are taken down too
         try:
             run(chosen, results, _wishes(arguments))
         except KeyboardInterrupt:

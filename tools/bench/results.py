@@ -6,7 +6,7 @@
  "alone": {"A/mobilenetv2": {"measured_at", "devices": {name: {...}}}},
  "profiles": {"A/mobilenetv2": {"measured_at", "profile": {...}, "cluster": {...}}},
  "blocks": {"mobilenetv2": {"measured_at", "blocks": [...]}},
- "cells": {"A/mobilenetv2/S/ddp": {"runs": [{"samples_per_s", ...} or {"error"}]}},
+ "cells": {"A/mobilenetv2/S/ddp": {"runs": [{"samples_per_s", "aggregate", ...} or {"error"}]}},
  "simulated": {"A/mobilenetv2/S/pp": {"plain": {...}, "overlap": {...}}}}
 """
 
@@ -74,6 +74,15 @@ class Results:
         """The median of a cell's runs; None where there is none."""
         speeds = [run["samples_per_s"] for run in self.runs(cell) if "samples_per_s" in run]
         return median(speeds) if speeds else None
+
+    def fraction(self, cell: str) -> float | None:
+        """The median of its runs' fractions of what the devices reached alone at that time."""
+        parts = [
+            run["samples_per_s"] / run["aggregate"]
+            for run in self.runs(cell)
+            if "samples_per_s" in run
+        ]
+        return median(parts) if parts else None
 
     def why_not(self, cell: str) -> str | None:
         """The last error of a cell that has no figure."""

@@ -1,7 +1,7 @@
 """Measures cells one after the other, round robin over repeats, and keeps each figure at once.
 
-    for each repeat: for each household and model: what the devices reach alone (once),
-                                                   then every system, one after the other
+    for each repeat, household and model: what the devices reach alone (every quarter of an hour),
+                                          then every system, one after the other
 
 Systems alternate within a repeat, so that a machine that others slow down for a while slows all
 systems, and not one of them in all its runs.
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -23,7 +24,7 @@ from tools.bench.errors import CellError
 from tools.bench.household_run import HouseholdRuns
 from tools.bench.results import Results
 from tools.bench.rounds import rounds_of
-from tools.bench.versions import machine, now, versions
+from tools.bench.versions import age_seconds, machine, now, versions
 from tools.testbed import Household, Testbed
 
 
@@ -37,6 +38,8 @@ class Wishes:
         limit_seconds: of one run, or of one measurement of the devices.
         steady_rounds: that count.
         simulate: the simulator's figures instead of real ones.
+        reference_seconds: for so long what the devices reach alone holds; then it is measured anew,
+            as a machine that others use changes from hour to hour.
     """
 
     repeat: int = 1
@@ -44,6 +47,7 @@ class Wishes:
     limit_seconds: float = 300.0
     steady_rounds: int = 4
     simulate: bool = False
+    reference_seconds: float = 900.0
 
 
 class Bench:
@@ -84,16 +88,17 @@ class Bench:
             _tell(f"{cell.key}: {_simulated_line(figures)}")
 
     def _measure(self, cell: Cell) -> None:
-        speeds = self._once("alone", cell.place, alone.measure)
+        speeds = self._once("alone", cell.place, alone.measure, self._wishes.reference_seconds)
         if speeds is None:
             return
         begin = monotonic()
+        reference = {"aggregate": alone.aggregate(speeds, cell.batch_size), "at": now()}
         try:
-            run = {**self._run(cell, speeds), "at": now()}
+            run = {**self._run(cell, speeds), **reference}
         except CellError as error:
             run = {"error": str(error), "cannot_run": error.cannot_run, "at": now()}
         self._results.add_run(cell.key, run)
-        _tell(f"{cell.key}: {_line(cell, run, speeds)} ({monotonic() - begin:.0f} s)")
+        _tell(f"{cell.key}: {_line(run)} ({monotonic() - begin:.0f} s)")
 
     def _run(self, cell: Cell, speeds: dict[str, Any]) -> dict[str, Any]:
         rounds = rounds_of(cell, self._wishes.steady_rounds)
@@ -116,11 +121,15 @@ class Bench:
         return [(name, seconds) for name, seconds in kept["blocks"]]
 
     def _once(
-        self, part: str, place: Place, measure: Callable[[Place, Testbed, float], dict[str, Any]]
+        self,
+        part: str,
+        place: Place,
+        measure: Callable[[Place, Testbed, float], dict[str, Any]],
+        holds_seconds: float = inf,
     ) -> dict[str, Any] | None:
         """What is measured once a household and model; None where it fails."""
         kept: dict[str, Any] | None = self._results.get(part, place.key)
-        if kept is not None:
+        if kept is not None and age_seconds(kept["measured_at"]) <= holds_seconds:
             return kept
         _tell(f"{place.key}: measuring the devices ({part})")
         try:
@@ -158,11 +167,10 @@ def run(cells: Sequence[Cell], results: Results, wishes: Wishes) -> None:
             bench.run(cells)
 
 
-def _line(cell: Cell, run: dict[str, Any], speeds: dict[str, Any]) -> str:
+def _line(run: dict[str, Any]) -> str:
     if "error" in run:
-        return ("cannot run it: " if run["cannot_run"] else "failed: ") + run["error"]
-    reference = alone.aggregate(speeds, cell.batch_size)
-    speed = run["samples_per_s"]
+        return f"{'cannot run it' if run['cannot_run'] else 'failed'}: {run['error']}"
+    reference, speed = run["aggregate"], run["samples_per_s"]
     predicted = run.get("predicted_samples_per_s")
     said = f", predicted {predicted / reference:.2f}" if predicted else ""
     return f"{speed:.1f} samples/s, {speed / reference:.2f} of aggregate{said}"

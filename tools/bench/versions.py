@@ -35,6 +35,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def age_seconds(at: str) -> float:
+    """Since a moment that `now` wrote down."""
+    return (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds()
+
+
 def _commit() -> str:
     command = ("git", "rev-parse", "--short", "HEAD")
     folder = Path(__file__).parent

@@ -15,6 +15,7 @@ from transformers import EfficientNetConfig, EfficientNetForImageClassification
 import p2ptrain
 
 CLASSES = 10
+_LABELS: dict[str, Any] = {"num_labels": CLASSES}
 
 
 def build() -> nn.Module:
@@ -27,7 +28,7 @@ def build() -> nn.Module:
         hidden_dim=1280,
         dropout_rate=0.0,
         drop_connect_rate=0.0,
-        num_labels=CLASSES,
+        **_LABELS,
     )
     model: nn.Module = EfficientNetForImageClassification(config)
     return model.train()

@@ -15,6 +15,7 @@ from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 import p2ptrain
 
 CLASSES = 10
+_LABELS: dict[str, Any] = {"num_labels": CLASSES}
 
 
 def build() -> nn.Module:
@@ -23,7 +24,7 @@ def build() -> nn.Module:
     config = MobileNetV2Config(
         image_size=32,
         classifier_dropout_prob=0.0,
-        num_labels=CLASSES,
+        **_LABELS,
     )
     model: nn.Module = MobileNetV2ForImageClassification(config)
     return model.train()

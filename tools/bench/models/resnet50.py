@@ -15,6 +15,7 @@ from transformers import ResNetConfig, ResNetForImageClassification
 import p2ptrain
 
 CLASSES = 10
+_LABELS: dict[str, Any] = {"num_labels": CLASSES}
 
 
 def build() -> nn.Module:
@@ -22,7 +23,7 @@ def build() -> nn.Module:
     torch.manual_seed(0)
     config = ResNetConfig(
         depths=[3, 4, 6, 3],
-        num_labels=CLASSES,
+        **_LABELS,
     )
     model: nn.Module = ResNetForImageClassification(config)
     return model.train()

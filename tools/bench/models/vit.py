@@ -15,6 +15,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import p2ptrain
 
 CLASSES = 10
+_LABELS: dict[str, Any] = {"num_labels": CLASSES}
 
 
 def build() -> nn.Module:
@@ -29,7 +30,7 @@ def build() -> nn.Module:
         intermediate_size=768,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        num_labels=CLASSES,
+        **_LABELS,
     )
     model: nn.Module = ViTForImageClassification(config)
     return model.train()

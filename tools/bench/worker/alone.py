@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from tools.bench import models
 from tools.bench.worker.channel import Channel
 from tools.bench.worker.samples import Samples, optimizer_of
@@ -35,7 +37,7 @@ class Device:
     def piece(self, size: int) -> None:
         """Forward and backward of `size` samples."""
         output = self._model(self._samples.inputs[:size])
-        self._training.loss(output, self._samples.targets[:size]).backward()
+        torch.autograd.backward(self._training.loss(output, self._samples.targets[:size]))
 
     def update(self) -> None:
         """One update of the weights."""

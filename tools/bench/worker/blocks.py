@@ -1,8 +1,8 @@
 """The blocks at whose borders torch pipelining may cut a model, and how long each one takes.
 
-A block is a module that a user would cut at: a layer of an encoder, an inverted residual. Hooks note
-when the whole model's forward comes to a block and when the backward leaves it, so that a block has
-everything up to the next one:
+A block is a module that a user would cut at: a layer of an encoder, an inverted residual. Hooks
+note when the whole model's forward comes to a block and when the backward leaves it, so that a
+block has everything up to the next one:
 
     forward   | stem | layer 0 | layer 1 | ... | classifier, loss |
     backward                                                      | classifier, loss | ... | stem |
@@ -17,6 +17,7 @@ from statistics import median
 from time import thread_time
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tools.bench import models
@@ -57,7 +58,7 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
     runs = []
     for _ in range(RUNS):
         course.begin()
-        training.loss(module(inputs), targets).backward()
+        torch.autograd.backward(training.loss(module(inputs), targets))
         runs.append(course.seconds())
     seconds = [median(times) for times in zip(*runs, strict=True)]
     channel.say("measured", blocks=[list(pair) for pair in zip(blocks, seconds, strict=True)])
@@ -100,7 +101,7 @@ class Course:
             self._entered[name] = thread_time()
             for value in (*args, *kwargs.values()):
                 if isinstance(value, Tensor) and value.requires_grad:
-                    value.register_hook(lambda _gradient: self._leave(name))
+                    value.register_hook(lambda _gradient: self._leave(name))  # type: ignore[no-untyped-call]
                     return
 
         return note

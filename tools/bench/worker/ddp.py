@@ -43,7 +43,8 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
             with contextlib.nullcontext() if last else parallel.no_sync():
                 loss = training.loss(parallel(inputs), targets)
                 weight = len(targets) / samples.batch_size
-                (loss * weight * task["world"]).backward()  # the all-reduce divides by the world
+                # The all-reduce divides by the world.
+                torch.autograd.backward(loss * weight * task["world"])
             part.add_(loss.detach(), alpha=weight)
         optimizer.step()
         optimizer.zero_grad()

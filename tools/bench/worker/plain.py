@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from tools.bench import models
 from tools.bench.worker.channel import Channel
 from tools.bench.worker.samples import Samples, optimizer_of
@@ -24,7 +26,7 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
         losses.append(0.0)
         for inputs, targets in samples.pieces(chosen, task["micro_batch"]):
             loss = training.loss(model(inputs), targets) * (len(targets) / len(chosen))
-            loss.backward()
+            torch.autograd.backward(loss)
             losses[-1] += loss.item()
         optimizer.step()
         optimizer.zero_grad()

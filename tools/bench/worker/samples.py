@@ -44,7 +44,7 @@ class Samples:
 
     def pieces(self, samples: Tensor, largest: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets of `samples`, in micro-batches of at most `largest`."""
-        for part in samples.split(even_pieces(len(samples), largest)):
+        for part in torch.split(samples, even_pieces(len(samples), largest)):
             yield self.inputs[part], self.targets[part]
 
 

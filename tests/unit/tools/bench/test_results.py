@@ -1,0 +1,62 @@
+"""The results' file: what is kept, and what a resumed run still measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.bench.results import Results, ResultsError
+
+CELL = "A/vit/S/pp"
+
+
+def test_the_median_of_the_runs_counts() -> None:
+    results = Results(None)
+    for speed in (3.0, 100.0, 4.0):
+        results.add_run(CELL, {"samples_per_s": speed})
+    assert results.samples_per_s(CELL) == 4.0
+    assert results.samples_per_s("A/vit/S/dp") is None
+
+
+def test_a_resumed_run_measures_only_what_is_missing(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    Results(file).add_run(CELL, {"samples_per_s": 3.0})
+    resumed = Results(file)
+    assert resumed.runs_missing(CELL, repeat=1) == 0
+    assert resumed.runs_missing(CELL, repeat=3) == 2
+    assert resumed.runs_missing("A/vit/S/dp", repeat=1) == 1
+
+
+def test_a_failure_is_tried_again_but_not_what_cannot_be_run() -> None:
+    results = Results(None)
+    results.add_run(CELL, {"error": "not done within 300 s", "cannot_run": False})
+    assert results.runs_missing(CELL, repeat=1) == 1
+    assert results.why_not(CELL) == "not done within 300 s"
+    results.add_run(CELL, {"error": "non-contiguous", "cannot_run": True})
+    assert results.runs_missing(CELL, repeat=3) == 0
+    results.add_run(CELL, {"samples_per_s": 3.0})
+    assert results.why_not(CELL) is None
+
+
+def test_forgetting_a_cell() -> None:
+    results = Results(None)
+    results.add_run(CELL, {"samples_per_s": 3.0})
+    results.forget(CELL)
+    assert results.runs(CELL) == []
+    results.forget(CELL)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "p2ptrain.plan/1"}'])
+def test_another_file_is_not_overwritten(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(text)
+    with pytest.raises(ResultsError, match=r"bench\.json"):
+        Results(file)
+    assert file.read_text() == text
+
+
+def test_nothing_is_left_beside_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    Results(file).put("versions", "torch", "2")
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]

@@ -1,0 +1,70 @@
+"""How rivals divide samples and blocks."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tools.bench.shares import balanced_cuts, even_pieces, weighted_shares
+
+exactly = settings(derandomize=True, deadline=None, max_examples=60)
+weights = st.lists(st.floats(0.05, 1.0), min_size=1, max_size=6)
+
+
+@exactly
+@given(st.integers(6, 3000), weights)
+def test_shares_add_up_and_lie_near_their_weights(total: int, own: list[float]) -> None:
+    shares = weighted_shares(total, own)
+    assert sum(shares) == total
+    assert min(shares) >= 1
+    for share, weight in zip(shares, own, strict=True):
+        exact = total * weight / sum(own)
+        assert abs(share - exact) < len(own) or share == 1
+
+
+def test_equal_devices_get_equal_shares() -> None:
+    assert sorted(weighted_shares(1024, [0.3] * 5)) == [204, 205, 205, 205, 205]
+
+
+@pytest.mark.parametrize(("total", "own"), [(2, [1.0, 1.0, 1.0]), (9, [1.0, 0.0])])
+def test_shares_that_cannot_be(total: int, own: list[float]) -> None:
+    with pytest.raises(ValueError, match="cannot be shared"):
+        weighted_shares(total, own)
+
+
+@exactly
+@given(st.integers(1, 500), st.integers(1, 500))
+def test_pieces_are_as_few_and_as_equal_as_possible(total: int, largest: int) -> None:
+    pieces = even_pieces(total, largest)
+    assert sum(pieces) == total
+    assert max(pieces) <= largest
+    assert max(pieces) - min(pieces) <= 1
+    assert (len(pieces) - 1) * largest < total
+
+
+@exactly
+@given(st.lists(st.floats(0.01, 1.0), min_size=3, max_size=8), st.data())
+def test_no_other_cuts_have_a_faster_slowest_stage(
+    seconds: list[float], data: st.DataObject
+) -> None:
+    speeds = data.draw(st.lists(st.floats(0.1, 1.0), min_size=1, max_size=3))
+
+    def slowest(cuts: tuple[int, ...]) -> float:
+        borders = [0, *cuts, len(seconds)]
+        return max(
+            sum(seconds[first:end]) / speed
+            for first, end, speed in zip(borders, borders[1:], speeds, strict=False)
+        )
+
+    best = min(map(slowest, combinations(range(1, len(seconds)), len(speeds) - 1)))
+    cuts = tuple(balanced_cuts(seconds, speeds))
+    assert len(cuts) == len(speeds) - 1
+    assert slowest(cuts) == pytest.approx(best)
+
+
+def test_more_devices_than_blocks() -> None:
+    with pytest.raises(ValueError, match="2 blocks"):
+        balanced_cuts([1.0, 1.0], [1.0, 1.0, 1.0])
