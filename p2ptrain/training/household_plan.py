@@ -21,8 +21,6 @@ from p2ptrain.plan.times import TimeTable
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import to_profile
 
-GROUPS_RUN = False
-"""Whether the runtime carries out stages of several devices."""
 PLANNING_EFFORT = 0.1
 """Everyone waits for the plan, and the coordinator may be the slowest device."""
 LESS_MEMORY = 0.9
@@ -92,7 +90,7 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
             planner=request.planner,
             least_piece=request.least_piece,
             private=request.private_first > 0,
-            groups=GROUPS_RUN and not request.sharing.unshared,
+            groups=not request.sharing.unshared,
             allocations=allocations,
             overlap=True,
             effort=PLANNING_EFFORT,
