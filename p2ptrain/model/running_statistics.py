@@ -70,7 +70,9 @@ def written_buffers(description: ModelDescription, first: int, end: int) -> dict
     for index, name, new in _writes(description, first, end):
         if new is None or description.tensors_by_name[name].kind is TensorKind.PARAMETER:
             unit = next(u for u in description.units[first:end] if index < u.train[1])
-            raise NotShareable(f"training changes {name} in unit {unit.name} by other means")
+            raise NotShareable(
+                f"training changes {name} in unit {unit.name} in a way that devices cannot add up"
+            )
         written[name] = _both(name, written.get(name), new)
     return written
 
@@ -178,8 +180,8 @@ class RunningStatistics:
     def before_forward(self) -> None:
         """Let the forward start from zero.
 
-        Behind autograd's back, as the normalisation's own write is: earlier micro-batches have saved
-        these tensors for their backwards, which do not read them.
+        Behind autograd's back, as the normalisation's own write is: earlier micro-batches have
+        saved these tensors for their backwards, which do not read them.
         """
         for tensor in self.scratch.values():
             tensor.data.zero_()
