@@ -3,6 +3,7 @@
     Testbed
     ├── Network            a namespace for the switch and one a device     (`ip netns`)
     ├── control groups     one a device (in version 1: one a hierarchy)    (/sys/fs/cgroup)
+    ├── Metronome          keeps the shares exact
     └── records            what other terminals need                       (/run/p2ptrain-testbed)
 
 All of it goes when the context ends, with every process inside, also after an error or Ctrl-C. A
@@ -26,6 +27,7 @@ from tools.testbed.control_groups import control_group
 from tools.testbed.device import EmulatedDevice
 from tools.testbed.errors import TestbedError
 from tools.testbed.household import DeviceDescription, Household
+from tools.testbed.metronome import Metronome
 from tools.testbed.network import Network, remove_namespaces, switch_name
 from tools.testbed.placement import places
 from tools.testbed.record import DeviceRecord, Owner, TestbedRecord, known_testbeds
@@ -66,6 +68,7 @@ class Testbed:
         with contextlib.ExitStack() as stack:
             stack.callback(_remove, record)
             record.write()
+            stack.enter_context(Metronome(cpus))
             stack.enter_context(Network(len(cpus), tag=self._tag))
             self.devices = [
                 self._make_device(number, description, cpu)

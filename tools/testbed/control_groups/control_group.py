@@ -120,3 +120,12 @@ def write(file: Path, value: str, expected: str | None = None) -> None:
     found = file.read_text().strip()
     if found != (value if expected is None else expected):
         raise TestbedError(f"{file} did not take {value!r}, it says {found!r}")
+
+
+def write_burst(file: Path, microseconds: int) -> None:
+    """Write a quota's burst. Raises TestbedError on kernels before 5.14, which know none."""
+    if not file.exists():
+        raise TestbedError(
+            "this kernel knows no burst of a quota (5.14 does): shares would not hold"
+        )
+    write(file, str(microseconds))

@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from tools.testbed.control_groups.control_group import ControlGroup, write
+from tools.testbed.control_groups.control_group import ControlGroup, write, write_burst
 from tools.testbed.errors import TestbedError
 from tools.testbed.quota import Quota
 
@@ -32,9 +32,11 @@ class ControlGroupVersion1(ControlGroup):
         """See `ControlGroup`."""
         write(self._cpu / "cpu.shares", str(_MOST_SHARES))
         limit = self._cpu / "cpu.cfs_quota_us"
-        write(limit, "-1")  # else the old quota and the new period meet
+        write_burst(self._cpu / "cpu.cfs_burst_us", 0)  # the old burst, quota, period must
+        write(limit, "-1")  # not meet the new ones
         write(self._cpu / "cpu.cfs_period_us", str(quota.period_microseconds))
         write(limit, "-1" if quota.microseconds is None else str(quota.microseconds))
+        write_burst(self._cpu / "cpu.cfs_burst_us", quota.burst_microseconds)
 
     def set_memory(self, limit_bytes: int | None) -> None:
         """See `ControlGroup`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tools.testbed.control_groups.control_group import ControlGroup, write
+from tools.testbed.control_groups.control_group import ControlGroup, write, write_burst
 from tools.testbed.errors import TestbedError
 from tools.testbed.quota import Quota
 
@@ -45,7 +45,9 @@ class ControlGroupVersion2(ControlGroup):
         """See `ControlGroup`."""
         write(self._folder / "cpu.weight", str(_MOST_WEIGHT))
         limit = "max" if quota.microseconds is None else str(quota.microseconds)
+        write_burst(self._folder / "cpu.max.burst", 0)  # the old burst must not meet the new quota
         write(self._folder / "cpu.max", f"{limit} {quota.period_microseconds}")
+        write_burst(self._folder / "cpu.max.burst", quota.burst_microseconds)
 
     def set_memory(self, limit_bytes: int | None) -> None:
         """See `ControlGroup`."""
