@@ -18,17 +18,19 @@ over several uses of a weight are made in autograd's order, the last use first.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-Pairs = list[tuple[nn.Parameter, Tensor]]
+Pairs: TypeAlias = list[tuple[nn.Parameter, Tensor]]
+Add: TypeAlias = Callable[[nn.Parameter, Tensor | None], None]
+"""Takes the gradient of one micro-batch; None where none came."""
 
 
 class _Product(Protocol):
@@ -105,25 +107,46 @@ class WeightGradients:
         _remove_hooks(self._waiting)
         self._waiting.clear()
 
-    def compute(self) -> Iterator[nn.Parameter]:
-        """Add to each parameter's `.grad`, and yield the parameter when that is done.
+    def compute(self, add: Add) -> Iterator[list[nn.Parameter]]:
+        """One product after the other, the last first: give its parameters' gradients to `add`.
 
-        What a product has kept is freed as soon as its gradient is there.
+        Yields after each product the parameters that are done. What a product has kept is freed as
+        soon as its gradients are there.
         """
         left = Counter(id(p) for waiting in self._waiting for p in waiting.product.parameters)
         sums: dict[int, Tensor] = {}
         while self._waiting:
+            done = []
             for parameter, gradient in _gradients(self._waiting.pop()):
                 key = id(parameter)
                 if gradient is not None:
                     sums[key] = sums[key] + gradient if key in sums else gradient
                 left[key] -= 1
-                if not left[key] and key in sums:
-                    _accumulate(parameter, sums.pop(key))
-                    yield parameter
+                if not left[key]:
+                    add(parameter, sums.pop(key, None))
+                    done.append(parameter)
+            yield done
+
+    def order(self) -> tuple[int, ...]:
+        """Ids of the products' parameters, in the forward's order."""
+        return tuple(id(p) for waiting in self._waiting for p in waiting.product.parameters)
 
     def _owns(self, parameters: Iterable[nn.Parameter]) -> bool:
         return all(id(parameter) in self._uses for parameter in parameters)
+
+
+def compute_together(parts: Sequence[WeightGradients], add: Add) -> Iterator[nn.Parameter]:
+    """The weight gradients of several micro-batches, product by product, the last product first.
+
+    So those of the last units are final early, and can travel while the first units' are computed.
+    Each parameter's are added in the order of `parts`. Yields each parameter when all are in.
+    """
+    if len({part.order() for part in parts}) > 1:  # a batch of one may be computed another way
+        for part in parts[:-1]:
+            deque(part.compute(add), maxlen=0)
+        parts = parts[-1:]
+    for done in zip(*(part.compute(add) for part in parts), strict=True):
+        yield from done[-1]
 
 
 def _gradients(waiting: _Waiting) -> Iterable[tuple[nn.Parameter, Tensor | None]]:
@@ -138,8 +161,10 @@ def _remove_hooks(waiting: Iterable[_Waiting]) -> None:
             each.hook.remove()
 
 
-def _accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
+def accumulate(parameter: nn.Parameter, gradient: Tensor | None) -> None:
     """As autograd's AccumulateGrad: the first one is taken over, in the parameter's layout."""
+    if gradient is None:
+        return
     if parameter.grad is not None:
         parameter.grad.add_(gradient)
     elif gradient.stride() == parameter.stride():

@@ -27,7 +27,7 @@ from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.diagnosis import NonFinite, find_non_finite
 from p2ptrain.model.program import Program, Seed
 from p2ptrain.model.running_statistics import RunningStatistics, written_buffers
-from p2ptrain.model.split_backward import WeightGradients
+from p2ptrain.model.split_backward import WeightGradients, accumulate, compute_together
 
 NO_SEED: Seed = (0, 0, 0)
 
@@ -224,18 +224,16 @@ class Stage:
         self._keep_separate(here)
         return held.gradients
 
-    def backward_weights(self, key: int, *, final: Callable[[str], None] | None = None) -> None:
+    def backward_weights(self, *keys: int, final: Callable[[str], None] | None = None) -> None:
         """Add what `backward_inputs` has left out to the parameters' `.grad`.
 
-        For plain torch's sums, call it in ascending order of the micro-batches.
-
         Args:
-            key: of an earlier `backward_inputs`.
+            keys: of earlier `backward_inputs`, ascending, as calls should be: for plain torch's
+                sums. Of several the last layers come first, so that `final` is called early.
             final: as for `backward`; no `backward_inputs` may come between this and the update.
         """
-        later = self._later.pop(key, None)
-        if later is None:
-            raise InternalError(f"nothing is left of the backward of micro-batch {key}")
+        parts = [self._take_later(key) for key in keys]
+        later = frozenset[int]().union(*(part.parameters for part in parts))
         trainable = self._trainable()
         names = {id(parameter): name for name, parameter in trainable.items()}
         waiting = dict.fromkeys(trainable)
@@ -246,13 +244,25 @@ class Stage:
                 if final is not None:
                     final(name)
 
-        report([n for n, p in trainable.items() if id(p) not in later.parameters])
+        report([name for key, name in names.items() if key not in later])
+
+        def add(parameter: nn.Parameter, gradient: Tensor | None) -> None:
+            kept = self._separate.get(names[id(parameter)])
+            if kept is not None:
+                kept.append(gradient)
+            else:
+                accumulate(parameter, gradient)
+
         with torch.no_grad():
-            for parameter in later.compute():
-                if names[id(parameter)] not in self._separate:
-                    report([names[id(parameter)]])
-        self._keep_separate(list(waiting))
+            for parameter in compute_together(parts, add):
+                report([names[id(parameter)]])
         report(list(waiting))
+
+    def _take_later(self, key: int) -> WeightGradients:
+        part = self._later.pop(key, None)
+        if part is None:
+            raise InternalError(f"nothing is left of the backward of micro-batch {key}")
+        return part
 
     def _starts(
         self, held: _Held, gradients: Sequence[Tensor | None]

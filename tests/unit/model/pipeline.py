@@ -81,8 +81,8 @@ def pipeline_step(
             backward = stage.backward_inputs if split else stage.backward
             gradients = transport(backward(key, gradients))
     for stage in stages if split else ():
-        for key in range(len(losses)):
-            stage.backward_weights(key)
+        stage.backward_weights(0)
+        stage.backward_weights(*range(1, len(losses)))
     assert not any(stage.held() for stage in stages)
     return Result(losses, _gradients(stages, shared), joined_state(stages))
 

@@ -1,4 +1,4 @@
-"""Unmodified models of the transformers library: one stage a unit, bit for bit."""
+"""Unmodified models of the transformers library: one stage a unit, bit for bit; split backwards."""
 
 from __future__ import annotations
 
@@ -14,3 +14,10 @@ def test_every_unit_a_stage_gives_plain_torch_bits(prepared: Get, name: str) -> 
     case = prepared(name)
     ours = pipeline.pipeline_step(case.made, case.model, range(case.units + 1))
     assert_same(case.plain, ours)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_split_backwards_give_plain_torch_bits(prepared: Get, name: str) -> None:
+    case = prepared(name)
+    boundaries = (0, case.units // 3, case.units)
+    assert_same(case.plain, pipeline.pipeline_step(case.made, case.model, boundaries, split=True))
