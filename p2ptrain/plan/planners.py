@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.check import check_memory, check_plan, check_request
@@ -18,8 +19,9 @@ from p2ptrain.plan.papers.pipedream import plan_pipedream
 from p2ptrain.plan.papers.single import plan_single
 from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest, Schedule
 from p2ptrain.plan.search.auto import plan_auto
+from p2ptrain.plan.search.deferring import split_named
 from p2ptrain.plan.shared.judge import Judge
 from p2ptrain.plan.shared.micro_batches import candidate_splits
 from p2ptrain.plan.shared.question import Answer, Planner, Question
@@ -44,7 +46,8 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     """Answer `request`. The order in which `cluster` lists its devices does not matter.
 
     Raises:
-        OptionError: an unknown planner or device, times of another model.
+        OptionError: an unknown planner or device, times of another model; split backwards wanted
+            of a profile without times of weight gradients.
         PlanError: nothing fits; names the unit or the memory, and the bytes missing; or the device
             and the cap that this planner cannot obey.
     """
@@ -53,7 +56,16 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
         known = ", ".join(sorted(PLANNERS))
         raise OptionError(f'unknown planner "{request.planner}" (known: {known})')
     cost = CostModel(profile, cluster, overlap=request.overlap, mode=request.mode)
-    plan = plan_of(cost, request.planner, planner(_question(cost, request)))
+    if request.schedule is Schedule.ZERO_BUBBLE and not cost.can_split:
+        raise OptionError(
+            "schedule zero-bubble: no profile says what part of a backward is gradients of weights "
+            '(times[size]["weight"]): profile the model again'
+        )
+    question = _question(cost, request)
+    answer = planner(question)
+    if request.planner != "auto":
+        answer = replace(answer, draft=split_named(question, answer.draft))
+    plan = plan_of(cost, request.planner, answer)
     check_plan(plan, profile, cluster, private=request.private)
     check_memory(plan.predicted.peak_bytes, cluster)
     check_request(plan, profile, request)
@@ -85,7 +97,12 @@ def plan_of(cost: CostModel, planner: str, answer: Answer) -> Plan:
 def _stages(cost: CostModel, draft: Draft) -> tuple[PlannedStage, ...]:
     return tuple(
         PlannedStage(
-            units, _shares(cost, group), warmup, group.allocation, _compression(cost, draft, p)
+            units,
+            _shares(cost, group),
+            warmup,
+            group.allocation,
+            _compression(cost, draft, p),
+            draft.held[p] if draft.splits(p) else None,
         )
         for p, (units, group, warmup) in enumerate(
             zip(draft.units, draft.groups, draft.warmup, strict=True)
@@ -131,6 +148,7 @@ def _question(cost: CostModel, request: PlanRequest) -> Question:
         allocations=request.allocations,
         effort=request.effort,
         least_piece=None if fixed else request.least_piece,
+        schedule=request.wanted_schedule,
     )
 
 

@@ -23,6 +23,17 @@ class Mode(StrEnum):
     """The time between mini-batches once the pipeline is full."""
 
 
+class Schedule(StrEnum):
+    """How a stage's backward is scheduled (`plan/schedule.py`)."""
+
+    ONE_F_ONE_B = "1f1b"
+    """In one piece."""
+    ZERO_BUBBLE = "zero-bubble"
+    """In two, gradients of inputs and of weights."""
+    AUTO = "auto"
+    """In two where that is faster."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """One question to the planners.
@@ -43,12 +54,13 @@ class PlanRequest:
             them changes what it learns, and dealing whole micro-batches does not.
         mode: synchronous rounds, or steady asynchronous running.
         overlap: judge by what the runtime does, not by the plain cost model.
+        schedule: of backwards; None = AUTO for planner `auto` with `overlap`, else 1F1B.
         effort: part of the usual search that `auto` may spend (0 < effort <= 1), for those who
             wait for the plan on a slow device.
 
     Raises:
         OptionError: a batch size below 1, a cap or effort out of range, groups that may divide
-            their work in no way, a required device not allowed.
+            their work in no way, a required device not allowed, split backwards in mode async.
     """
 
     batch_size: int
@@ -63,6 +75,7 @@ class PlanRequest:
     allocations: frozenset[Allocation] = EVERY_ALLOCATION
     mode: Mode = Mode.SYNC
     overlap: bool = False
+    schedule: Schedule | None = None
     effort: float = 1.0
 
     def __post_init__(self) -> None:
@@ -70,6 +83,8 @@ class PlanRequest:
             raise OptionError(f"batch_size must be at least 1, found {self.batch_size}")
         if not 0 < self.effort <= 1:
             raise OptionError(f"effort must lie above 0 and at most 1, found {self.effort}")
+        if self.mode is Mode.ASYNC and self.schedule not in (None, Schedule.ONE_F_ONE_B):
+            raise OptionError(f"schedule {self.schedule} is of synchronous rounds, not mode async")
         if self.groups and not self.allocations:
             raise OptionError("groups must be allowed some way to divide their work, or forbidden")
         for name, cap in sorted(self.caps.items()):
@@ -78,6 +93,14 @@ class PlanRequest:
         excluded = self.required - self.only if self.only is not None else frozenset()
         for name in sorted(excluded):
             raise OptionError(f'device "{name}" must take part, and is not among those that may')
+
+    @property
+    def wanted_schedule(self) -> Schedule:
+        """The schedule asked for, or the default."""
+        if self.schedule is not None:
+            return self.schedule
+        may_split = self.overlap and self.planner == "auto" and self.mode is Mode.SYNC
+        return Schedule.AUTO if may_split else Schedule.ONE_F_ONE_B
 
 
 def all_but(cluster: Cluster, excluded: Collection[str]) -> frozenset[str]:

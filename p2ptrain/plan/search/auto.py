@@ -11,6 +11,7 @@ from heapq import nsmallest
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.search.climb import climb_fine
+from p2ptrain.plan.search.deferring import with_split
 from p2ptrain.plan.search.divider import Divider
 from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.grouped import GroupSearch, is_tiny
@@ -23,6 +24,7 @@ from p2ptrain.plan.shared.judge import Judge, Judged
 from p2ptrain.plan.shared.orders import whole_seconds
 from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.shared.rules import Rules
+from p2ptrain.plan.shared.zero_bubble import split_usually
 from p2ptrain.plan.work import Work
 
 OVERDRAFT_TASKS = 12_000
@@ -52,6 +54,9 @@ def plan_auto(question: Question) -> Answer:
         best = _faster(best, _Found(question.judge.exact(searched.draft), SEARCHED))
     if best is None:
         raise PlanError(explain(question))
+    split = with_split(question, rules, best.judged, lambda asked: _search(asked, rules))
+    if split is not best.judged:
+        best = _Found(split, SEARCHED)
     return _explained(question, search, best)
 
 
@@ -99,8 +104,9 @@ def _explained(question: Question, search: GroupSearch | LargeSearch, best: _Fou
         better = min(others.values(), key=lambda one: one.seconds, default=best.judged)
         if better.seconds >= best.judged.seconds:
             break
-        climbed = climb_fine(question.judge, search.drafter, better, reserve_tasks=0)
-        best = _faster(best, _Found(question.judge.exact(climbed.draft), SEARCHED))
+        if not better.draft.held:  # changes would make it whole again
+            better = climb_fine(question.judge, search.drafter, better, reserve_tasks=0)
+        best = _faster(best, _Found(question.judge.exact(better.draft), SEARCHED))
     unused = [d for d in question.devices if d not in best.judged.draft.devices]
     reasons = {
         device: _reason(question, best.judged, device, others.get(device))
@@ -131,7 +137,9 @@ def _as_others(question: Question, device: int, fastest: int) -> str:
 
 
 def _worth(judge: Judge, best: Judged, draft: Draft) -> Judged:
-    """Judged, or where the budget is long used up only bounded."""
+    """Judged, or where the budget is long used up only bounded; split where the best one is."""
+    if best.draft.held:
+        draft = split_usually(judge.cost, draft)
     hopeless = judge.exhausted and judge.bound(draft) > best.seconds
     if hopeless or judge.budget_tasks < -OVERDRAFT_TASKS:
         return Judged(max(judge.bound(draft), best.seconds), draft)

@@ -142,7 +142,8 @@ class Judge:
 
     def _simulated(self, draft: Draft) -> float:
         if self.cost.mode is Mode.SYNC:
-            self.budget_tasks -= 2 * len(draft.devices) * draft.split.micro_batches
+            kinds = 3 if draft.held else 2
+            self.budget_tasks -= kinds * len(draft.devices) * draft.split.micro_batches
         else:
             self.budget_tasks -= simulated_tasks(draft)
         return predicted_seconds(self.cost, draft)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.request import Schedule
 from p2ptrain.plan.shared.judge import Judge
 from p2ptrain.plan.split import BatchSplit
 
@@ -25,6 +26,7 @@ class Question:
         groups: whether a stage may have several devices.
         allocations: how these may divide its work.
         effort: part of the usual search budget that may be spent.
+        schedule: how backwards may be scheduled.
         least_piece: fewest samples of a micro-batch, the ragged last one included, where sizes
             beyond `splits` may be chosen; None = they may not.
     """
@@ -39,6 +41,7 @@ class Question:
     allocations: frozenset[Allocation] = EVERY_ALLOCATION
     effort: float = 1.0
     least_piece: int | None = None
+    schedule: Schedule = Schedule.ONE_F_ONE_B
 
     @property
     def cost(self) -> CostModel:
