@@ -11,6 +11,7 @@ say `*`. What the file has already is not measured again; Ctrl-C keeps what is d
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -56,6 +57,7 @@ def _wishes(arguments: argparse.Namespace) -> Wishes:
         limit_seconds=arguments.limit,
         steady_rounds=arguments.rounds,
         simulate=arguments.simulate,
+        train_options=tuple(shlex.split(arguments.train)),
     )
 
 
@@ -78,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--simulate", action="store_true", help="by p2ptrain's simulator, from measured profiles"
+    )
+    parser.add_argument(
+        "--train", default="", metavar="OPTIONS", help='for p2ptrain, such as "--micro-batch 64"'
     )
     parser.add_argument(
         "--report",

@@ -27,12 +27,20 @@ class HouseholdRuns:
 
     Args:
         folder: for the devices' states: profiles are measured once a folder.
+        train_options: more of them for `p2ptrain train`.
     """
 
-    def __init__(self, testbed: Testbed, folder: Path, limit_seconds: float) -> None:
+    def __init__(
+        self,
+        testbed: Testbed,
+        folder: Path,
+        limit_seconds: float,
+        train_options: Sequence[str] = (),
+    ) -> None:
         self._testbed = testbed
         self._folder = folder
         self._limit_seconds = limit_seconds
+        self._train_options = train_options
 
     def run(self, cell: Cell, rounds: Rounds) -> dict[str, Any]:
         """One run of a planner's cell. Raises CellError."""
@@ -59,6 +67,7 @@ class HouseholdRuns:
             *("-o", f"batch_size={cell.batch_size}"),
             *("--planner", cell.system, "--steps", str(rounds.total), "--fresh"),
             *("--wait-for", str(len(self._testbed.devices))),
+            *self._train_options,
             *self._common(holder),
         )
 

@@ -5,7 +5,7 @@
  "households": {"A": {"devices": [{"name", "cores", "memory_bytes", "rate_mbit"}]}},
  "alone": {"A/mobilenetv2": {"measured_at", "devices": {name: {...}}}},
  "profiles": {"A/mobilenetv2": {"measured_at", "profile": {...}, "cluster": {...}}},
- "blocks": {"mobilenetv2": {"measured_at", "blocks": [...]}},
+ "blocks": {"mobilenetv2/S": {"measured_at", "blocks": [...]}},
  "cells": {"A/mobilenetv2/S/ddp": {"runs": [{"samples_per_s", "aggregate", ...} or {"error"}]}},
  "simulated": {"A/mobilenetv2/S/pp": {"plain": {...}, "overlap": {...}}}}
 """

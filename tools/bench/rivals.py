@@ -136,14 +136,16 @@ class Rivals:
         }
 
 
-def measure_blocks(model: str, testbed: Testbed, limit_seconds: float) -> list[list[Any]]:
-    """Name and seconds of each block, on the fastest device with a whole core."""
+def measure_blocks(cell: Cell, testbed: Testbed, limit_seconds: float) -> list[list[Any]]:
+    """Name and seconds of each block, on the fastest device with a whole core.
+
+    Of as many samples as a micro-batch may have: blocks do not all gain alike from larger ones.
+    """
     company = Company(limit_seconds)
     device = fastest(testbed.devices)
     device.lift()
-    worker = company.start(
-        device, "-m", "tools.bench.worker", "blocks", json.dumps({"model": model})
-    )
+    task = {"model": cell.model, "samples": cell.batch_size // sorted(_MICRO_BATCHES)[1]}
+    worker = company.start(device, "-m", "tools.bench.worker", "blocks", json.dumps(task))
     company.expect_each([worker], "ready")
     worker.tell(go=True)
     (measured,) = company.expect_each([worker], "measured")

@@ -40,6 +40,7 @@ class Wishes:
         simulate: the simulator's figures instead of real ones.
         reference_seconds: for so long what the devices reach alone holds; then it is measured anew,
             as a machine that others use changes from hour to hour.
+        train_options: more of them for `p2ptrain train`, such as a fixed micro-batch.
     """
 
     repeat: int = 1
@@ -48,6 +49,7 @@ class Wishes:
     steady_rounds: int = 4
     simulate: bool = False
     reference_seconds: float = 900.0
+    train_options: tuple[str, ...] = ()
 
 
 class Bench:
@@ -109,15 +111,17 @@ class Bench:
                 own = alone.speeds(speeds)
                 return rivals.Rivals(testbed, own, blocks, limit).run(cell, rounds)
             folder = self._states / cell.household
-            return HouseholdRuns(testbed, folder, limit).run(cell, rounds)
+            runs = HouseholdRuns(testbed, folder, limit, self._wishes.train_options)
+            return runs.run(cell, rounds)
 
     def _blocks(self, cell: Cell) -> list[tuple[str, float]]:
-        kept = self._results.get("blocks", cell.model)
+        key = f"{cell.model}/{cell.size}"
+        kept = self._results.get("blocks", key)
         if kept is None:
             with self._testbed(cell.household) as testbed:
-                blocks = rivals.measure_blocks(cell.model, testbed, self._wishes.limit_seconds)
+                blocks = rivals.measure_blocks(cell, testbed, self._wishes.limit_seconds)
             kept = {"measured_at": now(), "blocks": blocks}
-            self._results.put("blocks", cell.model, kept)
+            self._results.put("blocks", key, kept)
         return [(name, seconds) for name, seconds in kept["blocks"]]
 
     def _once(

@@ -36,7 +36,6 @@ _PATTERNS = {
     "vit": r"vit\.embeddings|vit\.layers\.\d+|classifier",
     "bert_small": r"bert\.embeddings|bert\.encoder\.layer\.\d+|bert\.pooler|classifier",
 }
-SAMPLES = 32
 RUNS = 7
 
 
@@ -50,8 +49,8 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
     """Time every block, the median of some runs; says [[name, seconds], ...]."""
     training = models.load(task["model"])
     module = training.build()
-    samples = Samples.make(training, SAMPLES)
-    inputs, targets = samples.inputs[:SAMPLES], samples.targets[:SAMPLES]
+    samples = Samples.make(training, task["samples"])
+    inputs, targets = (part[: task["samples"]] for part in (samples.inputs, samples.targets))
     blocks = names(task["model"], module)
     channel.ready()
     course = Course(module, blocks)
