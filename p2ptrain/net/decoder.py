@@ -17,8 +17,9 @@ from p2ptrain.net.frame import NUMBER_MODULUS, PREFIX_BYTES, Codec, Prefix, deco
 from p2ptrain.net.header import Header, decode_header
 from p2ptrain.net.message import HEADER_LIMIT_BYTES, Message, Priority
 
-SCRATCH_BYTES = 32 * 1024
-DIRECT_BYTES = 16 * 1024
+SCRATCH_BYTES = 8 * 1024
+"""Small, so that what follows a frame's header is not read here and copied."""
+DIRECT_BYTES = 4 * 1024
 """From here on a read goes straight into its destination; below it, one read takes several."""
 
 _BYTE_FORMATS = ("B", "<B", "@B")
@@ -85,6 +86,11 @@ class FrameDecoder:
     def partial(self) -> bool:
         """Whether a message has begun and not ended: its sender owes us bytes."""
         return bool(self._unfinished) or self._begin < self._end
+
+    @property
+    def expected_bytes(self) -> int:
+        """How many bytes are missing of the frame that is being read."""
+        return self._payload_left if self._frame is not None else 0
 
     def stop(self) -> None:
         """Deliver nothing more, whatever is still in the scratch buffer."""

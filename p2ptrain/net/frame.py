@@ -53,6 +53,12 @@ class FrameFlag(IntFlag):
     LAST = 2
 
 
+_FLAGS = tuple(FrameFlag(bits) for bits in range(4))
+_FIRST, _LAST = int(FrameFlag.FIRST), int(FrameFlag.LAST)
+_LANES = tuple(Priority)
+# Tables and plain integers: an enum's own operations would be a tenth of what a frame costs.
+
+
 class Codec(IntEnum):
     """How a part's bytes travel."""
 
@@ -85,12 +91,17 @@ class Prefix:
     @property
     def first(self) -> bool:
         """Whether a message begins here."""
-        return bool(self.flags & FrameFlag.FIRST)
+        return int.__and__(self.flags, _FIRST) != 0
 
     @property
     def last(self) -> bool:
         """Whether a message ends here."""
-        return bool(self.flags & FrameFlag.LAST)
+        return int.__and__(self.flags, _LAST) != 0
+
+
+def frame_flags(*, first: bool, last: bool) -> FrameFlag:
+    """The flags of a frame that begins a message, ends it, both or neither."""
+    return _FLAGS[first * _FIRST + last * _LAST]
 
 
 def encode_prefix(prefix: Prefix) -> bytes:
@@ -124,9 +135,9 @@ def decode_prefix(data: bytes | memoryview) -> Prefix:
             f"the other device speaks frame version {version}, this one {VERSION}: "
             "install the same p2ptrain version on both"
         )
-    if lane > max(Priority) or flags > 3 or reserved:
+    if lane >= len(_LANES) or flags >= len(_FLAGS) or reserved:
         raise ProtocolError(f"a frame has lane {lane}, flags {flags}, reserved {reserved}")
-    prefix = Prefix(Priority(lane), FrameFlag(flags), header_bytes, payload_bytes, number)
+    prefix = Prefix(_LANES[lane], _FLAGS[flags], header_bytes, payload_bytes, number)
     _check_lengths(prefix)
     return prefix
 

@@ -24,6 +24,7 @@ from p2ptrain.net.link_compression import LinkCompression
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.outbox import Outbox
 from p2ptrain.net.outgoing import OutgoingMessage
+from p2ptrain.net.portions import UNKNOWN, portions
 from p2ptrain.net.rate import LinkRateMeter
 from p2ptrain.net.send_queue import SendQueue
 from p2ptrain.net.stall import StallWatch
@@ -149,6 +150,8 @@ class Link:
         sink = DecoderSink(self._open_parts, self._deliver, self._compression.decode)
         self._decoder = FrameDecoder(sink)
         self._meter = LinkRateMeter()
+        self._portions = UNKNOWN
+        self._portions_rate: float | None = None  # what they were made for
         self._stall = StallWatch(self._settings.stall_seconds, self._settings.stall_bytes)
         self._stall_timer: Timer | None = None
         self._flush_timer: Timer | None = None
@@ -249,6 +252,8 @@ class Link:
         self._received_bytes += count
         try:
             self._decoder.received(count)
+            if self._stream is not None:
+                self._stream.expect(self._decoder.expected_bytes)
         except PeerError as error:
             _log.warning("link broken by the peer", peer=self.peer_id, error=str(error))
             self._fail(error)
@@ -298,15 +303,27 @@ class Link:
     def _write_frame(self, stream: ByteStream) -> bool:
         """Write one frame, if one is ready."""
         self._compression.start_jobs(self._outbox)
-        frame = self._outbox.next_frame()
+        frame = self._outbox.next_frame(self._portions.frame_bytes)
         if frame is None:
             return False
         self._sent_bytes += frame.wire_bytes
         stream.write(frame.buffers)
         self._meter.wrote(frame.wire_bytes, self._clock.time())
         self._compression.chooser.observe_link(self._meter.bytes_per_s)
+        self._apportion(stream)
         self._queue.admit(frame.lane)
         return True
+
+    def _apportion(self, stream: ByteStream) -> None:
+        """Give the stream as much at a time as suits the link's rate."""
+        rate = self._meter.bytes_per_s
+        if rate == self._portions_rate:
+            return
+        self._portions_rate = rate
+        now = portions(rate)
+        if now != self._portions:
+            self._portions = now
+            stream.limit_unsent(now.unsent_bytes)
 
     def _rest(self, stream: ByteStream) -> None:
         """No frame is ready: nothing is queued, or its compression is under way."""
@@ -337,6 +354,8 @@ class Link:
         if self._stall.stalled(partial, self._received_bytes, self._clock.time()):
             self._fail(LinkClosed(f"the other device stopped for {seconds:g} s within a message"))
         else:
+            if partial and self._stream is not None:
+                self._stream.hurry()  # a slow peer's bytes count although they are few
             self._stall_timer = self._clock.call_later(seconds / 10, self._watch_stall)
 
     # Ending

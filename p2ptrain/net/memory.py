@@ -64,6 +64,15 @@ class MemoryStream:
             return
         self._peer._arrive(memoryview(b"".join(buffers)))
 
+    def limit_unsent(self, count: int) -> None:
+        """See `ByteStream.limit_unsent`: here the capacity bounds it."""
+
+    def expect(self, count: int) -> None:
+        """See `ByteStream.expect`: waking up costs nothing here."""
+
+    def hurry(self) -> None:
+        """See `ByteStream.hurry`: nothing is held back here."""
+
     def pause_reading(self) -> None:
         """See `ByteStream.pause_reading`."""
         self._reading_paused = True

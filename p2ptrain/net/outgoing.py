@@ -13,9 +13,9 @@ from p2ptrain.net.frame import (
     CHUNK_BYTES,
     PREFIX_BYTES,
     Codec,
-    FrameFlag,
     Prefix,
     encode_prefix,
+    frame_flags,
 )
 from p2ptrain.net.header import encode_header
 from p2ptrain.net.message import Message, PartKind, Priority
@@ -104,9 +104,7 @@ class OutgoingMessage:
         header, self._header = self._header, b""
         if not header and not payload:
             return None
-        flags = FrameFlag.FIRST if header else FrameFlag(0)
-        if self._exhausted:
-            flags |= FrameFlag.LAST
+        flags = frame_flags(first=bool(header), last=self._exhausted)
         payload_bytes = sum(map(len, payload))
         prefix = Prefix(self.lane, flags, len(header), payload_bytes, self._number)
         buffers: Buffers = (encode_prefix(prefix) + header, *payload)

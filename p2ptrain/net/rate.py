@@ -11,6 +11,8 @@ WINDOW_SECONDS = 0.1
 SHORTEST_SECONDS = 0.02
 """A shorter window mostly measures the kernel's buffers."""
 NEWEST_WEIGHT = 0.5
+FALL = 4.0
+"""A rate that is this many times lower is believed at once: too much is given away meanwhile."""
 
 
 class LinkRateMeter:
@@ -48,7 +50,9 @@ class LinkRateMeter:
         rate = self._bytes / (now - self._since)
         old = self.bytes_per_s
         if self._waited:
-            self.bytes_per_s = rate if old is None else old + NEWEST_WEIGHT * (rate - old)
+            if old is None or rate * FALL < old:
+                old = rate
+            self.bytes_per_s = old + NEWEST_WEIGHT * (rate - old)
         elif old is not None:
             self.bytes_per_s = max(old, rate)
         self._bytes = 0

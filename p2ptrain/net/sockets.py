@@ -2,12 +2,15 @@
 
 TCP_NOTSENT_LOWAT keeps what the kernel holds unsent small, so that a heartbeat does not queue
 behind megabytes (it applies to writing, too: a full kernel queue makes the transport wait).
+SO_RCVLOWAT spares wake-ups: at 100 Mbit/s packets come 0.12 ms apart, and being woken for each of
+them costs most of what receiving costs.
 TCP_USER_TIMEOUT ends a connection whose data nobody acknowledges: without it Linux tries for many
 minutes after a cable is pulled. Keepalive does the same for a silent one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 from p2ptrain.logs import get_logger
@@ -30,6 +33,26 @@ _OPTIONS = (
 )
 
 _log = get_logger(__name__)
+
+
+def limit_unsent(connection: socket.socket, count: int) -> None:
+    """Let the kernel hold about `count` bytes that have not left this device."""
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None:
+        with contextlib.suppress(OSError):  # refused: it stays as it was, which also works
+            connection.setsockopt(socket.IPPROTO_TCP, option, count)
+
+
+def wake_for(connection: socket.socket, count: int) -> bool:
+    """Report the socket as readable from `count` bytes on; False where that cannot be had."""
+    option = getattr(socket, "SO_RCVLOWAT", None)
+    if option is None:
+        return False
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, option, count)
+    except OSError:
+        return False
+    return True
 
 
 def tune(connection: socket.socket) -> None:

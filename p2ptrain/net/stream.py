@@ -21,6 +21,18 @@ class ByteStream(Protocol):
         Never blocks; may call the user's `pause_writing` before it returns.
         """
 
+    def limit_unsent(self, count: int) -> None:
+        """Keep about `count` bytes at most where nothing can overtake them (a hint)."""
+
+    def expect(self, count: int) -> None:
+        """At least `count` more bytes are sure to come before the user has anything to do.
+
+        Called within `StreamUser.received`: the stream may wait for them, to wake up less often.
+        """
+
+    def hurry(self) -> None:
+        """Read what has come, however little."""
+
     def pause_reading(self) -> None:
         """Read nothing until `resume_reading`; the sender is slowed down by TCP."""
 

@@ -30,6 +30,17 @@ class FakeStream:
     written: bytearray = field(default_factory=bytearray)
     calls: list[str] = field(default_factory=list)
     full_after_bytes: int = 2**30
+    unsent_bytes: int = 0
+    expected_bytes: int = 0
+
+    def limit_unsent(self, count: int) -> None:
+        self.unsent_bytes = count
+
+    def expect(self, count: int) -> None:
+        self.expected_bytes = count
+
+    def hurry(self) -> None:
+        self.calls.append("hurry")
 
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
         for buffer in buffers:
@@ -149,6 +160,32 @@ async def test_a_full_stream_gets_nothing_more() -> None:
     assert b"b" in stream.written[taken : taken + 40]  # the urgent one goes next
 
 
+async def test_a_slow_link_is_given_little_at_a_time() -> None:
+    clock = FakeClock()
+    link, stream, _ = open_link(clock)
+    stream.full_after_bytes = 0
+    part = memoryview(bytes(300_000))
+    await link.send(Message("a", {}, (part,)), Priority.BULK)
+    written = len(stream.written)
+    assert written > 30_000  # nobody knows the rate yet
+    for _ in range(4):  # one frame in 0.3 s: below 1 Mbit/s
+        clock.advance(0.3)
+        link.resume_writing()
+    assert stream.unsent_bytes == 8 * 1024
+    before = len(stream.written)
+    link.resume_writing()
+    assert len(stream.written) - before < 5000
+
+
+async def test_the_stream_learns_what_is_sure_to_come() -> None:
+    _link, stream, _ = open_link(FakeClock())
+    frame = first_frame(1000)
+    stream.feed(frame[:-600])
+    assert stream.expected_bytes == 600
+    stream.feed(frame[-600:])
+    assert stream.expected_bytes == 0
+
+
 async def test_the_loop_gets_its_turn_between_frames() -> None:
     link, stream, _ = open_link(FakeClock())
     await link.send(Message("a", {}, (memoryview(bytes(5_000_000)),)), Priority.BULK)
@@ -254,10 +291,10 @@ async def test_a_compressor_that_is_gone_ends_the_link_with_a_reason() -> None:
     link = Link(PEER, inbox, executor=executor, clock=clock)
     stream = FakeStream(link, full_after_bytes=0)
     link.opened(stream)
-    part = memoryview(bytes(500_000))
+    part = memoryview(bytes(100_000))
     for _ in range(2):
         await link.send(Message("a", {}, (part,), (PartKind.WEIGHT,)), Priority.BULK)
-    for _ in range(8):  # one frame at a time, each after a wait: a slow link
+    for _ in range(40):  # one frame at a time, each after a wait: a slow link
         clock.advance(0.15)
         link.resume_writing()
     assert "compression failed" in str(inbox.losses[0])

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.net.frame import CHUNK_LIMIT_BYTES
+from p2ptrain.net.portions import (
+    FRAME_SECONDS,
+    LEAST_FRAME_BYTES,
+    LEAST_UNSENT_BYTES,
+    UNKNOWN,
+    UNSENT_SECONDS,
+    portions,
+)
+
+MBIT = 125_000.0
+
+
+def test_nobody_knows_at_first() -> None:
+    assert portions(None) is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "frame_kib", "unsent_kib"),
+    [(1 * MBIT, 4, 8), (10 * MBIT, 4, 8), (100 * MBIT, 64, 128), (1000 * MBIT, 256, 1024)],
+)
+def test_sizes_follow_the_rate(bytes_per_s: float, frame_kib: int, unsent_kib: int) -> None:
+    found = portions(bytes_per_s)
+    assert (found.frame_bytes // 1024, found.unsent_bytes // 1024) == (frame_kib, unsent_kib)
+
+
+@settings(derandomize=True, deadline=None)
+@given(bytes_per_s=st.floats(1.0, 1e11))
+def test_nothing_takes_longer_than_it_should_but_the_least(bytes_per_s: float) -> None:
+    found = portions(bytes_per_s)
+    assert found.frame_bytes <= max(bytes_per_s * FRAME_SECONDS, LEAST_FRAME_BYTES)
+    assert found.unsent_bytes <= max(bytes_per_s * UNSENT_SECONDS, LEAST_UNSENT_BYTES)
+    assert found.frame_bytes <= CHUNK_LIMIT_BYTES
