@@ -72,7 +72,11 @@ class UnitMeasurements:
                 for unit in self.units
             ],
             "times": {
-                str(batch): {"forward": list(times.forward), "backward": list(times.backward)}
+                str(batch): {
+                    "forward": list(times.forward),
+                    "backward": list(times.backward),
+                    "weight": list(times.weight),
+                }
                 for batch, times in self.times.items()
             },
         }

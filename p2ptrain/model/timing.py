@@ -4,6 +4,10 @@ A device may have a fifth of a core, handed out in slices of ten milliseconds: t
 operator is then either its CPU time or ten milliseconds more, by chance. So units are compared by
 the CPU time of the computing thread, medians of several passes, and all are scaled by one factor,
 wall over CPU time of everything that was run. On a machine of its own that factor is near 1.
+
+Passes with the backward in two parts take turns with whole ones: the first say which part of it the
+gradients of weights are, the others how long it takes. A split pass counts for both where there is
+time for one pass only; the few microseconds that splitting costs are then nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +29,25 @@ class UnitRunner(Protocol):
     def unit_count(self) -> int:
         """How many units."""
 
-    def begin(self, batch: int) -> None:
-        """Make inputs and targets for `batch` samples; forwards in order, then backwards follow."""
+    def begin(self, batch: int, *, split: bool) -> None:
+        """Make inputs and targets for `batch` samples; forwards in order, then backwards follow.
+
+        Args:
+            batch: number of samples.
+            split: the backwards will come in two parts.
+        """
 
     def forward(self, unit: int) -> None:
         """Run one unit's forward."""
 
     def backward(self, unit: int) -> None:
         """Run one unit's backward."""
+
+    def backward_inputs(self, unit: int) -> None:
+        """Run the part of one unit's backward that gives the gradients of its inputs."""
+
+    def backward_weights(self, unit: int) -> None:
+        """Run what is left of that unit's backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +60,28 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class UnitTimes:
-    """Seconds of each unit for one batch size."""
+    """Seconds of each unit for one batch size.
+
+    Attributes:
+        weight: the part of `backward` that gradients of weights take.
+    """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
+    weight: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """CPU seconds of each unit in one pass; wall and CPU seconds of all units together."""
+    """CPU seconds of each unit in one pass; wall and CPU seconds of all units together.
+
+    Attributes:
+        weight: part of `backward`; None where the backwards were whole.
+    """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
+    weight: tuple[float, ...] | None
     wall: float
 
     @property
@@ -87,8 +112,8 @@ def time_units(
         if place and not (_fits(batch, sizes[place - 1], passes, left) and may_run(batch)):
             _repeat(runner, sizes[place - 1], passes[sizes[place - 1]], clock, deadline)
             break
-        _one_pass(runner, batch, clock)
-        passes[batch] = [_one_pass(runner, batch, clock)]
+        _one_pass(runner, batch, clock, split=True)
+        passes[batch] = [_one_pass(runner, batch, clock, split=True)]
         share = left / (len(sizes) - place)
         _repeat(runner, batch, passes[batch], clock, deadline - left + share)
     return _scaled(passes)
@@ -103,16 +128,23 @@ def _fits(batch: int, previous: int, passes: dict[int, list[_Pass]], left: float
 def _repeat(runner: UnitRunner, batch: int, done: list[_Pass], clock: Clock, until: float) -> None:
     """Add passes to `done` while the next is expected to end before `until`."""
     while len(done) < MAXIMUM_PASSES and clock.wall() + done[-1].wall <= until:
-        done.append(_one_pass(runner, batch, clock))
+        done.append(_one_pass(runner, batch, clock, split=len(done) % 2 == 0))
 
 
-def _one_pass(runner: UnitRunner, batch: int, clock: Clock) -> _Pass:
-    runner.begin(batch)
+def _one_pass(runner: UnitRunner, batch: int, clock: Clock, *, split: bool) -> _Pass:
+    runner.begin(batch, split=split)
     units = range(runner.unit_count)
     started = clock.wall()
     forward = [_timed(runner.forward, unit, clock) for unit in units]
-    backward = [_timed(runner.backward, unit, clock) for unit in reversed(units)]
-    return _Pass(tuple(forward), tuple(reversed(backward)), clock.wall() - started)
+    inputs, weight = [], []
+    for unit in reversed(units):
+        run = runner.backward_inputs if split else runner.backward
+        inputs.append(_timed(run, unit, clock))
+        weight.append(_timed(runner.backward_weights, unit, clock) if split else 0.0)
+    wall = clock.wall() - started
+    backward = [a + b for a, b in zip(reversed(inputs), reversed(weight), strict=True)]
+    parts = tuple(reversed(weight)) if split else None
+    return _Pass(tuple(forward), tuple(backward), parts, wall)
 
 
 def _timed(run: Callable[[int], None], unit: int, clock: Clock) -> float:
@@ -126,13 +158,27 @@ def _scaled(passes: dict[int, list[_Pass]]) -> dict[int, UnitTimes]:
     everything = [one for done in passes.values() for one in done]
     cpu = sum(one.cpu for one in everything)
     factor = max(1.0, sum(one.wall for one in everything) / cpu) if cpu > 0 else 1.0
-    return {
-        batch: UnitTimes(
-            _medians([one.forward for one in done], factor),
-            _medians([one.backward for one in done], factor),
-        )
-        for batch, done in passes.items()
-    }
+    return {batch: _unit_times(done, factor) for batch, done in passes.items()}
+
+
+def _unit_times(done: list[_Pass], factor: float) -> UnitTimes:
+    whole = [one for one in done if one.weight is None] or done
+    backward = _medians([one.backward for one in whole], factor)
+    parts = [_shares(one.weight, one.backward) for one in done if one.weight is not None]
+    return UnitTimes(
+        forward=_medians([one.forward for one in whole], factor),
+        backward=backward,
+        weight=tuple(
+            share * seconds for share, seconds in zip(_medians(parts, 1.0), backward, strict=True)
+        ),
+    )
+
+
+def _shares(parts: tuple[float, ...], wholes: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(
+        min(1.0, part / whole) if whole > 0 else 0.0
+        for part, whole in zip(parts, wholes, strict=True)
+    )
 
 
 def _medians(rows: list[tuple[float, ...]], factor: float) -> tuple[float, ...]:

@@ -49,7 +49,7 @@ class UnitChain:
             )
             for unit in range(len(description.units))
         ]
-        self._batch = 0
+        self._batch, self._split = 0, False
         self.values: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._gradients: list[Tensor | None] = []
@@ -60,9 +60,9 @@ class UnitChain:
         """How many units."""
         return len(self._stages)
 
-    def begin(self, batch: int) -> None:
-        """Make inputs and targets for `batch` samples."""
-        self._batch = batch
+    def begin(self, batch: int, *, split: bool = False) -> None:
+        """Make inputs and targets for `batch` samples; `split`: see `timing.UnitRunner`."""
+        self._batch, self._split = batch, split
         inputs = self._description.crossing(0, "train")
         self.values = [self._draw_value(value, batch) for value in inputs]
         targets = self._description.targets
@@ -84,11 +84,18 @@ class UnitChain:
         """Run one unit's backward; the units must come in reverse order, after all forwards."""
         self._gradients = self._stages[unit].backward(_KEY, self._gradients)
 
+    def backward_inputs(self, unit: int) -> None:
+        """As `backward`, of a split pass: the first part."""
+        self._gradients = self._stages[unit].backward_inputs(_KEY, self._gradients)
+
+    def backward_weights(self, unit: int) -> None:
+        """The second part; it must follow the unit's first at once."""
+        self._stages[unit].backward_weights(_KEY)
+
     def _forward(self, unit: int) -> None:
         uses_targets = self._description.target_uses(unit, unit + 1, "train")
-        self.values = self._stages[unit].forward(
-            _KEY, self.values, self._targets if uses_targets else []
-        )
+        targets = self._targets if uses_targets else []
+        self.values = self._stages[unit].forward(_KEY, self.values, targets, split=self._split)
 
     @contextmanager
     def _counting(self, saved: dict[int, int]) -> Iterator[None]:

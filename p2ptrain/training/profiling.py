@@ -81,11 +81,16 @@ async def measure(
     sizes = "-".join(str(size) for size in batch_sizes)
     key = f"{description.digest[:32]}-{torch.get_num_threads()}-{sizes}"
     known = cache.get(key)
-    if known is not None and "overheads" in known:  # earlier versions did not measure them
+    if known is not None and _is_complete(known):
         return known
     measured = await compute.run((1,), partial(_measure, description, batch_sizes))
     await asyncio.to_thread(cache.put, key, measured)
     return measured
+
+
+def _is_complete(measured: Mapping[str, Any]) -> bool:
+    """Earlier versions measured neither overheads nor weight gradients."""
+    return "overheads" in measured and all("weight" in t for t in measured["times"].values())
 
 
 def _measure(description: ModelDescription, batch_sizes: Sequence[int]) -> dict[str, Any]:

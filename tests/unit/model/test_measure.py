@@ -63,6 +63,9 @@ def test_every_unit_is_timed_for_every_size(name: str) -> None:
     for times in result.times.values():
         assert len(times.forward) == len(times.backward) == units
         assert min(*times.forward, *times.backward) > 0
+        assert len(times.weight) == units
+        assert max(times.weight) > 0
+        assert all(0 <= w <= b for w, b in zip(times.weight, times.backward, strict=True))
 
 
 def test_tied_parameters_count_in_each_unit_that_uses_them() -> None:

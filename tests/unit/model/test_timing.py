@@ -8,6 +8,8 @@ from p2ptrain.model.timing import MAXIMUM_PASSES, Clock, UnitTimes, time_units
 
 COSTS = [(0.001, 0.002), (0.003, 0.004), (0.0, 0.0005)]
 """CPU seconds a sample of three units, forward and backward."""
+WEIGHT = 0.25
+"""Part of each backward that gradients of weights take."""
 
 
 class Device:
@@ -16,6 +18,7 @@ class Device:
     Attributes:
         first_pass_factor: how much slower the first pass of each batch size is.
         jitter: largest relative error of a pass.
+        split_cost: how much longer each part of a split backward takes.
     """
 
     def __init__(
@@ -25,10 +28,12 @@ class Device:
         period: float = 0.01,
         first_pass_factor: float = 1.0,
         jitter: float = 0.0,
+        split_cost: float = 0.0,
     ) -> None:
         self.wall = self.cpu = self.in_period = 0.0
         self.share, self.period = share, period
         self.first_pass_factor, self.jitter = first_pass_factor, jitter
+        self.split_cost = split_cost
         self.random = random.Random(0)
         self.passes: list[int] = []
         self.calls: list[tuple[str, int]] = []
@@ -41,8 +46,9 @@ class Device:
     def clock(self) -> Clock:
         return Clock(wall=lambda: self.wall, cpu=lambda: self.cpu)
 
-    def begin(self, batch: int) -> None:
+    def begin(self, batch: int, *, split: bool) -> None:
         self.passes.append(batch)
+        self.calls.append(("split" if split else "whole", batch))
 
     def forward(self, unit: int) -> None:
         self.calls.append(("forward", unit))
@@ -51,6 +57,14 @@ class Device:
     def backward(self, unit: int) -> None:
         self.calls.append(("backward", unit))
         self._spend(COSTS[unit][1])
+
+    def backward_inputs(self, unit: int) -> None:
+        self.calls.append(("inputs", unit))
+        self._spend(COSTS[unit][1] * (1 - WEIGHT) * (1 + self.split_cost))
+
+    def backward_weights(self, unit: int) -> None:
+        self.calls.append(("weights", unit))
+        self._spend(COSTS[unit][1] * WEIGHT * (1 + self.split_cost))
 
     def _spend(self, seconds_per_sample: float) -> None:
         batch = self.passes[-1]
@@ -74,6 +88,9 @@ def assert_close(times: UnitTimes, batch: int, slowdown: float, relative: float)
     for unit, (forward, backward) in enumerate(COSTS):
         assert times.forward[unit] == pytest.approx(forward * batch * slowdown, rel=relative)
         assert times.backward[unit] == pytest.approx(backward * batch * slowdown, rel=relative)
+        weight = backward * batch * slowdown * WEIGHT
+        assert times.weight[unit] == pytest.approx(weight, rel=relative)
+        assert times.weight[unit] <= times.backward[unit]
 
 
 def test_a_device_of_its_own_is_timed_exactly() -> None:
@@ -101,9 +118,22 @@ def test_the_first_pass_of_a_size_does_not_count() -> None:
 def test_a_pass_runs_all_forwards_in_order_then_all_backwards_in_reverse() -> None:
     device = Device()
     time_units(device, [1], 0.0, clock=device.clock)
-    one_pass = [("forward", 0), ("forward", 1), ("forward", 2)]
-    one_pass += [("backward", 2), ("backward", 1), ("backward", 0)]
-    assert device.calls == one_pass * 2
+    forwards = [("forward", 0), ("forward", 1), ("forward", 2)]
+    backwards = [(part, unit) for unit in (2, 1, 0) for part in ("inputs", "weights")]
+    assert device.calls == [("split", 1), *forwards, *backwards] * 2
+
+
+def test_split_and_whole_passes_take_turns() -> None:
+    device = Device()
+    time_units(device, [1], 1e9, clock=device.clock)
+    kinds = [kind for kind, _ in device.calls if kind in ("split", "whole")]
+    assert kinds == ["split"] + ["split", "whole"] * (MAXIMUM_PASSES // 2) + ["split"]
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.5])
+def test_what_splitting_costs_does_not_count(cost: float) -> None:
+    device = Device(split_cost=cost)
+    assert_close(time_units(device, [4], 2.0, clock=device.clock)[4], 4, 1.0, 1e-9)
 
 
 def test_the_smallest_size_is_measured_whatever_it_costs() -> None:
