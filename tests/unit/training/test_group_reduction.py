@@ -201,7 +201,7 @@ async def test_no_interleaving_changes_a_bit(prepared: Prepared, seed: int) -> N
     draw = random.Random(seed)
     states = []
     for slowest in (0, 30):
-        async with _group(prepared.captured, 3, bucket_bytes=64) as group:
+        async with _group(prepared.captured, 3, bucket_bytes=256) as group:
             for device in group:
                 device.board.turns = partial(draw.randint, 0, slowest)
             await _round(group, (2, 1, 2))
