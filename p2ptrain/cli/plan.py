@@ -87,6 +87,13 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="optimise what the runtime does instead of the plain cost model",
     )
+    group.add_argument(
+        "--schedule",
+        choices=("1f1b", "zero-bubble", "auto"),
+        help="1f1b: whole backwards; zero-bubble: gradients of inputs first, those of weights fill "
+        "the waiting; auto: where that is faster (default: auto with --overlap and planner auto, "
+        "else 1f1b)",
+    )
 
 
 def _add_constraints(parser: argparse.ArgumentParser) -> None:
@@ -163,7 +170,7 @@ def _text(plan: Plan, profile: Profile, cluster: Cluster) -> str:
 
 def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:
     """What the command line asks. Raises OptionError."""
-    from p2ptrain.plan.request import Mode, PlanRequest, all_but
+    from p2ptrain.plan.request import Mode, PlanRequest, Schedule, all_but
 
     mode = Mode(args.mode)
     # What travels asynchronously is the whole mini-batch: --micro-batch is ignored then.
@@ -186,4 +193,5 @@ def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:
         groups=not args.straight,
         mode=mode,
         overlap=args.overlap,
+        schedule=None if args.schedule is None else Schedule(args.schedule),
     )

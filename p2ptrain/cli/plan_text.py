@@ -20,7 +20,7 @@ def plan_text(plan: Plan, profile: Profile, cluster: Cluster) -> str:
     """The whole plan in lines."""
     blocks = [
         _summary(plan, profile),
-        aligned([_STAGES, *_stage_rows(plan, profile)]),
+        aligned([(*_STAGES, "held") if plan.is_split else _STAGES, *_stage_rows(plan, profile)]),
         aligned([_DEVICES, *_device_rows(plan, profile, cluster)]),
     ]
     if plan.left_out:
@@ -32,10 +32,14 @@ def _summary(plan: Plan, profile: Profile) -> list[str]:
     found_by = f", found by {plan.found_by}" if plan.found_by is not None else ""
     predicted = plan.predicted
     return [
-        f"{profile.model}, planner {plan.planner}{found_by}: {_pieces(plan)}",
+        f"{profile.model}, planner {plan.planner}{found_by}: {_pieces(plan)}{_schedule(plan)}",
         f"predicted: {predicted.round_seconds:.4g} s a {period(plan.mode)}, "
         f"{predicted.samples_per_s:,.1f} samples/s",
     ]
+
+
+def _schedule(plan: Plan) -> str:
+    return ", zero-bubble schedule" if plan.is_split else ""
 
 
 def _pieces(plan: Plan) -> str:
@@ -59,8 +63,14 @@ def _stage_rows(plan: Plan, profile: Profile) -> Iterator[Sequence[str]]:
     for p, stage in enumerate(plan.stages):
         for place, device in enumerate(stage.devices):
             head = (str(p), units_text(stage, profile)) if place == 0 else ("", "")
-            warmup = str(stage.warmup) if place == 0 else ""
-            yield *head, device.name, _share_text(plan, stage, device), warmup
+            depths = [str(stage.warmup)] + ([_held_text(stage)] if plan.is_split else [])
+            shown = depths if place == 0 else [""] * len(depths)
+            yield *head, device.name, _share_text(plan, stage, device), *shown
+
+
+def _held_text(stage: PlannedStage) -> str:
+    """Micro-batches that may be without their weight gradients."""
+    return "" if stage.held is None else str(stage.held)
 
 
 def units_text(stage: PlannedStage, profile: Profile) -> str:

@@ -52,6 +52,12 @@ def add_parser(commands: Any) -> None:
         help="predict what the runtime does instead of the plain cost model",
     )
     parser.add_argument(
+        "--schedule",
+        choices=("1f1b", "zero-bubble"),
+        help="as if the plan's backwards were whole, or split as zero-bubble does (default: as the "
+        "plan says)",
+    )
+    parser.add_argument(
         "--gantt", metavar="FILE.svg", type=_svg_file, help="draw the timeline into this file"
     )
     groups.add_common(parser)
@@ -68,6 +74,7 @@ def _svg_file(text: str) -> Path:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Simulate, draw and show."""
     from p2ptrain.cli.plan_text import period
+    from p2ptrain.plan.request import Schedule
     from p2ptrain.plan.simulation.simulate import simulate
 
     chart: Path | None = args.gantt
@@ -82,6 +89,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             cluster,
             timeline=output.json or chart is not None,
             overlap=args.overlap,
+            schedule=None if args.schedule is None else Schedule(args.schedule),
         )
     if chart is not None:
         from p2ptrain.plan.gantt.chart import draw_gantt

@@ -202,6 +202,23 @@ def with_held(cost: CostModel, draft: Draft, wanted: Sequence[int]) -> Draft:
     return replace(draft, held=tuple(held) if any(held) else ())
 
 
+def split_backwards(cost: CostModel, draft: Draft, held: int, *, first: bool) -> Draft:
+    """Every stage holds `held` micro-batches, as far as memory allows; the first only if asked."""
+    wanted = [held] * len(draft.groups)
+    if not first:
+        wanted[0] = 0
+    return with_held(cost, draft, wanted)
+
+
+def split_usually(cost: CostModel, draft: Draft) -> Draft:
+    """Every stage holds what the first one has in flight, as far as memory allows.
+
+    That is ZB-H1 or ZB-H2 of Qi et al. 2023 (section 2.3), depending on how deep it is. Nobody
+    waits for a first stage of one device, so that its backward stays whole.
+    """
+    return split_backwards(cost, draft, draft.warmup[0], first=len(draft.groups[0].devices) > 1)
+
+
 def peak_bytes(cost: CostModel, draft: Draft) -> dict[int, int]:
     """Peak memory by device."""
     peaks: dict[int, int] = {}

@@ -43,7 +43,7 @@ class Row:
     """What one device does.
 
     Attributes:
-        tasks: forwards and backwards. updates: the pixels at which it updates its weights.
+        tasks: what it computes. updates: the pixels at which it updates its weights.
         uplink, downlink: what its interface carries. reduces: its all-reduces.
         stages: those it has a part in.
     """
@@ -151,7 +151,7 @@ def _style(entry: TimelineEntry, looks: str) -> str:
         return forward_style(entry.micro_batch)
     if looks == "backward":
         return backward_style(entry.micro_batch)
-    return looks if looks in ("reduce", "update") else "x"
+    return looks if looks in ("reduce", "update", "weight") else "x"
 
 
 def _labels(entry: TimelineEntry) -> Iterator[str]:

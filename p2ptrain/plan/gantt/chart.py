@@ -48,7 +48,7 @@ def draw_gantt(simulation: Simulation, title: str = "", each: str = "round") -> 
         f"<style>{look.style_sheet()}</style>{_IDLE}",
         f'<rect class="page" width="{look.WIDTH}" height="{height}"/>',
         f'<text class="head" x="{look.MARGIN}" y="24">{heading}</text>',
-        *_legend(),
+        *_legend(with_weights=any(entry.kind == "weight" for entry in simulation.timeline)),
         *_axis(seconds, scale, height - look.AXIS_HEIGHT),
         *_rows(shown, simulation, with_titles=bars <= MOST_TITLES),
         "</svg>",
@@ -69,12 +69,14 @@ def _heading(simulation: Simulation, title: str, each: str) -> str:
     return f"{title}: {speed}" if title else speed
 
 
-def _legend() -> Iterator[str]:
+def _legend(*, with_weights: bool) -> Iterator[str]:
     """What the colours and marks mean, in one line below the heading."""
     x, y = look.PLOT_LEFT, 38
+    weights = ((("weight",), "weight gradients"),) if with_weights else ()
     entries = (
         (("f0", "f1", "f2"), "forward stage:micro-batch"),
         (("b0", "b1", "b2"), "its backward"),
+        *weights,
         (("x",), "input sent"),
         (("reduce",), "all-reduce"),
         (("update",), "update"),

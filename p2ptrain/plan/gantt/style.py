@@ -3,7 +3,8 @@
 A chart is opened alone in a browser or embedded by <img>, where no style sheet of the page reaches
 it and no script runs. So it brings its own background and, for dark pages, its own dark colours.
 Micro-batches cycle through twelve hues in an order in which neighbours differ; a backward is the
-dark variant of its forward's hue.
+dark variant of its forward's hue. Gradients of weights, where they are computed apart, are all of
+one colour: what matters of them is where they fill a gap.
 """
 
 from __future__ import annotations
@@ -50,12 +51,14 @@ text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-seri
 .on-f{fill:#10141a}.on-b{fill:#fff}.wait{fill:url(#idle)}.edge{fill:none;stroke:#c4ccd4}
 .hatch{stroke:#d5dbe1}.line{fill:#eef1f4}.grid{stroke:#8c959f;stroke-opacity:.3}
 .x{fill:#8c959f}.many{fill:#5b7fa6}.reduce{fill:#8250df}.update{fill:#cf222e}
+.weight{fill:#bf8700}
 """
 
 _DARK = """\
 text{fill:#e6edf3}.page{fill:#0d1117}.dim{fill:#9198a1}.on-f{fill:#10141a}.on-b{fill:#fff}
 .edge{stroke:#3d444d}.hatch{stroke:#30363d}.line{fill:#1c2129}.grid{stroke-opacity:.4}
 .many{fill:#6f9bcb}.reduce{fill:#a371f7}.update{fill:#ff7b72}
+.weight{fill:#d29922}
 """
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.draft import Draft, split_usually
 from p2ptrain.plan.search.climb import climb_fine
 from p2ptrain.plan.search.deferring import with_split
 from p2ptrain.plan.search.divider import Divider
@@ -24,7 +24,6 @@ from p2ptrain.plan.shared.judge import Judge, Judged
 from p2ptrain.plan.shared.orders import whole_seconds
 from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.shared.rules import Rules
-from p2ptrain.plan.shared.zero_bubble import split_usually
 from p2ptrain.plan.work import Work
 
 OVERDRAFT_TASKS = 12_000

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.draft import Draft, split_usually
 from p2ptrain.plan.request import Schedule
 from p2ptrain.plan.search.climb import climb_fine, climb_sizes
 from p2ptrain.plan.search.divider import Divider
@@ -20,7 +20,7 @@ from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.shared.judge import Judge, Judged
 from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.shared.rules import Rules
-from p2ptrain.plan.shared.zero_bubble import best_split, split_usually
+from p2ptrain.plan.shared.zero_bubble import best_split
 
 EFFORT = 0.3
 """Of the second search, by that of the first."""

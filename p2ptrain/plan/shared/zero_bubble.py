@@ -13,19 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, with_held
+from p2ptrain.plan.draft import Draft, split_backwards
 from p2ptrain.plan.shared.judge import Judge, Judged
 
 WORTH = 0.999
 """Holding more costs memory: it must gain a thousandth."""
-
-
-def split_usually(cost: CostModel, draft: Draft) -> Draft:
-    """Every stage holds what the first one has in flight, as far as memory allows.
-
-    A first stage of one device is not split; `draft` itself where there is no other.
-    """
-    return _split(cost, draft, draft.warmup[0], first=len(draft.groups[0].devices) > 1)
 
 
 def split_variants(cost: CostModel, draft: Draft) -> Iterator[Draft]:
@@ -33,7 +25,7 @@ def split_variants(cost: CostModel, draft: Draft) -> Iterator[Draft]:
     levels = (1, draft.warmup[0], 2 * draft.warmup[0], draft.split.micro_batches)
     shared = len(draft.groups[0].devices) > 1
     found = (
-        _split(cost, draft, level, first=first)
+        split_backwards(cost, draft, level, first=first)
         for level in levels
         for first in ((False, True) if shared else (False,))
     )
@@ -57,11 +49,3 @@ def best_split(judge: Judge, draft: Draft, reserve_tasks: int = 0) -> Judged | N
         if best is None or seconds < best.seconds * WORTH:
             best = Judged(seconds, variant)
     return best
-
-
-def _split(cost: CostModel, draft: Draft, level: int, *, first: bool) -> Draft:
-    """Every stage holds `level` micro-batches, or as many as it has in flight."""
-    wanted = [level] * len(draft.groups)
-    if not first:
-        wanted[0] = 0
-    return with_held(cost, draft, wanted)

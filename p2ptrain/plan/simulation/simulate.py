@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from p2ptrain.errors import OptionError
 from p2ptrain.plan.check import check_plan
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group, peak_bytes
+from p2ptrain.plan.draft import Draft, Group, peak_bytes, split_usually
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode
+from p2ptrain.plan.request import Mode, Schedule
 from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.simulation.steady import run_steadily, steady_seconds
 from p2ptrain.plan.simulation.timeline import (
@@ -67,18 +68,33 @@ def simulate(
     *,
     timeline: bool = True,
     overlap: bool = False,
+    schedule: Schedule | None = None,
 ) -> Simulation:
     """One round of `plan`, or steady running of an asynchronous one.
 
-    With `overlap` as the runtime does it, from one round to the next.
+    With `overlap` as the runtime does it, from one round to the next; with `schedule` as if the
+    plan's backwards were whole (1F1B) or split as usual (zero-bubble).
 
     Raises:
-        OptionError: the plan does not belong to this profile and cluster; `overlap` of an
-            asynchronous plan.
+        OptionError: the plan does not belong to this profile and cluster; `overlap` or split
+            backwards of an asynchronous plan; `schedule` says auto.
     """
     check_plan(plan, profile, cluster)
     cost = CostModel(profile, cluster, overlap=overlap, mode=plan.mode)
-    return simulate_draft(cost, draft_of(plan, cost), timeline=timeline)
+    draft = _scheduled(cost, draft_of(plan, cost), schedule)
+    return simulate_draft(cost, draft, timeline=timeline)
+
+
+def _scheduled(cost: CostModel, draft: Draft, schedule: Schedule | None) -> Draft:
+    if schedule is None:
+        return draft
+    if schedule is Schedule.AUTO:
+        raise OptionError("schedule auto is for planners: a simulation follows one or the other")
+    if schedule is Schedule.ONE_F_ONE_B:
+        return replace(draft, held=())
+    if cost.mode is Mode.ASYNC:
+        raise OptionError("schedule zero-bubble is of synchronous rounds, not mode async")
+    return split_usually(cost, draft)
 
 
 def draft_of(plan: Plan, cost: CostModel) -> Draft:

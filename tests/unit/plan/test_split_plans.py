@@ -10,6 +10,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import alone, draft_groups, peak_bytes, with_held
+from p2ptrain.plan.gantt.chart import draw_gantt
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
@@ -126,3 +127,25 @@ def test_asynchronous_backwards_are_not_split() -> None:
     content["stages"][0]["held"] = content["stages"][0]["warmup"]
     with pytest.raises(OptionError, match="held: the backward is split in mode sync only"):
         Plan.from_json(content)
+
+
+def test_a_simulation_follows_the_plan_or_the_schedule_asked_for() -> None:
+    plan = make_plan(TWELVE, THREE, replace(REQUEST, planner="pp"))
+    split = make_plan(TWELVE, THREE, replace(REQUEST, planner="pp", schedule=Schedule.ZERO_BUBBLE))
+
+    def seconds(plan: Plan, schedule: Schedule | None) -> float:
+        return simulate(plan, TWELVE, THREE, schedule=schedule).round_seconds
+
+    assert seconds(split, None) == seconds(plan, Schedule.ZERO_BUBBLE)
+    assert seconds(plan, None) == seconds(split, Schedule.ONE_F_ONE_B)
+    with pytest.raises(OptionError, match="schedule auto is for planners"):
+        seconds(plan, Schedule.AUTO)
+
+
+def test_a_chart_shows_weight_gradients_in_a_colour_of_their_own() -> None:
+    plan = make_plan(TWELVE, THREE, replace(REQUEST, schedule=Schedule.ZERO_BUBBLE))
+    chart = draw_gantt(simulate(plan, TWELVE, THREE))
+    assert chart.count('class="weight"') == 2 * 8 + 1  # two split stages, and the legend
+    assert 'class="weight"' not in draw_gantt(
+        simulate(plan, TWELVE, THREE, schedule=Schedule.ONE_F_ONE_B)
+    )
