@@ -23,6 +23,8 @@ class StagePlace:
         shares: one a device, at least 1: samples of each micro-batch, or whole micro-batches of a
             round; a device alone takes everything, whatever its share.
         allocation: what the shares count.
+        held: the backward is split, and so many micro-batches at most are without their weight
+            gradients (`plan.schedule.ZeroBubble`); None = it is not.
     """
 
     first: int
@@ -31,6 +33,7 @@ class StagePlace:
     devices: tuple[str, ...]
     shares: tuple[int, ...]
     allocation: Allocation = Allocation.SAMPLES
+    held: int | None = None
 
     @property
     def leader(self) -> str:
@@ -152,6 +155,7 @@ def _stage_fields(place: StagePlace) -> dict[str, Any]:
         "devices": list(place.devices),
         "shares": list(place.shares),
         "allocation": str(place.allocation),
+        "held": place.held,
     }
 
 
@@ -173,12 +177,15 @@ def _read_stage(entry: object) -> StagePlace:
             "devices": [str(), *_] as devices,
             "shares": [int(), *_] as shares,
             "allocation": "samples" | "micro_batches" as allocation,
+            "held": int() | None as held,
         } if warmup >= 1 and len(shares) == len(devices) == len(set(devices)):
             place = StagePlace(
-                first, end, warmup, tuple(devices), tuple(shares), Allocation(allocation)
+                first, end, warmup, tuple(devices), tuple(shares), Allocation(allocation), held
             )
         case _:
-            raise ProtocolError("a stage has units, warmup, devices, shares and allocation")
+            raise ProtocolError("a stage has units, warmup, devices, shares, allocation and held")
+    if place.held is not None and place.held < place.warmup:
+        raise ProtocolError("a split backward holds at least its stage's warm-up")
     if not all(isinstance(device, str) and len(device) <= 64 for device in place.devices):
         raise ProtocolError("a stage's devices are ids")
     if not all(isinstance(share, int) and share >= 1 for share in place.shares):

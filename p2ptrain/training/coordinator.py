@@ -227,6 +227,7 @@ class CoordinatorService:
                     devices=tuple(ids[device.name] for device in stage.devices),
                     shares=tuple(device.share for device in stage.devices),
                     allocation=stage.allocation,
+                    held=stage.held,
                 )
                 for stage in plan.stages
             ),

@@ -242,6 +242,10 @@ class Inlet:
         elif len(self._slices) > self._box.capacity:
             raise ProtocolError(f"{self._name}: more than {self._box.capacity} arrived unasked")
 
+    def has(self, key: PieceKey) -> bool:
+        """Whether `take` would not wait."""
+        return key in self._box
+
     async def take(self, key: PieceKey) -> Gathered:
         """Wait for a piece."""
         return await self._box.take(key)

@@ -28,6 +28,9 @@ class Mailbox(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __contains__(self, key: K) -> bool:
+        return key in self._items
+
     def put(self, key: K, item: V) -> None:
         """Deliver `item`.
 

@@ -47,6 +47,7 @@ class StageLines:
             index=self._index,
             last=self._is_last,
             warmup=self._place.warmup,
+            held=self._place.held,
             seed=self._assignment.seed,
             uses_targets=any(self._description.target_uses(first, end, m.value) for m in Mode),
             division=self._divisions[self._index],

@@ -10,6 +10,9 @@ while the outlets hand finished activations and gradients to the links.
                             |
                        all-reduce in the group, begun during the last backward
 
+Where the plan splits the backward, gradients of weights are computed while an input is awaited, and
+the rest before the update (`plan.schedule.ZeroBubble`).
+
 A device that shares the stage with others does those tasks of the stage's order in which it has a
 part.
 """
@@ -22,14 +25,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from p2ptrain.errors import TrainingError
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.stage import Stage
-from p2ptrain.plan.schedule import Action, one_f_one_b
+from p2ptrain.plan.schedule import Action, ZeroBubble, one_f_one_b
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.division import Division
 from p2ptrain.training.inlet import Gathered, Inlet, Piece, Value
@@ -38,6 +41,7 @@ from p2ptrain.training.protocol import PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
 
 T = TypeVar("T")
+_Backward: TypeAlias = Callable[[int, Sequence[Value]], list[Tensor | None]]
 
 
 class NotFinite(TrainingError):
@@ -63,6 +67,7 @@ class StageTask:
         index: number of the stage, from 0.
         last: whether it is the one that computes the loss.
         warmup: K_p.
+        held: most micro-batches without their weight gradients; None = the backward is not split.
         seed: of the job.
         uses_targets: whether the holder sends it targets.
         division: how its devices divide the work.
@@ -73,6 +78,7 @@ class StageTask:
     index: int
     last: bool
     warmup: int
+    held: int | None
     seed: int
     uses_targets: bool
     division: Division
@@ -212,15 +218,48 @@ class StageRunner:
     async def _train(self, order: RoundOrder) -> float:
         if self._lines.reduction is not None:
             self._lines.reduction.begin(order)
+        if self.task.held is None:
+            loss = await self._in_strict_order(order)
+        else:
+            loss = await self._in_two_parts(order, self.task.held)
+        await self._update(order)
+        return loss
+
+    async def _in_strict_order(self, order: RoundOrder) -> float:
         loss = 0.0
         actions = list(self._own_actions(order.round))
         for number, (action, piece) in enumerate(actions):
             if action.kind == "forward":
                 loss += await self._forward(order, piece)
             else:
-                await self._backward(piece, is_last=number == len(actions) - 1)
-        await self._update(order)
+                final = self._final() if number == len(actions) - 1 else None
+                await self._backward(piece, partial(self.stage.backward, final=final))
         return loss
+
+    async def _in_two_parts(self, order: RoundOrder, held: int) -> float:
+        loss = 0.0
+        pieces = {piece.key.micro_batch: piece for piece in self.task.pieces(order.round)}
+        schedule = ZeroBubble([action for action, _ in self._own_actions(order.round)], held)
+
+        def is_ready(action: Action) -> bool:
+            return self._has_inputs(action, pieces[action.micro_batch].key)
+
+        while (action := schedule.next(is_ready)) is not None:
+            piece = pieces[action.micro_batch]
+            if action.kind == "forward":
+                loss += await self._forward(order, piece)
+            elif action.kind == "backward":
+                await self._backward(piece, self.stage.backward_inputs)
+            else:
+                await self._weights(action.micro_batch)
+        await self._weights(*schedule.pending, final=self._final())
+        return loss
+
+    def _has_inputs(self, action: Action, key: PieceKey) -> bool:
+        lines = self._lines
+        if action.kind == "backward":
+            return lines.gradients is None or lines.gradients.has(key)
+        return lines.activations.has(key) and (not self.task.uses_targets or lines.targets.has(key))
 
     def _own_actions(self, shape: Round) -> Iterator[tuple[Action, Piece]]:
         """The stage's order without the micro-batches in which this device has no part."""
@@ -239,6 +278,7 @@ class StageRunner:
             weight=weight if self.task.last else None,
             seed=(self.task.seed, order.round.step, _draw(piece)),
             share=piece.samples / piece.size,
+            split=self.task.held is not None,
         )
         run = partial(_on_joined, forward, inputs, targets)
         outputs = await self._run((1, -self.task.index), run)
@@ -247,21 +287,21 @@ class StageRunner:
             return 0.0
         return self._checked_loss(outputs[0].item(), order, piece.key) * weight
 
-    async def _backward(self, piece: Piece, *, is_last: bool) -> None:
+    async def _backward(self, piece: Piece, compute: _Backward) -> None:
         inlet = self._lines.gradients
         given = None if inlet is None else await inlet.take(piece.key)
-        run = partial(self._compute_backward, piece.key.micro_batch, given, is_last)
+        run = partial(_on_joined_gradients, compute, piece.key.micro_batch, given)
         result = await self._run((0, self.task.index), run)
         if self._lines.backward is not None:
             await self._lines.backward.put(piece, result)
 
-    def _compute_backward(
-        self, number: int, given: Gathered | None, is_last: bool
-    ) -> list[Tensor | None]:
-        gradients = given.join() if given is not None else []
-        reduction = self._lines.reduction
-        final = reduction.final if is_last and reduction is not None else None
-        return self.stage.backward(number, gradients, final=final)
+    async def _weights(self, *keys: int, final: Callable[[str], None] | None = None) -> None:
+        run = partial(self.stage.backward_weights, *keys, final=final)
+        await self._run((2, -self.task.index), run)
+
+    def _final(self) -> Callable[[str], None] | None:
+        """What the last backward of a round tells which gradients are final."""
+        return None if self._lines.reduction is None else self._lines.reduction.final
 
     async def _update(self, order: RoundOrder) -> None:
         if self._lines.reduction is not None:
@@ -331,6 +371,12 @@ def _on_joined(
     """Put the parts of a piece together in the compute thread, and go on with them."""
     joined = _tensors(targets.join()) if targets is not None else []
     return function(_tensors(inputs.join()), joined)
+
+
+def _on_joined_gradients(
+    compute: _Backward, number: int, given: Gathered | None
+) -> list[Tensor | None]:
+    return compute(number, given.join() if given is not None else [])
 
 
 def _draw(piece: Piece) -> int:

@@ -21,10 +21,14 @@ DEALT = Allocation.MICRO_BATCHES
 
 @dataclass(frozen=True)
 class Stage:
-    """`shares` of the next devices; what they count."""
+    """`shares` of the next devices; what they count; whether the backward is split.
+
+    `slack`: so many micro-batches more than the warm-up may be without their weight gradients.
+    """
 
     shares: tuple[int, ...]
     allocation: Allocation = Allocation.SAMPLES
+    slack: int | None = None
 
 
 def divided(*shares: int) -> Stage:
@@ -63,5 +67,6 @@ def _planned(stages: Sequence[Stage], units: int, split: BatchSplit) -> tuple[Pl
         borders = (index * units // len(stages), (index + 1) * units // len(stages))
         members = tuple(DeviceShare(next(names), share) for share in stage.shares)
         depth = min(split.micro_batches, device_count(stages[index:]) + len(stages) - index - 1)
-        planned.append(PlannedStage(borders, members, depth, stage.allocation))
+        held = None if stage.slack is None else min(split.micro_batches, depth + stage.slack)
+        planned.append(PlannedStage(borders, members, depth, stage.allocation, held=held))
     return tuple(planned)
