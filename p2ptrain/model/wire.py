@@ -2,7 +2,8 @@
 
 What arrives has the sender's values bit for bit, its strides, and its position on the 64-byte grid,
 in memory that torch allocated. Each of these has been seen to change later results when it was
-lost. The meta is part of a message's header; the bytes are one of its parts.
+lost. The meta is part of a message's header; the bytes are one of its parts. Where a job asked for
+another `WireFormat`, values are rounded to it; the meta names it, and both must have the same.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.layout import ALIGNMENT, Layout, checked_layout
+from p2ptrain.model.wire_format import WireFormat, decode, encode
 
 _DTYPES = (
     torch.float32,
@@ -69,15 +71,17 @@ class PackedTensor:
     """A tensor ready to be sent.
 
     Attributes:
-        meta: CBOR-able [dtype, shape, strides, requires_grad, offset on the 64-byte grid].
-        part: its bytes, read-only, format "B"; shares the tensor's memory where that is dense.
+        meta: CBOR-able [dtype, shape, strides, requires_grad, offset on the 64-byte grid], and the
+            wire format where values were rounded.
+        part: its bytes, read-only, format "B"; shares the tensor's memory where that is dense and
+            nothing was rounded.
     """
 
     meta: list[Any]
     part: memoryview
 
 
-def pack(tensor: torch.Tensor) -> PackedTensor:
+def pack(tensor: torch.Tensor, wire: WireFormat = WireFormat.EXACT) -> PackedTensor:
     """Prepare a strided CPU tensor for sending; no copy when it is dense in any permutation.
 
     The part keeps the memory alive. Nobody may write to the tensor until the part has been sent.
@@ -98,7 +102,11 @@ def pack(tensor: torch.Tensor) -> PackedTensor:
         tensor.requires_grad,
         _grid_offset(plain),
     ]
-    return PackedTensor(meta, _bytes_of(_compact(plain, layout)).toreadonly())
+    flat = _compact(plain, layout)
+    if wire.applies(flat.dtype, flat.numel()):
+        meta.append(wire.value)
+        flat = encode(flat, wire)
+    return PackedTensor(meta, _bytes_of(flat).toreadonly())
 
 
 def _grid_offset(tensor: torch.Tensor) -> int:
@@ -137,14 +145,20 @@ class Unpacking:
     Args:
         meta: as the peer sent it.
         expected: dtype and shape by this device's own plan.
+        wire: the job's format.
 
     Raises:
         ProtocolError: the meta is not what `pack` makes of a tensor of that dtype and shape.
             Nothing has been allocated then.
     """
 
-    def __init__(self, meta: object, expected: tuple[torch.dtype, tuple[int, ...]]) -> None:
-        if not isinstance(meta, list) or len(meta) != _META_LENGTH:
+    def __init__(
+        self,
+        meta: object,
+        expected: tuple[torch.dtype, tuple[int, ...]],
+        wire: WireFormat = WireFormat.EXACT,
+    ) -> None:
+        if not isinstance(meta, list) or not _META_LENGTH <= len(meta) <= _META_LENGTH + 1:
             raise ProtocolError("a tensor's description is malformed")
         self._dtype, shape = expected
         if dtype_named(meta[0]) != self._dtype:
@@ -152,16 +166,17 @@ class Unpacking:
         self._layout = checked_layout(meta[1], meta[2], shape, self._dtype.itemsize)
         self._requires_grad = self._checked_requires_grad(meta[3])
         self._offset_bytes = self._checked_offset(meta[4])
+        self._wire = self._checked_wire(meta[_META_LENGTH:], wire)
 
     @property
     def part_bytes(self) -> int:
         """Bytes of the part that must follow."""
-        return self._layout.compact_elements * self._dtype.itemsize
+        return self._wire.encoded_bytes(self._dtype, self._layout.compact_elements)
 
     @cached_property
     def buffer(self) -> memoryview:
         """Writable, format "B", exactly `part_bytes` long; allocated at the first use."""
-        return _bytes_of(self._flat)
+        return _bytes_of(self._flat if self._encoded is None else self._encoded)
 
     def tensor(self) -> torch.Tensor:
         """The tensor, once `buffer` has been filled: a leaf with the sender's `requires_grad`.
@@ -169,6 +184,8 @@ class Unpacking:
         Raises:
             ProtocolError: a boolean tensor with bytes other than 0 and 1.
         """
+        if self._encoded is not None:
+            decode(self._encoded, self._flat, self._wire)
         if self._dtype == torch.bool and (self._flat.view(torch.uint8) > 1).any():
             raise ProtocolError("a boolean tensor holds other values than 0 and 1")
         flat = self._flat if self._layout.is_dense else self._scattered()
@@ -181,6 +198,13 @@ class Unpacking:
     def _flat(self) -> torch.Tensor:
         """Where the part arrives: dense memory is used as it is, on the sender's grid offset."""
         return self._allocate(self._layout.compact_elements)
+
+    @cached_property
+    def _encoded(self) -> torch.Tensor | None:
+        """Where rounded values arrive; None where they arrive exactly."""
+        if not self._wire.applies(self._dtype, self._layout.compact_elements):
+            return None
+        return torch.empty(self.part_bytes, dtype=torch.uint8)
 
     def _allocate(self, elements: int) -> torch.Tensor:
         """Uninitialised, 1-D, as far past the 64-byte grid as the sender's memory."""
@@ -200,6 +224,12 @@ class Unpacking:
         if not isinstance(value, bool) or (value and not can):
             raise ProtocolError(f"a tensor of {self._dtype} cannot require a gradient")
         return value
+
+    def _checked_wire(self, names: list[object], wire: WireFormat) -> WireFormat:
+        rounded = wire.applies(self._dtype, self._layout.compact_elements)
+        if names != ([wire.value] if rounded else []):
+            raise ProtocolError(f"a tensor came as {names or 'exact'} in a job of {wire.value}")
+        return wire
 
     def _checked_offset(self, value: object) -> int:
         ok = type(value) is int and 0 <= value < ALIGNMENT and value % self._dtype.itemsize == 0
