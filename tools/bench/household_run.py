@@ -56,6 +56,7 @@ class HouseholdRuns:
                 raise CellError(f"train ended with exit code {code}: {holder.story()}")
         return {
             **_figures(cell, rounds, holder.said),
+            "train_options": list(self._train_options),
             "spent": begin.until(end),
             "peak_anonymous_bytes": memory.peak_bytes,
         }
