@@ -11,15 +11,12 @@ its two parts. Both ways' gradients are compared bit for bit. Synthetic data, ra
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else each profile prints two lines
 
 import torch
 from torch import Tensor, nn
