@@ -163,6 +163,7 @@ class Engine:
     _busy_uplinks: set[int] = field(default_factory=set)
     _busy_downlinks: set[int] = field(default_factory=set)
     _count: int = 0
+    _defers: bool = False
 
     @property
     def busy_seconds(self) -> dict[int, float]:
@@ -190,6 +191,7 @@ class Engine:
     def _run_lanes(self) -> float:
         """When the last task and transfer end."""
         now = 0.0
+        self._defers = any(lane.deferred is not None for lane in self.lanes)
         self._begin()
         self._start_tasks(now, self._by_device)
         self._start_transfers(now)
@@ -265,7 +267,8 @@ class Engine:
             lane = lanes[0] if len(lanes) == 1 else self._first_ready(lanes)
             place = len(lane.ends)
             if place == len(lane.tasks) or lane.missing[lane.tasks[place]]:
-                self._start_weights(now, lanes)
+                if self._defers:
+                    self._start_weights(now, lanes)
                 continue
             task = lane.tasks[place]
             end = now + lane.seconds[task]

@@ -301,6 +301,8 @@ class _GroupRound:
                 window, _ = most_in_window(self.draft.groups[p].shares, lane.place, depth)
             trips = (pieces - 1) // max(window, 1)
             chain = max(chain, trips * lane.trip + min(lane.last_trip, lane.trip))
+        if not self.draft.splits(p):
+            return lane.start + chain + lane.tail
         group, units = self.draft.groups[p], self.draft.units[p]
         reduce = self.cost.all_reduce_seconds(group.devices, *units)
         return lane.start + max(chain + lane.tail, lane.load + lane.deferred + reduce)
