@@ -87,6 +87,7 @@ def measure_units(
     *,
     batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES,
     budget_seconds: float = DEFAULT_BUDGET_SECONDS,
+    most_seconds: float = 0.0,
     memory_bytes: int | None = None,
     clock: Clock | None = None,
 ) -> UnitMeasurements:
@@ -99,12 +100,20 @@ def measure_units(
         description: the captured model.
         batch_sizes: numbers of samples to time; the smallest always is.
         budget_seconds: for all sizes together. A device too slow for it measures fewer sizes.
+        most_seconds: what a slow device may take instead, for the sake of larger sizes.
         memory_bytes: sizes that need more than this are left out.
         clock: tests bring their own.
     """
     chain = UnitChain(description)
     may_run = _memory_guard(description, chain, memory_bytes)
-    times = time_units(chain, batch_sizes, budget_seconds, clock=clock, may_run=may_run)
+    times = time_units(
+        chain,
+        batch_sizes,
+        budget_seconds,
+        most_seconds=most_seconds,
+        clock=clock,
+        may_run=may_run,
+    )
     saved, largest = chain.saved_bytes, max(times)
     return UnitMeasurements(
         input_bytes=_bytes_per_sample(description.inputs),

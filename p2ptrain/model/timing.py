@@ -94,6 +94,7 @@ def time_units(
     batch_sizes: Sequence[int],
     budget_seconds: float,
     *,
+    most_seconds: float = 0.0,
     clock: Clock | None = None,
     may_run: Callable[[int], bool] = lambda batch: True,
 ) -> dict[int, UnitTimes]:
@@ -102,14 +103,22 @@ def time_units(
     The smallest size is always measured: one pass to warm up, at least one that counts. A larger
     one is left out, with all above it, when two passes of it are expected to exceed the budget, or
     where `may_run` forbids it; the time goes to more passes of the one before.
+
+    Args:
+        budget_seconds: for all sizes, with passes repeated where there is time.
+        most_seconds: a slow device may take so long instead, for sizes that it runs twice only:
+            planners must know how much cheaper a sample is in a large batch.
     """
     clock = clock or Clock()
-    deadline = clock.wall() + budget_seconds
+    started = clock.wall()
+    deadline = started + budget_seconds
+    latest = started + max(budget_seconds, most_seconds)
     sizes = sorted(set(batch_sizes))
     passes: dict[int, list[_Pass]] = {}
     for place, batch in enumerate(sizes):
         left = deadline - clock.wall()
-        if place and not (_fits(batch, sizes[place - 1], passes, left) and may_run(batch)):
+        allowed = latest - clock.wall()
+        if place and not (_fits(batch, sizes[place - 1], passes, allowed) and may_run(batch)):
             _repeat(runner, sizes[place - 1], passes[sizes[place - 1]], clock, deadline)
             break
         _one_pass(runner, batch, clock, split=True)

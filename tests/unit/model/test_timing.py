@@ -180,3 +180,13 @@ def test_a_size_that_may_not_run_ends_the_series() -> None:
 def test_sizes_are_measured_once_and_ascending() -> None:
     device = Device()
     assert list(time_units(device, [4, 1, 4], 9.0, clock=device.clock)) == [1, 4]
+
+
+def test_a_slow_device_takes_longer_for_larger_sizes_but_repeats_nothing() -> None:
+    device = Device(0.2)
+    assert list(time_units(device, [1, 4, 16], 0.5, clock=device.clock)) == [1]
+    device = Device(0.2)
+    times = time_units(device, [1, 4, 16, 64], 0.5, most_seconds=4.0, clock=device.clock)
+    assert list(times) == [1, 4, 16]
+    assert device.passes.count(16) == 2
+    assert device.wall <= 4.0
