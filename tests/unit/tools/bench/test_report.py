@@ -69,6 +69,7 @@ def test_fractions_and_ratio_to_the_better_rival() -> None:
     assert row.rival == pytest.approx(0.5)
     assert row.best_of_ours is not None
     assert row.best_of_ours[0] == "auto"
+    assert row.best_of_ours[1] == pytest.approx(0.75)
     assert row.over_rival == pytest.approx(1.5)
     assert row.target == 0.70
 
@@ -87,6 +88,7 @@ def test_until_auto_is_measured_the_best_planner_stands_for_it() -> None:
     (row,) = rows(measured(dp=6.0, pp=15.0))
     assert row.best_of_ours is not None
     assert row.best_of_ours[0] == "pp"
+    assert row.best_of_ours[1] == pytest.approx(15 / 24)
     assert row.over_rival is None
 
 
