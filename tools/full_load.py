@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,15 +57,15 @@ def measure(testbed: Testbed, seconds: float, traffic: bool) -> list[Row]:
     with ExitStack() as stack:
         if traffic:
             for device in devices:
-                stack.enter_context(_running(device, "receive"))
+                stack.enter_context(running(device, "receive"))
             for device, other in zip(devices, [*devices[1:], devices[0]], strict=True):
-                stack.enter_context(_running(device, "send", other.address))
-        working = [stack.enter_context(_running(device, "compute")) for device in devices]
+                stack.enter_context(running(device, "send", other.address))
+        working = [stack.enter_context(running(device, "compute")) for device in devices]
         time.sleep(1.0)  # past the first burst, and the slow start of TCP
         counters = [_Counters(device) for device in devices]
         for process in working:
             _tell(process, str(seconds))
-        paces = [json.loads(process.stdout.readline()) for process in working]
+        paces = [float(_said(process)) for process in working]
         return [counter.row(pace) for counter, pace in zip(counters, paces, strict=True)]
 
 
@@ -109,7 +108,7 @@ class _Counters:
 
 
 @contextmanager
-def _running(device: EmulatedDevice, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(device: EmulatedDevice, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """One of the commands below on a device, once it is ready."""
     process: subprocess.Popen[Any] = device.popen(
         [sys.executable, __file__, "--inside", *arguments],
@@ -118,8 +117,7 @@ def _running(device: EmulatedDevice, *arguments: str) -> Iterator[subprocess.Pop
         text=True,
     )
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n", f"{device.name}: {arguments} did not start"
+        assert _said(process) == "ready\n", f"{device.name}: {arguments} did not start"
         yield process
     finally:
         process.kill()
@@ -130,6 +128,11 @@ def _tell(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(f"{line}\n")
     process.stdin.flush()
+
+
+def _said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
 def compute() -> None:
@@ -143,7 +146,7 @@ def compute() -> None:
     while time.monotonic() - began < told[0]:
         hashlib.sha256(_BYTES).digest()
         hashes += 1
-    print(json.dumps(hashes / (time.thread_time() - used)), flush=True)
+    print(hashes / (time.thread_time() - used), flush=True)
 
 
 def receive() -> None:
@@ -177,7 +180,7 @@ def main() -> None:
         print(report(measure(testbed, arguments.seconds, arguments.traffic), row.pace))
 
 
-INSIDE = {"compute": compute, "receive": receive, "send": send}
+INSIDE: dict[str, Callable[..., None]] = {"compute": compute, "receive": receive, "send": send}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--inside"]:

@@ -43,6 +43,11 @@ class Device:
         return self._process.name
 
     @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    @property
     def stderr(self) -> str:
         """The last lines of its stderr."""
         return "\n".join(self._process.stderr)
@@ -170,7 +175,7 @@ class Household:
     def __init__(
         self,
         folder: Path,
-        prefixes: dict[str, Sequence[str]] | None = None,
+        prefixes: Mapping[str, Sequence[str]] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
         self._folder = folder

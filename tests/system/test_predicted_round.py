@@ -11,21 +11,11 @@ from pathlib import Path
 import pytest
 
 from tools.predicted_round import Setting, measure
-from tools.testbed import Testbed
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(150)]
 
 
-@pytest.fixture
-def _control_groups() -> None:
-    try:
-        with Testbed.of_shares((1.0,)):
-            pass
-    except OSError as error:
-        pytest.skip(f"control groups cannot be made here: {error}")
-
-
-@pytest.mark.usefixtures("_control_groups")
+@pytest.mark.usefixtures("emulation")
 async def test_a_round_takes_about_as_long_as_predicted(tmp_path: Path) -> None:
     setting = Setting("test", (0.5, 0.3), "1gbit", "cnn", 128, (32,))
     (row,) = await measure(setting, steps=8, folder=tmp_path)

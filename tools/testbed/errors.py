@@ -15,3 +15,5 @@ class HouseholdError(ValueError):
 
 class TestbedError(RuntimeError):
     """The machine cannot emulate the household, or not any more."""
+
+    __test__ = False  # for pytest: no test, for all its name

@@ -1,0 +1,201 @@
+"""An emulated household is what it says: shares, rates, memory, misfortunes, and nothing left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tools import full_load
+from tools.testbed import EmulatedDevice, Household, Testbed, TestbedError
+from tools.testbed.control_groups import ROOT
+from tools.testbed.record import FOLDER, device_file
+
+pytestmark = [
+    pytest.mark.namespaces,
+    pytest.mark.household,
+    pytest.mark.timeout(60),
+    pytest.mark.usefixtures("emulation"),
+]
+
+MIB = 2**20
+ROOT_FOLDER = Path(__file__).parents[2]
+HOME = Household.parse(
+    "home",
+    """
+    rate = "100mbit"
+    memory = "256MiB"
+    [[device]]
+    name = "laptop"
+    cores = 0.4
+    [[device]]
+    name = "pi"
+    count = 2
+    cores = 0.2
+    """,
+)
+SPIN = ["sh", "-c", "while :; do :; done"]
+
+
+@pytest.fixture
+def home() -> Iterator[Testbed]:
+    with Testbed(HOME) as testbed:
+        yield testbed
+
+
+def _cores_used(device: EmulatedDevice, seconds: float) -> float:
+    """Over the next so many seconds."""
+    used, began = device.cpu_seconds(), time.monotonic()
+    time.sleep(seconds)
+    return (device.cpu_seconds() - used) / (time.monotonic() - began)
+
+
+def _sent_mbit(device: EmulatedDevice, seconds: float) -> float:
+    """Over the next so many seconds."""
+    sent, began = device.sent_bytes(), time.monotonic()
+    time.sleep(seconds)
+    return 8e-6 * (device.sent_bytes() - sent) / (time.monotonic() - began)
+
+
+def _until(reached: Callable[[], bool], words: str, within_seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + within_seconds
+    while not reached():
+        assert time.monotonic() < deadline, words
+        time.sleep(0.01)  # counters of the kernel: there is no event to wait for
+
+
+def test_all_devices_get_their_share_and_their_rate_at_once(home: Testbed) -> None:
+    rows = full_load.measure(home, 1.5, traffic=True)
+    for row in rows:
+        assert row.given == pytest.approx(row.cores, rel=0.08), rows
+        assert 80 < row.sent_mbit < 105, rows
+        assert 80 < row.received_mbit < 105, rows
+    assert sum(row.given for row in rows) == pytest.approx(0.8, rel=0.05), rows
+
+
+def test_shares_and_rates_change_while_commands_run(home: Testbed) -> None:
+    laptop, pi = home["laptop"], home["pi-1"]
+    with full_load.running(pi, "receive"), full_load.running(laptop, "send", pi.address):
+        pi.set_rate(10)
+        assert (pi.rate_mbit, laptop.rate_mbit) == (10, 100)
+        _until(lambda: _sent_mbit(laptop, 0.3) < 13, "a slower cable at the other end holds it up")
+        pi.set_rate(1000)
+        laptop.set_rate(400)
+        _until(lambda: _sent_mbit(laptop, 0.3) > 150, "a faster cable carries more", 10)
+    with laptop.popen(SPIN) as process:
+        for cores in (0.1, 0.6):
+            laptop.set_cores(cores)
+            assert _cores_used(laptop, 0.5) == pytest.approx(cores, rel=0.15)
+        laptop.lift()
+        assert _cores_used(laptop, 0.3) > 0.65
+        assert laptop.cores == 0.6
+        laptop.limit()
+        assert _cores_used(laptop, 0.5) == pytest.approx(0.6, rel=0.15)
+        process.kill()
+
+
+def test_who_takes_more_memory_than_there_is_is_killed(home: Testbed) -> None:
+    pi = home["pi-1"]
+    take = [sys.executable, "-c", f"x = b'x' * {150 * MIB}; print('taken')"]
+    assert pi.popen(take, stdout=subprocess.DEVNULL).wait() == 0
+    assert 150 * MIB < pi.memory_peak_bytes() < 256 * MIB
+    pi.set_memory(100 * MIB)
+    assert pi.popen(take, stdout=subprocess.DEVNULL).wait() == -9
+    assert pi.memory_bytes_now() < 100 * MIB
+    pi.set_memory(None)
+    assert pi.memory_bytes is None
+    assert pi.popen(take, stdout=subprocess.DEVNULL).wait() == 0
+
+
+def test_a_pulled_cable_breaks_no_connection(home: Testbed) -> None:
+    laptop, pi = home["laptop"], home["pi-1"]
+    with (
+        full_load.running(pi, "receive") as receiver,
+        full_load.running(laptop, "send", pi.address) as sender,
+    ):
+        pi.unplug()
+        _until(lambda: _sent_mbit(laptop, 0.1) < 1, "nothing is acknowledged any more")
+        pi.plug()
+        _until(lambda: _sent_mbit(laptop, 0.1) > 50, "the same connection goes on", 10)
+        assert sender.poll() is None
+        assert receiver.poll() is None
+
+
+def test_frozen_devices_stand_still_and_killed_ones_are_empty(home: Testbed) -> None:
+    laptop = home["laptop"]
+    process = laptop.popen(["sh", "-c", "while :; do :; done & while :; do :; done"])
+    _until(lambda: laptop.cpu_seconds() > 0.1, "it runs")
+    laptop.freeze()
+    assert _cores_used(laptop, 0.2) == 0
+    laptop.thaw()
+    assert _cores_used(laptop, 0.5) > 0.2
+    laptop.freeze()
+    laptop.kill()
+    assert process.wait(timeout=1) == -9
+    assert _cores_used(laptop, 0.1) == 0
+    assert laptop.popen(["true"]).wait() == 0
+
+
+def test_nothing_is_left_after_an_error() -> None:
+    def left() -> set[str]:
+        places = (Path("/run/netns"), FOLDER, ROOT / "cpu", ROOT / "memory", ROOT)
+        names = (file.name for place in places if place.exists() for file in place.iterdir())
+        return {name for name in names if testbed.tag in name}
+
+    def fail() -> None:
+        with testbed:
+            running.append(testbed["pi-2"].popen(SPIN))
+            assert left()
+            raise ZeroDivisionError
+
+    testbed, running = Testbed(HOME), list[subprocess.Popen[bytes]]()
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    (process,) = running
+    assert process.wait(timeout=1) == -9
+    assert left() == set()
+    with pytest.raises(TestbedError, match="has been closed"):
+        testbed["pi-2"].set_cores(0.5)
+
+
+def test_two_testbeds_do_not_meet(home: Testbed) -> None:
+    with Testbed.of_shares((0.1, 0.1)) as other:
+        assert home.devices[0].address == other.devices[0].address
+        home.devices[0].set_rate(5)
+        assert other.devices[0].rate_mbit is None
+        with full_load.running(other.devices[0], "receive"):
+            refused = home.devices[1].popen(
+                [sys.executable, full_load.__file__, "--inside", "send", "10.77.0.1"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            assert refused.wait(timeout=10) == 1
+
+
+def test_a_testbed_whose_process_was_killed_goes_with_the_next_one() -> None:
+    command = [sys.executable, "-m", "tools.testbed", "P1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT_FOLDER) as process:
+        assert process.stdout is not None
+        tag = process.stdout.readline().split(" as ")[1].split(";")[0]
+        process.stdout.readline()
+        assert device_file(tag, "device-1").exists()
+        process.kill()
+    with Testbed.of_shares((0.1,)):
+        assert not device_file(tag, "device-1").exists()
+
+
+def test_another_terminal_changes_a_device(home: Testbed) -> None:
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        whole = [sys.executable, "-m", "tools.testbed", *arguments]
+        return subprocess.run(whole, capture_output=True, text=True, timeout=10, cwd=ROOT_FOLDER)
+
+    changed = command("set", "pi-2", "--testbed", home.tag, "--rate", "1gbit", "--cores", "0.3")
+    assert "0.300 core    256 MiB  1000 Mbit/s" in changed.stdout, changed
+    assert (home["pi-2"].rate_mbit, home["pi-2"].cores) == (1000, 0.3)
+    entered = command("enter", "--testbed", home.tag, "pi-2", "hostname", "-I")
+    assert entered.stdout.split() == [home["pi-2"].address]
+    assert command("set", "nobody", "--cores", "0.3").returncode == 1
