@@ -90,6 +90,13 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep the plan except after a failure, a leave or a join",
     )
+    group.add_argument(
+        "--wire",
+        choices=("exact", "bf16", "int8"),
+        default="exact",
+        help="round activations and gradients between devices: half or a quarter of the bytes, "
+        "results change a little (docs/wire.md)",
+    )
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +194,7 @@ def override(job: Job, args: argparse.Namespace) -> Job:
 
 def train_options(args: argparse.Namespace) -> TrainOptions:
     """How to run the job."""
+    from p2ptrain.model.wire_format import WireFormat
     from p2ptrain.training.options import TrainOptions
 
     return TrainOptions(
@@ -202,6 +210,7 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         local=args.local,
         fresh=args.fresh,
         replan=not args.no_replan,
+        wire=WireFormat(args.wire),
     )
 
 

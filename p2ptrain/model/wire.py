@@ -16,7 +16,8 @@ import torch
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.layout import ALIGNMENT, Layout, checked_layout
-from p2ptrain.model.wire_format import WireFormat, decode, encode
+from p2ptrain.model.rounding import applies, decode, encode, encoded_bytes
+from p2ptrain.model.wire_format import WireFormat
 
 _DTYPES = (
     torch.float32,
@@ -103,7 +104,7 @@ def pack(tensor: torch.Tensor, wire: WireFormat = WireFormat.EXACT) -> PackedTen
         _grid_offset(plain),
     ]
     flat = _compact(plain, layout)
-    if wire.applies(flat.dtype, flat.numel()):
+    if applies(wire, flat.dtype, flat.numel()):
         meta.append(wire.value)
         flat = encode(flat, wire)
     return PackedTensor(meta, _bytes_of(flat).toreadonly())
@@ -171,7 +172,7 @@ class Unpacking:
     @property
     def part_bytes(self) -> int:
         """Bytes of the part that must follow."""
-        return self._wire.encoded_bytes(self._dtype, self._layout.compact_elements)
+        return encoded_bytes(self._wire, self._dtype, self._layout.compact_elements)
 
     @cached_property
     def buffer(self) -> memoryview:
@@ -202,7 +203,7 @@ class Unpacking:
     @cached_property
     def _encoded(self) -> torch.Tensor | None:
         """Where rounded values arrive; None where they arrive exactly."""
-        if not self._wire.applies(self._dtype, self._layout.compact_elements):
+        if not applies(self._wire, self._dtype, self._layout.compact_elements):
             return None
         return torch.empty(self.part_bytes, dtype=torch.uint8)
 
@@ -226,7 +227,7 @@ class Unpacking:
         return value
 
     def _checked_wire(self, names: list[object], wire: WireFormat) -> WireFormat:
-        rounded = wire.applies(self._dtype, self._layout.compact_elements)
+        rounded = applies(wire, self._dtype, self._layout.compact_elements)
         if names != ([wire.value] if rounded else []):
             raise ProtocolError(f"a tensor came as {names or 'exact'} in a job of {wire.value}")
         return wire

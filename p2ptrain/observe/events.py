@@ -136,7 +136,8 @@ class LeftOut:
 class PlanEvent(Event):
     """A plan takes effect; `reason` is start, failure, drift, join or leave.
 
-    `changes_results` says how its results differ from one device's; empty if not at all.
+    `changes_results` says how its results differ from one device's; empty if not at all. `wire`
+    says how values travel between devices: "exact", or rounded as "bf16" or "int8".
     """
 
     event = "plan"
@@ -148,6 +149,7 @@ class PlanEvent(Event):
     predicted_samples_per_s: float
     left_out: tuple[LeftOut, ...]
     changes_results: tuple[str, ...] = ()
+    wire: str = "exact"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net import cbor
 from p2ptrain.plan.allocation import Allocation
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, EpochKey, integer, text
+from p2ptrain.training.protocol import (
+    BLOB_LIMIT_BYTES,
+    EpochKey,
+    integer,
+    text,
+    wire_format,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,7 @@ class Assignment:
         seed: of the job; randomness inside the model derives from it.
         clip: whether a clipping coefficient is to be awaited before each update.
         first_step: updates already applied to the weights that are handed out.
+        wire: how activations, gradients and the parts of all-reduces travel.
     """
 
     key: EpochKey
@@ -79,6 +87,7 @@ class Assignment:
     seed: int
     clip: bool
     first_step: int
+    wire: WireFormat = WireFormat.EXACT
 
     @property
     def micro_batches(self) -> int:
@@ -109,6 +118,7 @@ class Assignment:
                 "seed": self.seed,
                 "clip": self.clip,
                 "first_step": self.first_step,
+                "wire": self.wire.value,
             }
         )
 
@@ -134,6 +144,7 @@ class Assignment:
             seed=integer(fields, "seed", -(2**63), 2**63),
             clip=bool(fields.get("clip")),
             first_step=integer(fields, "first_step"),
+            wire=wire_format(fields),
         )
         assignment.check()
         return assignment

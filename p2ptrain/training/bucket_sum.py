@@ -2,12 +2,17 @@
 
 Without IO. Chunks may arrive in any order: none of a device's steps depends on another, except that
 a chunk is sent on when it has arrived.
+
+Where values are rounded for the wire, whoever completes a chunk's sum rounds its own copy before
+it sends it. Rounding twice changes nothing, so all devices end with the same bits.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from p2ptrain.model.rounding import round_trip_
+from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.training.buckets import Ring
 
 
@@ -18,10 +23,14 @@ class BucketSum:
         flat: this device's part, 1-D; becomes the sum. Chunks of it are sent as they lie there, so
             its memory is given away and never used for anything else.
         present: a bit for each of the bucket's entries that has a value on this device.
+        wire: how chunks travel.
     """
 
-    def __init__(self, ring: Ring, flat: Tensor, present: int) -> None:
+    def __init__(
+        self, ring: Ring, flat: Tensor, present: int, wire: WireFormat = WireFormat.EXACT
+    ) -> None:
         self.flat = flat
+        self._wire = wire
         self._ring = ring
         self._present = [present] * ring.size
         self._received: set[int] = set()
@@ -40,7 +49,10 @@ class BucketSum:
     def outgoing(self, step: int) -> tuple[int, Tensor]:
         """What to send in `step`: presence bits and elements of the chunk."""
         number = self._ring.sent(step)
-        return self._present[number], self._chunk(number)
+        chunk = self._chunk(number)
+        if not self._ring.sums(step):
+            round_trip_(chunk, self._wire)
+        return self._present[number], chunk
 
     def sent(self) -> None:
         """One more chunk was handed to the link."""

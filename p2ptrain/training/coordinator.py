@@ -237,6 +237,7 @@ class CoordinatorService:
             seed=request.seed,
             clip=request.clip,
             first_step=request.first_step,
+            wire=request.wire,
         )
 
     # -- making ready ----------------------------------------------------------------------------

@@ -105,17 +105,22 @@ class EpochLinks:
         """Activations to a device of the next stage; in an evaluation once it may be sent more."""
         if piece.mode is Mode.EVAL:
             await self._credits[device].acquire()
-        await self._send(device, self._index + 1, "activations", piece, values)
+        line = self._line(self._index + 1, "activations")
+        send = self._shell.switchboard.send_values
+        await send(device, line, piece, values, wire=self._assignment.wire)
 
     async def send_backward(self, device: str, piece: Piece, values: Sequence[Value]) -> None:
         """Gradients to a device of the stage before."""
         line = self._line(self._index - 1, "gradients")
         send = self._shell.switchboard.send_values
-        await send(device, line, piece, values, PartKind.GRADIENT)
+        wire = self._assignment.wire
+        await send(device, line, piece, values, PartKind.GRADIENT, wire=wire)
 
     async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
         """Outputs to the holder."""
-        await self._send(self._assignment.holder, self._last + 1, "outputs", piece, values)
+        line = self._line(self._last + 1, "outputs")
+        send = self._shell.switchboard.send_values
+        await send(self._assignment.holder, line, piece, values)
 
     async def send_started(self, piece: Piece, targets: bool) -> None:
         """Credit to the holder, and in an evaluation to those of the stage before."""
@@ -294,12 +299,6 @@ class EpochLinks:
                 "norms": values[first : first + NORMS_PER_MESSAGE],
             }
             await self._shell.mesh.send(self._assignment.holder, Message(NORMS, fields))
-
-    async def _send(
-        self, device: str, stage: int, flow: str, piece: Piece, values: Sequence[Value]
-    ) -> None:
-        line = self._line(stage, flow)
-        await self._shell.switchboard.send_values(device, line, piece, values)
 
     def _line(self, stage: int, flow: str) -> Line:
         return Line(self._assignment.key, stage, flow)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
+from p2ptrain.model.rounding import decoded, encode, encoded_bytes
 from p2ptrain.net.message import Fields
 from p2ptrain.training.bucket_sum import BucketSum
 from p2ptrain.training.buckets import Bucket, Ring
@@ -63,7 +64,7 @@ class _Arriving:
     """What this device was sent and has not used yet.
 
     Attributes:
-        opened: frames whose bytes are arriving -> where to.
+        opened: frames whose bytes are arriving -> where to, as they travel.
         held: bucket that this device has not begun, as (ordinal, number) -> its whole frames.
         next_round: index of the round after this one, once a frame has named it.
     """
@@ -241,7 +242,8 @@ class GroupReduction:
         assert self._order is not None
         flat, present = self._summed.pack(bucket, self._order.round.step + 1)
         self._begun += 1
-        self._sums[bucket.index] = BucketSum(self._ring, flat, present)
+        wire = self._summed.wire(bucket)
+        self._sums[bucket.index] = BucketSum(self._ring, flat, present, wire)
         self._outgoing.put_nowait((bucket.index, 0))
         for frame, values in self._arriving.held.pop((self._ordinal, bucket.index), ()):
             self._receive(frame, values)
@@ -278,13 +280,15 @@ class GroupReduction:
             assert self._order is not None
             total = self._sums[index]
             present, chunk = total.outgoing(step)
+            bucket = self._summed.buckets[index]
             fields = {
                 "round": self._order.round.index,
                 "bucket": index,
                 "step": step,
-                "present": present.to_bytes(_present_bytes(self._summed.buckets[index]), "little"),
+                "present": present.to_bytes(_present_bytes(bucket), "little"),
             }
-            parts = [_bytes_of(chunk)] if chunk.numel() else []
+            encoded = encode(chunk, self._summed.wire(bucket))
+            parts = [_bytes_of(encoded)] if chunk.numel() else []
             await self._switchboard.send_frame(self._next, self._line, fields, parts)
             total.sent()
             self._complete(index)
@@ -297,25 +301,34 @@ class GroupReduction:
         """
         frame = self._checked(fields)
         bucket = self._summed.buckets[frame.bucket]
-        first, end = self._ring.chunk(self._ring.received(frame.step), bucket.elements)
-        sizes = [(end - first) * bucket.dtype.itemsize] if end > first else []
+        elements = self._elements(frame)
+        sizes = [encoded_bytes(self._summed.wire(bucket), bucket.dtype, elements)] * bool(elements)
         if list(part_bytes) != sizes:
             raise ProtocolError(f"a chunk of {list(part_bytes)} bytes instead of {sizes}")
-        chunk = torch.empty(end - first, dtype=bucket.dtype)
-        self._arriving.opened[frame.key] = chunk
-        return [_bytes_of(chunk)] if sizes else []
+        encoded = torch.empty(sum(sizes), dtype=torch.uint8)
+        self._arriving.opened[frame.key] = encoded
+        return [_bytes_of(encoded)] if sizes else []
 
     def deliver(self, peer: str, fields: Fields) -> None:
         """A frame opened before has arrived whole."""
         frame = self._read(fields)
-        values = self._arriving.opened.pop(frame.key, None)
-        if values is None:
+        encoded = self._arriving.opened.pop(frame.key, None)
+        if encoded is None:
             raise ProtocolError("a chunk was never opened")
+        bucket = self._summed.buckets[frame.bucket]
+        wire = self._summed.wire(bucket)
+        values = decoded(encoded, bucket.dtype, self._elements(frame), wire)
         if frame.ordinal == self._ordinal and frame.bucket in self._sums:
             self._receive(frame, values)
         else:
             waiting = self._arriving.held.setdefault((frame.ordinal, frame.bucket), [])
             waiting.append((frame, values))
+
+    def _elements(self, frame: _Frame) -> int:
+        """Of the frame's chunk."""
+        bucket = self._summed.buckets[frame.bucket]
+        first, end = self._ring.chunk(self._ring.received(frame.step), bucket.elements)
+        return end - first
 
     def _read(self, fields: Fields) -> _Frame:
         """The frame, if it is one of this epoch's ring."""

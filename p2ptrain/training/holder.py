@@ -162,6 +162,7 @@ class HolderRun:
             alone=self._options.local,
             sharing=prepared.sharing,
             memory_bytes={},
+            wire=self._options.wire,
         )
 
     # -- while -----------------------------------------------------------------------------------

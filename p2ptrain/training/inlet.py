@@ -18,6 +18,7 @@ from torch import Tensor, dtype
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire import Unpacking, pack
+from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.training.division import Slice
 from p2ptrain.training.mailbox import Mailbox
@@ -86,6 +87,7 @@ def to_messages(
     piece: Piece,
     values: Sequence[Value],
     part_kind: PartKind,
+    wire: WireFormat = WireFormat.EXACT,
 ) -> list[Message]:
     """The messages that carry `values`; an empty list of values still takes one."""
     messages = []
@@ -93,7 +95,7 @@ def to_messages(
         entries: list[Any] = []
         parts: list[memoryview] = []
         for value in values[first : first + VALUES_PER_MESSAGE]:
-            packed = None if value is None else pack(value)
+            packed = None if value is None else pack(value, wire)
             entries.append(None if packed is None else packed.meta)
             parts += [] if packed is None else [packed.part]
         fields = {
@@ -164,12 +166,14 @@ class Contents:
         expected: (mode, samples) -> what each value must be.
         dimensions: mode -> which dimension of each value counts samples; None = none does.
         optional: values may be None, and what all samples share is summed (gradients).
+        wire: how they travel.
     """
 
     name: str
     expected: Callable[[Mode, int], Sequence[Expected]]
     dimensions: Callable[[Mode], Sequence[int | None]]
     optional: bool = False
+    wire: WireFormat = WireFormat.EXACT
 
 
 class Inlet:
@@ -280,4 +284,4 @@ class Inlet:
     def _receive(self, entry: Any, expected: Expected) -> Unpacking | None:
         if entry is None and self._contents.optional:
             return None
-        return Unpacking(entry, expected)
+        return Unpacking(entry, expected, self._contents.wire)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2ptrain.errors import OptionError
+from p2ptrain.model.wire_format import WireFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class TrainOptions:
         local: train on this device alone, without a network, by the same code.
         fresh: begin anew even if members hold this job unfinished.
         replan: allow changes of plan while nothing failed.
+        wire: how activations, gradients and the parts of all-reduces travel between devices:
+            exactly, or rounded ("bf16", "int8"), which changes results a little.
     """
 
     wait_for: int = 1
@@ -42,6 +45,7 @@ class TrainOptions:
     local: bool = False
     fresh: bool = False
     replan: bool = True
+    wire: WireFormat = WireFormat.EXACT
 
     def __post_init__(self) -> None:
         if self.wait_for < 1:

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net import cbor
 from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text, wire_format
 from p2ptrain.training.sharing import Sharing
 
 
@@ -28,6 +29,7 @@ class PlanningRequest:
         sharing: how stages may be shared among devices.
         memory_bytes: what devices proved to have, by id, where they said more before.
         epoch: the number the new plan gets, at least.
+        wire: how activations, gradients and the parts of all-reduces travel.
     """
 
     job: str
@@ -50,6 +52,7 @@ class PlanningRequest:
     alone: bool
     sharing: Sharing
     memory_bytes: Mapping[str, int]
+    wire: WireFormat = WireFormat.EXACT
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
@@ -59,6 +62,7 @@ class PlanningRequest:
                 "optimizer": dict(self.optimizer),
                 "sharing": self.sharing.fields(),
                 "memory_bytes": dict(self.memory_bytes),
+                "wire": self.wire.value,
             }
         )
 
@@ -89,6 +93,7 @@ class PlanningRequest:
             alone=bool(fields.get("alone")),
             sharing=Sharing.read(fields.get("sharing")),
             memory_bytes=_read_memory(fields.get("memory_bytes")),
+            wire=wire_format(fields),
         )
 
 

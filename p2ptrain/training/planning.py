@@ -101,6 +101,7 @@ def plan_event(answer: PlanningAnswer, description: ModelDescription, reason: st
         predicted_samples_per_s=plan["predicted"]["samples_per_s"],
         left_out=tuple(LeftOut(out["name"], out["reason"]) for out in plan["left_out"]),
         changes_results=changes_of(plan),
+        wire=answer.assignment.wire.value,
     )
 
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.training.rounds import Mode, Round
 
 PLAN_REQUEST = "plan.request"
@@ -67,6 +68,14 @@ def text(fields: Mapping[str, Any], key: str, limit: int = 256) -> str:
     if not isinstance(value, str) or len(value) > limit:
         raise ProtocolError(f"field {key!r} is not a text of at most {limit} characters")
     return value
+
+
+def wire_format(fields: Mapping[str, Any]) -> WireFormat:
+    """The field "wire", or ProtocolError."""
+    value = fields.get("wire")
+    if value not in set(WireFormat):
+        raise ProtocolError(f"unknown wire format {value!r}: use the same p2ptrain version")
+    return WireFormat(value)
 
 
 def number(fields: Mapping[str, Any], key: str) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.division import sample_dimension
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.values import ValueDescription
+from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.division import Division, Slice, divisions
 from p2ptrain.training.epoch_links import EpochLinks, Shell
@@ -59,11 +61,17 @@ class StageLines:
         """Make inlets and outlets, and let the neighbours' frames in."""
         holder = Division.of_holder(self._assignment)
         before = self._divisions[self._index - 1] if self._index else holder
-        entering = contents_at(
-            self._description, self._place.first, f"activations of stage {self._index}"
+        wire = self._assignment.wire
+        entering = replace(
+            contents_at(
+                self._description, self._place.first, f"activations of stage {self._index}"
+            ),
+            wire=wire if self._index else WireFormat.EXACT,  # the holder's inputs stay exact
         )
-        leaving = contents_at(
-            self._description, self._place.end, f"gradients of stage {self._index}", optional=True
+        leaving = replace(
+            contents_at(self._description, self._place.end, f"gradients of stage {self._index}"),
+            optional=True,
+            wire=wire,
         )
         return Lines(
             activations=self._inlet("activations", entering, before),
@@ -121,12 +129,11 @@ class StageLines:
             return None
         line = Line(self._assignment.key, self._index, FLOW)
         me, switchboard = self._shell.mesh.self_id, self._shell.switchboard
-        return GroupReduction(Summed(stage), line, self._place.devices, me, switchboard)
+        summed = Summed(stage, wire=self._assignment.wire)
+        return GroupReduction(summed, line, self._place.devices, me, switchboard)
 
 
-def contents_at(
-    description: ModelDescription, boundary: int, name: str, *, optional: bool = False
-) -> Contents:
+def contents_at(description: ModelDescription, boundary: int, name: str) -> Contents:
     """What crosses the cut before unit `boundary`, either way."""
 
     def expected(mode: Mode, size: int) -> list[Expected]:
@@ -135,7 +142,7 @@ def contents_at(
     def dimensions(mode: Mode) -> list[int | None]:
         return [sample_dimension(value) for value in description.crossing(boundary, mode.value)]
 
-    return Contents(name, expected, dimensions, optional=optional)
+    return Contents(name, expected, dimensions)
 
 
 def _expected(value: ValueDescription, size: int) -> Expected:

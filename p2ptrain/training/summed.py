@@ -16,6 +16,7 @@ from p2ptrain.errors import TrainingError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.stage import Stage
+from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.plan.overlap import BUCKET_BYTES
 from p2ptrain.training.buckets import Bucket, Entry, Summand, buckets_of
 
@@ -46,8 +47,14 @@ class Summed:
         statistics_names: of the sums that are theirs.
     """
 
-    def __init__(self, stage: Stage, bucket_bytes: int = BUCKET_BYTES) -> None:
-        """The sums of a stage that was built with `shared=True`."""
+    def __init__(
+        self,
+        stage: Stage,
+        bucket_bytes: int = BUCKET_BYTES,
+        wire: WireFormat = WireFormat.EXACT,
+    ) -> None:
+        """The sums of a stage that was built with `shared=True`; `wire` is the job's."""
+        self._wire = wire
         parameters = stage.parameters()
         names = gradient_order(stage.description, stage.first, stage.end)
         self._parameters = {name: parameters[name] for name in names}
@@ -58,6 +65,10 @@ class Summed:
         summands = [Summand(name, t.dtype, t.numel()) for name, t in tensors.items()]
         self.statistics_names = frozenset(self._sums)
         self.buckets = buckets_of(summands, bucket_bytes)
+
+    def wire(self, bucket: Bucket) -> WireFormat:
+        """How a bucket's chunks travel: exactly where running statistics are among them."""
+        return WireFormat.EXACT if bucket.names & self.statistics_names else self._wire
 
     def pack(self, bucket: Bucket, step: int) -> tuple[Tensor, int]:
         """A bucket's elements, 1-D in new memory, and a bit for each entry that has a value.

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
+from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
 from p2ptrain.training.inlet import Inlet, Piece, Value, to_messages
 from p2ptrain.training.protocol import STARTED, VALUES, EpochKey, integer, text
@@ -123,8 +124,9 @@ class Switchboard:
         values: Sequence[Value],
         part_kind: PartKind = PartKind.ACTIVATION,
         priority: Priority = Priority.TENSOR,
+        wire: WireFormat = WireFormat.EXACT,
     ) -> None:
-        """Send a piece to a stage, on this device without any copy.
+        """Send a piece to a stage, on this device without any copy and exactly.
 
         Raises LinkClosed if the device is out of reach.
         """
@@ -133,7 +135,7 @@ class Switchboard:
             if epoch is not None:
                 epoch.inlets[line.stage, line.flow].put(device, piece, list(values))
             return
-        for message in to_messages(VALUES, line.fields(), piece, values, part_kind):
+        for message in to_messages(VALUES, line.fields(), piece, values, part_kind, wire):
             await self._mesh.send(device, message, priority)
 
     async def send_frame(

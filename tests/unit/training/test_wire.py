@@ -1,0 +1,109 @@
+"""Rounded values between devices: announced, a little different, the same bits on all replicas."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.model.wire_format import WireFormat
+from p2ptrain.observe.describe import describe
+from p2ptrain.observe.events import Event, Step
+from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.bucket_sum import BucketSum
+from p2ptrain.training.buckets import Ring
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.protocol import EpochKey
+from tests import zoo
+from tests.curves import Case, difference, job_of, outcome_of, plain_torch
+from tests.reference import Outcome
+from tests.unit.training.group_plans import Stage, dealt, device_count, divided, force
+from tests.unit.training.household import Devices, devices
+from tests.unit.training.test_groups import _check_replicas
+
+BF16, INT8 = WireFormat.BF16, WireFormat.INT8
+ROUNDED = pytest.mark.parametrize("wire", [BF16, INT8])
+
+
+def assignment(wire: WireFormat) -> Assignment:
+    place = StagePlace(0, 3, devices=("a",), shares=(4,), warmup=1)
+    return Assignment(
+        EpochKey("job", 1), 1, "a", "digest", (place,), 4, 4, {}, 0, False, 0, wire=wire
+    )
+
+
+@pytest.mark.parametrize("wire", WireFormat)
+def test_the_choice_travels_with_the_assignment(wire: WireFormat) -> None:
+    assert Assignment.from_bytes(assignment(wire).to_bytes()) == assignment(wire)
+
+
+def test_an_unknown_format_is_refused() -> None:
+    data = assignment(BF16).to_bytes().replace(b"dwiredbf16", b"dwiredbf17")
+    with pytest.raises(ProtocolError, match="bf17"):
+        Assignment.from_bytes(data)
+
+
+async def trained(
+    monkeypatch: pytest.MonkeyPatch,
+    plan: Sequence[Stage],
+    wire: WireFormat,
+    model: str = "mlp",
+) -> tuple[Outcome, Outcome, Devices]:
+    """What training by `plan` gives, and plain torch."""
+    force(monkeypatch, plan)
+    case = Case(model, devices=device_count(plan), steps=3)
+    made = zoo.make(case.model)
+    async with devices(case.devices) as household:
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == case.steps:
+                _check_replicas(household)
+
+        options = TrainOptions(wait_for=case.devices, steps=case.steps, wire=wire)
+        await household.holder_run(job_of(case, made), options, listen).run()
+    return outcome_of(household.losses, made), plain_torch(case), household
+
+
+@ROUNDED
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+async def test_replicas_stay_equal_and_results_change_a_little(
+    monkeypatch: pytest.MonkeyPatch, model: str, wire: WireFormat
+) -> None:
+    plan = [divided(4), dealt(1, 2, 1)] if model == "cnn" else [dealt(2, 2)]
+    outcome, exact, household = await trained(monkeypatch, plan, wire, model)
+    found = difference(outcome, exact)
+    assert 1e-6 < found.state < 0.05  # float32 alone would be off by some 1e-7
+    assert household.plan.wire == wire.value
+    assert f"--wire {wire.value}" in describe(household.plan)
+
+
+async def test_exact_is_not_worth_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, household = await trained(monkeypatch, [divided(4), divided(4)], WireFormat.EXACT)
+    assert household.plan.wire == "exact"
+    assert "--wire" not in describe(replace(household.plan))
+
+
+@ROUNDED
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_rounded_ring_ends_with_equal_bits_near_the_sum(size: int, wire: WireFormat) -> None:
+    generator = torch.Generator().manual_seed(size)
+    parts = [torch.randn(300 * size, generator=generator) for _ in range(size)]
+    sums = [BucketSum(Ring(k, size), part.clone(), 1, wire) for k, part in enumerate(parts)]
+    due, draw = [(place, 0) for place in range(size)], random.Random(0)
+    while due:
+        place, step = due.pop(draw.randrange(len(due)))
+        bits, chunk = sums[place].outgoing(step)
+        values = chunk.clone()
+        sums[place].sent()
+        after = (place + 1) % size
+        following = sums[after].receive(step, bits, values)
+        due += [] if following is None else [(after, following)]
+    for total in sums:
+        assert torch.equal(total.flat, sums[0].flat)
+    error = (sums[0].flat - sum(parts)).abs().max()
+    assert 0 < error < 0.1
