@@ -18,30 +18,16 @@ PLANNERS: Mapping[str, str] = {
     "dp": "every device the whole model, shares by speed and memory",
     "single": "the fastest device alone",
 }
-STRAIGHT = ("auto", "ftpipehd", "pp", "single")
-"""Those whose plans `train` executes: with one device a stage."""
 
 
 def any_planner(text: str) -> str:
-    """A planner of `p2ptrain plan`."""
+    """A planner of `p2ptrain plan` and `p2ptrain train`."""
     if text == "tiles":
         raise argparse.ArgumentTypeError("the planner tiles is not built yet")
     if text not in PLANNERS:
-        raise argparse.ArgumentTypeError(_unknown(text, tuple(PLANNERS)))
+        raise argparse.ArgumentTypeError(_unknown(text))
     return text
 
 
-def straight_planner(text: str) -> str:
-    """A planner of `p2ptrain train`."""
-    if text in PLANNERS and text not in STRAIGHT:
-        raise argparse.ArgumentTypeError(
-            f"stages of several devices, as {text} makes them, are planned by `p2ptrain plan` and "
-            f"executed from a later version on: choose from {', '.join(STRAIGHT)}"
-        )
-    if text not in STRAIGHT:
-        raise argparse.ArgumentTypeError(_unknown(text, STRAIGHT))
-    return text
-
-
-def _unknown(text: str, known: tuple[str, ...]) -> str:
-    return f"there is no planner {text!r} here: choose from {', '.join(known)}"
+def _unknown(text: str) -> str:
+    return f"there is no planner {text!r} here: choose from {', '.join(PLANNERS)}"

@@ -12,7 +12,7 @@ from p2ptrain.cli import groups, options
 from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.own_place import own_place
-from p2ptrain.cli.planners import straight_planner
+from p2ptrain.cli.planners import PLANNERS, any_planner
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.usage import DONE, UsageError
 from p2ptrain.cli.waiting import sigterm_interrupts
@@ -72,11 +72,9 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--planner",
         metavar="NAME",
-        type=straight_planner,
+        type=any_planner,
         default="auto",
-        help="auto: the fastest plan found; pp: a straight pipeline over all devices, equal "
-        "shares of time; ftpipehd: the same as FTPipeHD divides it; single: one device "
-        "(default: auto)",
+        help="; ".join(f"{name}: {words}" for name, words in PLANNERS.items()) + " (default: auto)",
     )
     group.add_argument("--mode", metavar="MODE", type=_mode, default="sync", help="sync")
     group.add_argument(

@@ -116,12 +116,14 @@ class PlannedStage:
     """A stage: units [first, end) and the state_dict names that live there.
 
     `allocation` says what the shares count: samples of each micro-batch, or whole micro_batches.
+    `warmup` is K_p, the most micro-batches that are forwarded and not yet backwarded.
     """
 
     units: tuple[int, int]
     devices: tuple[PlannedDevice, ...]
     parameters: tuple[str, ...]
     allocation: str = "samples"
+    warmup: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class PlanEvent(Event):
 
     `changes_results` says how its results differ from one device's; empty if not at all. `wire`
     says how values travel between devices: "exact", or rounded as "bf16" or "int8".
+    `predicted_peak_bytes` is the memory each device needs for it, by name.
     """
 
     event = "plan"
@@ -150,6 +153,7 @@ class PlanEvent(Event):
     left_out: tuple[LeftOut, ...]
     changes_results: tuple[str, ...] = ()
     wire: str = "exact"
+    predicted_peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,17 @@ def parse_event(body: Mapping[str, Any]) -> ev.Event | None:
     if kind is None:
         return None
     try:
-        return kind(**{f.name: _read(f, body[ev.name(f)]) for f in dataclasses.fields(kind)})
+        fields = dataclasses.fields(kind)
+        return kind(**{f.name: _read(f, body[ev.name(f)]) for f in fields if _is_needed(f, body)})
     except (KeyError, TypeError):  # of a newer version of p2ptrain
         return None
+
+
+def _is_needed(field: dataclasses.Field[Any], body: Mapping[str, Any]) -> bool:
+    """Fields with a default were added later: an older version does not write them."""
+    missing = dataclasses.MISSING
+    required = field.default is missing and field.default_factory is missing
+    return required or ev.name(field) in body
 
 
 def _read(field: dataclasses.Field[Any], value: Any) -> Any:
@@ -30,7 +38,13 @@ def _read(field: dataclasses.Field[Any], value: Any) -> Any:
 def _stage(body: Mapping[str, Any]) -> ev.PlannedStage:
     first, end = body["units"]
     devices = tuple(ev.PlannedDevice(d["name"], d["share"]) for d in body["devices"])
-    return ev.PlannedStage((first, end), devices, tuple(body["parameters"]))
+    return ev.PlannedStage(
+        units=(first, end),
+        devices=devices,
+        parameters=tuple(body["parameters"]),
+        allocation=body.get("allocation", "samples"),
+        warmup=body.get("warmup", 1),
+    )
 
 
 def _left_out(body: Mapping[str, Any]) -> ev.LeftOut:
@@ -39,5 +53,6 @@ def _left_out(body: Mapping[str, Any]) -> ev.LeftOut:
 
 _NESTED: dict[str, Callable[[Any], Any]] = {
     "stages": lambda bodies: tuple(map(_stage, bodies)),
+    "changes_results": tuple,
     "left_out": lambda bodies: tuple(map(_left_out, bodies)),
 }

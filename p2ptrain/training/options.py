@@ -16,8 +16,8 @@ class TrainOptions:
     Attributes:
         wait_for: devices to wait for before planning, this one included.
         wait_timeout_seconds: give up waiting after this long; None waits for ever.
-        planner: "auto" (leaves out devices that do not help), "pp" (straight pipeline over all
-            devices), "ftpipehd" (the same, divided as in that paper) or "single".
+        planner: "auto" (leaves out devices that do not help), "hybrid", "pipedream", "ftpipehd",
+            "pp" (straight pipeline over all devices), "dp" or "single".
         steps: updates in all, resumed ones included; with `Job.epochs` the smaller wins.
         checkpoint: folder that receives checkpoints: after every epoch, at the end, and in between
             at intervals that cost at most some 5 % of the time.

@@ -102,6 +102,7 @@ def plan_event(answer: PlanningAnswer, description: ModelDescription, reason: st
         left_out=tuple(LeftOut(out["name"], out["reason"]) for out in plan["left_out"]),
         changes_results=changes_of(plan),
         wire=answer.assignment.wire.value,
+        predicted_peak_bytes=plan["predicted"]["peak_bytes"],
     )
 
 
@@ -112,6 +113,7 @@ def _stage(stage: dict[str, Any], description: ModelDescription) -> PlannedStage
         devices=tuple(PlannedDevice(d["name"], d["share"]) for d in stage["devices"]),
         parameters=tuple(description.state_dict_names(first, end)),
         allocation=stage.get("allocation", "samples"),
+        warmup=stage["warmup"],
     )
 
 

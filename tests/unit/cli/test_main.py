@@ -50,7 +50,7 @@ def test_help_explains_with_an_example(command: str, capsys: pytest.CaptureFixtu
         ["join", "--code", "123"],
         ["join", "--cod", "12345678"],
         ["train"],
-        ["train", "x.py", "--planner", "dp"],
+        ["train", "x.py", "--planner", "tiles"],
         ["train", "x.py", "--mode", "async"],
         ["train", "x.py", "--steps", "0"],
         ["train", "x.py", "--out", "weights.bin"],
@@ -70,18 +70,7 @@ def test_a_planner_that_is_not_here_names_those_that_are(
 ) -> None:
     with pytest.raises(SystemExit):
         cli.main(["train", "x.py", "--planner", "fast"])
-    assert (
-        "no planner 'fast' here: choose from auto, ftpipehd, pp, single" in capsys.readouterr().err
-    )
-
-
-def test_planners_of_shared_stages_are_for_planning_only(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["train", "x.py", "--planner", "hybrid"])
-    assert end.value.code == 2
-    assert "planned by `p2ptrain plan` and executed from a later" in capsys.readouterr().err
+    assert "no planner 'fast' here: choose from auto, hybrid, pipedream" in capsys.readouterr().err
 
 
 def test_usage_found_late_is_exit_code_2(

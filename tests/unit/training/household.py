@@ -55,7 +55,7 @@ class Devices:
 
 
 @asynccontextmanager
-async def devices(count: int, memory_bytes: int = 1 << 30) -> AsyncIterator[Devices]:
+async def devices(count: int, memory_bytes: int | None = 1 << 30) -> AsyncIterator[Devices]:
     """`count` devices called a, b, c, ..."""
     names = [chr(ord("a") + index) for index in range(count)]
     async with MemoryHousehold(names, link_speed=FAST) as mesh:

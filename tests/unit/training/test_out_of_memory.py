@@ -1,0 +1,88 @@
+"""Devices that have less memory than they said: planned for again, with the same result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from p2ptrain.errors import PlanError, TrainingError
+from p2ptrain.model.stage import Stage
+from p2ptrain.observe.events import PlanEvent, Step, Warned
+from p2ptrain.training import service
+from p2ptrain.training.options import TrainOptions
+from tests.unit.training.household import Devices, devices
+from tests.unit.training.test_job_life import make_job, on_step
+
+
+def failing_forward(fails: Callable[[], bool]) -> Callable[..., Any]:
+    """`Stage.forward`, out of memory in training (not in profiles) while `fails` says so."""
+    forward = Stage.forward
+
+    def run(self: Stage, *args: Any, **kwargs: Any) -> Any:
+        if "seed" in kwargs and fails():
+            raise MemoryError
+        return forward(self, *args, **kwargs)
+
+    return run
+
+
+async def _losses(household: Devices, planner: str = "pp") -> list[float]:
+    options = TrainOptions(wait_for=len(household.names), planner=planner, steps=3)
+    await household.holder_run(make_job(), options).run()
+    return household.losses
+
+
+async def test_out_of_memory_in_the_first_round_is_planned_again_from_the_same_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with devices(2) as household:
+        wanted = await _losses(household)
+    attempts = iter([False, True])  # the second forward of all
+    monkeypatch.setattr(Stage, "forward", failing_forward(lambda: next(attempts, False)))
+    async with devices(2) as household:
+        assert await _losses(household) == wanted
+        first, second = (e for e in household.events if isinstance(e, PlanEvent))
+    assert (first.reason, second.reason) == ("start", "failure")
+    assert second.epoch > first.epoch
+    assert [e.step for e in household.events if isinstance(e, Step)] == [1, 2, 3]
+    (warning,) = (e for e in household.events if isinstance(e, Warned))
+    assert "ran out of memory in the first round" in warning.message
+
+
+async def test_a_device_that_never_has_enough_ends_the_job_with_a_plain_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Stage, "forward", failing_forward(lambda: True))
+    async with devices(1) as household:
+        with pytest.raises(PlanError, match=r"the model needs .* bytes missing"):
+            await _losses(household, "single")
+
+
+async def test_out_of_memory_later_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = False
+
+    def fill() -> None:
+        nonlocal full
+        full = True
+
+    monkeypatch.setattr(Stage, "forward", failing_forward(lambda: full))
+    async with devices(2) as household:
+        options = TrainOptions(wait_for=2, planner="pp", steps=8)
+        run = household.holder_run(make_job(), options, on_step(household, 1, fill))
+        with pytest.raises(TrainingError, match="ran out of memory after step"):
+            await run.run()
+
+
+async def test_memory_that_is_gone_when_a_part_is_handed_out_is_planned_around(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between profile and preparation something else took it."""
+    left = iter([0])
+    monkeypatch.setattr(service, "available_memory_bytes", lambda: next(left, 1 << 30))
+    monkeypatch.setattr(service, "usable_memory_bytes", lambda: 1 << 30)
+    async with devices(2, memory_bytes=None) as household:
+        assert len(await _losses(household)) == 3
+        assert household.plan.reason == "start"
+        assert household.plan.epoch == 2, "the first plan was not carried out"

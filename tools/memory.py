@@ -1,0 +1,212 @@
+"""Predicted against measured peak memory of a job, on real processes of this machine (Linux).
+
+    unshare -rn bash -c 'ip link set lo up; python tools/memory.py [--only NAME,NAME]'
+
+For each setting a household is started, and trains a model of `tools/bench/models`. Measured is the
+most anonymous memory (RssAnon) of each process, read some fifty times a second, above what the
+process takes before the job: a member that is ready, and the holder when it has its script, its
+model and its data. Predicted is what the plan says of the device. The contract asks for 15% where
+a job takes more than 200 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.system.household import Device, Household  # noqa: E402
+from tools.bench.models import script  # noqa: E402
+
+CODE = "24681357"
+START_SECONDS = 180.0
+RUN_SECONDS = 400.0
+LOOK_SECONDS = 0.02
+LEAST_BYTES = 200e6
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One household and what it trains.
+
+    Attributes:
+        micro_batch: None lets the planner choose.
+    """
+
+    name: str
+    model: str
+    devices: int
+    batch_size: int
+    micro_batch: int | None
+    planner: str = "auto"
+    options: tuple[str, ...] = ()
+
+
+SETTINGS = (
+    Setting("mobilenet-1", "mobilenetv2", 1, 128, 32),
+    Setting("mobilenet-3", "mobilenetv2", 3, 128, 32, "pp"),
+    Setting("resnet-1", "resnet50", 1, 32, 8),
+    Setting("resnet-3", "resnet50", 3, 32, 8, "pp"),
+    Setting("vit-1", "vit", 1, 32, 16),
+    Setting("vit-3", "vit", 3, 64, 16, "pp"),
+    Setting("bert-1", "bert_small", 1, 16, 8),
+    Setting("bert-3", "bert_small", 3, 32, 8, "pp"),
+    Setting("vit-3-dp", "vit", 3, 96, 16, "dp"),
+    Setting("vit-3-hybrid", "vit", 3, 64, 16, "hybrid"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One device of one run; bytes."""
+
+    setting: str
+    device: str
+    part: str
+    before: int
+    predicted: int
+    measured: int
+
+    @property
+    def ratio(self) -> float:
+        """Predicted by measured."""
+        return self.predicted / self.measured
+
+
+class Watch:
+    """The anonymous memory of a process, looked at until it is cancelled.
+
+    Attributes:
+        peak_bytes: the most since `restart`.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._status = Path(f"/proc/{pid}/status")
+        self.peak_bytes = 0
+
+    def now(self) -> int:
+        """RssAnon, 0 when the process is gone."""
+        try:
+            lines = self._status.read_text().splitlines()
+        except OSError:
+            return 0
+        return next((int(line.split()[1]) << 10 for line in lines if "RssAnon" in line), 0)
+
+    async def run(self) -> None:
+        """Look, for ever."""
+        while True:
+            self.peak_bytes = max(self.peak_bytes, self.now())
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def measure(setting: Setting, steps: int, folder: Path) -> list[Row]:
+    """Train once; a row for each device of the plan."""
+    names = ["holder", *(f"member{i}" for i in range(1, setting.devices))]
+    async with Household(folder) as household:
+        members = [
+            await household.start(name, "join", "--code", CODE, "--memory", "8GiB")
+            for name in names[1:]
+        ]
+        for member in members:
+            await member.expect("ready", START_SECONDS)
+        holder = await household.start("holder", "train", *_arguments(setting, steps))
+        await holder.expect("ready", START_SECONDS)
+        devices = dict(zip(names, [holder, *members], strict=True))
+        return await _watched(setting, devices)
+
+
+def _arguments(setting: Setting, steps: int) -> Sequence[str]:
+    size = () if setting.micro_batch is None else ("--micro-batch", str(setting.micro_batch))
+    return (
+        str(script(setting.model)),
+        *("--wait-for", str(setting.devices), "--code", CODE, "--memory", "8GiB"),
+        *("-o", f"batch_size={setting.batch_size}", *size),
+        *("--planner", setting.planner, "--steps", str(steps), *setting.options),
+    )
+
+
+async def _watched(setting: Setting, devices: dict[str, Device]) -> list[Row]:
+    watches = {name: Watch(device.pid) for name, device in devices.items()}
+    before = {name: watch.now() for name, watch in watches.items()}
+    looking = [asyncio.create_task(watch.run()) for watch in watches.values()]
+    try:
+        await devices["holder"].succeed(RUN_SECONDS)
+    finally:
+        for task in looking:
+            task.cancel()
+    (plan,) = devices["holder"].events("plan")
+    return [
+        Row(
+            setting=setting.name,
+            device=name,
+            part=_part(plan, name),
+            before=before[name],
+            predicted=predicted,
+            measured=watches[name].peak_bytes - before[name],
+        )
+        for name, predicted in plan["predicted_peak_bytes"].items()
+    ]
+
+
+def _part(plan: dict[str, object], name: str) -> str:
+    stages = plan["stages"]
+    assert isinstance(stages, list)
+    return " ".join(
+        f"{stage['units'][0]}-{stage['units'][1]} K{stage['warmup']}"
+        for stage in stages
+        if name in [device["name"] for device in stage["devices"]]
+    )
+
+
+def report(rows: Sequence[Row]) -> str:
+    """The table, and in its last line the worst of the large jobs."""
+    lines = [
+        f"{'setting':14} {'device':8} {'units':12} {'before':>7} "
+        f"{'predicted':>9} {'measured':>9} {'ratio':>6}"
+    ]
+    lines += [
+        f"{row.setting:14} {row.device:8} {row.part:12} {row.before / MIB:7.0f} "
+        f"{row.predicted / MIB:9.0f} {row.measured / MIB:9.0f} {row.ratio:6.2f}"
+        for row in rows
+    ]
+    large = [abs(row.ratio - 1) for row in rows if row.measured > LEAST_BYTES]
+    if large:
+        lines.append(
+            f"jobs over 200 MB: median of |ratio - 1| {statistics.median(large):.3f}, "
+            f"worst {max(large):.3f}"
+        )
+    return "\n".join(lines)
+
+
+async def measure_all(settings: Sequence[Setting], steps: int) -> list[Row]:
+    """One setting after the other."""
+    rows = []
+    for setting in settings:
+        with tempfile.TemporaryDirectory() as folder:
+            rows += await measure(setting, steps, Path(folder))
+        print(report(rows), file=sys.stderr)
+    return rows
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="names of settings, separated by commas")
+    parser.add_argument("--steps", type=int, default=3)
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",") if arguments.only else [s.name for s in SETTINGS]
+    chosen = [setting for setting in SETTINGS if setting.name in wanted]
+    print(report(asyncio.run(measure_all(chosen, arguments.steps))))
+
+
+if __name__ == "__main__":
+    main()
