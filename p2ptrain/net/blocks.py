@@ -1,8 +1,12 @@
-"""LZ4 blocks of a part: each raw BLOCK_BYTES (the last shorter) travels as
+"""Compressed blocks of a part: each raw BLOCK_BYTES (the last shorter) travels as
 
     +---------------------------------------+----------------+
     | u32: bit 31 = stored raw, length below | `length` bytes |
     +---------------------------------------+----------------+
+
+Of a `Codec.SHUFFLED` part a block's bytes are first sorted by their place in elements of 4 bytes
+(Blosc's shuffle filter): the exponents of floats that LZ4 cannot shrink as they are then lie side
+by side. Blocks that are no whole number of elements, and stored ones, stay as they are.
 
 The raw size of a block follows from the receiver's own buffer, never from the peer: it bounds the
 decoder's output, and a result of another length is refused. Raw LZ4 does not detect corruption;
@@ -17,16 +21,21 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import lz4.block
+import numpy as np
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.net.frame import Codec
 
 BLOCK_BYTES = 128 * 1024
+ELEMENT_BYTES = 4
 STORED = 1 << 31
 
 _LENGTH = struct.Struct("!I")
 
 Filling: TypeAlias = Generator[memoryview, None, None]
 """Yields the next memory to fill completely, in wire order; ends when nothing is missing."""
+Decode: TypeAlias = Callable[[memoryview, memoryview, Codec], None]
+"""(packed, where to, how it was packed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +52,16 @@ class Block:
         return len(self.prefix) + len(self.content)
 
 
-def encode_block(raw: memoryview) -> Block:
+def encode_block(raw: memoryview, codec: Codec = Codec.LZ4) -> Block:
     """Compress at most BLOCK_BYTES; what does not shrink is stored as it is. Thread-safe."""
-    packed: bytes = lz4.block.compress(raw, store_size=False)
+    source = _planes(raw) if _sorted(raw, codec) else raw
+    packed: bytes = lz4.block.compress(source, store_size=False)
     if len(packed) < raw.nbytes:
         return Block(_LENGTH.pack(len(packed)), packed, raw.nbytes)
     return Block(_LENGTH.pack(raw.nbytes | STORED), raw, raw.nbytes)
 
 
-def decode_block(packed: memoryview, raw: memoryview) -> None:
+def decode_block(packed: memoryview, raw: memoryview, codec: Codec = Codec.LZ4) -> None:
     """Decompress into all of `raw`.
 
     Raises:
@@ -63,10 +73,14 @@ def decode_block(packed: memoryview, raw: memoryview) -> None:
         raise ProtocolError(f"an LZ4 block is broken or too long: {error}") from error
     if len(result) != raw.nbytes:
         raise ProtocolError(f"an LZ4 block holds {len(result)} bytes instead of {raw.nbytes}")
-    raw[:] = result
+    if _sorted(raw, codec):
+        planes = np.frombuffer(result, np.uint8).reshape(ELEMENT_BYTES, -1)
+        np.frombuffer(raw, np.uint8).reshape(-1, ELEMENT_BYTES)[:] = planes.T
+    else:
+        raw[:] = result
 
 
-def fill_blocks(buffer: memoryview, decode: Callable[[memoryview, memoryview], None]) -> Filling:
+def fill_blocks(buffer: memoryview, codec: Codec, decode: Decode) -> Filling:
     """Fill `buffer` from blocks. `decode` is `decode_block`, perhaps with a stopwatch around it.
 
     Raises:
@@ -84,7 +98,16 @@ def fill_blocks(buffer: memoryview, decode: Callable[[memoryview, memoryview], N
         else:
             _require(0 < word < raw.nbytes)
             yield packed[:word]
-            decode(packed[:word], raw)
+            decode(packed[:word], raw, codec)
+
+
+def _sorted(raw: memoryview, codec: Codec) -> bool:
+    return codec is Codec.SHUFFLED and raw.nbytes % ELEMENT_BYTES == 0
+
+
+def _planes(raw: memoryview) -> memoryview:
+    elements = np.frombuffer(raw, np.uint8).reshape(-1, ELEMENT_BYTES)
+    return np.ascontiguousarray(elements.T).reshape(-1).data
 
 
 def _require(plausible: bool) -> None:

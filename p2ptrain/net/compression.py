@@ -1,13 +1,14 @@
-"""Whether LZ4 pays on a link, for each kind of tensor: decided from what was measured.
+"""Whether compression pays on a link, and which, for each kind of tensor: decided by measurement.
 
 Sending raw costs 1/link seconds a raw byte; compressed, it costs
 
     1/compression speed + ratio/link + 1/decompression speed      (ratio = wire bytes / raw bytes)
 
-as both devices' processors also have a model to train. LZ4 is chosen while this is smaller by a
-margin. ReLU activations shrink, dense gradients do not; only measuring tells. While a kind goes
-raw, one block of it is compressed now and then just to know; while it is compressed, every block
-is a measurement, so a change shows within a few blocks.
+as both devices' processors also have a model to train. The cheapest way is taken where it is
+cheaper by a margin. Activations with many zeros shrink by LZ4 as they are, dense ones a little
+where their bytes are sorted first, many not at all (`tools/lz4_ratio.py`); only measuring tells.
+Ways that are not in use are tried on one block now and then; while one is in use every block is a
+measurement, so a change shows within a few blocks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dataclasses import dataclass, field
 from p2ptrain.net.frame import Codec
 from p2ptrain.net.message import PartKind
 
+WAYS = (Codec.LZ4, Codec.SHUFFLED)
+
 
 @dataclass(frozen=True, slots=True)
 class ChooserSettings:
@@ -25,22 +28,31 @@ class ChooserSettings:
     Attributes:
         enabled: False sends everything raw.
         least_part_bytes: smaller parts go raw: their share of the traffic is not worth a thread.
-        sample_seconds: a kind that goes raw is sampled this often. Shorter: notices sooner that
-            compression pays; longer: less processor time.
+        sample_seconds: a way that is not in use is tried this often. Shorter: notices sooner that
+            it pays; longer: less processor time.
         gain_to_start, gain_to_stop: raw cost / compressed cost above which compression starts,
             and below which it stops; apart, so that it does not flutter.
         newest_weight: of the latest measurement in an estimate. Larger: follows faster.
-        decompression_advantage: how many times faster LZ4 unpacks than packs, where the other
-            side's speed is unknown.
+        decompression_advantage: how many times faster than packing the other side unpacks LZ4 as
+            it is, where its speed is unknown; sorted bytes are unpacked no faster than packed.
     """
 
     enabled: bool = True
     least_part_bytes: int = 8 * 1024
     sample_seconds: float = 1.0
-    gain_to_start: float = 1.15
+    gain_to_start: float = 1.08
     gain_to_stop: float = 1.02
     newest_weight: float = 0.4
     decompression_advantage: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """A measurement: `raw_bytes` became `wire_bytes` in `seconds` of one thread."""
+
+    raw_bytes: int
+    wire_bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +61,28 @@ class Choice:
 
     Attributes:
         codec: how it travels.
-        sample: compress one of its blocks and report it, whatever the codec.
+        samples: compress one of its blocks in these ways too, and report it.
         reason: for logs and tests.
     """
 
     codec: Codec
-    sample: bool
+    samples: tuple[Codec, ...]
     reason: str
 
 
 @dataclass(slots=True)
-class _KindState:
+class _Way:
+    """Estimates for one kind of tensor and one codec; None before the first measurement."""
+
     ratio: float | None = None
-    compressing: bool = False
+    bytes_per_s: float | None = None
     sampled_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Kind:
+    ways: dict[Codec, _Way] = field(default_factory=lambda: {codec: _Way() for codec in WAYS})
+    in_use: Codec = Codec.RAW
 
 
 @dataclass(slots=True)
@@ -71,37 +91,33 @@ class CompressionChooser:
 
     settings: ChooserSettings = field(default_factory=ChooserSettings)
     link_bytes_per_s: float | None = None
-    compress_bytes_per_s: float | None = None
     decompress_bytes_per_s: float | None = None
-    _kinds: dict[PartKind, _KindState] = field(default_factory=dict)
+    _kinds: dict[PartKind, _Kind] = field(default_factory=dict)
 
     def choose(self, kind: PartKind, part_bytes: int, now: float) -> Choice:
         """How a part of `kind` and `part_bytes` raw bytes goes out at time `now` (seconds)."""
         settings = self.settings
         if not settings.enabled or kind is PartKind.OPAQUE:
-            return Choice(Codec.RAW, False, "never compressed")
+            return Choice(Codec.RAW, (), "never compressed")
         if part_bytes < settings.least_part_bytes:
-            return Choice(Codec.RAW, False, "too small to matter")
+            return Choice(Codec.RAW, (), "too small to matter")
         if self.link_bytes_per_s is None:
-            return Choice(Codec.RAW, False, "the link has not been the limit yet")
-        state = self._kinds.setdefault(kind, _KindState())
-        gain = self._gain(state)
-        if gain is None:
-            return self._raw(state, now, "not measured yet")
-        bar = settings.gain_to_stop if state.compressing else settings.gain_to_start
-        state.compressing = gain >= bar
-        if state.compressing:
-            return Choice(Codec.LZ4, False, f"gain {gain:.2f} is at least {bar}")
-        return self._raw(state, now, f"gain {gain:.2f} is below {bar}")
+            return Choice(Codec.RAW, (), "the link has not been the limit yet")
+        state = self._kinds.setdefault(kind, _Kind())
+        gains = {codec: self._gain(codec, way) for codec, way in state.ways.items()}
+        best = max(gains, key=lambda codec: gains[codec])
+        bar = settings.gain_to_start if state.in_use is Codec.RAW else settings.gain_to_stop
+        pays = gains[best] >= bar
+        state.in_use = best if pays else Codec.RAW
+        reason = f"{best.name}: gain {gains[best]:.2f} is {'at least' if pays else 'below'} {bar}"
+        return Choice(state.in_use, self._due(state, now), reason)
 
-    def observe_compression(
-        self, kind: PartKind, raw_bytes: int, wire_bytes: int, seconds: float
-    ) -> None:
-        """`raw_bytes` of `kind` were compressed to `wire_bytes` in `seconds`."""
-        state = self._kinds.setdefault(kind, _KindState())
-        state.ratio = self._blend(state.ratio, wire_bytes / raw_bytes)
-        speed = raw_bytes / max(seconds, 1e-9)
-        self.compress_bytes_per_s = self._blend(self.compress_bytes_per_s, speed)
+    def observe_compression(self, kind: PartKind, codec: Codec, measured: Compressed) -> None:
+        """Blocks of `kind` were compressed by `codec`."""
+        way = self._kinds.setdefault(kind, _Kind()).ways[codec]
+        way.ratio = self._blend(way.ratio, measured.wire_bytes / measured.raw_bytes)
+        speed = measured.raw_bytes / max(measured.seconds, 1e-9)
+        way.bytes_per_s = self._blend(way.bytes_per_s, speed)
 
     def observe_decompression(self, bytes_per_s: float) -> None:
         """The receiving device unpacks this many raw bytes a second."""
@@ -111,23 +127,31 @@ class CompressionChooser:
         """What the link takes on the wire; None while it has never been the limit."""
         self.link_bytes_per_s = bytes_per_s
 
-    def ratio(self, kind: PartKind) -> float | None:
+    def ratio(self, kind: PartKind, codec: Codec = Codec.LZ4) -> float | None:
         """Measured wire bytes / raw bytes of `kind`, if any."""
-        return self._kinds[kind].ratio if kind in self._kinds else None
+        return self._kinds[kind].ways[codec].ratio if kind in self._kinds else None
 
-    def _raw(self, state: _KindState, now: float, reason: str) -> Choice:
-        due = state.sampled_at is None or now - state.sampled_at >= self.settings.sample_seconds
-        if due:
-            state.sampled_at = now
-        return Choice(Codec.RAW, due, reason)
+    def _due(self, state: _Kind, now: float) -> tuple[Codec, ...]:
+        """Ways to try now: those not in use whose last trial is long ago."""
+        seconds = self.settings.sample_seconds
+        due = tuple(
+            codec
+            for codec, way in state.ways.items()
+            if codec is not state.in_use
+            and (way.sampled_at is None or now - way.sampled_at >= seconds)
+        )
+        for codec in due:
+            state.ways[codec].sampled_at = now
+        return due
 
-    def _gain(self, state: _KindState) -> float | None:
-        """Raw cost / compressed cost of a byte, or None before a measurement."""
-        link, pack = self.link_bytes_per_s, self.compress_bytes_per_s
-        if state.ratio is None or link is None or pack is None:
-            return None
-        unpack = self.decompress_bytes_per_s or pack * self.settings.decompression_advantage
-        return (1 / link) / (1 / pack + state.ratio / link + 1 / unpack)
+    def _gain(self, codec: Codec, way: _Way) -> float:
+        """Raw cost / compressed cost of a byte; 0 before a measurement."""
+        link = self.link_bytes_per_s
+        if link is None or way.ratio is None or way.bytes_per_s is None:
+            return 0.0
+        advantage = self.settings.decompression_advantage if codec is Codec.LZ4 else 1.0
+        unpack = self.decompress_bytes_per_s or way.bytes_per_s * advantage
+        return (1 / link) / (1 / way.bytes_per_s + way.ratio / link + 1 / unpack)
 
     def _blend(self, old: float | None, newest: float) -> float:
         return newest if old is None else old + self.settings.newest_weight * (newest - old)

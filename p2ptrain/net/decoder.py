@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.net.blocks import Filling, decode_block, fill_blocks
+from p2ptrain.net.blocks import Decode, Filling, decode_block, fill_blocks
 from p2ptrain.net.frame import NUMBER_MODULUS, PREFIX_BYTES, Codec, Prefix, decode_prefix
 from p2ptrain.net.header import Header, decode_header
 from p2ptrain.net.message import HEADER_LIMIT_BYTES, Message, Priority
@@ -40,7 +40,7 @@ class DecoderSink:
 
     open_parts: Callable[[Priority, Header], Sequence[memoryview]]
     deliver: Callable[[Priority, Message], None]
-    decode: Callable[[memoryview, memoryview], None] = decode_block
+    decode: Decode = decode_block
 
 
 class _Incoming:
@@ -218,16 +218,14 @@ def _check_buffers(header: Header, buffers: Sequence[memoryview]) -> None:
         )
 
 
-def _fill(
-    buffers: Sequence[memoryview], decode: Callable[[memoryview, memoryview], None]
-) -> Filling:
+def _fill(buffers: Sequence[memoryview], decode: Decode) -> Filling:
     """The body of a message: the codecs of its parts, then each part."""
     codecs = memoryview(bytearray(len(buffers)))
     yield codecs
     for codec, buffer in zip(codecs, buffers, strict=True):
         if codec == Codec.RAW:
             yield buffer
-        elif codec == Codec.LZ4:
-            yield from fill_blocks(buffer, decode)
+        elif codec in (Codec.LZ4, Codec.SHUFFLED):
+            yield from fill_blocks(buffer, Codec(codec), decode)
         else:
             raise ProtocolError(f"a part has the unknown codec {codec}")

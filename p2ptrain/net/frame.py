@@ -19,7 +19,7 @@ Lengths are checked before anything is read or allocated for them. The body is
 
     codec of each part, one byte each | part 0 | part 1 | ...
 
-with a RAW part as its bytes and an LZ4 part as the blocks of `blocks.py`. A message without parts
+with a RAW part as its bytes and other parts as the blocks of `blocks.py`. A message without parts
 has no body. No length of a part is on the wire beside the header's claim: the receiver's own
 buffers say how much there is to read.
 """
@@ -64,6 +64,8 @@ class Codec(IntEnum):
 
     RAW = 0
     LZ4 = 1
+    SHUFFLED = 2
+    """LZ4 over the bytes of 4-byte elements sorted by significance: first all lowest, and so on."""
 
 
 class WrongFrameVersion(ProtocolError, VersionMismatch):

@@ -1,7 +1,7 @@
 """Compression of one link: the chooser's decisions, carried out beside the event loop.
 
-LZ4 releases the GIL, so blocks are compressed in a thread while the ones before them are sent. A
-message has at most one job out, so its blocks stay in order.
+LZ4 and numpy release the GIL, so blocks are compressed in a thread while the ones before them are
+sent. A message has at most one job out, so its blocks stay in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from p2ptrain.net.blocks import BLOCK_BYTES, Block, decode_block, encode_block
-from p2ptrain.net.compression import CompressionChooser
+from p2ptrain.net.compression import Compressed, CompressionChooser
 from p2ptrain.net.frame import Codec
 from p2ptrain.net.message import PartKind
 from p2ptrain.net.outbox import Outbox
@@ -54,19 +54,22 @@ class LinkCompression:
     def choose(self, kind: PartKind, part: memoryview) -> Codec:
         """How `part` travels; sometimes measures a block of it on the way."""
         choice = self.chooser.choose(kind, part.nbytes, self._clock())
-        if choice.sample:
-            self._run((part[:BLOCK_BYTES],), lambda result: self._observe(kind, result))
+        for codec in choice.samples:
+            self._sample(kind, part[:BLOCK_BYTES], codec)
         return choice.codec
+
+    def _sample(self, kind: PartKind, block: memoryview, codec: Codec) -> None:
+        self._run((block,), codec, lambda result: self._observe(kind, codec, result))
 
     def start_jobs(self, outbox: Outbox) -> None:
         """Compress what the messages in transit need next."""
         for message, job in outbox.compression_jobs():
             self._start(message, job)
 
-    def decode(self, packed: memoryview, raw: memoryview) -> None:
+    def decode(self, packed: memoryview, raw: memoryview, codec: Codec) -> None:
         """Decompress a received block in place, and keep the time it took."""
         begin = time.perf_counter()
-        decode_block(packed, raw)
+        decode_block(packed, raw, codec)
         self.decompress_seconds += time.perf_counter() - begin
         self.decompressed_bytes += raw.nbytes
 
@@ -77,25 +80,28 @@ class LinkCompression:
 
     def _start(self, message: OutgoingMessage, job: CompressionJob) -> None:
         def finish(result: _Result) -> None:
-            self._observe(job.kind, result)
+            self._observe(job.kind, job.codec, result)
             message.compressed(result.blocks)
             if self._executor is not None:
                 self._ready(None)
 
-        self._run(job.blocks, finish)
+        self._run(job.blocks, job.codec, finish)
 
-    def _observe(self, kind: PartKind, result: _Result) -> None:
+    def _observe(self, kind: PartKind, codec: Codec, result: _Result) -> None:
         raw_bytes = sum(block.raw_bytes for block in result.blocks)
         wire_bytes = sum(block.wire_bytes for block in result.blocks)
-        self.chooser.observe_compression(kind, raw_bytes, wire_bytes, result.seconds)
+        compressed = Compressed(raw_bytes, wire_bytes, result.seconds)
+        self.chooser.observe_compression(kind, codec, compressed)
 
-    def _run(self, blocks: tuple[memoryview, ...], finish: Callable[[_Result], None]) -> None:
+    def _run(
+        self, blocks: tuple[memoryview, ...], codec: Codec, finish: Callable[[_Result], None]
+    ) -> None:
         if self._executor is None:
-            finish(_compress(blocks))
+            finish(_compress(blocks, codec))
             return
         loop = asyncio.get_running_loop()
         try:
-            future = loop.run_in_executor(self._executor, _compress, blocks)
+            future = loop.run_in_executor(self._executor, _compress, blocks, codec)
         except RuntimeError as error:  # the executor was shut down before its links
             self._ready(error)
             return
@@ -113,7 +119,7 @@ class LinkCompression:
         future.add_done_callback(done)
 
 
-def _compress(blocks: tuple[memoryview, ...]) -> _Result:
+def _compress(blocks: tuple[memoryview, ...], codec: Codec) -> _Result:
     begin = time.perf_counter()
-    encoded = tuple(encode_block(block) for block in blocks)
+    encoded = tuple(encode_block(block, codec) for block in blocks)
     return _Result(encoded, time.perf_counter() - begin)

@@ -51,6 +51,7 @@ class CompressionJob:
     """Blocks of one part, to be compressed in this order."""
 
     kind: PartKind
+    codec: Codec
     blocks: tuple[memoryview, ...]
 
 
@@ -125,7 +126,8 @@ class OutgoingMessage:
         if not self._compressing:
             return None
         blocks = tuple(self._to_compress.popleft() for _ in range(self._compressing))
-        return CompressionJob(self._kinds[self._opened - 1], blocks)
+        part = self._opened - 1
+        return CompressionJob(self._kinds[part], self._codecs[part], blocks)
 
     def compressed(self, blocks: Iterable[Block]) -> None:
         """The results of the last `compression_job`, in its order."""
@@ -162,7 +164,7 @@ class OutgoingMessage:
         while not (self._to_compress or self._compressing) and self._opened < len(self._codecs):
             part, codec = self.message.parts[self._opened], self._codecs[self._opened]
             self._opened += 1
-            if codec is Codec.LZ4:
+            if codec is not Codec.RAW:
                 starts = range(0, part.nbytes, BLOCK_BYTES)
                 self._to_compress.extend(part[at : at + BLOCK_BYTES] for at in starts)
             elif part.nbytes:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.mesh.addresses import HINTS_LIMIT, PROVEN_LIMIT, AddressBook
 from p2ptrain.mesh.backoff import MOST_SECONDS, Backoff
@@ -86,7 +87,7 @@ def test_bad_names_of_ones_own_are_said(name: str) -> None:
 
 def test_refusals_survive_the_wire() -> None:
     reason, version, _software = refusal_of(refused(Refusal.COPIED))
-    assert (reason, version) == (Refusal.COPIED, 1)
+    assert (reason, version) == (Refusal.COPIED, PROTOCOL_VERSION)
     with pytest.raises(ProtocolError):
         refusal_of(Message("mesh.refused", {"reason": "no", "version": 1, "software": ""}))
 
@@ -97,7 +98,7 @@ def _here(**changes: Any) -> Situation:
 
 def test_a_first_link_is_taken_and_another_version_is_not() -> None:
     assert judge_incoming(GREAT, HELLO, _here()).action is Action.ACCEPT
-    decision = judge_incoming(GREAT, replace(HELLO, version=2), _here())
+    decision = judge_incoming(GREAT, replace(HELLO, version=PROTOCOL_VERSION + 1), _here())
     assert decision.refusal is Refusal.VERSION
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.errors import Error, NotPaired, PairingError, ProtocolError, VersionMismatch
 from p2ptrain.mesh import pairing
 from p2ptrain.mesh.identity import Identity, load_or_create
@@ -161,9 +162,10 @@ def test_another_version_is_named_on_both_sides(
     monkeypatch.setattr(pairing, "PROTOCOL_VERSION", 7)
     hello = client.hello()
     monkeypatch.undo()
-    with pytest.raises(VersionMismatch, match=r"version 1 .* 7 ") as seen_by_server:
+    both = rf"version {PROTOCOL_VERSION} .* 7 "
+    with pytest.raises(VersionMismatch, match=both) as seen_by_server:
         server.hello(hello, CODE)
-    with pytest.raises(VersionMismatch, match="version 1"):
+    with pytest.raises(VersionMismatch, match=f"version {PROTOCOL_VERSION}"):
         client.confirm(refusal(seen_by_server.value))
 
 

@@ -73,7 +73,7 @@ def encode(
     frames = []
     while not outgoing.finished:
         if job := outgoing.compression_job():
-            outgoing.compressed([encode_block(block) for block in job.blocks])
+            outgoing.compressed([encode_block(block, job.codec) for block in job.blocks])
         if frame := outgoing.next_frame(chunk_bytes):
             frames.append(b"".join(frame.buffers))
             assert len(frames[-1]) == frame.wire_bytes
@@ -85,7 +85,13 @@ def contents(reader: Reader) -> list[tuple[str, list[bytes]]]:
     return [(item.kind, [bytes(part) for part in item.parts]) for _, item in reader.delivered]
 
 
+def _floats(count: int, odd_bytes: int) -> bytes:
+    """Shrinks when its bytes are sorted, and is no whole number of elements."""
+    return struct.pack(f"{count}f", *(number * 0.37 for number in range(count))) + bytes(odd_bytes)
+
+
 part_contents = st.one_of(
+    st.builds(_floats, st.integers(0, 50_000), st.integers(0, 3)),
     st.binary(max_size=100),
     st.builds(
         lambda byte, size: bytes([byte]) * size, st.integers(0, 255), st.integers(0, 300_000)
@@ -199,8 +205,8 @@ def test_a_body_without_parts_is_refused() -> None:
 
 def test_an_unknown_codec_is_refused() -> None:
     header = encode_header("test", {}, [3])
-    with pytest.raises(ProtocolError, match="codec 2"):
-        Reader().feed(raw_frame(FIRST | LAST, header, b"\x02abc"))
+    with pytest.raises(ProtocolError, match="codec 3"):
+        Reader().feed(raw_frame(FIRST | LAST, header, b"\x03abc"))
 
 
 def test_unexpected_sizes_are_refused_before_memory_is_taken() -> None:

@@ -74,7 +74,7 @@ def test_queued_bytes_fall_with_compressed_frames_too() -> None:
     box.put(outgoing(900_000))
     while box:
         for item, job in box.compression_jobs():
-            item.compressed([encode_block(block) for block in job.blocks])
+            item.compressed([encode_block(block, job.codec) for block in job.blocks])
         box.next_frame()
     assert box.queued_bytes(BULK) == 0
 

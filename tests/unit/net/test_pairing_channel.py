@@ -21,6 +21,15 @@ class Line:
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
         self.written += b"".join(buffers)
 
+    def limit_unsent(self, count: int) -> None:
+        self.calls.append("limit_unsent")
+
+    def expect(self, count: int) -> None:
+        self.calls.append("expect")
+
+    def hurry(self) -> None:
+        self.calls.append("hurry")
+
     def pause_reading(self) -> None:
         self.calls.append("pause")
 
