@@ -8,6 +8,7 @@ time of copying a bucket, so that the event loop can do it while the compute thr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -64,10 +65,14 @@ class Summed:
         tensors: Mapping[str, Tensor] = {**self._sums, **self._parameters}
         summands = [Summand(name, t.dtype, t.numel()) for name, t in tensors.items()]
         self.statistics_names = frozenset(self._sums)
-        self.buckets = buckets_of(summands, bucket_bytes)
+        apart = len(self._sums) if wire is not WireFormat.EXACT else 0
+        statistics = buckets_of(summands[:apart], bucket_bytes)
+        rest = buckets_of(summands[apart:], bucket_bytes)
+        shifted = (replace(bucket, index=bucket.index + len(statistics)) for bucket in rest)
+        self.buckets = (*statistics, *shifted)
 
     def wire(self, bucket: Bucket) -> WireFormat:
-        """How a bucket's chunks travel: exactly where running statistics are among them."""
+        """How a bucket's chunks travel: running statistics exactly, in buckets of their own."""
         return WireFormat.EXACT if bucket.names & self.statistics_names else self._wire
 
     def pack(self, bucket: Bucket, step: int) -> tuple[Tensor, int]:

@@ -70,7 +70,7 @@ async def trained(
 
 
 @ROUNDED
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("model", ["mlp", "cnn", "residual"])
 async def test_replicas_stay_equal_and_results_change_a_little(
     monkeypatch: pytest.MonkeyPatch, model: str, wire: WireFormat
 ) -> None:
