@@ -81,12 +81,20 @@ def fastest(devices: list[EmulatedDevice]) -> EmulatedDevice:
     return max(devices, key=lambda device: device.cores)
 
 
-def measure(place: Place, testbed: Testbed, limit_seconds: float) -> dict[str, Any]:
-    """All devices at the same time. Raises CellError."""
+def measure(
+    place: Place, testbed: Testbed, limit_seconds: float, before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """All devices at the same time.
+
+    Args:
+        before: an earlier measurement, whose search for the best micro-batch still holds.
+
+    Raises:
+        CellError: a device could not be measured.
+    """
     company = Company(limit_seconds)
-    task = json.dumps({"model": place.model, "largest": BATCH_SIZES[place.model]["S"]})
-    command = ("-m", "tools.bench.worker", "alone", task)
-    workers = company.start_lifted([(device, command) for device in testbed.devices])
+    starts = [(device, _command(place, device, before)) for device in testbed.devices]
+    workers = company.start_lifted(starts)
     for worker in workers:
         worker.tell(go=True)
     searched = company.expect_each(workers, "searched")
@@ -115,3 +123,17 @@ def measure(place: Place, testbed: Testbed, limit_seconds: float) -> dict[str, A
             for device, figures in zip(testbed.devices, measured, strict=True)
         }
     }
+
+
+def _command(
+    place: Place, device: EmulatedDevice, before: Mapping[str, Any] | None
+) -> Sequence[str]:
+    known = before["devices"][device.name]["seconds_by_size"] if before else None
+    largest = BATCH_SIZES[place.model]["S"]
+    task = {
+        "model": place.model,
+        "largest": largest,
+        "memory_bytes": device.memory_bytes,
+        "seconds_by_size": known,
+    }
+    return ("-m", "tools.bench.worker", "alone", json.dumps(task))

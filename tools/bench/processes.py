@@ -185,7 +185,8 @@ class Company:
             raise CellError(f"not done within {self._limit_seconds:.0f} s") from None
         if said.is_a("error"):
             assert said.event is not None
-            raise CellError(f"{said.process.device.name}: {said.event['message']}")
+            message = f"{said.process.device.name}: {said.event['message']}"
+            raise CellError(message, cannot_run=bool(said.event.get("cannot_run")))
         return said
 
     @property

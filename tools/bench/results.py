@@ -84,6 +84,11 @@ class Results:
         ]
         return median(parts) if parts else None
 
+    def chosen(self, cell: str) -> int | None:
+        """Which of its settings a rival has found to be the best in an earlier run."""
+        found = [run["setup"].get("chosen") for run in self.runs(cell) if "setup" in run]
+        return found[-1] if found else None
+
     def why_not(self, cell: str) -> str | None:
         """The last error of a cell that has no figure."""
         errors = [run["error"] for run in self.runs(cell) if "error" in run]

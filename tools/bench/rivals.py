@@ -12,15 +12,17 @@ from typing import Any
 
 from tools.bench.alone import AloneSpeed, fastest
 from tools.bench.cells import Cell
-from tools.bench.errors import CellError
 from tools.bench.processes import Company, Process
 from tools.bench.rounds import Rounds
 from tools.bench.shares import balanced_cuts, weighted_shares
 from tools.bench.usage import MemoryWatch, Reading
 from tools.testbed import EmulatedDevice, Testbed
 
-_MICRO_BATCHES = (8, 16, 32)
+_MICRO_BATCHES = (16, 8, 32)
 """Micro-batches a round that torch pipelining is tried with."""
+_BUCKETS_MB = (1.0, 4.0, 25.0)
+_DEFAULT_BUCKET_MB = 25.0
+"""Of DistributedDataParallel: what is tried, and what it does by itself."""
 
 
 class Rivals:
@@ -29,6 +31,7 @@ class Rivals:
     Args:
         alone: of this model, by device.
         blocks: (name, seconds) of the model's blocks, for cutting it.
+        chosen: which of the settings was the best in an earlier run of this cell; None: try them.
     """
 
     def __init__(
@@ -37,11 +40,13 @@ class Rivals:
         alone: Mapping[str, AloneSpeed],
         blocks: Sequence[tuple[str, float]],
         limit_seconds: float,
+        chosen: int | None = None,
     ) -> None:
         self._testbed = testbed
         self._alone = alone
         self._blocks = blocks
         self._limit_seconds = limit_seconds
+        self._chosen = chosen
 
     def run(self, cell: Cell, rounds: Rounds) -> dict[str, Any]:
         """One run of a rival's cell. Raises CellError."""
@@ -53,11 +58,8 @@ class Rivals:
         ]
         devices = [device for device, _ in tasks]
         with MemoryWatch(devices) as memory:
-            try:
-                workers = company.start_lifted(starts)
-                measured, spent = _measure(company, workers, devices)
-            except CellError as error:
-                raise CellError(str(error), cannot_run=_refused(cell, error)) from error
+            workers = company.start_lifted(starts)
+            measured, spent = _measure(company, workers, devices)
         seconds = [max(times) for times in zip(*(m["seconds"] for m in measured), strict=True)]
         return {
             "samples_per_s": cell.batch_size * len(seconds) / sum(seconds),
@@ -80,7 +82,7 @@ class Rivals:
             device = fastest(self._testbed.devices)
             best = self._alone[device.name].micro_batch
             return [(device, {**common, "micro_batch": best})]
-        own = self._ddp_shares(cell) if cell.system == "ddp" else self._stages(cell)
+        own = self._stages(cell) if cell.system == "torch-pp" else self._replicas(cell)
         devices = self._testbed.devices
         places = [
             {
@@ -96,16 +98,26 @@ class Rivals:
             for device, place, task in zip(devices, places, own, strict=True)
         ]
 
-    def _ddp_shares(self, cell: Cell) -> list[dict[str, Any]]:
+    def _replicas(self, cell: Cell) -> list[dict[str, Any]]:
         devices = self._testbed.devices
         speeds = [self._alone[d.name].samples_per_s(cell.batch_size) for d in devices]
         tasks, first = [], 0
         for device, share in zip(devices, weighted_shares(cell.batch_size, speeds), strict=True):
-            largest = self._alone[device.name].best_of_at_most(share)
             place = {"first_sample": first, "end_sample": first + share}
-            tasks.append({**place, "micro_batch": largest})
+            settings = self._ddp_settings(cell, self._alone[device.name], share)
+            tasks.append({**place, "settings": settings})
             first += share
         return tasks
+
+    def _ddp_settings(self, cell: Cell, own: AloneSpeed, share: int) -> list[dict[str, Any]]:
+        """In the order of trying; the same number of them on every device."""
+        best = own.best_of_at_most(share)
+        if cell.system == "ddp-default":
+            return [{"micro_batch": best, "bucket_mb": _DEFAULT_BUCKET_MB}]
+        whole = share if share <= max(own.seconds_by_size) else best
+        pairs = [(size, bucket) for bucket in _BUCKETS_MB for size in (whole, best)]
+        settings = [{"micro_batch": size, "bucket_mb": bucket} for size, bucket in pairs]
+        return settings if self._chosen is None else [settings[self._chosen]]
 
     def _stages(self, cell: Cell) -> list[dict[str, Any]]:
         speeds = [device.cores for device in self._testbed.devices]
@@ -115,6 +127,8 @@ class Rivals:
             for count in _MICRO_BATCHES
             if count >= len(speeds) and cell.batch_size % count == 0
         ]
+        if self._chosen is not None:
+            sizes = [sizes[self._chosen]]
         task = {"cuts": [self._blocks[cut][0] for cut in cuts], "micro_batches": sizes}
         return [task] * len(speeds)
 
@@ -124,15 +138,21 @@ class Rivals:
         """How the rival was set up, for people."""
         if cell.system == "torch":
             return {"micro_batch": tasks[0]["micro_batch"]}
-        if cell.system == "ddp":
-            return {
-                "shares": [task["end_sample"] - task["first_sample"] for task in tasks],
-                "micro_batches": [task["micro_batch"] for task in tasks],
-            }
+        chosen: int = measured["chosen"]
+        tries = {
+            "chosen": chosen if self._chosen is None else self._chosen,
+            "seconds_of_tries": measured["seconds_of_tries"],
+        }
+        if cell.system == "torch-pp":
+            sizes = tasks[0]["micro_batches"]
+            return {"cuts": tasks[0]["cuts"], "micro_batch": sizes[chosen], "tried": sizes, **tries}
+        settings = [task["settings"] for task in tasks]
         return {
-            "cuts": tasks[0]["cuts"],
-            "micro_batch": measured["micro_batch"],
-            "seconds_of_tries": measured["tried"],
+            "shares": [task["end_sample"] - task["first_sample"] for task in tasks],
+            "micro_batches": [own[chosen]["micro_batch"] for own in settings],
+            "bucket_mb": settings[0][chosen]["bucket_mb"],
+            "tried": settings[0],
+            **tries,
         }
 
 
@@ -144,7 +164,7 @@ def measure_blocks(cell: Cell, testbed: Testbed, limit_seconds: float) -> list[l
     company = Company(limit_seconds)
     device = fastest(testbed.devices)
     device.lift()
-    task = {"model": cell.model, "samples": cell.batch_size // sorted(_MICRO_BATCHES)[1]}
+    task = {"model": cell.model, "samples": cell.batch_size // _MICRO_BATCHES[0]}
     worker = company.start(device, "-m", "tools.bench.worker", "blocks", json.dumps(task))
     company.expect_each([worker], "ready")
     worker.tell(go=True)
@@ -170,8 +190,3 @@ def _losses(cell: Cell, parts: Sequence[Sequence[float]]) -> list[float]:
     if cell.system == "torch-pp":
         return list(parts[-1])
     return [sum(losses) for losses in zip(*parts, strict=True)]
-
-
-def _refused(cell: Cell, error: CellError) -> bool:
-    """Torch pipelining says so when it cannot trace, cut or send what a model computes."""
-    return cell.system == "torch-pp" and ("Error" in str(error)) and "not done" not in str(error)

@@ -48,7 +48,7 @@ class Wishes:
     limit_seconds: float = 300.0
     steady_rounds: int = 4
     simulate: bool = False
-    reference_seconds: float = 900.0
+    reference_seconds: float = 300.0
     train_options: tuple[str, ...] = ()
 
 
@@ -90,7 +90,7 @@ class Bench:
             _tell(f"{cell.key}: {_simulated_line(figures)}")
 
     def _measure(self, cell: Cell) -> None:
-        speeds = self._once("alone", cell.place, alone.measure, self._wishes.reference_seconds)
+        speeds = self._once("alone", cell.place, self._alone, self._wishes.reference_seconds)
         if speeds is None:
             return
         begin = monotonic()
@@ -109,10 +109,15 @@ class Bench:
         with self._testbed(cell.household) as testbed:
             if cell.is_rival:
                 own = alone.speeds(speeds)
-                return rivals.Rivals(testbed, own, blocks, limit).run(cell, rounds)
+                chosen = self._results.chosen(cell.key)
+                return rivals.Rivals(testbed, own, blocks, limit, chosen).run(cell, rounds)
             folder = self._states / cell.household
             runs = HouseholdRuns(testbed, folder, limit, self._wishes.train_options)
             return runs.run(cell, rounds)
+
+    def _alone(self, place: Place, testbed: Testbed, limit_seconds: float) -> dict[str, Any]:
+        before = None if self._wishes.again else self._results.get("alone", place.key)
+        return alone.measure(place, testbed, limit_seconds, before)
 
     def _blocks(self, cell: Cell) -> list[tuple[str, float]]:
         key = f"{cell.model}/{cell.size}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
+
+_ROUNDING = 1e-9
 
 
 def weighted_shares(total: int, weights: Sequence[float]) -> list[int]:
@@ -34,6 +37,10 @@ def even_pieces(total: int, largest: int) -> list[int]:
 def balanced_cuts(seconds: Sequence[float], speeds: Sequence[float]) -> list[int]:
     """Where to cut a chain of blocks so that the slowest device's time is least.
 
+    Of all such cuts those whose stages are most even (least sum of squares): one heavy block sets
+    the slowest time, and leaves the other stages free to differ; but blocks' times are not exact,
+    and the second slowest stage may prove to be the slowest.
+
     Args:
         seconds: of each block, on one and the same device.
         speeds: of the devices, in the order of their stages.
@@ -50,17 +57,30 @@ def balanced_cuts(seconds: Sequence[float], speeds: Sequence[float]) -> list[int
     until = [0.0]
     for block in seconds:
         until.append(until[-1] + block)
-    # best[end] = (slowest stage, cuts) of blocks [0, end) on the devices so far
+    slowest, _ = _best_cuts(until, speeds, max)
+    most = slowest * (1 + _ROUNDING)
+
+    def unevenness(so_far: float, stage: float) -> float:
+        return so_far + stage * stage if stage <= most else inf
+
+    return _best_cuts(until, speeds, unevenness)[1]
+
+
+def _best_cuts(
+    until: Sequence[float], speeds: Sequence[float], cost: Callable[[float, float], float]
+) -> tuple[float, list[int]]:
+    """The least cost of all cuts, and these; `cost` adds a stage's seconds to a cost so far."""
+    # best[end] = (cost, cuts) of blocks [0, end) on the devices so far
     best: dict[int, tuple[float, list[int]]] = {
-        end: (until[end] / speeds[0], []) for end in range(1, blocks + 1)
+        end: (cost(0.0, until[end] / speeds[0]), []) for end in range(1, len(until))
     }
     for speed in speeds[1:]:
         best = {
             end: min(
-                (max(slowest, (until[end] - until[first]) / speed), [*cuts, first])
-                for first, (slowest, cuts) in best.items()
+                (cost(so_far, (until[end] - until[first]) / speed), [*cuts, first])
+                for first, (so_far, cuts) in best.items()
                 if first < end
             )
-            for end in range(min(best) + 1, blocks + 1)
+            for end in range(min(best) + 1, len(until))
         }
-    return best[blocks][1]
+    return best[len(until) - 1]

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tools.bench.errors import CannotRunError
 from tools.bench.worker.channel import Channel
 
 
@@ -20,7 +21,7 @@ def _task(name: str) -> Callable[[Mapping[str, Any], Channel], None]:
         from tools.bench.worker import plain
 
         return plain.run
-    if name == "ddp":
+    if name in ("ddp", "ddp-default"):
         from tools.bench.worker import ddp
 
         return ddp.run
@@ -49,7 +50,9 @@ def main() -> None:
     try:
         _task(sys.argv[1])(json.loads(sys.argv[2]), channel)
     except Exception as error:
-        channel.say("error", message=f"{type(error).__name__}: {error}")
+        refused = isinstance(error, CannotRunError)
+        message = str(error) if refused else f"{type(error).__name__}: {error}"
+        channel.say("error", message=message, cannot_run=refused)
         raise
 
 

@@ -6,6 +6,7 @@ cores' halves in every other measurement too. Who is done works on until the las
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
@@ -17,9 +18,11 @@ from tools.bench.worker.channel import Channel
 from tools.bench.worker.samples import Samples, optimizer_of
 from tools.bench.worker.stopwatch import timed
 
-SIZES = (4, 8, 16, 32, 64, 128)
+SIZES = (4, 8, 16, 32, 64, 128, 256)
 """Micro-batches tried, until larger ones do not pay."""
 LONGEST_PIECE_SECONDS = 20.0
+MEMORY_PART = 0.9
+"""Of a device's memory, that a larger micro-batch may be expected to need."""
 SEARCH_SECONDS, MEASURE_SECONDS = 1.0, 12.0
 PAYS = 1.02
 UPDATES = 3
@@ -55,10 +58,11 @@ class Device:
 
 
 def run(task: Mapping[str, Any], channel: Channel) -> None:
-    """Search, then measure together with the others, then work on until told to stop."""
+    """Search unless that is known, measure together with the others, work on until told to stop."""
     device = Device(task["model"])
     channel.ready()
-    sizes = _search(device, largest=task["largest"])
+    known = task["seconds_by_size"]
+    sizes = known or _search(device, task["largest"], task["memory_bytes"])
     device.update()  # makes the optimizer's state
     channel.say("searched", seconds_by_size=sizes)
     best = channel.wait()["micro_batch"]
@@ -69,18 +73,25 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
         device.piece(best)
 
 
-def _search(device: Device, largest: int) -> dict[int, float]:
-    """Seconds of a micro-batch by its size, until two sizes in a row have not paid."""
+def _search(device: Device, largest: int, memory_bytes: int | None) -> dict[int, float]:
+    """Seconds of a micro-batch by its size, until two in a row have not paid or memory is short."""
     sizes: dict[int, float] = {}
+    idle_bytes = _peak_bytes()
     best, in_vain = float("inf"), 0
     for size in (size for size in SIZES if size <= largest):
         sizes[size] = device.piece_seconds(size, SEARCH_SECONDS)
         of_a_sample = sizes[size] / size
         in_vain = 0 if PAYS * of_a_sample < best else in_vain + 1
         best = min(best, of_a_sample)
-        if in_vain == 2 or 2 * sizes[size] > LONGEST_PIECE_SECONDS:
+        of_twice = idle_bytes + 2 * (_peak_bytes() - idle_bytes)
+        fits = memory_bytes is None or of_twice < MEMORY_PART * memory_bytes
+        if in_vain == 2 or 2 * sizes[size] > LONGEST_PIECE_SECONDS or not fits:
             break
     return sizes
+
+
+def _peak_bytes() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _update_seconds(device: Device, size: int) -> float:

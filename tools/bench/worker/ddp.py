@@ -1,14 +1,16 @@
 """torch DistributedDataParallel over gloo, each device with a share of the mini-batch.
 
-At its best: shares by measured speed, each device's best micro-batch, gradients exchanged once a
-round (`no_sync` before the last micro-batch, whose backward overlaps the all-reduce), no copies
-between gradients and buckets, no broadcasts of buffers.
+Shares are by measured speed; gradients are exchanged once a round (`no_sync` before the last
+micro-batch, whose backward overlaps the all-reduce), without broadcasts of buffers. The task names
+settings to try, as a careful user would, for a round each; the fastest is measured.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,40 +18,87 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tools.bench import models
+from tools.bench.models import Training
 from tools.bench.worker import group
 from tools.bench.worker.channel import Channel
 from tools.bench.worker.samples import Samples, optimizer_of
 from tools.bench.worker.stopwatch import run_rounds
 
 
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """One way to run it.
+
+    Attributes:
+        micro_batch: the most samples of a forward on this device.
+        bucket_mb: how much of the gradients is exchanged at once.
+    """
+
+    micro_batch: int
+    bucket_mb: float
+
+
+class _Replica:
+    """The model on this device, from its beginning, with its part of every mini-batch."""
+
+    def __init__(
+        self, task: Mapping[str, Any], setting: _Setting, training: Training, samples: Samples
+    ) -> None:
+        self._task, self._setting = task, setting
+        self._loss, self._samples = training.loss, samples
+        self._parallel = DistributedDataParallel(
+            training.build(),
+            broadcast_buffers=False,
+            bucket_cap_mb=setting.bucket_mb,
+            gradient_as_bucket_view=True,
+        )
+        self._optimizer = optimizer_of(self._parallel)
+        self.losses: list[float] = []
+
+    def one_round(self, number: int) -> None:
+        """Forwards, backwards, the exchange and the update."""
+        first, end = self._task["first_sample"], self._task["end_sample"]
+        own = self._samples.of_round(number)[first:end]
+        pieces = list(self._samples.pieces(own, self._setting.micro_batch))
+        part = torch.zeros(())
+        for index, (inputs, targets) in enumerate(pieces):
+            last = index == len(pieces) - 1
+            with contextlib.nullcontext() if last else self._parallel.no_sync():
+                loss = self._loss(self._parallel(inputs), targets)
+                weight = len(targets) / self._samples.batch_size
+                # The all-reduce divides by the world.
+                torch.autograd.backward(loss * weight * self._task["world"])
+            part.add_(loss.detach(), alpha=weight)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.losses.append(part.item())
+
+
 def run(task: Mapping[str, Any], channel: Channel) -> None:
     """Whole rounds; every device reports its seconds, and its part of each round's loss."""
     training = models.load(task["model"])
     samples = Samples.make(training, task["batch_size"])
-    model = training.build()
     channel.ready()
     group.join(task)
-    parallel = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
-    optimizer = optimizer_of(parallel)
-    first, end = task["first_sample"], task["end_sample"]
-    parts: list[float] = []
-
-    def one_round(number: int) -> None:
-        own = samples.of_round(number)[first:end]
-        pieces = list(samples.pieces(own, task["micro_batch"]))
-        part = torch.zeros(())
-        for index, (inputs, targets) in enumerate(pieces):
-            last = index == len(pieces) - 1
-            with contextlib.nullcontext() if last else parallel.no_sync():
-                loss = training.loss(parallel(inputs), targets)
-                weight = len(targets) / samples.batch_size
-                # The all-reduce divides by the world.
-                torch.autograd.backward(loss * weight * task["world"])
-            part.add_(loss.detach(), alpha=weight)
-        optimizer.step()
-        optimizer.zero_grad()
-        parts.append(part.item())
-
-    seconds = run_rounds(channel, one_round, task["warm"], task["steady"])
-    channel.say("measured", seconds=seconds, losses=parts)
+    settings = [_Setting(**setting) for setting in task["settings"]]
+    tried = _try_each(task, settings, training, samples)
+    best = tried.index(min(tried)) if tried else 0
+    replica = _Replica(task, settings[best], training, samples)
+    seconds = run_rounds(channel, replica.one_round, task["warm"], task["steady"])
+    channel.say(
+        "measured", seconds=seconds, losses=replica.losses, chosen=best, seconds_of_tries=tried
+    )
     dist.destroy_process_group()
+
+
+def _try_each(
+    task: Mapping[str, Any], settings: Sequence[_Setting], training: Training, samples: Samples
+) -> list[float]:
+    """Seconds of a round with each setting that there is time for; of none where it is the only."""
+    tried: list[float] = []
+    while len(settings) > 1 and group.try_more(tried, len(settings)):
+        replica = _Replica(task, settings[len(tried)], training, samples)
+        tried.append(group.slowest_seconds(replica.one_round))
+        del replica
+        gc.collect()  # a replica and its reducer name each other
+    return tried

@@ -3,6 +3,9 @@
 The model is traced by `pipeline()` and cut before the blocks that the benchmark has chosen by
 measured time and device speed. Shapes are fixed when it is traced, so each micro-batch tried has a
 trace of its own, made before anything is timed; a round of each decides which one is measured.
+
+A model that cannot be traced and cut, or whose first round torch itself refuses, is one that it
+cannot run.
 """
 
 from __future__ import annotations
@@ -19,12 +22,15 @@ from torch.distributed.pipelining import Schedule1F1B, SplitPoint, pipeline
 from torch.distributed.pipelining.stage import build_stage
 
 from tools.bench import models
+from tools.bench.errors import CannotRunError
 from tools.bench.worker import group
 from tools.bench.worker.channel import Channel
 from tools.bench.worker.samples import Samples, optimizer_of
-from tools.bench.worker.stopwatch import run_rounds, timed
+from tools.bench.worker.stopwatch import run_rounds
 
 _CPU = torch.device("cpu")
+_LOST = "gloo/transport"
+"""What gloo's errors name when the other side has gone: they are plain RuntimeErrors too."""
 
 
 class _Logits(nn.Module):
@@ -71,7 +77,17 @@ class _Pipeline:
         self.losses: list[float] = []
 
     def one_round(self, number: int) -> None:
-        """Forwards, backwards and the update."""
+        """Forwards, backwards and the update. Raises CannotRunError."""
+        try:
+            self._forwards_and_backwards(number)
+        except RuntimeError as error:
+            if number > 0 or _LOST in str(error):
+                raise
+            raise CannotRunError.because(error) from error
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _forwards_and_backwards(self, number: int) -> None:
         chosen = self._samples.of_round(number)
         losses: list[Tensor] = []
         if self._rank == 0:
@@ -81,8 +97,6 @@ class _Pipeline:
             self.losses.append(sum(loss.item() for loss in losses) / len(losses))
         else:
             self._schedule.step()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
 
     def _loss_of(self, logits: Tensor, target: Tensor) -> Tensor:
         return self._loss(_Output(logits), target)
@@ -93,16 +107,21 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
     training = models.load(task["model"])
     samples = Samples.make(training, task["batch_size"])
     model = _Logits(training.build())
-    traces = {size: _trace(task, model, samples, size) for size in task["micro_batches"]}
+    sizes: Sequence[int] = task["micro_batches"]
+    try:
+        traces = [_trace(task, model, samples, size) for size in sizes]
+    except Exception as error:  # whatever torch.export and the splitter raise
+        raise CannotRunError.because(error) from error
     del model
     channel.ready()
     group.join(task)
-    tried = {size: _try(task, size, traced, samples) for size, traced in traces.items()}
-    best = min(tried, key=tried.__getitem__)
-    chosen = _Pipeline(task, best, traces[best], samples)
+    tried = _try_each(task, traces, samples)
+    best = tried.index(min(tried)) if tried else 0
+    chosen = _Pipeline(task, sizes[best], traces[best], samples)
     seconds = run_rounds(channel, chosen.one_round, task["warm"], task["steady"])
-    losses = chosen.losses
-    channel.say("measured", seconds=seconds, losses=losses, micro_batch=best, tried=tried)
+    channel.say(
+        "measured", seconds=seconds, losses=chosen.losses, chosen=best, seconds_of_tries=tried
+    )
     dist.barrier()
     dist.destroy_process_group()
 
@@ -116,11 +135,11 @@ def _trace(task: Mapping[str, Any], model: nn.Module, samples: Samples, size: in
     return _Traced(module, whole.info(), beginning)
 
 
-def _try(task: Mapping[str, Any], size: int, traced: _Traced, samples: Samples) -> float:
-    """Seconds of the second round, the slowest device's."""
-    tried = _Pipeline(task, size, traced, samples)
-    tried.one_round(0)
-    dist.barrier()
-    seconds = torch.tensor([timed(lambda: tried.one_round(1))], dtype=torch.float64)
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    return float(seconds.item())
+def _try_each(task: Mapping[str, Any], traces: Sequence[_Traced], samples: Samples) -> list[float]:
+    """Seconds of a round with each size that there is time for; of none where it is the only."""
+    sizes: Sequence[int] = task["micro_batches"]
+    tried: list[float] = []
+    while len(traces) > 1 and group.try_more(tried, len(traces)):
+        part = _Pipeline(task, sizes[len(tried)], traces[len(tried)], samples)
+        tried.append(group.slowest_seconds(part.one_round))
+    return tried

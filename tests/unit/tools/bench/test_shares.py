@@ -68,3 +68,7 @@ def test_no_other_cuts_have_a_faster_slowest_stage(
 def test_more_devices_than_blocks() -> None:
     with pytest.raises(ValueError, match="2 blocks"):
         balanced_cuts([1.0, 1.0], [1.0, 1.0, 1.0])
+
+
+def test_a_heavy_block_leaves_the_other_stages_even() -> None:
+    assert balanced_cuts([9.0, 1.0, 2.0, 2.0, 1.0], [1.0, 1.0, 1.0]) == [1, 3]
