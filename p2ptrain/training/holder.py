@@ -38,8 +38,9 @@ from p2ptrain.training.privacy import private_units
 from p2ptrain.training.protocol import END, FETCH_MODEL, text
 from p2ptrain.training.rounds import Course
 from p2ptrain.training.scope import task_scope
-from p2ptrain.training.service import INITIAL, TrainingService
+from p2ptrain.training.service import TrainingService
 from p2ptrain.training.state_check import state_check
+from p2ptrain.training.state_transfer import INITIAL
 from p2ptrain.training.training_loop import TrainingLoop
 
 log = get_logger(__name__)

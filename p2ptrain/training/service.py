@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from p2ptrain.errors import Error, PeerError, ProtocolError, UserError
 from p2ptrain.logs import get_logger
@@ -21,7 +20,7 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.optimizer_spec import optimizer_from_fields
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.budget import (
     available_memory_bytes,
     is_out_of_memory,
@@ -31,6 +30,7 @@ from p2ptrain.training.budget import (
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
+from p2ptrain.training.first_weights import first_weights
 from p2ptrain.training.parts import limited
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.protocol import (
@@ -54,7 +54,7 @@ from p2ptrain.training.protocol import (
 from p2ptrain.training.routes import Route
 from p2ptrain.training.stage_runner import NotFinite
 from p2ptrain.training.state_check import state_check
-from p2ptrain.training.state_transfer import Check, StateRequest, StateServer, read_state
+from p2ptrain.training.state_transfer import INITIAL, StateServer
 from p2ptrain.training.switchboard import Switchboard
 
 log = get_logger(__name__)
@@ -63,7 +63,6 @@ FETCH_TIMEOUT_SECONDS = 120.0
 FAILURE_TEXT_LIMIT = 1500
 LINK_SECONDS = 0.12
 """How long one direction of a link is measured: 1.5 MB at 100 Mbit/s, well past its slow start."""
-INITIAL = "initial"
 
 
 class TrainingService:
@@ -134,7 +133,10 @@ class TrainingService:
         log.info("job_dropped", job=engagement.assignment.key.job, reason=reason)
         # What the holder itself offers outlives a plan.
         self.states.withdraw(engagement.assignment.key.job, keep=(INITIAL,))
+        self.states.relays.end(engagement.assignment.key, reason)
         await engagement.stop()
+        del engagement  # and with it the weights
+        trim_heap()
         self.idle.set()
 
     # -- routes ----------------------------------------------------------------------------------
@@ -147,7 +149,6 @@ class TrainingService:
         description = await self._model(message.fields)
         sizes = _sizes(message.fields.get("batch_sizes"))
         measured = await measure(description, sizes, self.compute, self._profiles)
-        trim_heap()  # what measuring has used is free for the job
         blob = cbor.dumps({"measured": measured, "memory_bytes": self._budget_bytes()})
         return Message(MEASURE_PROFILE, {}, (memoryview(blob),))
 
@@ -168,11 +169,22 @@ class TrainingService:
     async def _prepare(self, peer: str, message: Message) -> Message:
         """Take a part in an epoch: fetch the weights, build the stages, be ready."""
         assignment = Assignment.from_bytes(message.parts[0])
-        self._check_newer(peer, assignment)
+        ready = False
+        try:
+            answer = await self._take_part(assignment, message.fields)
+            ready = answer.fields["ready"] is True
+        finally:
+            if not ready:
+                why = f"{self.mesh.name} could not be made ready"
+                self.states.relays.give_up(assignment, self.mesh.self_id, why)
+        return answer
+
+    async def _take_part(self, assignment: Assignment, fields: Mapping[str, object]) -> Message:
+        self._check_newer(assignment)
         if self.job is not None and self.job != assignment.key.job:
             raise PeerError(f"{self.mesh.name} already works for another job")
         await self.drop("a new plan")
-        short = self._short_of(integer(message.fields, "needed_bytes", 0, 2**63))
+        short = self._short_of(integer(fields, "needed_bytes", 0, 2**63))
         if short is not None:
             return short
         description = await self._model({"digest": assignment.digest, "holder": assignment.holder})
@@ -184,7 +196,8 @@ class TrainingService:
             read = partial(optimizer_from_fields, assignment.optimizer)
             spec = await self.compute.run((0,), read)
             check = await self.compute.run((0,), partial(state_check, description, spec))
-            await engagement.prepare(partial(self._fetch, assignment, check), spec)
+            fetch = partial(first_weights, self.mesh, self.states, assignment, check)
+            await engagement.prepare(fetch, spec)
         except BaseException as error:
             await self._abandon(engagement)
             if is_out_of_memory(error):
@@ -207,9 +220,10 @@ class TrainingService:
         return Message(PREPARE, {"ready": False, "memory_bytes": self._budget_bytes()})
 
     def _budget_bytes(self) -> int:
+        trim_heap()  # what measuring, or a job before, has used is free for the next
         return self._memory_bytes or usable_memory_bytes()
 
-    def _check_newer(self, peer: str, assignment: Assignment) -> None:
+    def _check_newer(self, assignment: Assignment) -> None:
         coordinator = self.mesh.coordinator
         if coordinator is not None and assignment.term < coordinator.term:
             raise PeerError(f"a command of term {assignment.term}; {coordinator.term} is in force")
@@ -224,20 +238,12 @@ class TrainingService:
             self.engagement = None
             self.idle.set()
 
-    async def _fetch(
-        self, assignment: Assignment, check: Check, place: StagePlace
-    ) -> Mapping[str, Tensor]:
-        job = assignment.key.job
-        if assignment.holder == self.mesh.self_id:
-            return self.states.local(job, INITIAL, place.first, place.end)
-        request = StateRequest(assignment.holder, job, INITIAL, place.first, place.end)
-        return await read_state(self.mesh, request, check)
-
     async def _round(self, peer: str, message: Message) -> None:
         engagement = self._engaged(peer, message)
         if engagement is None:
             return
         order = RoundOrder.read(message.fields)
+        self.states.relays.end(engagement.assignment.key, "training has begun")
         job, key = engagement.assignment.key.job, order.round.step + 1
         if order.snapshot:
             self.states.offer(job, f"snapshot:{key}", partial(engagement.snapshot, key))

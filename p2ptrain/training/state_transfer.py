@@ -6,6 +6,9 @@
       |-- state.read {first, end} -------------->|   several at once, to keep the link full
       |<------------- parts ---------------------|
 
+A server is the data holder, or a device that hands on what it is reading itself (`relay`): its
+answers come as soon as there is something to answer.
+
 Names are `model:<state name>` and `optimizer:<parameter name>.<slot>`. A reader knows dtype and
 shape of every model tensor from its description and refuses others; an optimizer slot has its
 parameter's shape or is a scalar.
@@ -18,7 +21,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,9 +36,11 @@ from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
     STATE_MANIFEST,
     STATE_READ,
+    EpochKey,
     integer,
     text,
 )
+from p2ptrain.training.relay import Entries, Relay, Relays
 from p2ptrain.training.scope import task_scope
 
 Named: TypeAlias = Mapping[str, Tensor]
@@ -44,18 +49,59 @@ Source: TypeAlias = Callable[[int, int], Named]
 Check: TypeAlias = Callable[[str], tuple[torch.dtype, tuple[int, ...]]]
 """Name -> the dtype and shape it must have; raises ProtocolError for an unknown name."""
 
+_Key: TypeAlias = tuple[str, str, str, int, int]
+"""(job, source, reader, first unit, end unit)."""
+
+INITIAL = "initial"
+"""The source that the holder offers for the job's time: the weights it begins with."""
+RELAY = "relay"
+"""The source that a device of a group offers to the next one while an epoch is prepared."""
 RANGE_BYTES = 2 << 20
 RANGE_TENSORS = 32
 READS_IN_FLIGHT = 3
 READ_TIMEOUT_SECONDS = 300.0
 
 
+class _Served(Protocol):
+    """A state that a reader has opened."""
+
+    async def entries(self) -> Entries:
+        """The manifest."""
+
+    async def parts(self, first: int, end: int) -> Sequence[memoryview]:
+        """The bytes of tensors [first, end)."""
+
+    def served(self) -> None:
+        """The reader has everything."""
+
+
+class _Packed:
+    """A state that is here."""
+
+    def __init__(self, named: Named) -> None:
+        self._tensors: list[tuple[str, PackedTensor]] = [(n, pack(t)) for n, t in named.items()]
+
+    async def entries(self) -> Entries:
+        return [(name, tensor.meta) for name, tensor in self._tensors]
+
+    async def parts(self, first: int, end: int) -> Sequence[memoryview]:
+        return [tensor.part for _, tensor in self._tensors[first:end]]
+
+    def served(self) -> None:
+        self._tensors = []
+
+
 class StateServer:
-    """Serves named tensors of this device to the members of a job."""
+    """Serves named tensors of this device to the members of a job.
+
+    Attributes:
+        relays: what this device hands on while it reads it.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
+        self.relays = Relays()
         self._sources: dict[tuple[str, str], Source] = {}
-        self._opened: dict[tuple[str, str, str, int, int], list[tuple[str, PackedTensor]]] = {}
+        self._opened: dict[_Key, _Opened] = {}
         mesh.route(STATE_MANIFEST, self._manifest)
         mesh.route(STATE_READ, self._read)
 
@@ -75,22 +121,30 @@ class StateServer:
 
     async def _manifest(self, peer: str, message: Message) -> Message:
         key = self._key(peer, message.fields)
-        named = self._source(key[0], key[1])(key[3], key[4])
-        packed = [(name, pack(tensor)) for name, tensor in named.items()]
-        self._opened[key] = packed
-        blob = cbor.dumps([[name, item.meta] for name, item in packed])
+        served = self._serve(message.fields, key)
+        entries = await served.entries()
+        self._opened[key] = _Opened(served, len(entries))
+        blob = cbor.dumps([list(entry) for entry in entries])
         return Message(STATE_MANIFEST, {}, (memoryview(blob),))
 
     async def _read(self, peer: str, message: Message) -> Message:
-        opened = self._opened.get(self._key(peer, message.fields))
+        key = self._key(peer, message.fields)
+        opened = self._opened.get(key)
         if opened is None:
             raise ProtocolError("state.read without a manifest")
-        first = integer(message.fields, "from", 0, len(opened))
-        end = integer(message.fields, "to", first, len(opened))
-        if end == len(opened):
-            del self._opened[self._key(peer, message.fields)]
-        parts = tuple(item.part for _, item in opened[first:end])
+        first = integer(message.fields, "from", 0, opened.tensors)
+        end = integer(message.fields, "to", first, opened.tensors)
+        parts = tuple(await opened.served.parts(first, end))
+        if end == opened.tensors:
+            self._opened.pop(key, None)
+            opened.served.served()
         return Message(STATE_READ, {}, parts, (PartKind.WEIGHT,) * len(parts))
+
+    def _serve(self, fields: Fields, key: _Key) -> _Served:
+        job, source, _, first, end = key
+        if source == RELAY:
+            return self.relays.get(EpochKey.read(fields), first, end)
+        return _Packed(self._source(job, source)(first, end))
 
     def _source(self, job: str, source: str) -> Source:
         if (job, source) not in self._sources:
@@ -98,7 +152,7 @@ class StateServer:
         return self._sources[job, source]
 
     @staticmethod
-    def _key(peer: str, fields: Fields) -> tuple[str, str, str, int, int]:
+    def _key(peer: str, fields: Fields) -> _Key:
         return (
             text(fields, "job", 64),
             text(fields, "source", 64),
@@ -109,18 +163,37 @@ class StateServer:
 
 
 @dataclass(frozen=True, slots=True)
+class _Opened:
+    served: _Served
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateRequest:
-    """What to read from whom."""
+    """What to read from whom.
+
+    Attributes:
+        timeout_seconds: for the manifest, and for each range.
+        epoch: of the plan that is prepared; told to a device that hands on what it reads.
+    """
 
     peer: str
     job: str
     source: str
     first: int
     end: int
+    timeout_seconds: float = READ_TIMEOUT_SECONDS
+    epoch: int = 0
 
     def fields(self) -> dict[str, Any]:
         """As frame fields."""
-        return {"job": self.job, "source": self.source, "first": self.first, "end": self.end}
+        return {
+            "job": self.job,
+            "epoch": self.epoch,
+            "source": self.source,
+            "first": self.first,
+            "end": self.end,
+        }
 
 
 async def read_state(mesh: Mesh, request: StateRequest, check: Check) -> dict[str, Tensor]:
@@ -130,28 +203,83 @@ async def read_state(mesh: Mesh, request: StateRequest, check: Check) -> dict[st
         ProtocolError: the other side offers what `check` refuses.
         LinkClosed, TimeoutError, PeerError: it is gone, too slow, or has no such state.
     """
-    reply = await mesh.call(
-        request.peer,
-        Message(STATE_MANIFEST, request.fields()),
-        timeout_seconds=READ_TIMEOUT_SECONDS,
-        priority=Priority.TENSOR,
-        reply_parts=limited(BLOB_LIMIT_BYTES),
-    )
-    entries = _check_manifest(bytes(reply.parts[0]), check)
-    result: dict[str, Tensor] = {}
-    gate = asyncio.Semaphore(READS_IN_FLIGHT)
+    reading = StateReading(mesh, check)
+    await reading.read_from(request)
+    return reading.tensors()
 
-    async def read(first: int, end: int) -> None:
-        async with gate:
-            result.update(await _read_range(mesh, request, entries, (first, end)))
 
-    # The last range is read alone: it tells the server that the manifest has served.
-    *ranges, last = _ranges([_entry_bytes(*expected) for _, _, expected in entries]) or [(0, 0)]
-    async with task_scope() as group:
-        for first, end in ranges:
-            group.create_task(read(first, end))
-    await read(*last)
-    return {name: result[name] for name, _, _ in entries}
+class StateReading:
+    """A state on its way to this device, from one device or from several in turn.
+
+    Args:
+        onward: is told what arrives, to hand it on.
+    """
+
+    def __init__(self, mesh: Mesh, check: Check, onward: Relay | None = None) -> None:
+        self._mesh = mesh
+        self._check = check
+        self._onward = onward
+        self._entries: list[_Entry] | None = None
+        self._tensors: dict[str, Tensor] = {}
+
+    async def read_from(self, request: StateRequest) -> None:
+        """Fetch what is still missing. Raises as `read_state`; what has come by then is kept."""
+        self._open(await self._manifest(request))
+        gate = asyncio.Semaphore(READS_IN_FLIGHT)
+
+        async def read(first: int, end: int) -> None:
+            async with gate:
+                await self._read_range(request, first, end)
+
+        # The last range is read alone: it tells the server that the manifest has served.
+        *ranges, last = self._missing() or [(0, 0)]
+        async with task_scope() as group:
+            for first, end in ranges:
+                group.create_task(read(first, end))
+        await self._read_range(request, *last)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything by name, in the order of the manifest, once `read_from` has returned."""
+        return {name: self._tensors[name] for name, _, _ in self._entries or ()}
+
+    async def _manifest(self, request: StateRequest) -> list[_Entry]:
+        reply = await self._mesh.call(
+            request.peer,
+            Message(STATE_MANIFEST, request.fields()),
+            timeout_seconds=request.timeout_seconds,
+            priority=Priority.TENSOR,
+            reply_parts=limited(BLOB_LIMIT_BYTES),
+        )
+        return _check_manifest(bytes(reply.parts[0]), self._check)
+
+    def _open(self, entries: list[_Entry]) -> None:
+        if self._entries is None:
+            self._entries = entries
+            if self._onward is not None:
+                self._onward.begin([(name, meta) for name, meta, _ in entries])
+        elif self._entries != entries:
+            raise ProtocolError("two devices offer different tensors as the same state")
+
+    def _missing(self) -> list[tuple[int, int]]:
+        entries = self._entries or []
+        ranges = _ranges([_entry_bytes(*expected) for _, _, expected in entries])
+        return [limits for limits in ranges if entries[limits[0]][0] not in self._tensors]
+
+    async def _read_range(self, request: StateRequest, first: int, end: int) -> None:
+        entries = (self._entries or [])[first:end]
+        received = [Unpacking(meta, expected) for _, meta, expected in entries]
+        buffers = [item.buffer for item in received]
+        await self._mesh.call(
+            request.peer,
+            Message(STATE_READ, {**request.fields(), "from": first, "to": end}),
+            timeout_seconds=request.timeout_seconds,
+            priority=Priority.BULK,
+            reply_parts=partial(_exactly, buffers),
+        )
+        for (name, _, _), item in zip(entries, received, strict=True):
+            self._tensors[name] = item.tensor()
+        if self._onward is not None:
+            self._onward.arrived(first, buffers)
 
 
 _Entry: TypeAlias = tuple[str, Any, tuple[torch.dtype, tuple[int, ...]]]
@@ -167,22 +295,6 @@ def _check_manifest(blob: bytes, check: Check) -> list[_Entry]:
             raise ProtocolError("a manifest's entry is [name, meta]")
         entries.append((entry[0], entry[1], check(entry[0])))
     return entries
-
-
-async def _read_range(
-    mesh: Mesh, request: StateRequest, entries: Sequence[_Entry], limits: tuple[int, int]
-) -> dict[str, Tensor]:
-    first, end = limits
-    received = [Unpacking(meta, expected) for _, meta, expected in entries[first:end]]
-    await mesh.call(
-        request.peer,
-        Message(STATE_READ, {**request.fields(), "from": first, "to": end}),
-        timeout_seconds=READ_TIMEOUT_SECONDS,
-        priority=Priority.BULK,
-        reply_parts=partial(_exactly, [item.buffer for item in received]),
-    )
-    names = [name for name, _, _ in entries[first:end]]
-    return {name: item.tensor() for name, item in zip(names, received, strict=True)}
 
 
 def _exactly(
