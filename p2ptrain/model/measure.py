@@ -8,7 +8,7 @@ times of a `p2ptrain.profile/1` file and can be kept as JSON.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,18 +101,20 @@ def measure_units(
         batch_sizes: numbers of samples to time; the smallest always is.
         budget_seconds: for all sizes together. A device too slow for it measures fewer sizes.
         most_seconds: what a slow device may take instead, for the sake of larger sizes.
-        memory_bytes: sizes that need more than this are left out.
+        memory_bytes: sizes that need more than this are left out; where the whole model does, units
+            run one by one.
         clock: tests bring their own.
     """
-    chain = UnitChain(description)
-    may_run = _memory_guard(description, chain, memory_bytes)
+    room = _Room(description, memory_bytes)
+    chain = room.chain
     times = time_units(
         chain,
         batch_sizes,
         budget_seconds,
         most_seconds=most_seconds,
         clock=clock,
-        may_run=may_run,
+        may_run=room.may_run,
+        apart=room.must_run_apart,
     )
     saved, largest = chain.saved_bytes, max(times)
     return UnitMeasurements(
@@ -126,24 +128,43 @@ def measure_units(
     )
 
 
-def _memory_guard(
-    description: ModelDescription, chain: UnitChain, memory_bytes: int | None
-) -> Callable[[int], bool]:
-    """Whether a batch size would fit, by what the largest one so far has kept.
+class _Room:
+    """What may be run in so much memory, by what the smaller batch sizes have kept.
 
-    The rest of the memory that a pass needs: state, its gradients, and as much again as is kept
-    for values on their way.
+    A pass needs state, its gradients, what is kept, and as much again for values on their way.
     """
-    state_bytes = sum(tensor.nbytes for tensor in description.tensors)
 
-    def may_run(batch: int) -> bool:
-        if memory_bytes is None:
+    def __init__(self, description: ModelDescription, memory_bytes: int | None) -> None:
+        by_name = description.tensors_by_name
+        self._memory_bytes = memory_bytes
+        self._state = [
+            sum(by_name[name].nbytes for name in description.state_names(unit, unit + 1))
+            for unit in range(len(description.units))
+        ]
+        # Half of it at most for weights and gradients: the other half is for a unit's values.
+        keep = memory_bytes is None or 4 * sum(self._state) <= memory_bytes
+        self.chain = UnitChain(description, keep=keep)
+
+    def must_run_apart(self, batch: int) -> bool:
+        """Whether the whole model is too large; also as long as nobody knows."""
+        if self._memory_bytes is None:
+            return False
+        return not self.chain.saved_bytes or self._whole_bytes(batch) > self._memory_bytes
+
+    def may_run(self, batch: int) -> bool:
+        """Whether a batch size would fit in one way or the other."""
+        if self._memory_bytes is None:
             return True
-        known = max(chain.saved_bytes)
-        kept = sum(chain.saved_bytes[known]) * batch / known
-        return 2 * state_bytes + 2 * kept <= memory_bytes
+        largest = max(2 * a + 2 * b for a, b in zip(self._state, self._kept(batch), strict=True))
+        return min(self._whole_bytes(batch), 2 * largest) <= self._memory_bytes
 
-    return may_run
+    def _whole_bytes(self, batch: int) -> float:
+        return 2 * sum(self._state) + 2 * sum(self._kept(batch))
+
+    def _kept(self, batch: int) -> list[float]:
+        """Bytes by unit."""
+        known = max(self.chain.saved_bytes)
+        return [saved * batch / known for saved in self.chain.saved_bytes[known]]
 
 
 def _unit(description: ModelDescription, number: int, activation_bytes: int) -> MeasuredUnit:

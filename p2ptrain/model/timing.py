@@ -5,6 +5,8 @@ operator is then either its CPU time or ten milliseconds more, by chance. So uni
 the CPU time of the computing thread, medians of several passes, and all are scaled by one factor,
 wall over CPU time of everything that was run. On a machine of its own that factor is near 1.
 
+Where a device cannot hold the whole model, each unit runs by itself, forward and backward.
+
 Passes with the backward in two parts take turns with whole ones: the first say which part of it the
 gradients of weights are, the others how long it takes. A split pass counts for both where there is
 time for one pass only; the few microseconds that splitting costs are then nothing.
@@ -29,13 +31,17 @@ class UnitRunner(Protocol):
     def unit_count(self) -> int:
         """How many units."""
 
-    def begin(self, batch: int, *, split: bool) -> None:
+    def begin(self, batch: int, *, split: bool, apart: bool) -> None:
         """Make inputs and targets for `batch` samples; forwards in order, then backwards follow.
 
         Args:
             batch: number of samples.
             split: the backwards will come in two parts.
+            apart: each unit's backward will follow its forward at once, from made-up gradients.
         """
+
+    def prepare(self, unit: int) -> None:
+        """Make that unit ready for its forward; this is not timed."""
 
     def forward(self, unit: int) -> None:
         """Run one unit's forward."""
@@ -97,6 +103,7 @@ def time_units(
     most_seconds: float = 0.0,
     clock: Clock | None = None,
     may_run: Callable[[int], bool] = lambda batch: True,
+    apart: Callable[[int], bool] = lambda batch: False,
 ) -> dict[int, UnitTimes]:
     """Time every unit for each batch size, ascending, as far as the budget goes.
 
@@ -108,8 +115,10 @@ def time_units(
         budget_seconds: for all sizes, with passes repeated where there is time.
         most_seconds: a slow device may take so long instead, for sizes that it runs twice only:
             planners must know how much cheaper a sample is in a large batch.
+        apart: asked before each pass: whether one unit after the other runs alone.
     """
     clock = clock or Clock()
+    course = _Course(runner, clock, apart)
     started = clock.wall()
     deadline = started + budget_seconds
     latest = started + max(budget_seconds, most_seconds)
@@ -118,48 +127,82 @@ def time_units(
     for place, batch in enumerate(sizes):
         left = deadline - clock.wall()
         allowed = latest - clock.wall()
-        if place and not (_fits(batch, sizes[place - 1], passes, allowed) and may_run(batch)):
-            _repeat(runner, sizes[place - 1], passes[sizes[place - 1]], clock, deadline)
+        if place and not (_fits(batch, passes, allowed) and may_run(batch)):
+            course.repeat(sizes[place - 1], passes[sizes[place - 1]], deadline)
             break
-        _one_pass(runner, batch, clock, split=True)
-        passes[batch] = [_one_pass(runner, batch, clock, split=True)]
+        course.one_pass(batch, split=True)
+        passes[batch] = [course.one_pass(batch, split=True)]
         share = left / (len(sizes) - place)
-        _repeat(runner, batch, passes[batch], clock, deadline - left + share)
+        course.repeat(batch, passes[batch], deadline - left + share)
     return _scaled(passes)
 
 
-def _fits(batch: int, previous: int, passes: dict[int, list[_Pass]], left: float) -> bool:
-    """Whether a warm-up and one pass of `batch` samples fit into `left` seconds, if linear."""
-    one = statistics.median(done.wall for done in passes[previous]) * batch / previous
-    return 2 * one <= left
+def _fits(batch: int, passes: dict[int, list[_Pass]], left: float) -> bool:
+    """Whether a warm-up and one pass of `batch` samples are expected to fit into `left` seconds.
+
+    By the line through the last two sizes. By the last one alone a slow device would not come to
+    the sizes that it should train with, as most of a small pass does not depend on its size.
+    """
+    largest = max(passes)
+    walls = {size: statistics.median(one.wall for one in done) for size, done in passes.items()}
+    a_sample = walls[largest] / largest
+    if len(passes) > 1:
+        before = sorted(passes)[-2]
+        slope = (walls[largest] - walls[before]) / (largest - before)
+        a_sample = min(max(slope, 0.0), a_sample)
+    return 2 * (walls[largest] + a_sample * (batch - largest)) <= left
 
 
-def _repeat(runner: UnitRunner, batch: int, done: list[_Pass], clock: Clock, until: float) -> None:
-    """Add passes to `done` while the next is expected to end before `until`."""
-    while len(done) < MAXIMUM_PASSES and clock.wall() + done[-1].wall <= until:
-        done.append(_one_pass(runner, batch, clock, split=len(done) % 2 == 0))
+class _Course:
+    """Passes over the units of a runner, timed."""
 
+    def __init__(self, runner: UnitRunner, clock: Clock, apart: Callable[[int], bool]) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._apart = apart
+        self._wall = 0.0
 
-def _one_pass(runner: UnitRunner, batch: int, clock: Clock, *, split: bool) -> _Pass:
-    runner.begin(batch, split=split)
-    units = range(runner.unit_count)
-    started = clock.wall()
-    forward = [_timed(runner.forward, unit, clock) for unit in units]
-    inputs, weight = [], []
-    for unit in reversed(units):
-        run = runner.backward_inputs if split else runner.backward
-        inputs.append(_timed(run, unit, clock))
-        weight.append(_timed(runner.backward_weights, unit, clock) if split else 0.0)
-    wall = clock.wall() - started
-    backward = [a + b for a, b in zip(reversed(inputs), reversed(weight), strict=True)]
-    parts = tuple(reversed(weight)) if split else None
-    return _Pass(tuple(forward), tuple(backward), parts, wall)
+    def repeat(self, batch: int, done: list[_Pass], until: float) -> None:
+        """Add passes to `done` while the next is expected to end before `until`."""
+        while len(done) < MAXIMUM_PASSES and self._clock.wall() + done[-1].wall <= until:
+            done.append(self.one_pass(batch, split=len(done) % 2 == 0))
 
+    def one_pass(self, batch: int, *, split: bool) -> _Pass:
+        """All units forward, then all backward; or each by itself."""
+        units, self._wall = range(self._runner.unit_count), 0.0
+        apart = self._apart(batch)
+        self._runner.begin(batch, split=split, apart=apart)
+        forward, backward = [], []
+        for unit in units:
+            forward.append(self._forward(unit))
+            if apart:
+                backward.append(self._backward(unit, split))
+        if not apart:
+            backward = [self._backward(unit, split) for unit in reversed(units)][::-1]
+        return _Pass(
+            forward=tuple(forward),
+            backward=tuple(inputs + weight for inputs, weight in backward),
+            weight=tuple(weight for _, weight in backward) if split else None,
+            wall=self._wall,
+        )
 
-def _timed(run: Callable[[int], None], unit: int, clock: Clock) -> float:
-    started = clock.cpu()
-    run(unit)
-    return clock.cpu() - started
+    def _forward(self, unit: int) -> float:
+        self._runner.prepare(unit)
+        return self._timed(self._runner.forward, unit)
+
+    def _backward(self, unit: int, split: bool) -> tuple[float, float]:
+        """(inputs, weights), or all of it and nothing."""
+        if not split:
+            return self._timed(self._runner.backward, unit), 0.0
+        inputs = self._timed(self._runner.backward_inputs, unit)
+        return inputs, self._timed(self._runner.backward_weights, unit)
+
+    def _timed(self, run: Callable[[int], None], unit: int) -> float:
+        wall, cpu = self._clock.wall(), self._clock.cpu()
+        run(unit)
+        cpu = self._clock.cpu() - cpu
+        self._wall += self._clock.wall() - wall
+        return cpu
 
 
 def _scaled(passes: dict[int, list[_Pass]]) -> dict[int, UnitTimes]:

@@ -1,7 +1,8 @@
 """A model's units on one device, one behind the other, with made-up weights and samples.
 
 Weights are drawn so that activations keep their size: numbers that die away to denormals are many
-times slower than those of a real model. Nothing of the user's data is needed.
+times slower than those of a real model. Nothing of the user's data is needed. On a device that
+cannot hold the whole model each unit is made when its turn comes, and forgotten after it.
 """
 
 from __future__ import annotations
@@ -28,28 +29,22 @@ class UnitChain:
 
     The first pass of each batch size also finds out what autograd keeps for the backward.
 
+    Args:
+        keep: units stay in memory after a pass in which they ran apart.
+
     Attributes:
         saved_bytes: batch size -> bytes kept by each unit. Tensors that share memory count once a
             unit; parameters and buffers are not counted.
         values: what the next unit takes.
     """
 
-    def __init__(self, description: ModelDescription, seed: int = 0) -> None:
+    def __init__(self, description: ModelDescription, seed: int = 0, *, keep: bool = True) -> None:
         self._description = description
         self._deviates = torch.randn(_DEVIATES, generator=torch.Generator().manual_seed(seed))
-        state = {tensor.name: self._draw_state(tensor) for tensor in description.tensors}
-        self._state_memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
-        self._stages = [
-            Stage(
-                description,
-                unit,
-                unit + 1,
-                {name: state[name] for name in description.state_names(unit, unit + 1)},
-                copy=False,
-            )
-            for unit in range(len(description.units))
-        ]
-        self._batch, self._split = 0, False
+        self._keep = keep
+        self._state: dict[str, Tensor] = {}
+        self._stages: dict[int, Stage] = {}
+        self._batch, self._split, self._apart = 0, False, False
         self.values: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._gradients: list[Tensor | None] = []
@@ -58,19 +53,31 @@ class UnitChain:
     @property
     def unit_count(self) -> int:
         """How many units."""
-        return len(self._stages)
+        return len(self._description.units)
 
-    def begin(self, batch: int, *, split: bool = False) -> None:
-        """Make inputs and targets for `batch` samples; `split`: see `timing.UnitRunner`."""
-        self._batch, self._split = batch, split
+    def begin(self, batch: int, *, split: bool = False, apart: bool = False) -> None:
+        """Make inputs and targets for `batch` samples; the rest: see `timing.UnitRunner`."""
+        self._batch, self._split, self._apart = batch, split, apart
         inputs = self._description.crossing(0, "train")
         self.values = [self._draw_value(value, batch) for value in inputs]
         targets = self._description.targets
         self._targets = [torch.zeros(t.shape(batch), dtype=t.dtype) for t in targets]
         self._gradients = []
 
+    def prepare(self, unit: int) -> None:
+        """Make the unit's weights, if they are not there."""
+        if unit in self._stages:
+            return
+        if self._apart and not self._keep:
+            self._stages.clear()
+            self._state.clear()
+        names = self._description.state_names(unit, unit + 1)
+        state = {name: self._tensor(name) for name in names}
+        self._stages[unit] = Stage(self._description, unit, unit + 1, state, copy=False)
+
     def forward(self, unit: int) -> None:
         """Run one unit's forward; the units must come in order."""
+        self.prepare(unit)
         known = self.saved_bytes.setdefault(self._batch, [])
         if len(known) == unit:
             saved: dict[int, int] = {}
@@ -96,19 +103,38 @@ class UnitChain:
         uses_targets = self._description.target_uses(unit, unit + 1, "train")
         targets = self._targets if uses_targets else []
         self.values = self._stages[unit].forward(_KEY, self.values, targets, split=self._split)
+        if self._apart:
+            self._gradients = self._made_up_gradients(unit)
+
+    def _made_up_gradients(self, unit: int) -> list[Tensor | None]:
+        """As if they came from the next unit."""
+        if unit == self.unit_count - 1:
+            return []
+        return [
+            torch.empty_like(value).copy_(self._noise(value.shape))
+            if value.is_floating_point()
+            else None
+            for value in self.values
+        ]
 
     @contextmanager
     def _counting(self, saved: dict[int, int]) -> Iterator[None]:
         """Collects the storages that autograd keeps: address -> bytes."""
+        own = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
 
         def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._state_memory:
+            if storage.data_ptr() not in own:
                 saved[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             yield
+
+    def _tensor(self, name: str) -> Tensor:
+        if name not in self._state:
+            self._state[name] = self._draw_state(self._description.tensors_by_name[name])
+        return self._state[name]
 
     def _draw_state(self, tensor: TensorDescription) -> Tensor:
         """Matrices and filters by fan-in (He et al. 2015), vectors near 1, whole numbers 0."""

@@ -91,7 +91,10 @@ class Engagement:
             separate = separate_names(self.assignment, self.description)
             here = separate.intersection(model)
             units = (place.first, place.end)
-            stage = Stage(self.description, *units, model, separate=here, shared=place.shared)
+            # What was fetched is ours alone: it becomes the stage's own memory.
+            stage = Stage(
+                self.description, *units, model, copy=False, separate=here, shared=place.shared
+            )
             optimizer = StageOptimizer(spec, stage.parameters())
             if slots:
                 optimizer.load_state(slots)

@@ -20,7 +20,6 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.measure import measure_units
 from p2ptrain.model.timing import Clock
 from p2ptrain.plan.profile import Profile
-from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.overheads import Look, measure_overheads
 from p2ptrain.training.plan_request import PlanningRequest
@@ -79,17 +78,19 @@ async def measure(
     batch_sizes: Sequence[int],
     compute: ComputeThread,
     cache: ProfileCache,
+    memory_bytes: int,
 ) -> Mapping[str, Any]:
     """The profile of `description` on this device; see `model.measure` for its content.
 
-    Beside it "overheads": what the device spends on messages and updates (`overheads.py`).
+    Beside it "overheads": what the device spends on messages and updates (`overheads.py`). It takes
+    at most about `memory_bytes`, whatever the model's size.
     """
     sizes = "-".join(str(size) for size in batch_sizes)
     key = f"{description.digest[:32]}-{torch.get_num_threads()}-{sizes}"
     known = cache.get(key)
     if known is not None and _is_complete(known):
         return known
-    measured = await compute.run((1,), partial(_measure, description, batch_sizes))
+    measured = await compute.run((1,), partial(_measure, description, batch_sizes, memory_bytes))
     await asyncio.to_thread(cache.put, key, measured)
     return measured
 
@@ -99,14 +100,16 @@ def _is_complete(measured: Mapping[str, Any]) -> bool:
     return "overheads" in measured and all("weight" in t for t in measured["times"].values())
 
 
-def _measure(description: ModelDescription, batch_sizes: Sequence[int]) -> dict[str, Any]:
+def _measure(
+    description: ModelDescription, batch_sizes: Sequence[int], memory_bytes: int
+) -> dict[str, Any]:
     begin = Look.at(Clock())
     units = measure_units(
         description,
         batch_sizes=batch_sizes,
         budget_seconds=BUDGET_SECONDS,
         most_seconds=MOST_SECONDS,
-        memory_bytes=usable_memory_bytes(),
+        memory_bytes=memory_bytes,
     )
     return {**units.to_json(), "overheads": measure_overheads(since=begin).to_json()}
 

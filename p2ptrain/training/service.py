@@ -148,7 +148,8 @@ class TrainingService:
             raise PeerError(f"{self.mesh.name} already works for another job")
         description = await self._model(message.fields)
         sizes = _sizes(message.fields.get("batch_sizes"))
-        measured = await measure(description, sizes, self.compute, self._profiles)
+        budget = self._budget_bytes()
+        measured = await measure(description, sizes, self.compute, self._profiles, budget)
         blob = cbor.dumps({"measured": measured, "memory_bytes": self._budget_bytes()})
         return Message(MEASURE_PROFILE, {}, (memoryview(blob),))
 

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import json
+import weakref
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from p2ptrain.model import unit_chain
 from p2ptrain.model.capture import capture
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.measure import UnitMeasurements, measure_units
+from p2ptrain.model.stage import Stage
 from p2ptrain.model.timing import Clock
 from p2ptrain.model.unit_chain import UnitChain
 from tests import reference, zoo
@@ -121,6 +125,28 @@ def test_sizes_beyond_the_memory_are_left_out() -> None:
         described("cnn"), batch_sizes=[1, 1000], budget_seconds=1e9, memory_bytes=10**7
     )
     assert list(result.times) == [1]
+
+
+def test_a_model_that_does_not_fit_is_measured_unit_by_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    description = described("gpt")
+    whole = measure_units(description, batch_sizes=[2], budget_seconds=0.0)
+    built: list[weakref.ref[Stage]] = []
+    most = 0
+
+    def make(*args: Any, **kwargs: Any) -> Stage:
+        nonlocal most
+        stage = Stage(*args, **kwargs)
+        built.append(weakref.ref(stage))
+        most = max(most, sum(one() is not None for one in built))
+        return stage
+
+    monkeypatch.setattr(unit_chain, "Stage", make)
+    apart = measure_units(description, batch_sizes=[2], budget_seconds=0.0, memory_bytes=1)
+    assert most <= 2, "one, and the one before while autograd lets go of it"
+    assert apart.units == whole.units
+    assert all(min(*t.forward, *t.backward) > 0 for t in apart.times.values())
 
 
 def test_made_up_values_neither_vanish_nor_explode() -> None:

@@ -46,9 +46,12 @@ class Device:
     def clock(self) -> Clock:
         return Clock(wall=lambda: self.wall, cpu=lambda: self.cpu)
 
-    def begin(self, batch: int, *, split: bool) -> None:
+    def begin(self, batch: int, *, split: bool, apart: bool) -> None:
         self.passes.append(batch)
         self.calls.append(("split" if split else "whole", batch))
+
+    def prepare(self, unit: int) -> None:
+        pass
 
     def forward(self, unit: int) -> None:
         self.calls.append(("forward", unit))
@@ -113,6 +116,14 @@ def test_the_first_pass_of_a_size_does_not_count() -> None:
     device = Device(first_pass_factor=50.0)
     times = time_units(device, [1, 2], 5.0, clock=device.clock)
     assert_close(times[2], 2, 1.0, 1e-9)
+
+
+def test_units_that_run_apart_are_timed_the_same() -> None:
+    device = Device()
+    times = time_units(device, [2], 0.0, clock=device.clock, apart=lambda batch: True)
+    assert_close(times[2], 2, 1.0, 1e-9)
+    of_one = [call for unit in range(3) for call in [("forward", unit), ("inputs", unit)]]
+    assert [call for call in device.calls[:10] if call[0] in ("forward", "inputs")] == of_one
 
 
 def test_a_pass_runs_all_forwards_in_order_then_all_backwards_in_reverse() -> None:
