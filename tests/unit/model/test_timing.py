@@ -19,6 +19,7 @@ class Device:
         first_pass_factor: how much slower the first pass of each batch size is.
         jitter: largest relative error of a pass.
         split_cost: how much longer each part of a split backward takes.
+        fixed: CPU seconds of a forward or a backward beside those of its samples.
     """
 
     def __init__(
@@ -29,11 +30,12 @@ class Device:
         first_pass_factor: float = 1.0,
         jitter: float = 0.0,
         split_cost: float = 0.0,
+        fixed: float = 0.0,
     ) -> None:
         self.wall = self.cpu = self.in_period = 0.0
         self.share, self.period = share, period
         self.first_pass_factor, self.jitter = first_pass_factor, jitter
-        self.split_cost = split_cost
+        self.split_cost, self.fixed = split_cost, fixed
         self.random = random.Random(0)
         self.passes: list[int] = []
         self.calls: list[tuple[str, int]] = []
@@ -55,7 +57,7 @@ class Device:
 
     def forward(self, unit: int) -> None:
         self.calls.append(("forward", unit))
-        self._spend(COSTS[unit][0])
+        self._spend(COSTS[unit][0] + self.fixed / self.passes[-1])
 
     def backward(self, unit: int) -> None:
         self.calls.append(("backward", unit))
@@ -201,3 +203,10 @@ def test_a_slow_device_takes_longer_for_larger_sizes_but_repeats_nothing() -> No
     assert list(times) == [1, 4, 16]
     assert device.passes.count(16) == 2
     assert device.wall <= 4.0
+
+
+def test_what_a_pass_costs_at_any_size_keeps_no_larger_size_from_being_measured() -> None:
+    device = Device(0.3, fixed=0.05)  # 1.1 s for 16 samples, but 2.7 s for 64
+    times = time_units(device, [4, 16, 64], 0.5, most_seconds=9.0, clock=device.clock)
+    assert list(times) == [4, 16, 64]
+    assert device.wall <= 9.0
