@@ -20,6 +20,8 @@ from tools.testbed import EmulatedDevice, Testbed
 
 CODE = "24681357"
 END_SECONDS = 30.0
+_MILESTONES = ("ready", "plan", "step")
+"""Of the holder: how long a user waits for them is kept."""
 
 
 class HouseholdRuns:
@@ -57,6 +59,7 @@ class HouseholdRuns:
         return {
             **_figures(cell, rounds, holder.said),
             "train_options": list(self._train_options),
+            "first_seconds": {kind: holder.first_seconds[kind] for kind in _MILESTONES},
             "spent": begin.until(end),
             "peak_anonymous_bytes": memory.peak_bytes,
         }

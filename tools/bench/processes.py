@@ -57,6 +57,7 @@ class Process:
     Attributes:
         device: where it runs.
         said: its events so far.
+        first_seconds: after its start, the first event of each kind.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class Process:
     ) -> None:
         self.device = device
         self.said: list[dict[str, Any]] = []
+        self.first_seconds: dict[str, float] = {}
+        self._start_seconds = monotonic()
         self._news = news
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self._process = device.popen(
@@ -108,6 +111,7 @@ class Process:
         event = json.loads(line) if line else None
         if event is not None:
             self.said.append(event)
+            self.first_seconds.setdefault(event["event"], monotonic() - self._start_seconds)
         self._news.put(Said(self, event))
 
     def _noted(self, line: str | None) -> None:
