@@ -30,6 +30,7 @@ from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.observe.events import Event, Failed
 from p2ptrain.observe.stream import EventStream
+from p2ptrain.training.allocator import keep_freed_memory
 from p2ptrain.training.background import in_background
 from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.progress import ProgressBoard, ProgressReporter
@@ -106,6 +107,7 @@ class Node:
         In this order, because loading torch's libraries stops every thread of this process, on a
         small device for seconds, and a member that is silent for seconds is taken for dead.
         """
+        keep_freed_memory()
         await in_background(_import_training)
         await self._mesh.__aenter__()
         self._board = ProgressBoard(self._mesh)
@@ -303,6 +305,7 @@ async def _train_alone(
     node_options: dict[str, Any],
 ) -> torch.nn.Module:
     """The same code without a network: a household of one, in memory."""
+    keep_freed_memory()
     from p2ptrain.training.member import TrainingMember
 
     assert options is not None

@@ -83,10 +83,12 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
     from p2ptrain.model.measure import measure_units
     from p2ptrain.model.optimizer import optimizer_state_ratio
     from p2ptrain.plan.profile import FORMAT, Profile
+    from p2ptrain.training.allocator import keep_freed_memory
     from p2ptrain.training.budget import usable_memory_bytes
     from p2ptrain.training.options import TrainOptions
     from p2ptrain.training.preparation import prepare
 
+    keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     prepared = prepare(job, TrainOptions(local=True))
