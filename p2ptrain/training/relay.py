@@ -81,7 +81,11 @@ class Relay:
         self._tell()
 
     def arrived(self, first: int, parts: Sequence[memoryview]) -> None:
-        """Tensors [first, first + len(parts)) are here; nobody may write to them any more."""
+        """Tensors [first, first + len(parts)) are here; nobody may write to them before `end`.
+
+        They are the stage's own memory: its first round, which begins when all devices are ready
+        and so have read everything, ends the relay.
+        """
         if self._failure is not None:
             return
         self._parts[first : first + len(parts)] = parts
