@@ -3,6 +3,9 @@
 Data parallelism, the first baseline of Asteroid (section 5.1), with shares by speed and memory as
 its Algorithm 1 gives them (section 3.3). The devices divide the samples of each micro-batch, or
 take whole micro-batches in turn, as the request allows; the simulation decides which is faster.
+
+The fewer and larger the micro-batches, the longer the last backward, behind which the all-reduce
+hides: at best every device has one (what PyTorch's DistributedDataParallel does).
 """
 
 from __future__ import annotations
@@ -20,6 +23,11 @@ from p2ptrain.plan.papers.published import dealing_by_speed, fastest, refuse_gro
 from p2ptrain.plan.shared.judge import Judged
 from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.split import BatchSplit
+
+MOST_FOR_EACH = 4
+"""Micro-batches a device, on average, beyond the usual sizes of micro-batches."""
+MOST_STEPS = 8
+"""Numbers of micro-batches tried for each one more."""
 
 
 def plan_dp(question: Question) -> Answer:
@@ -48,20 +56,39 @@ def judge_dp(question: Question) -> Judged | None:
         return None
     times = SampleTimes(question.cost, max(split.first_samples for split in question.splits))
     drafts = [draft for split in question.splits for draft in _drafts(question, times, split)]
-    return fastest(question, drafts)
+    return fastest(question, [*drafts, *_few_for_each(question)])
+
+
+def _few_for_each(question: Question) -> Iterator[Draft]:
+    """Every device takes a few whole micro-batches, with as little left over as can be."""
+    least, count = question.least_piece, len(question.devices)
+    if least is None or count == 1 or Allocation.MICRO_BATCHES not in question.allocations:
+        return
+    batch_size = question.splits[0].batch_size
+    spread = range(count, MOST_FOR_EACH * count + 1, max(1, count // MOST_STEPS))
+    for micro_batches in spread:
+        split = BatchSplit(batch_size, -(-batch_size // micro_batches))
+        if min(split.first_samples, split.last_samples) >= least:
+            yield from _dealt(question, split)
+
+
+def _dealt(question: Question, split: BatchSplit) -> Iterator[Draft]:
+    group = _by_micro_batches(question, split)
+    borders = (0, question.cost.unit_count)
+    draft = None if group is None else draft_groups(question.cost, split, borders, (group,))
+    if draft is not None:
+        yield draft
 
 
 def _drafts(question: Question, times: SampleTimes, split: BatchSplit) -> Iterator[Draft]:
     cost, borders = question.cost, (0, question.cost.unit_count)
-    groups = []
     if len(question.devices) == 1 or Allocation.SAMPLES in question.allocations:
-        groups.append(_by_samples(question, times, split))
-    if Allocation.MICRO_BATCHES in question.allocations:
-        groups.append(_by_micro_batches(question, split))
-    for group in groups:
+        group = _by_samples(question, times, split)
         draft = None if group is None else draft_groups(cost, split, borders, (group,))
         if draft is not None:
             yield draft
+    if Allocation.MICRO_BATCHES in question.allocations:
+        yield from _dealt(question, split)
 
 
 def _by_samples(question: Question, times: SampleTimes, split: BatchSplit) -> Group | None:

@@ -86,3 +86,14 @@ def test_the_holder_alone_needs_no_group() -> None:
     cluster = household(("laptop", 1.0, 10**6))
     plan = make_plan(EIGHT, cluster, PlanRequest(8, 8, "dp", private=True, groups=False))
     assert [device.share for device in plan.stages[0].devices] == [8]
+
+
+def test_whole_micro_batches_leave_no_device_with_one_more_than_the_others() -> None:
+    """60 samples for 5 devices: none of the usual sizes deals evenly, 4 micro-batches each do."""
+    cluster = household(*((name, 1.0, 10**6) for name in "abcde"))
+    only_dealing = frozenset({Allocation.MICRO_BATCHES})
+    request = PlanRequest(60, planner="dp", allocations=only_dealing)
+    plan = make_plan(EIGHT, cluster, request)
+    shares = {device.share for device in plan.stages[0].devices}
+    assert len(shares) == 1
+    assert plan.predicted.round_seconds == pytest.approx(60 / 5 * 16, rel=1e-3)
