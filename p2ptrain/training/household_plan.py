@@ -21,7 +21,7 @@ from p2ptrain.plan.times import TimeTable
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import to_profile
 
-PLANNING_EFFORT = 0.1
+PLANNING_EFFORT = 0.3
 """Everyone waits for the plan, and the coordinator may be the slowest device."""
 LESS_MEMORY = 0.9
 """What is left of a budget that proved too large, where the device does not know better."""
