@@ -131,6 +131,12 @@ def _left_of_process_limits() -> Iterator[int]:
         yield limit - psutil.Process().memory_info().vms
 
 
+def anonymous_bytes() -> int:
+    """Memory of this process that is no file's, where the system tells; else all of it."""
+    found = psutil.Process().memory_info()
+    return int(found.rss - getattr(found, "shared", 0))
+
+
 def trim_heap() -> None:
     """Give memory back that the C library keeps for later, so that it counts as available."""
     try:

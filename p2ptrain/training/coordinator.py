@@ -95,7 +95,8 @@ class CoordinatorService:
             with _timed("prepared"):
                 troubles = await self._prepare(assignment, plan)
             if not troubles:
-                return _answer(assignment, plan, left_out, request)
+                plan = replace(plan, left_out=(*plan.left_out, *left_out))
+                return _answer(assignment, plan, candidates, request)
             candidates = _without_trouble(candidates, troubles)
             gone = {t.name: t.reason for t in troubles if not t.out_of_memory}
             self._give_up_if_needed(gone, peer, request)
@@ -306,10 +307,13 @@ def _without_trouble(candidates: list[Candidate], troubles: list[_Trouble]) -> l
 
 
 def _answer(
-    assignment: Assignment, plan: Plan, left_out: list[LeftOut], request: PlanningRequest
+    assignment: Assignment, plan: Plan, candidates: list[Candidate], request: PlanningRequest
 ) -> Message:
-    plan = replace(plan, left_out=(*plan.left_out, *left_out))
-    content = {**plan.to_json(), "changes_results": list(request.sharing.changes(plan))}
+    content = {
+        **plan.to_json(),
+        "changes_results": list(request.sharing.changes(plan)),
+        "taken_bytes": {c.name: c.taken_bytes for c in candidates},
+    }
     answer = PlanningAnswer(assignment, content)
     return Message(PLAN_REQUEST, {}, (memoryview(answer.to_bytes()),))
 
@@ -331,7 +335,8 @@ def _candidate(device: str, name: str, reply: Message, most_bytes: int | None) -
     if not isinstance(memory_bytes, int) or memory_bytes < 0:
         raise ProtocolError(f"{name} does not say how much memory it offers")
     most = memory_bytes if most_bytes is None else most_bytes
-    return Candidate(device, name, content["measured"], min(memory_bytes, most))
+    taken = integer(content, "taken_bytes")
+    return Candidate(device, name, content["measured"], min(memory_bytes, most), taken)
 
 
 def _speeds(reply: Message) -> list[tuple[str, float, float]]:

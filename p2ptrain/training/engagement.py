@@ -64,6 +64,11 @@ class Engagement:
         """Current tensors of the stage that holds exactly units [first, end)."""
         return self._runner(first, end).full_state(copy=False)
 
+    def weights(self, first: int, end: int) -> Mapping[str, Tensor]:
+        """As `state`, without the optimizer's part."""
+        state = self.state(first, end)
+        return {name: tensor for name, tensor in state.items() if name.startswith("model:")}
+
     def snapshot(self, step: int, first: int, end: int) -> Mapping[str, Tensor]:
         """The copy taken after update `step`."""
         snapshots = self._runner(first, end).snapshots

@@ -28,6 +28,7 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.stage import Stage
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.budget import available_memory_bytes
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.division import Slice, divisions
 from p2ptrain.training.inlet import Contents, Inlet, Piece, Value
@@ -165,6 +166,7 @@ class EpochLinks:
             "round": report.round,
             "loss": report.loss,
             "compute_seconds": report.compute_seconds,
+            "free_bytes": available_memory_bytes(),
         }
         await self._shell.mesh.send(self._assignment.holder, Message(DONE, fields))
 

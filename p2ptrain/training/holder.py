@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from time import monotonic
+
+from torch import Tensor
 
 from p2ptrain.errors import DeviceLost, PeerError, ProtocolError, TrainingError
 from p2ptrain.logs import get_logger
@@ -19,10 +21,11 @@ from p2ptrain.model.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.observe.events import Done, Event, Failure, Warned
 from p2ptrain.training.background import in_background
+from p2ptrain.training.budget import trim_heap
 from p2ptrain.training.checkpoint import save_weights
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
 from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite, OutOfMemory
-from p2ptrain.training.household_plan import LESS_MEMORY
+from p2ptrain.training.household_plan import less_memory
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
@@ -261,8 +264,12 @@ class HolderRun:
             log.info("end_not_delivered", member=member[:12], why=str(error))
 
     async def _bring_home(self, prepared: Prepared, epoch: HolderEpoch) -> None:
-        state, _ = split_state(await epoch.gather("stage"))
-        prepared.captured.load_state(state)
+        def load(state: Mapping[str, Tensor]) -> None:
+            model, _ = split_state(state)
+            prepared.captured.load_state(model)
+
+        trim_heap()
+        await epoch.bring_home(load)
 
     def _finish(self, prepared: Prepared, steps: int, seconds: float) -> None:
         out = self._options.out
@@ -288,7 +295,7 @@ def _with_less_memory(
     follow one another for ever.
     """
     asked = answer.plan["predicted"]["peak_bytes"][error.name]
-    most = min(error.memory_bytes, int(LESS_MEMORY * asked))
+    most = min(error.memory_bytes, less_memory(asked))
     return replace(
         request,
         memory_bytes={**request.memory_bytes, error.device: most},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -41,11 +42,13 @@ from p2ptrain.training.scope import task_scope
 from p2ptrain.training.service import TrainingService
 from p2ptrain.training.stage_lines import contents_at
 from p2ptrain.training.stage_runner import RoundReport
-from p2ptrain.training.state_transfer import Check, StateRequest, read_state
+from p2ptrain.training.state_transfer import WEIGHTS, Check, StateRequest, read_state
 from p2ptrain.training.switchboard import Line, Switchboard
 from p2ptrain.training.tracker import Tracker
 
 DIAGNOSE_TIMEOUT_SECONDS = 30.0
+SHORT_BYTES = 64 << 20
+"""A device with less free memory between two rounds, which has gone, may have run out of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class HolderEpoch:
         self._check = check
         self._norms: NormGathering | None = None
         self._outputs = self._connect_outputs(switchboard)
+        self._free_bytes: dict[str, int] = {}
         self._lost: asyncio.Future[DeviceLost] = asyncio.get_running_loop().create_future()
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
         mesh.route(DONE, self._done)
@@ -136,6 +140,20 @@ class HolderEpoch:
                 group.create_task(fetch(index))
         return {name: tensor for part in reversed(parts) for name, tensor in part.items()}
 
+    async def bring_home(self, load: Callable[[dict[str, Tensor]], None]) -> None:
+        """Give `load` the trained weights stage by stage: they need not fit here all at once.
+
+        The first stage comes last: of what stages share, its copy is the one that counts.
+        """
+        job = self.assignment.key.job
+        for place in reversed(self.assignment.stages):
+            keeper, units = place.keeper(self.assignment.holder), (place.first, place.end)
+            if keeper == self._mesh.self_id:
+                load(dict(self._states.here(job, WEIGHTS, *units)))
+            else:
+                request = StateRequest(keeper, job, WEIGHTS, *units)
+                load(await read_state(self._mesh, request, self._check))
+
     async def diagnose(self, micro_batch: int) -> Finding | None:
         """The first unit whose values for that piece are not finite, if a stage can still tell."""
         fields = {**self.assignment.key.fields(), "micro_batch": micro_batch}
@@ -180,6 +198,7 @@ class HolderEpoch:
                 number(message.fields, "loss"),
                 number(message.fields, "compute_seconds"),
             )
+            self._free_bytes[peer] = integer(message.fields, "free_bytes")
             self.tracker.report((stage, peer), report)
 
     async def _norm(self, peer: str, message: Message) -> None:
@@ -237,29 +256,38 @@ class HolderEpoch:
         if isinstance(event, MemberChanged) and event.member.id in self.assignment.devices:
             name, state = event.member.name, event.member.state
             if state is MemberState.DEAD:
-                self._lose(name, f"{name} is gone ({event.reason})")
+                self._lose(event.member.id, name, f"{name} is gone ({event.reason})")
             elif state is MemberState.LEFT:
-                self._lose(name, f"{name} left the household")
+                self._lose(event.member.id, name, f"{name} left the household")
         elif isinstance(event, LinkLost) and event.peer_id in self.assignment.devices:
             name = self._name(event.peer_id)
-            self._lose(name, f"the link to {name} ended ({event.reason})")
+            self._lose(event.peer_id, name, f"the link to {name} ended ({event.reason})")
 
-    def _lose(self, name: str, what: str) -> None:
+    def _lose(self, device: str, name: str, what: str) -> None:
         lost = DeviceLost(
-            f"{what}, and it held a part of the model; start again without it, or with --resume "
-            "from the last checkpoint",
+            f"{what}, and it held a part of the model{self._memory_hint(device)}; start again "
+            "without it, or with --resume from the last checkpoint",
             name=name,
         )
         if not self._lost.done():
             self._lost.set_result(lost)
         self.tracker.fail(lost)
 
+    def _memory_hint(self, device: str) -> str:
+        """The kernel ends a process that takes too much without a word."""
+        free_bytes = self._free_bytes.get(device)
+        if free_bytes is None or free_bytes >= SHORT_BYTES:
+            return ""
+        free = f"{free_bytes >> 20} MiB of its memory were free when it last reported"
+        return f" ({free}: it may have run out of memory)"
+
     def _check_all_here(self) -> None:
         """A device may have gone between the plan and our listening."""
         for device in self.assignment.devices:
             member = self._mesh.members.get(device)
             if member is None or member.state in (MemberState.DEAD, MemberState.LEFT):
-                self._lose(self._name(device), f"{self._name(device)} is gone")
+                name = self._name(device)
+                self._lose(device, name, f"{name} is gone")
 
     # -- helpers ---------------------------------------------------------------------------------
 

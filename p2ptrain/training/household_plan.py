@@ -18,6 +18,11 @@ from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.times import TimeTable
+from p2ptrain.training.memory_needs import (
+    PROCESS_BYTES,
+    reserved_bytes,
+    with_all_memory,
+)
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import to_profile
 
@@ -29,18 +34,32 @@ LESS_MEMORY = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device that may take part: measured, with the memory it offers."""
+    """A device that may take part: measured, with the memory it offers.
+
+    Attributes:
+        taken_bytes: what the job has taken there already, to export or to know the model; no part
+            of `memory_bytes`.
+    """
 
     id: str
     name: str
     measured: Mapping[str, Any]
     memory_bytes: int
+    taken_bytes: int = 0
 
     def with_less_memory(self, found_bytes: int | None) -> Candidate:
         """After it ran out of memory, with what it has now, if it knows; always less."""
-        most = int(self.memory_bytes * LESS_MEMORY)
+        most = less_memory(self.memory_bytes)
         found = most if found_bytes is None else min(most, found_bytes)
         return replace(self, memory_bytes=max(found, 0))
+
+
+def less_memory(memory_bytes: int) -> int:
+    """A smaller budget than one that proved too large; what every process takes stays in it."""
+    units = memory_bytes - PROCESS_BYTES
+    return (
+        PROCESS_BYTES + int(LESS_MEMORY * units) if units > 0 else int(LESS_MEMORY * memory_bytes)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +75,16 @@ class MeasuredHousehold:
     links: Mapping[tuple[str, str], Link]
     holder: str
 
-    def cluster(self) -> Cluster:
-        """As the planners read it."""
+    def cluster(self, profile: Profile, request: PlanningRequest) -> Cluster:
+        """As the planners read it: with the memory that units may take."""
         times = _tables(self.candidates)
         devices = tuple(
             Device(
                 name=c.name,
-                memory_bytes=c.memory_bytes,
+                memory_bytes=max(
+                    c.memory_bytes - reserved_bytes(profile, request, holder=c.name == self.holder),
+                    0,
+                ),
                 holder=c.name == self.holder,
                 times=times[c.name],
                 overheads=overheads_of(c),
@@ -81,7 +103,8 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
     if len(household.candidates) > 1:
         request.sharing.check(request.planner)
     holder = next(c for c in household.candidates if c.name == household.holder)
-    profile, cluster = to_profile(holder.measured, request), household.cluster()
+    profile = to_profile(holder.measured, request)
+    cluster = household.cluster(profile, request)
     tries = list(request.sharing.allocations(request.planner))
     for last, allocations in enumerate(tries, start=1 - len(tries)):
         wanted = PlanRequest(
@@ -96,7 +119,8 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
             effort=PLANNING_EFFORT,
         )
         try:
-            return _planned(profile, cluster, wanted, request)
+            plan = _planned(profile, cluster, wanted, request)
+            return with_all_memory(plan, profile, request, household.holder)
         except PlanError:
             if last == 0:
                 raise

@@ -107,7 +107,8 @@ def _read_memory(value: object) -> dict[str, int]:
 class PlanningAnswer:
     """A plan in force: the assignment, and the plan as `p2ptrain.plan/1` for people.
 
-    Beside it "changes_results": how results differ from one device's, for people.
+    Beside it, for people, "changes_results": how results differ from one device's, and
+    "taken_bytes": device -> what the job takes there beside the plan's peak.
     """
 
     assignment: Assignment

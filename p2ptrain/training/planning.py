@@ -102,7 +102,10 @@ def plan_event(answer: PlanningAnswer, description: ModelDescription, reason: st
         left_out=tuple(LeftOut(out["name"], out["reason"]) for out in plan["left_out"]),
         changes_results=changes_of(plan),
         wire=answer.assignment.wire.value,
-        predicted_peak_bytes=plan["predicted"]["peak_bytes"],
+        predicted_peak_bytes={
+            name: peak + plan["taken_bytes"].get(name, 0)
+            for name, peak in plan["predicted"]["peak_bytes"].items()
+        },
     )
 
 

@@ -22,6 +22,7 @@ from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.budget import (
+    anonymous_bytes,
     available_memory_bytes,
     is_out_of_memory,
     trim_heap,
@@ -54,7 +55,7 @@ from p2ptrain.training.protocol import (
 from p2ptrain.training.routes import Route
 from p2ptrain.training.stage_runner import NotFinite
 from p2ptrain.training.state_check import state_check
-from p2ptrain.training.state_transfer import INITIAL, StateServer
+from p2ptrain.training.state_transfer import INITIAL, STAGE, WEIGHTS, StateServer
 from p2ptrain.training.switchboard import Switchboard
 
 log = get_logger(__name__)
@@ -89,6 +90,7 @@ class TrainingService:
         self.idle.set()
         self._profiles = profiles
         self._memory_bytes = memory_bytes
+        self._idle_bytes = anonymous_bytes()
         self._models: dict[str, ModelDescription] = {}
         self._newest: dict[str, int] = {}
         self._shell = Shell(mesh, self.switchboard, compute)
@@ -150,7 +152,10 @@ class TrainingService:
         sizes = _sizes(message.fields.get("batch_sizes"))
         budget = self._budget_bytes()
         measured = await measure(description, sizes, self.compute, self._profiles, budget)
-        blob = cbor.dumps({"measured": measured, "memory_bytes": self._budget_bytes()})
+        memory_bytes = self._budget_bytes()
+        taken = max(anonymous_bytes() - self._idle_bytes, 0)
+        content = {"measured": measured, "memory_bytes": memory_bytes, "taken_bytes": taken}
+        blob = cbor.dumps(content)
         return Message(MEASURE_PROFILE, {}, (memoryview(blob),))
 
     async def _measure_links(self, peer: str, message: Message) -> Message:
@@ -207,14 +212,16 @@ class TrainingService:
         if self.engagement is not engagement:
             await engagement.stop()
             raise PeerError("the job ended while this device was made ready")
-        self.states.offer(assignment.key.job, "stage", engagement.state)
+        trim_heap()  # what the weights' way here has taken
+        self.states.offer(assignment.key.job, STAGE, engagement.state)
+        self.states.offer(assignment.key.job, WEIGHTS, engagement.weights)
         engagement.start(partial(self._report_failure, assignment))
         return Message(PREPARE, {"ready": True})
 
     def _short_of(self, needed_bytes: int) -> Message | None:
         """The answer where a part would need more memory than there is, now that it is to begin."""
         trim_heap()
-        most = self._memory_bytes or available_memory_bytes()
+        most = self._most(available_memory_bytes())
         return self._out_of_memory() if needed_bytes > most else None
 
     def _out_of_memory(self) -> Message:
@@ -222,7 +229,11 @@ class TrainingService:
 
     def _budget_bytes(self) -> int:
         trim_heap()  # what measuring, or a job before, has used is free for the next
-        return self._memory_bytes or usable_memory_bytes()
+        return self._most(usable_memory_bytes())
+
+    def _most(self, free_bytes: int) -> int:
+        """What a job may take of what is free."""
+        return free_bytes if self._memory_bytes is None else min(self._memory_bytes, free_bytes)
 
     def _check_newer(self, assignment: Assignment) -> None:
         coordinator = self.mesh.coordinator

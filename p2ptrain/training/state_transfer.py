@@ -56,6 +56,10 @@ INITIAL = "initial"
 """The source that the holder offers for the job's time: the weights it begins with."""
 RELAY = "relay"
 """The source that a device of a group offers to the next one while an epoch is prepared."""
+STAGE = "stage"
+"""What a stage has now, its optimizer's part included."""
+WEIGHTS = "weights"
+"""The same without that part: what comes home in the end."""
 RANGE_BYTES = 2 << 20
 RANGE_TENSORS = 32
 READS_IN_FLIGHT = 3
@@ -116,8 +120,11 @@ class StateServer:
 
     def local(self, job: str, source: str, first: int, end: int) -> dict[str, Tensor]:
         """The same tensors for this device itself, copied."""
-        named = self._source(job, source)(first, end)
-        return {name: tensor.clone() for name, tensor in named.items()}
+        return {name: tensor.clone() for name, tensor in self.here(job, source, first, end).items()}
+
+    def here(self, job: str, source: str, first: int, end: int) -> Named:
+        """The same tensors themselves."""
+        return self._source(job, source)(first, end)
 
     async def _manifest(self, peer: str, message: Message) -> Message:
         key = self._key(peer, message.fields)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from p2ptrain.errors import PlanError, TrainingError
+from p2ptrain.errors import DeviceLost, PlanError, TrainingError
 from p2ptrain.model.stage import Stage
 from p2ptrain.observe.events import PlanEvent, Step, Warned
-from p2ptrain.training import service
+from p2ptrain.training import epoch_links, service
 from p2ptrain.training.options import TrainOptions
 from tests.unit.training.household import Devices, devices
 from tests.unit.training.test_job_life import make_job, on_step
@@ -86,3 +87,23 @@ async def test_memory_that_is_gone_when_a_part_is_handed_out_is_planned_around(
         assert len(await _losses(household)) == 3
         assert household.plan.reason == "start"
         assert household.plan.epoch == 2, "the first plan was not carried out"
+
+
+@pytest.mark.parametrize(("free_mib", "hint"), [(10, True), (500, False)])
+async def test_a_device_that_is_gone_may_have_run_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch, free_mib: int, hint: bool
+) -> None:
+    """The kernel kills without a word: what the device last said of its memory is all there is."""
+    monkeypatch.setattr(epoch_links, "available_memory_bytes", lambda: free_mib << 20)
+    async with devices(2) as household:
+        killing: list[asyncio.Task[None]] = []
+
+        def kill() -> None:
+            killing.append(asyncio.create_task(household.mesh.kill("b")))
+
+        options = TrainOptions(wait_for=2, planner="pp")
+        run = household.holder_run(make_job(epochs=500), options, on_step(household, 3, kill))
+        with pytest.raises(DeviceLost, match="b is gone") as caught:
+            await run.run()
+        await asyncio.gather(*killing)
+    assert ("10 MiB of its memory were free" in str(caught.value)) is hint

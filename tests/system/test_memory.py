@@ -1,0 +1,59 @@
+"""A model that one device cannot hold trains on three of the same memory."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.system.household import Device, Household
+from tools.testbed import Testbed
+
+pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(150)]
+
+SCRIPT = str(Path(__file__).parent / "jobs" / "heavy.py")
+CODE = "48151623"
+LIMIT_BYTES = 800 << 20
+JOB = (SCRIPT, "--steps", "4")
+
+
+@pytest.mark.usefixtures("emulation")
+async def test_three_devices_train_what_one_has_no_memory_for(tmp_path: Path) -> None:
+    with Testbed.of_shares((0.45, 0.45, 0.45), "1gbit") as testbed:
+        for device in testbed.devices:
+            device.lift()
+        names = [device.name for device in testbed.devices]
+        prefixes = {device.name: device.prefix() for device in testbed.devices}
+        async with Household(tmp_path, prefixes) as household:
+            reference = await household.start(names[0], "train", *JOB, "--local")
+            await reference.succeed(60)
+            for device in testbed.devices:
+                device.set_memory(LIMIT_BYTES)
+            await _fails_alone(await household.start(names[0], "train", *JOB, "--local"))
+            losses = await _train(household, names)
+    assert losses == _losses(reference)
+
+
+async def _fails_alone(alone: Device) -> None:
+    """It says how much is missing, or the kernel ends it."""
+    assert await alone.exit_code(60) != 0
+    assert not alone.events("step")
+    said = [event["message"] for event in alone.events("error")]
+    assert not said or "bytes missing" in said[0], said
+
+
+async def _train(household: Household, names: list[str]) -> list[float]:
+    members = await asyncio.gather(
+        *(household.start(name, "join", "--code", CODE) for name in names[1:])
+    )
+    await asyncio.gather(*(member.expect("ready", 60) for member in members))
+    wait = ("--wait-for", "3", "--code", CODE, "--planner", "pp")
+    holder = await household.start(names[0], "train", *JOB, *wait)
+    await holder.succeed(90)
+    assert len(holder.events("plan")[-1]["stages"]) == 3
+    return _losses(holder)
+
+
+def _losses(device: Device) -> list[float]:
+    return [said["loss"] for said in device.events("step")]
