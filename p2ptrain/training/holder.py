@@ -282,8 +282,7 @@ class HolderRun:
 
     async def _diagnosis(self, prepared: Prepared, epoch: HolderEpoch, error: LossNotFinite) -> str:
         finding = await epoch.diagnose(error.micro_batch)
-        advice = "lower the learning rate, clip the gradients, or look at that unit's input"
-        return f"{error}{_where(prepared, finding)}; {advice}"
+        return f"{error}{_where(prepared, finding, error.micro_batch)}"
 
 
 def _with_less_memory(
@@ -303,12 +302,18 @@ def _with_less_memory(
     )
 
 
-def _where(prepared: Prepared, finding: Finding | None) -> str:
+def _where(prepared: Prepared, finding: Finding | None, micro_batch: int) -> str:
+    """Where values stopped being finite, as far as is known, and what to do."""
+    advice = "lower the learning rate, clip the gradients, or look at that unit's input"
     if finding is None:
-        return ""
+        return f"; {advice}"
+    units = prepared.captured.description.units
     if finding.unit is None:
-        return "; the input data of that micro-batch is not finite"
-    where = f"unit {prepared.captured.description.units[finding.unit].name} on {finding.device}"
+        return (
+            f"; the input data of its micro-batch {micro_batch} is not finite already where "
+            f"{finding.device} gives it to unit {units[0].name}; look at the samples"
+        )
+    where = f"unit {units[finding.unit].name} on {finding.device}"
     if finding.parameters:
-        return f"; the weights of {where} had stopped being finite by an earlier update"
-    return f"; values first stopped being finite in {where}"
+        return f"; the weights of {where} had stopped being finite by an earlier update; {advice}"
+    return f"; values first stopped being finite in {where}; {advice}"

@@ -215,3 +215,23 @@ class _Root(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Element by element."""
         return torch.sqrt(x)
+
+
+@pytest.mark.parametrize("plan", [[dealt(1, 1)], [divided(2, 2)], [divided(4), dealt(1, 1)]])
+async def test_data_that_is_not_finite_names_the_device_that_got_it(
+    monkeypatch: pytest.MonkeyPatch, plan: Sequence[Stage]
+) -> None:
+    """One value in the batch's last sample, which the last device of a group gets."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    data = [(torch.ones(4), torch.zeros(1))] * 8
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
+    data[int(order[-1])] = (torch.full((4,), torch.nan), torch.zeros(1))
+    job = Job(model, data, torch.nn.functional.mse_loss, SGD(lr=0.1), batch_size=8, micro_batch=4)
+    force(monkeypatch, plan)
+    place = "b" if len(plan) == 1 else "a"
+    words = (
+        rf"step 1; the input data of its micro-batch 1 is not finite .* {place} gives it to unit"
+    )
+    async with devices(device_count(plan)) as household:
+        with pytest.raises(TrainingError, match=words):
+            await household.holder_run(job, TrainOptions(wait_for=device_count(plan))).run()
