@@ -13,6 +13,7 @@ from p2ptrain.errors import CaptureError, OptionError
 from p2ptrain.model.capture import capture, check_single_sample
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
+from p2ptrain.model.division_probe import SAMPLES
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.training import checkpoint
 from p2ptrain.training.checkpoint import Progress
@@ -20,7 +21,7 @@ from p2ptrain.training.data import Collated, Samples
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
-from p2ptrain.training.sharing import Sharing, sharing_of
+from p2ptrain.training.sharing import Sharing, sharing_of, tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         evaluation=evaluation,
         order=SampleOrder(len(samples), job.batch_size, job.seed),
         least_piece=_least_piece(job, example),
-        sharing=sharing_of(captured.description),
+        sharing=_sharing(job, captured, samples, example),
         input_bytes=_bytes_per_sample(captured.flatten_input(example[0])),
         target_bytes=_bytes_per_sample(captured.flatten_target(example[1])),
         state={f"model:{n}": t for n, t in captured.state().items()},
@@ -122,6 +123,27 @@ def _least_piece(job: Job, example: tuple[Collated, Collated]) -> int:
             raise
         return 2
     return 1
+
+
+def _sharing(
+    job: Job, captured: Captured, samples: Samples, example: tuple[Collated, Collated]
+) -> Sharing:
+    description = captured.description
+    sharing = sharing_of(description)
+    if sharing.effects:
+        return sharing if _trains_on_one(job, example) else replace(sharing, divisible=False)
+    inputs, targets = samples.collate([i % len(samples) for i in range(SAMPLES)], "example")
+    batch = captured.flatten_input(inputs), captured.flatten_target(targets)
+    return tried(sharing, description, captured.state(), batch)
+
+
+def _trains_on_one(job: Job, example: tuple[Collated, Collated]) -> bool:
+    """Whether a part of one sample can be trained on; a BatchNorm may need two."""
+    try:
+        check_single_sample(job.model, job.loss, example)
+    except CaptureError:
+        return False
+    return True
 
 
 def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:

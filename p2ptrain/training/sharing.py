@@ -1,20 +1,24 @@
 """Which plans a job's model allows, so that training together gives what one device would give.
 
 A stage on several devices deals whole micro-batches or divides each by samples. Dealing changes
-nothing. Dividing does where units look across samples (BatchNorm, dropout): `auto` then only deals,
-other planners deal where they have the choice, and who divides by nature (`hybrid`) is obeyed, with
-a clear word. Some models cannot be divided at all, and some cannot be shared in any way.
+nothing. Dividing does where units look across samples (BatchNorm, dropout, a contrastive loss):
+`auto` then only deals, other planners deal where they have the choice, and who divides by nature
+(`hybrid`) is obeyed, with a clear word. Some models cannot be divided at all, and some cannot be
+shared in any way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from p2ptrain.errors import PlanError, ProtocolError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.division import division_effects, indivisible_boundaries
+from p2ptrain.model.division_probe import first_mixing_unit
 from p2ptrain.model.running_statistics import shareable
 from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.plan import Plan
@@ -91,6 +95,31 @@ def sharing_of(description: ModelDescription) -> Sharing:
         divisible=not indivisible_boundaries(description),
         effects=division_effects(description),
     )
+
+
+def tried(
+    sharing: Sharing,
+    description: ModelDescription,
+    state: Mapping[str, Tensor],
+    batch: tuple[Sequence[Tensor], Sequence[Tensor]],
+) -> Sharing:
+    """`sharing`, and what the graph does not show: whether parts of a batch add up to the whole.
+
+    Only where nothing else keeps groups from dividing samples already.
+
+    Args:
+        state: tensors by canonical name.
+        batch: leaves of the inputs and of the targets of `division_probe.SAMPLES` samples.
+    """
+    if sharing.unshared or sharing.effects or not sharing.divisible:
+        return sharing
+    unit = first_mixing_unit(description, state, *batch)
+    if unit is None:
+        return sharing
+    where = f"unit {description.units[unit].name}"
+    if unit == len(description.units) - 1:
+        where += ", or the loss is no mean over samples"
+    return replace(sharing, effects=(f"samples are not computed independently ({where})",))
 
 
 def changes_of(plan: Mapping[str, Any]) -> tuple[str, ...]:

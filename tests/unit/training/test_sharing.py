@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from p2ptrain.errors import PlanError, ProtocolError
 from p2ptrain.net import cbor
 from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.request import PlanRequest
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.preparation import prepare
 from p2ptrain.training.sharing import Sharing, sharing_of
 from tests import zoo
 from tests.unit.model import odd_models, pipeline
@@ -72,3 +77,32 @@ def test_models_are_read() -> None:
     pairs = sharing_of(pipeline.captured(odd_models.make("pairwise_in_batch")).description)
     assert not pairs.divisible
     assert sharing_of(pipeline.captured(odd_models.make("normalised_weights")).description).unshared
+
+
+def _prepared(model: nn.Module, reduction: str = "mean") -> Sharing:
+    values = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    data = [(row, row[:3]) for row in values]
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(output, target, reduction=reduction)
+
+    job = Job(model, data, loss, SGD(lr=0.1), batch_size=8, micro_batch=4)
+    return prepare(job, TrainOptions()).sharing
+
+
+def test_what_a_graph_does_not_show_is_tried() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    assert _prepared(model) == Sharing()
+    (effect,) = _prepared(model, "sum").effects
+    assert "the loss is no mean over samples" in effect
+
+
+def test_no_part_is_one_sample_where_a_normalisation_needs_two() -> None:
+    """torch would refuse it; the operator alone makes the running variance NaN."""
+    assert not _prepared(
+        nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    ).divisible
+    convolution = nn.Conv1d(1, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(12, 3)
+    normed = _prepared(nn.Sequential(nn.Unflatten(1, (1, 6)), *convolution))
+    assert normed.divisible
+    assert len(normed.effects) == 1
