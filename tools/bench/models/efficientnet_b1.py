@@ -5,17 +5,15 @@ p2ptrain train tools/bench/models/efficientnet_b1.py -o batch_size=256 --wait-fo
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
 import p2ptrain
+from tools.bench.models.common import LABELS, images, loss, repeated
 
-CLASSES = 10
-_LABELS: dict[str, Any] = {"num_labels": CLASSES}
+__all__ = ["build", "data", "job", "loss"]
 
 
 def build() -> nn.Module:
@@ -28,7 +26,7 @@ def build() -> nn.Module:
         hidden_dim=1280,
         dropout_rate=0.0,
         drop_connect_rate=0.0,
-        **_LABELS,
+        **LABELS,
     )
     model: nn.Module = EfficientNetForImageClassification(config)
     return model.train()
@@ -36,23 +34,9 @@ def build() -> nn.Module:
 
 def data(samples: int) -> TensorDataset:
     """Random images and classes, the same every time."""
-    torch.manual_seed(1)
-    inputs = torch.randn(samples, 3, 32, 32)
-    return TensorDataset(inputs, torch.randint(CLASSES, (samples,)))
-
-
-def loss(output: Any, target: Tensor) -> Tensor:
-    """Of a transformers output; a mean over the samples."""
-    return nn.functional.cross_entropy(output.logits, target)
+    return images(samples, 32)
 
 
 def job(batch_size: int = 256) -> p2ptrain.Job:
-    """Two mini-batches again and again: only the time counts, and the loss to compare."""
-    return p2ptrain.Job(
-        model=build(),
-        data=data(2 * batch_size),
-        loss=loss,
-        optimizer=p2ptrain.SGD(lr=0.01, momentum=0.9),
-        batch_size=batch_size,
-        epochs=1000,
-    )
+    """What `p2ptrain train` takes."""
+    return repeated(build(), data, batch_size)
