@@ -23,7 +23,7 @@ would keep holes where they once lay."""
 
 
 def keep_freed_memory() -> bool:
-    """Let freed memory stay with this process, until `budget.trim_heap` gives it back.
+    """Let freed memory stay with this process, until `trim_heap` gives it back.
 
     All threads that have no heap yet share one from then on, so call it before any is started: an
     ended thread's heap goes to the next one.
@@ -41,6 +41,13 @@ def keep_freed_memory() -> bool:
     )
     taken = [library.mallopt(option, value) == 1 for option, value in wanted]
     return all(taken)
+
+
+def trim_heap() -> None:
+    """Give memory back that the C library keeps for later, so that it counts as available."""
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
 
 
 def _glibc() -> ctypes.CDLL | None:

@@ -9,7 +9,6 @@ the kernel only caches are. A fifth stays free for the rest of the device.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -135,16 +134,6 @@ def anonymous_bytes() -> int:
     """Memory of this process that is no file's, where the system tells; else all of it."""
     found = psutil.Process().memory_info()
     return int(found.rss - getattr(found, "shared", 0))
-
-
-def trim_heap() -> None:
-    """Give memory back that the C library keeps for later, so that it counts as available."""
-    try:
-        library = ctypes.CDLL(None)
-    except (OSError, TypeError):  # Windows
-        return
-    if hasattr(library, "malloc_trim"):  # glibc
-        library.malloc_trim(0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

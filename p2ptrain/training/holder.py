@@ -20,8 +20,8 @@ from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.model.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.observe.events import Done, Event, Failure, Warned
+from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.background import in_background
-from p2ptrain.training.budget import trim_heap
 from p2ptrain.training.checkpoint import save_weights
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
 from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite, OutOfMemory

@@ -20,12 +20,12 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.optimizer_spec import optimizer_from_fields
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, Priority
+from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.budget import (
     anonymous_bytes,
     available_memory_bytes,
     is_out_of_memory,
-    trim_heap,
     usable_memory_bytes,
 )
 from p2ptrain.training.compute import ComputeThread
