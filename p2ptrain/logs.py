@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
 
 import structlog
 
@@ -33,6 +36,14 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
         cache_logger_on_first_use=True,
     )
     return logger
+
+
+@contextmanager
+def timed(log: structlog.stdlib.BoundLogger, what: str, **fields: object) -> Iterator[None]:
+    """Log at the end how long it took: the way to a first step is a sum of such phases."""
+    started = monotonic()
+    yield
+    log.info(what, seconds=round(monotonic() - started, 3), **fields)
 
 
 def log_to_stderr(*, debug: bool) -> None:

@@ -11,14 +11,13 @@ not also have, so a newly elected coordinator is ready at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
 from p2ptrain.errors import Error, PeerError, PlanError, ProtocolError
-from p2ptrain.logs import get_logger
+from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import LinkSpeed, MemberState, Mesh
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
@@ -84,15 +83,15 @@ class CoordinatorService:
         term = self._check_in_office()
         await self._seen_alive(peer)
         devices = [peer] if request.alone else self._alive()
-        with _timed("links_measured"):
+        with timed(log, "links_measured"):
             await self._measure_links(devices)
-        with _timed("profiled"):
+        with timed(log, "profiled"):
             candidates, left_out = await self._profile(request, peer, devices)
         for _ in range(MOST_ATTEMPTS + len(candidates)):
-            with _timed("planned"):
+            with timed(log, "planned"):
                 plan = await self._make_plan(request, peer, candidates)
             assignment = self._assignment(request, peer, plan, candidates, term)
-            with _timed("prepared"):
+            with timed(log, "prepared"):
                 troubles = await self._prepare(assignment, plan)
             if not troubles:
                 plan = replace(plan, left_out=(*plan.left_out, *left_out))
@@ -316,14 +315,6 @@ def _answer(
     }
     answer = PlanningAnswer(assignment, content)
     return Message(PLAN_REQUEST, {}, (memoryview(answer.to_bytes()),))
-
-
-@contextmanager
-def _timed(what: str) -> Iterator[None]:
-    """Log how long a phase took: the way to a first step is the sum of them."""
-    started = monotonic()
-    yield
-    log.info(what, seconds=round(monotonic() - started, 3))
 
 
 def _candidate(device: str, name: str, reply: Message, most_bytes: int | None) -> Candidate:

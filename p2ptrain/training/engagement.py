@@ -9,6 +9,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.logs import get_logger, timed
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.optimizer_spec import OptimizerSpec
@@ -19,6 +20,8 @@ from p2ptrain.training.protocol import RoundOrder
 from p2ptrain.training.scope import first_error
 from p2ptrain.training.stage_lines import StageLines
 from p2ptrain.training.stage_runner import StageRunner
+
+log = get_logger(__name__)
 
 FetchState: TypeAlias = Callable[[StagePlace], Awaitable[Mapping[str, Tensor]]]
 """A stage's place -> its tensors by `model:` and `optimizer:` names."""
@@ -41,7 +44,8 @@ class Engagement:
         """Fetch the weights and build the stages. Raises what `fetch` raises."""
         for index in self.assignment.stages_of(self._shell.mesh.self_id):
             place = self.assignment.stages[index]
-            state = await fetch(place)
+            with timed(log, "weights_fetched"):
+                state = await fetch(place)
             await self._build(index, state, spec)
 
     def start(self, on_failure: OnFailure) -> None:

@@ -15,7 +15,7 @@ from time import monotonic
 from torch import Tensor
 
 from p2ptrain.errors import DeviceLost, PeerError, ProtocolError, TrainingError
-from p2ptrain.logs import get_logger
+from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.model.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
@@ -101,22 +101,24 @@ class HolderRun:
 
     async def _prepare(self) -> Prepared:
         """Export the model while the household gathers and measures its links."""
-        started = monotonic()
-        async with task_scope() as group:
-            capturing = group.create_task(in_background(lambda: prepare(self._job, self._options)))
-            group.create_task(self._gather_household())
-        log.info("captured", seconds=round(monotonic() - started, 3))
-        return capturing.result()
+        with timed(log, "captured_and_gathered"):
+            async with task_scope() as group:
+                capturing = in_background(lambda: prepare(self._job, self._options))
+                prepared = group.create_task(capturing)
+                group.create_task(self._gather_household())
+        return prepared.result()
 
     async def _gather_household(self) -> None:
         if self._options.local:
             return
-        await wait_for_members(
-            self._mesh, self._options.wait_for, self._options.wait_timeout_seconds
-        )
-        if self._options.wait_for == 1:
-            await settle(self._mesh)
-        await survey_links(self._mesh)
+        with timed(log, "members_gathered"):
+            await wait_for_members(
+                self._mesh, self._options.wait_for, self._options.wait_timeout_seconds
+            )
+            if self._options.wait_for == 1:
+                await settle(self._mesh)
+        with timed(log, "links_surveyed"):
+            await survey_links(self._mesh)
 
     def _offer(self, prepared: Prepared) -> None:
         """Let the others fetch the model and its weights."""
@@ -127,7 +129,8 @@ class HolderRun:
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
 
     async def _plan(self, request: PlanningRequest, prepared: Prepared) -> PlanningAnswer:
-        answer = await request_plan(self._mesh, request)
+        with timed(log, "plan_answered"):
+            answer = await request_plan(self._mesh, request)
         if answer.assignment.key.job != self._id:
             raise ProtocolError("the coordinator answered for another job")
         reason = "failure" if request.memory_bytes else "start"

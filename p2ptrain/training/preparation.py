@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import CaptureError, OptionError
+from p2ptrain.logs import get_logger, timed
 from p2ptrain.model.capture import capture, check_single_sample
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
@@ -22,6 +23,8 @@ from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
 from p2ptrain.training.sharing import Sharing, sharing_of, tried
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +90,21 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         evaluation = Samples(job.eval_data, "eval_data", lock=randomness_lock)
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
-    captured = capture(job.model, job.loss, example, evaluation=evaluates)
+    with timed(log, "exported"):
+        captured = capture(job.model, job.loss, example, evaluation=evaluates)
     steps = job.total_steps(options.steps)
+    with timed(log, "single_sample_tried"):
+        least_piece = _least_piece(job, example)
+    with timed(log, "division_tried"):
+        sharing = _sharing(job, captured, samples, example)
     prepared = Prepared(
         job=job,
         captured=captured,
         samples=samples,
         evaluation=evaluation,
         order=SampleOrder(len(samples), job.batch_size, job.seed),
-        least_piece=_least_piece(job, example),
-        sharing=_sharing(job, captured, samples, example),
+        least_piece=least_piece,
+        sharing=sharing,
         input_bytes=_bytes_per_sample(captured.flatten_input(example[0])),
         target_bytes=_bytes_per_sample(captured.flatten_target(example[1])),
         state={f"model:{n}": t for n, t in captured.state().items()},

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from p2ptrain.errors import Error, PeerError, ProtocolError, UserError
-from p2ptrain.logs import get_logger
+from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.optimizer_spec import optimizer_from_fields
@@ -151,7 +151,8 @@ class TrainingService:
         description = await self._model(message.fields)
         sizes = _sizes(message.fields.get("batch_sizes"))
         budget = self._budget_bytes()
-        measured = await measure(description, sizes, self.compute, self._profiles, budget)
+        with timed(log, "measured"):
+            measured = await measure(description, sizes, self.compute, self._profiles, budget)
         memory_bytes = self._budget_bytes()
         taken = max(anonymous_bytes() - self._idle_bytes, 0)
         content = {"measured": measured, "memory_bytes": memory_bytes, "taken_bytes": taken}
@@ -203,7 +204,8 @@ class TrainingService:
             spec = await self.compute.run((0,), read)
             check = await self.compute.run((0,), partial(state_check, description, spec))
             fetch = partial(first_weights, self.mesh, self.states, assignment, check)
-            await engagement.prepare(fetch, spec)
+            with timed(log, "stages_built"):
+                await engagement.prepare(fetch, spec)
         except BaseException as error:
             await self._abandon(engagement)
             if is_out_of_memory(error):
@@ -311,15 +313,18 @@ class TrainingService:
         digest = text(fields, "digest", 64)
         if digest not in self._models:
             holder = text(fields, "holder", 64)
-            reply = await self.mesh.call(
-                holder,
-                Message(FETCH_MODEL, {"digest": digest}),
-                timeout_seconds=FETCH_TIMEOUT_SECONDS,
-                priority=Priority.TENSOR,
-                reply_parts=limited(MODEL_LIMIT_BYTES),
-            )
+            with timed(log, "model_fetched"):
+                reply = await self.mesh.call(
+                    holder,
+                    Message(FETCH_MODEL, {"digest": digest}),
+                    timeout_seconds=FETCH_TIMEOUT_SECONDS,
+                    priority=Priority.TENSOR,
+                    reply_parts=limited(MODEL_LIMIT_BYTES),
+                )
             blob = bytes(reply.parts[0])
-            description = await self.compute.run((0,), partial(ModelDescription.from_bytes, blob))
+            with timed(log, "model_read"):
+                read = partial(ModelDescription.from_bytes, blob)
+                description = await self.compute.run((0,), read)
             if description.digest != digest:
                 raise ProtocolError("the holder sent another model than it announced")
             self._models = {digest: description}
