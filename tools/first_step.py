@@ -1,96 +1,144 @@
 """How long from `p2ptrain train` to the first step, on an emulated household. Needs root, Linux.
 
     python tools/first_step.py --shares 0.8,0.2,0.2,0.2,0.2 --rate 100mbit
+    python tools/first_step.py --household A --lift --runs 2 \
+        --job tools/bench/models/mobilenetv2.py -o batch_size=1024
 
 The members are up, paired and idle before `train` starts; every device has its own network
-namespace, its share of a core and a cable of the given rate. Prints one JSON object.
+namespace, its share of a core and its cable. Prints one JSON object a run; with `--phases` also
+what each device did when (begin, end and length in seconds after the start).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.system.household import Device, Household  # noqa: E402
-from tools.testbed import Testbed  # noqa: E402
+from tools.bench.processes import Company, Process  # noqa: E402
+from tools.first_step_phases import phases  # noqa: E402
+from tools.testbed import EmulatedDevice, Household, Testbed  # noqa: E402
 
 CODE = "24681357"
-START_SECONDS = 180.0
+LIMIT_SECONDS = 280.0
+END_SECONDS = 30.0
+MILESTONES = ("ready", "plan", "step")
 
 
-async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Start the members, then `train`, and note when it says what."""
-    shares = [float(share) for share in arguments.shares.split(",")]
-    names = [f"device{number}" for number in range(len(shares))]
-    with Testbed.of_shares(shares, arguments.rate) as testbed:
-        prefixes = {device.name: device.prefix() for device in testbed.devices}
-        async with Household(folder, prefixes) as household:
-            await _members_up(household, names)
-            return await _train(household, names, arguments)
+class Runs:
+    """Trains in a household whose other members stay from one run to the next.
+
+    Args:
+        folder: for the devices' states.
+    """
+
+    def __init__(self, testbed: Testbed, folder: Path, arguments: argparse.Namespace) -> None:
+        self._devices = testbed.devices
+        self._folder = folder
+        self._arguments = arguments
+        self._company = Company(LIMIT_SECONDS)
+        self._members: list[Process] = []
+
+    def gather(self) -> None:
+        """Start all as members; the holder leaves again when everyone knows everyone."""
+        starts = [
+            (device, self._command(device, "join", "--code", CODE)) for device in self._devices
+        ]
+        holder, *self._members = self._company.start_lifted(starts)
+        known = len(self._devices) - 1
+        while any(len(_alive(process)) < known for process in (holder, *self._members)):
+            self._company.next()
+        holder.end(END_SECONDS)
+
+    def train(self) -> dict[str, Any]:
+        """Until the last step. Raises CellError."""
+        device, options = self._devices[0], self._arguments
+        command = self._command(
+            device,
+            *("train", str(options.job), "--wait-for", str(len(self._devices)), "--fresh"),
+            *("--steps", str(options.steps), "--planner", options.planner),
+            *(part for option in options.option for part in ("-o", option)),
+        )
+        started = time.time()
+        if options.lift:
+            (holder,) = self._company.start_lifted([(device, command)])
+        else:
+            holder = self._company.start(device, *command)
+        self._company.expect_each([holder], "done")
+        self._show_phases(holder, started)
+        holder.exit_code(END_SECONDS)
+        return _summary(holder)
+
+    def _show_phases(self, holder: Process, started: float) -> None:
+        if self._arguments.phases:
+            logs = {process.device.name: process.stderr for process in (holder, *self._members)}
+            for phase in phases(logs, started, holder.first_seconds["step"]):
+                print(phase, file=sys.stderr)
+
+    def _command(self, device: EmulatedDevice, *arguments: str) -> Sequence[str]:
+        state = ("--name", device.name, "--state-dir", str(self._folder / device.name))
+        return ("-m", "p2ptrain", *arguments, *state, "--threads", "1", "--json", "--debug")
 
 
-async def _members_up(household: Household, names: list[str]) -> None:
-    """All but the holder, which has been paired and has left again."""
-    devices = [await household.start(name, "join", "--code", CODE) for name in names]
-    for device in devices:
-        for name in names:
-            if name != device.name:
-                await device.expect("member", START_SECONDS, name=name, state="alive")
-    devices[0].terminate()
-    await devices[0].exit_code()
+def _alive(process: Process) -> set[str]:
+    members = [event for event in process.said if event["event"] == "member"]
+    return {event["name"] for event in members if event["state"] == "alive"} - {process.device.name}
 
 
-async def _train(
-    household: Household, names: list[str], arguments: argparse.Namespace
-) -> dict[str, object]:
-    job = str(ROOT / "tools" / "first_step_job.py")
-    started = monotonic()
-    holder = await household.start(
-        names[0],
-        "train",
-        job,
-        *("--wait-for", str(len(names)), "--steps", str(arguments.steps)),
-        *("--planner", arguments.planner),
-    )
-    times = {}
-    for kind in ("ready", "plan", "step"):
-        await holder.expect(kind, START_SECONDS)
-        times[kind] = round(monotonic() - started, 2)
-    await holder.succeed(START_SECONDS)
-    return {"seconds_to": times, **_summary(holder)}
-
-
-def _summary(holder: Device) -> dict[str, object]:
-    plan = holder.events("plan")[0]
-    done = holder.events("done")[0]
+def _summary(holder: Process) -> dict[str, Any]:
+    plan, done = (_first(holder, kind) for kind in ("plan", "done"))
+    steps = [event for event in holder.said if event["event"] == "step"]
     return {
-        "stages": [[s["units"], s["devices"][0]["name"]] for s in plan["stages"]],
+        "seconds_to": {kind: round(holder.first_seconds[kind], 2) for kind in MILESTONES},
+        "stages": [[s["units"], [d["name"] for d in s["devices"]]] for s in plan["stages"]],
         "left_out": plan["left_out"],
         "micro_batch": plan["micro_batch"],
         "predicted_samples_per_s": round(plan["predicted_samples_per_s"], 1),
         "samples_per_s": round(done["samples_per_s"], 1),
-        "seconds_of_steps": [round(step["seconds"], 3) for step in holder.events("step")],
+        "seconds_of_steps": [round(step["seconds"], 3) for step in steps],
     }
 
 
-def main() -> None:
-    """Run once and print."""
+def _first(process: Process, kind: str) -> dict[str, Any]:
+    return next(event for event in process.said if event["event"] == kind)
+
+
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shares", default="0.8,0.2,0.2,0.2,0.2", help="cores, the holder's first")
     parser.add_argument("--rate", default="100mbit", help="of every cable, as tc writes it")
+    parser.add_argument("--household", help="of tools/testbed/households, instead of the two")
+    parser.add_argument("--job", type=Path, default=ROOT / "tools" / "first_step_job.py")
+    parser.add_argument("-o", dest="option", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--planner", default="auto")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(asyncio.run(measure(arguments, Path(folder))), indent=1))
+    parser.add_argument("--runs", type=int, default=1, help="from the second on profiles are known")
+    parser.add_argument("--lift", action="store_true", help="a whole core until `ready`")
+    parser.add_argument("--phases", action="store_true", help="on stderr: who did what when")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run and print."""
+    arguments = _parse()
+    if arguments.household:
+        household = Household.load(arguments.household)
+    else:
+        shares = [float(share) for share in arguments.shares.split(",")]
+        household = Household.of_shares(shares, arguments.rate)
+    with tempfile.TemporaryDirectory() as folder, Testbed(household) as testbed:
+        runs = Runs(testbed, Path(folder), arguments)
+        runs.gather()
+        for _ in range(arguments.runs):
+            print(json.dumps(runs.train(), indent=1))
 
 
 if __name__ == "__main__":

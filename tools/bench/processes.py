@@ -23,7 +23,8 @@ from tools.bench.errors import CellError
 from tools.testbed import EmulatedDevice
 
 ROOT = Path(__file__).resolve().parents[2]
-STDERR_LINES = 30
+STDERR_LINES = 2000
+"""Kept of each process: with `--debug` it says when each phase was over."""
 MOST_UNREAD = 100_000
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -101,6 +102,16 @@ class Process:
         for thread in self._readers:
             thread.join(within_seconds)
         return code
+
+    @property
+    def stderr(self) -> list[str]:
+        """The last lines of its stderr."""
+        return list(self._stderr)
+
+    def end(self, within_seconds: float) -> None:
+        """Ask it to leave (SIGTERM) and wait for its end. Raises CellError."""
+        self._process.terminate()
+        self.exit_code(within_seconds)
 
     def story(self) -> str:
         """The last thing that it said of an error."""
