@@ -13,6 +13,7 @@
     │   ├── NotPaired            the other side does not know us, or we do not know it
     │   ├── PairingError         a pairing attempt failed (wrong code, window closed)
     │   ├── VersionMismatch      the other side runs another protocol version
+    │   ├── NotCoordinator       who was asked does not coordinate, or does no longer: ask again
     │   └── DeviceLost           a device that the job needs is gone
     └── InternalError        a bug of ours: please report it
 
@@ -73,6 +74,10 @@ class PairingError(PeerError):
 
 class VersionMismatch(PeerError):
     """The other side runs another protocol version."""
+
+
+class NotCoordinator(PeerError):
+    """Who was asked, or who commands, does not coordinate, or does no longer."""
 
 
 class DeviceLost(PeerError):

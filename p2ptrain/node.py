@@ -186,6 +186,10 @@ class Node:
         counters = self._mesh.link_statistics(member.id)
         return {} if counters is None else dataclasses.asdict(counters)
 
+    def trains_for(self) -> str | None:
+        """Name of the device whose job this one has a part in now; None without one."""
+        return self._member.service.holder_name if self._member is not None else None
+
     def invite(self) -> str:
         """Open the pairing window again and return its code."""
         return self._mesh.invite()

@@ -37,6 +37,9 @@ class Member(Protocol):
     async def remove(self, name: str) -> None:
         """Revoke a device at once."""
 
+    def trains_for(self) -> str | None:
+        """Name of the device whose job this one has a part in; None without one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -74,10 +77,17 @@ class Lender:
         """Ask for the place, wait until the member has left it, and give it back at the end.
 
         Raises:
-            UserError: somebody else has it.
+            UserError: somebody else has it, or the member has a part in a job, which would fail
+                without it.
         """
         if self._lent is not None:
             raise UserError("another `p2ptrain train` on this device runs: wait until it ends")
+        holder = self.member.trains_for() if self.member is not None else None
+        if holder is not None:
+            raise UserError(
+                f"this device has a part in the job of {holder}, which would fail without it: "
+                "wait until it has ended (`p2ptrain status` shows it), or train with --local"
+            )
         self._lent = asyncio.get_running_loop().create_future()
         self.given_back.clear()
         self.wanted.set()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
-from p2ptrain.errors import Error, PeerError, PlanError, ProtocolError
+from p2ptrain.errors import Error, NotCoordinator, PeerError, PlanError, ProtocolError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import LinkSpeed, MemberState, Mesh
 from p2ptrain.net import cbor
@@ -42,7 +42,7 @@ from p2ptrain.training.protocol import (
 from p2ptrain.training.routes import Route
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.survey import LinkTable
-from p2ptrain.training.waiting import until
+from p2ptrain.training.waiting import unless, until
 
 log = get_logger(__name__)
 
@@ -79,8 +79,16 @@ class CoordinatorService:
         return Message(SURVEY_LINKS)
 
     async def _plan(self, peer: str, message: Message) -> Message:
+        """Plan and make ready, as long as the term lasts: devices would refuse its orders after."""
         request = PlanningRequest.from_bytes(message.parts[0])
         term = self._check_in_office()
+        work = self._plan_in_term(peer, request, term)
+        answer = await unless(self._mesh, lambda: not self._in_office(term), work)
+        if answer is None:
+            raise NotCoordinator(f"{self._mesh.name} does not coordinate any more")
+        return answer
+
+    async def _plan_in_term(self, peer: str, request: PlanningRequest, term: int) -> Message:
         await self._seen_alive(peer)
         devices = [peer] if request.alone else self._alive()
         with timed(log, "links_measured"):
@@ -110,8 +118,15 @@ class CoordinatorService:
         coordinator = self._mesh.coordinator
         if coordinator is None or coordinator.id != self._mesh.self_id:
             name = coordinator.name if coordinator else "nobody yet"
-            raise PeerError(f"{self._mesh.name} does not coordinate; {name} does")
+            raise NotCoordinator(f"{self._mesh.name} does not coordinate; {name} does")
         return coordinator.term
+
+    def _in_office(self, term: int) -> bool:
+        coordinator = self._mesh.coordinator
+        return coordinator is not None and (coordinator.id, coordinator.term) == (
+            self._mesh.self_id,
+            term,
+        )
 
     async def _seen_alive(self, peer: str) -> None:
         """A holder may ask before gossip tells, or while it is suspected; it hears of that soon."""
@@ -243,7 +258,11 @@ class CoordinatorService:
     # -- making ready ----------------------------------------------------------------------------
 
     async def _prepare(self, assignment: Assignment, plan: Plan) -> list[_Trouble]:
-        """Have every device fetch its weights; what hinders those that cannot."""
+        """Have every device fetch its weights; what hinders those that cannot.
+
+        Raises:
+            NotCoordinator: a device knows of a newer term.
+        """
         blob = memoryview(assignment.to_bytes())
 
         async def prepare(device: str) -> _Trouble | None:
@@ -256,7 +275,8 @@ class CoordinatorService:
                     timeout_seconds=PREPARE_TIMEOUT_SECONDS,
                 )
             except (Error, TimeoutError) as error:
-                return _Trouble(name, str(error) or "timed out")
+                outvoted = isinstance(error, NotCoordinator)
+                return _Trouble(name, str(error) or "timed out", outvoted=outvoted)
             if reply.fields.get("ready"):
                 return None
             memory_bytes = integer(reply.fields, "memory_bytes")
@@ -264,7 +284,11 @@ class CoordinatorService:
             return _Trouble(name, "out of memory", memory_bytes)
 
         results = await asyncio.gather(*(prepare(device) for device in assignment.devices))
-        return [trouble for trouble in results if trouble is not None]
+        troubles = [trouble for trouble in results if trouble is not None]
+        for trouble in troubles:
+            if trouble.outvoted:
+                raise NotCoordinator(f"{trouble.name} refused {trouble.reason}")
+        return troubles
 
     def _give_up_if_needed(
         self, failed: Mapping[str, str], holder: str, request: PlanningRequest
@@ -280,11 +304,13 @@ class _Trouble:
 
     Attributes:
         memory_bytes: what it has left for the job, where that is too little; else None.
+        outvoted: it follows another coordinator, or this one in another term.
     """
 
     name: str
     reason: str
     memory_bytes: int | None = None
+    outvoted: bool = False
 
     @property
     def out_of_memory(self) -> bool:

@@ -14,7 +14,13 @@ from time import monotonic
 
 from torch import Tensor
 
-from p2ptrain.errors import DeviceLost, PeerError, ProtocolError, TrainingError
+from p2ptrain.errors import (
+    DeviceLost,
+    OptionError,
+    PeerError,
+    ProtocolError,
+    TrainingError,
+)
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.model.optimizer import optimizer_state_ratio
@@ -81,6 +87,7 @@ class HolderRun:
             DeviceLost: a device that held a part is gone.
             PeerError: the household could not do it.
         """
+        self._check_free()
         reason = "the training has ended"
         try:
             prepared = await self._prepare()
@@ -95,9 +102,16 @@ class HolderRun:
             self._service.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
             await self._let_go(reason)
-            await self._service.drop("the job is over")
+            await self._service.drop("the job is over", self._id)
 
     # -- before ----------------------------------------------------------------------------------
+
+    def _check_free(self) -> None:
+        holder = self._service.holder_name
+        if holder is not None:
+            raise OptionError(
+                f"this device has a part in the job of {holder}: wait until it has ended"
+            )
 
     async def _prepare(self) -> Prepared:
         """Export the model while the household gathers and measures its links."""
@@ -130,7 +144,7 @@ class HolderRun:
 
     async def _plan(self, request: PlanningRequest, prepared: Prepared) -> PlanningAnswer:
         with timed(log, "plan_answered"):
-            answer = await request_plan(self._mesh, request)
+            answer = await request_plan(self._mesh, request, self._let_go)
         if answer.assignment.key.job != self._id:
             raise ProtocolError("the coordinator answered for another job")
         reason = "failure" if request.memory_bytes else "start"

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from p2ptrain.errors import Error, PeerError, ProtocolError, UserError
+from p2ptrain.errors import Error, NotCoordinator, PeerError, ProtocolError, UserError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.model.description import ModelDescription
@@ -116,6 +116,15 @@ class TrainingService:
         """The job this device works for."""
         return self.engagement.assignment.key.job if self.engagement else None
 
+    @property
+    def holder_name(self) -> str | None:
+        """Of the job this device works for."""
+        if self.engagement is None:
+            return None
+        holder = self.engagement.assignment.holder
+        member = self.mesh.members.get(holder)
+        return member.name if member is not None else holder[:12]
+
     async def close(self) -> None:
         """Drop any job and stop serving."""
         self._unsubscribe()
@@ -127,8 +136,10 @@ class TrainingService:
         """Spare fetching a model that was captured here."""
         self._models = {description.digest: description}
 
-    async def drop(self, reason: str) -> None:
-        """Leave the current job, if any."""
+    async def drop(self, reason: str, job: str | None = None) -> None:
+        """Leave the current job, if any; with `job`, only if it is that one."""
+        if job is not None and self.job != job:
+            return
         engagement, self.engagement = self.engagement, None
         if engagement is None:
             return
@@ -190,15 +201,17 @@ class TrainingService:
         self._check_newer(assignment)
         if self.job is not None and self.job != assignment.key.job:
             raise PeerError(f"{self.mesh.name} already works for another job")
+        self._newest = {assignment.key.job: assignment.key.epoch}
         await self.drop("a new plan")
         short = self._short_of(integer(fields, "needed_bytes", 0, 2**63))
         if short is not None:
             return short
         description = await self._model({"digest": assignment.digest, "holder": assignment.holder})
+        if self._newest != {assignment.key.job: assignment.key.epoch}:
+            raise PeerError("another plan came while this device was made ready")
         engagement = Engagement(assignment, description, self._shell)
         self.engagement = engagement
         self.idle.clear()
-        self._newest = {assignment.key.job: assignment.key.epoch}
         try:
             read = partial(optimizer_from_fields, assignment.optimizer)
             spec = await self.compute.run((0,), read)
@@ -240,7 +253,9 @@ class TrainingService:
     def _check_newer(self, assignment: Assignment) -> None:
         coordinator = self.mesh.coordinator
         if coordinator is not None and assignment.term < coordinator.term:
-            raise PeerError(f"a command of term {assignment.term}; {coordinator.term} is in force")
+            raise NotCoordinator(
+                f"a command of term {assignment.term}; {coordinator.term} is in force"
+            )
         if assignment.key.epoch <= self._newest.get(assignment.key.job, -1):
             raise PeerError(f"epoch {assignment.key.epoch} is not newer than the one in force")
         if self.mesh.self_id not in assignment.devices:
@@ -295,7 +310,7 @@ class TrainingService:
             return
         if peer != engagement.assignment.holder:
             raise ProtocolError("job.end from a device that is not the holder")
-        await self.drop(text(message.fields, "reason", 1024))
+        await self.drop(text(message.fields, "reason", 1024), job)
 
     def _engaged(self, peer: str, message: Message) -> Engagement | None:
         """The engagement a holder's message is for, or None if it is over. Refuses strangers."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from p2ptrain.mesh.interface import Mesh
+
+T = TypeVar("T")
 
 
 async def until(mesh: Mesh, condition: Callable[[], bool]) -> None:
@@ -15,6 +18,19 @@ async def until(mesh: Mesh, condition: Callable[[], bool]) -> None:
         while not condition():
             changed.clear()
             await changed.wait()
+
+
+async def unless(mesh: Mesh, over: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns; None where `over` comes to hold before: then `work` is cancelled."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(until(mesh, over))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 @contextmanager

@@ -77,6 +77,9 @@ class FakeNode:
     def invite(self) -> str:
         return "12345678"
 
+    def trains_for(self) -> str | None:
+        return None
+
     def devices(self) -> list[dict[str, Any]]:
         return [{"name": "pi", "id": "ab" * 32}]
 

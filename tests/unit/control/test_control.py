@@ -26,6 +26,7 @@ PLACE = Place("laptop", 4000, "12345678")
 class FakeMember:
     def __init__(self) -> None:
         self.removed: list[str] = []
+        self.holder: str | None = None
 
     def status(self) -> Mapping[str, Any]:
         return {"name": "laptop", "members": []}
@@ -35,6 +36,9 @@ class FakeMember:
 
     def devices(self) -> Sequence[Mapping[str, Any]]:
         return [{"name": "pi", "id": "00"}]
+
+    def trains_for(self) -> str | None:
+        return self.holder
 
     async def remove(self, name: str) -> None:
         if name == "ghost":
@@ -233,6 +237,17 @@ async def test_a_place_is_lent_to_one_only(
             async with second.step_aside():
                 pass
     await leaving
+
+
+async def test_a_member_with_a_part_in_a_job_does_not_step_aside(
+    client: ControlClient, member: FakeMember, lender: Lender
+) -> None:
+    member.holder = "desk"
+    with pytest.raises(UserError, match=r"a part in the job of desk.* wait until it has ended"):
+        async with client.step_aside():
+            pass
+    assert not lender.wanted.is_set()
+    assert lender.given_back.is_set()
 
 
 async def test_a_running_train_does_not_step_aside(tmp_path: Path, member: FakeMember) -> None:

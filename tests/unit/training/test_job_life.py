@@ -22,6 +22,7 @@ from p2ptrain.errors import (
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Done, Eval, Event, Failure, Step, Warned
 from p2ptrain.training import checkpoint
+from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import SGD, Adam, Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import PLAN_REQUEST
@@ -209,6 +210,19 @@ async def test_a_cancelled_job_frees_the_others() -> None:
             await running
         await household.until_idle("b")
         await household.holder_run(make_job(epochs=1)).run()  # and they are ready again
+
+
+async def test_a_device_with_a_part_in_a_job_refuses_a_job_of_its_own() -> None:
+    """And the first one goes on undisturbed."""
+    async with devices(2) as household:
+        refused: list[asyncio.Task[None]] = []
+        member = household.members["b"].service
+        other = HolderRun(household.mesh["b"], member, make_job(), TrainOptions(), lambda _: None)
+        begin = on_step(household, 1, lambda: refused.append(asyncio.create_task(other.run())))
+        await household.holder_run(make_job(), listener=begin).run()
+        assert len(household.losses) == 6
+        with pytest.raises(OptionError, match="a part in the job of a: wait"):
+            await refused[0]
 
 
 class _Root(torch.nn.Module):

@@ -1,0 +1,152 @@
+"""A change of coordinator ends no job: not while it is prepared, and not while it trains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.errors import NotCoordinator, PeerError
+from p2ptrain.net.message import Message
+from p2ptrain.observe.events import PlanEvent
+from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.protocol import MEASURE_PROFILE, PLAN_REQUEST, PREPARE, SURVEY_LINKS
+from tests.unit.training.group_plans import divided, force
+from tests.unit.training.household import Devices, devices
+from tests.unit.training.test_job_life import make_job, on_step
+
+
+def at_first(household: Devices, name: str, kind: str, act: Callable[[], None]) -> None:
+    """Call `act` as the device gets its first message of that kind, before it is handled."""
+    route = household.members[name].routes[kind]
+    waiting = [act]
+
+    async def handle(peer: str, message: Message) -> Message | None:
+        if waiting:
+            waiting.pop()()
+        return await route.handler(peer, message)
+
+    household.mesh[name].route(kind, handle, route.parts)
+
+
+async def _wanted() -> list[float]:
+    async with devices(1) as household:
+        await household.holder_run(make_job(epochs=1)).run()
+        return household.losses
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        (SURVEY_LINKS, "b"),
+        (PLAN_REQUEST, "b"),
+        (MEASURE_PROFILE, "a"),
+        (MEASURE_PROFILE, "c"),
+        (PREPARE, "a"),
+        (PREPARE, "b"),
+        (PREPARE, "c"),
+    ],
+)
+async def test_an_election_while_a_job_is_prepared_makes_the_holder_ask_the_new_coordinator(
+    kind: str, where: str
+) -> None:
+    async with devices(3) as household:
+        household.mesh.elect("b")
+        at_first(household, where, kind, lambda: household.mesh.elect("c"))
+        await household.holder_run(make_job(epochs=1)).run()
+        assert household.losses == await _wanted()
+        plans = [event for event in household.events if isinstance(event, PlanEvent)]
+        assert [plan.reason for plan in plans] == ["start"]
+        assert {d.name for stage in plans[0].stages for d in stage.devices} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("kind", [MEASURE_PROFILE, PREPARE])
+async def test_a_coordinator_that_dies_while_a_job_is_prepared_is_replaced(kind: str) -> None:
+    async with devices(4) as household:
+        household.mesh.elect("d")
+        killing: list[asyncio.Task[None]] = []
+
+        def kill() -> None:
+            killing.append(asyncio.create_task(household.mesh.kill("d")))
+
+        at_first(household, "b", kind, kill)
+        await household.holder_run(make_job(epochs=1)).run()
+        await asyncio.gather(*killing)
+        assert household.losses == await _wanted()
+        used = {d.name for stage in household.plan.stages for d in stage.devices}
+        assert used == {"a", "b", "c"}
+
+
+async def test_devices_that_know_of_the_election_first_are_not_left_out() -> None:
+    """The old coordinator hears of its end by their refusals."""
+    async with devices(3) as household:
+        household.mesh.elect("b")
+        prepare = household.members["c"].routes[PREPARE]
+        refusals = iter([True])
+
+        async def refuse(peer: str, message: Message) -> Message | None:
+            if next(refusals, False):
+                asyncio.get_running_loop().call_later(0.05, household.mesh.elect, "c")
+                raise NotCoordinator("a command of term 2; 3 is in force")
+            return await prepare.handler(peer, message)
+
+        household.mesh["c"].route(PREPARE, refuse, prepare.parts)
+        await household.holder_run(make_job(epochs=1)).run()
+        assert len(household.plan.stages) == 3
+
+
+async def test_of_two_preparations_side_by_side_the_newer_one_stays() -> None:
+    """The old coordinator's orders may still be under way when the new one gives its own."""
+    async with devices(2) as household:
+        service, kept = household.members["b"].service, []
+        prepare = household.members["b"].routes[PREPARE]
+
+        async def keep(peer: str, message: Message) -> Message | None:
+            kept.append(message)
+            return await prepare.handler(peer, message)
+
+        household.mesh["b"].route(PREPARE, keep, prepare.parts)
+        training = asyncio.Event()
+        run = household.holder_run(make_job(epochs=500), None, on_step(household, 1, training.set))
+        running = asyncio.create_task(run.run())
+        await training.wait()
+        ordered = Assignment.from_bytes(kept[0].parts[0])
+
+        async def order(epoch: int) -> Message | None:
+            assignment = replace(ordered, key=replace(ordered.key, epoch=epoch))
+            message = Message(PREPARE, kept[0].fields, (memoryview(assignment.to_bytes()),))
+            return await prepare.handler(household.mesh["a"].self_id, message)
+
+        old, new = await asyncio.gather(order(5), order(9), return_exceptions=True)
+        assert isinstance(old, PeerError)
+        assert isinstance(new, Message)
+        assert new.fields["ready"]
+        assert service.engagement is not None
+        assert service.engagement.assignment.key.epoch == 9
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_a_coordinator_without_a_part_may_die_while_the_job_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    force(monkeypatch, [divided(4), divided(4)])
+    async with devices(2) as household:
+        await household.holder_run(make_job(), TrainOptions(wait_for=2)).run()
+        wanted = household.losses
+    async with devices(3) as household:
+        household.mesh.elect("c")
+        killing: list[asyncio.Task[None]] = []
+
+        def kill() -> None:
+            killing.append(asyncio.create_task(household.mesh.kill("c")))
+
+        options = TrainOptions(wait_for=3)
+        await household.holder_run(make_job(), options, on_step(household, 1, kill)).run()
+        await asyncio.gather(*killing)
+        assert household.mesh.coordinator.name == "a"
+        assert household.losses == wanted
+        assert len([event for event in household.events if isinstance(event, PlanEvent)]) == 1
