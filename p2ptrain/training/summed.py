@@ -18,8 +18,8 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.wire_format import WireFormat
-from p2ptrain.plan.overlap import BUCKET_BYTES
-from p2ptrain.training.buckets import Bucket, Entry, Summand, buckets_of
+from p2ptrain.plan.overlap import bucket_bytes
+from p2ptrain.training.buckets import Bucket, BucketSize, Entry, Summand, buckets_of
 
 
 class GradientNotFinite(TrainingError):
@@ -28,12 +28,14 @@ class GradientNotFinite(TrainingError):
     Attributes:
         step: number of the update it would have gone into, from 1.
         name: of the parameter or buffer.
+        unit: name of the first unit that uses it.
     """
 
-    def __init__(self, name: str, step: int) -> None:
+    def __init__(self, name: str, step: int, *, unit: str, statistic: bool) -> None:
+        what = "running statistic" if statistic else "gradient of"
         super().__init__(
-            f"the gradient of {name} became NaN or infinite at step {step}; lower the learning "
-            "rate, clip the gradients, or look at the data"
+            f"the {what} {name} (unit {unit}) became NaN or infinite at step {step}; lower the "
+            "learning rate, clip the gradients, or look at the data"
         )
         self.name = name
         self.step = step
@@ -51,11 +53,12 @@ class Summed:
     def __init__(
         self,
         stage: Stage,
-        bucket_bytes: int = BUCKET_BYTES,
+        size_bytes: BucketSize = bucket_bytes,
         wire: WireFormat = WireFormat.EXACT,
     ) -> None:
         """The sums of a stage that was built with `shared=True`; `wire` is the job's."""
         self._wire = wire
+        self._description, self._units = stage.description, (stage.first, stage.end)
         parameters = stage.parameters()
         names = gradient_order(stage.description, stage.first, stage.end)
         self._parameters = {name: parameters[name] for name in names}
@@ -66,8 +69,8 @@ class Summed:
         summands = [Summand(name, t.dtype, t.numel()) for name, t in tensors.items()]
         self.statistics_names = frozenset(self._sums)
         apart = len(self._sums) if wire is not WireFormat.EXACT else 0
-        statistics = buckets_of(summands[:apart], bucket_bytes)
-        rest = buckets_of(summands[apart:], bucket_bytes)
+        statistics = buckets_of(summands[:apart], size_bytes)
+        rest = buckets_of(summands[apart:], size_bytes)
         shifted = (replace(bucket, index=bucket.index + len(statistics)) for bucket in rest)
         self.buckets = (*statistics, *shifted)
 
@@ -96,7 +99,7 @@ class Summed:
                 present |= 1 << bit
         # Any NaN or infinity makes the sum one; a sum of finite values may overflow.
         if not flat.sum().isfinite():
-            _check_entries(bucket, flat, step)
+            self._check_entries(bucket, flat, step)
         return flat, present
 
     def unpack(self, bucket: Bucket, flat: Tensor, present: int) -> None:
@@ -107,6 +110,13 @@ class Summed:
                 if value is None:
                     value = _as_it_lies(self._new_gradient(entry.name))
                 value[entry.first : entry.end].copy_(_part(flat, entry))
+
+    def _check_entries(self, bucket: Bucket, flat: Tensor, step: int) -> None:
+        for entry in bucket.entries:
+            if not _part(flat, entry).isfinite().all():
+                unit = _first_user(self._description, *self._units, entry.name)
+                statistic = entry.name in self.statistics_names
+                raise GradientNotFinite(entry.name, step, unit=unit, statistic=statistic)
 
     def _value(self, name: str) -> Tensor | None:
         """The elements of a tensor as they lie in memory, 1-D; None where there is no gradient."""
@@ -151,7 +161,11 @@ def _part(flat: Tensor, entry: Entry) -> Tensor:
     return flat[entry.place : entry.place + entry.elements]
 
 
-def _check_entries(bucket: Bucket, flat: Tensor, step: int) -> None:
-    for entry in bucket.entries:
-        if not _part(flat, entry).isfinite().all():
-            raise GradientNotFinite(entry.name, step)
+def _first_user(description: ModelDescription, first: int, end: int, name: str) -> str:
+    """Name of the first of units [first, end) that uses a tensor of the state."""
+    units = description.units[first:end]
+    for unit in units:
+        for node in description.train.nodes[slice(*unit.train)]:
+            if StateRef(name) in node.references():
+                return unit.name
+    return units[0].name

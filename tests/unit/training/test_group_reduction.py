@@ -129,7 +129,7 @@ async def _group(
             log: list[str] = []
             mesh = household[name]
             board = LoggedSwitchboard(mesh, log)
-            summed = Summed(stage, bucket_bytes)
+            summed = Summed(stage, lambda _: bucket_bytes)
             reduction = GroupReduction(summed, LINE, ids, mesh.self_id, board)
             group.append(Device(stage, board, reduction, log))
         tasks = [scope.create_task(device.reduction.run()) for device in group]
@@ -285,6 +285,18 @@ async def test_at_most_a_window_is_under_way(prepared: Prepared) -> None:
         await asyncio.gather(*(device.reduction.finish() for device in group))
         for device in group:
             _check_against(prepared, device.stage)
+
+
+def test_a_running_statistic_that_is_not_finite_is_called_one(prepared: Prepared) -> None:
+    description, units = prepared.captured.description, len(_units(prepared))
+    stage = Stage(description, 0, units, prepared.captured.state(), shared=True)
+    summed = Summed(stage)
+    name = sorted(summed.statistics_names)[0]
+    assert stage.statistics is not None
+    stage.statistics.sums[name].fill_(torch.nan)
+    bucket = next(bucket for bucket in summed.buckets if name in bucket.names)
+    with pytest.raises(GradientNotFinite, match=rf"the running statistic {name} \(unit .* step 8"):
+        summed.pack(bucket, 8)
 
 
 @pytest.mark.parametrize("broken", ["wide.weight", "convolution.bias"])
