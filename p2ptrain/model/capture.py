@@ -16,9 +16,10 @@ from p2ptrain.model.aliases import Aliases
 from p2ptrain.model.captured import Captured, StateTable
 from p2ptrain.model.cuts import Cuts, crossing_at, last_uses, possible_cuts
 from p2ptrain.model.description import ModelDescription, UnitDescription
-from p2ptrain.model.export import Example, Exported, Loss, Scored, export, refuse_single_sample
+from p2ptrain.model.export import Example, Exported, Loss, Scored, export
 from p2ptrain.model.flops import is_heavy, node_flops
-from p2ptrain.model.graph import Graph, InputRef, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.graph import Graph, NodeRef, Reference, StateRef
+from p2ptrain.model.lone_sample import refuses_one_sample
 from p2ptrain.model.matching import Matched, match_cuts
 from p2ptrain.model.structure import structure_of
 from p2ptrain.model.translate import Translated, translate
@@ -53,13 +54,7 @@ def capture(
         exported = export(scored, taken, training=False)
         evaluate = _translate(exported, taken, table)
     description = _describe(type(module).__name__, taken, table, train, evaluate)
-    return Captured(description, taken, exported.output, table)
-
-
-def check_single_sample(module: nn.Module, loss: Loss, example: tuple[Any, Any]) -> None:
-    """For a job with a micro-batch of one sample. Raises CaptureError where plain torch refuses."""
-    taken = _take_apart(example)
-    refuse_single_sample(Scored(module, loss, taken), taken)
+    return Captured(description, taken, exported.output, table, refuses_one_sample(train))
 
 
 def _take_apart(example: tuple[Any, Any]) -> Example:
@@ -128,7 +123,7 @@ def _leaves(kind: str, leaves: Sequence[Tensor]) -> tuple[ValueDescription, ...]
 
 
 def _landscape(graph: Translated, cuts: Cuts) -> Landscape:
-    arguments = [[_traced(graph, argument) for argument in node.args] for node in graph.nodes]
+    arguments = [[graph.value_of(argument) for argument in node.args] for node in graph.nodes]
     from_state = _from_state(graph)
     return Landscape(
         work=[
@@ -143,20 +138,6 @@ def _landscape(graph: Translated, cuts: Cuts) -> Landscape:
         modules=[traced.module for traced in graph.traced],
         widths=cuts.widths,
     )
-
-
-def _traced(graph: Translated, argument: object) -> Any:
-    """The fake tensor that stands for an argument, where it is one."""
-    match argument:
-        case NodeRef():
-            return graph.traced[argument.index].value
-        case InputRef():
-            return graph.inputs[argument.index]
-        case TargetRef():
-            return graph.targets[argument.index]
-        case StateRef():
-            return graph.state[argument]
-    return None
 
 
 def _from_state(graph: Translated) -> frozenset[Reference]:

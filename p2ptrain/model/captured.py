@@ -112,6 +112,7 @@ class Captured:
 
     Attributes:
         description: what travels.
+        refuses_one_sample: whether plain torch would not train it on a single sample.
     """
 
     def __init__(
@@ -120,8 +121,10 @@ class Captured:
         example: Example,
         output: Structure,
         table: StateTable,
+        refuses_one_sample: bool,
     ) -> None:
         self.description = description
+        self.refuses_one_sample = refuses_one_sample
         self._input = example.input
         self._target = example.target
         self._output = output

@@ -35,10 +35,6 @@ _EXPORT_BATCHES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 """Batch sizes to trace with: odd ones, so that no other dimension is mistaken for the batch."""
 
 
-_ONE_VALUE = "Expected more than 1 value per channel"
-"""How torch's batch_norm begins its refusal."""
-
-
 @dataclass(frozen=True, slots=True)
 class Exported:
     """One mode's graph.
@@ -140,28 +136,6 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
         except Exception as error:  # everything the user's code may raise, and torch.export's own
             raise explain(error, probe) from error
     return Exported(program, scored.last_output)
-
-
-def refuse_single_sample(scored: Scored, example: Example) -> None:
-    """Refuse a micro-batch of one sample where plain torch does.
-
-    BatchNorm cannot normalise one value; torch checks it outside the operators that travel, whose
-    running variance would silently become NaN.
-
-    Raises:
-        CaptureError: the model has such a BatchNorm.
-    """
-    single = [_resized(leaves, 1) for leaves in (example.input_leaves, example.target_leaves)]
-    with _undisturbed(scored.module, True), _same_buffers(scored.module):
-        try:
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                scored(*single)
-        except Exception as error:  # others have been met, or will be, where they belong
-            if _ONE_VALUE in str(error):
-                raise CaptureError(
-                    "a BatchNorm of the model cannot work on a micro-batch of one sample: choose "
-                    "micro_batch so that neither it nor what remains of batch_size is 1"
-                ) from error
 
 
 def _export_as_eager(
@@ -306,17 +280,6 @@ def _undisturbed(module: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for part, attributes in before:
             _restore(part, attributes)
-
-
-@contextlib.contextmanager
-def _same_buffers(module: nn.Module) -> Iterator[None]:
-    """On leaving, every buffer has its values again: fake tensors do write to real scalars."""
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, values in before:
-            buffer.detach().copy_(values)
 
 
 def _snapshot(part: nn.Module) -> dict[str, tuple[object, object]]:

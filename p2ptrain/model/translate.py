@@ -74,6 +74,19 @@ class Translated:
     state: Mapping[Reference, Tensor]
     batch: BatchSymbol
 
+    def value_of(self, argument: Argument) -> Any:
+        """The fake tensor that stands for an argument, where it is one."""
+        match argument:
+            case NodeRef():
+                return self.traced[argument.index].value
+            case InputRef():
+                return self.inputs[argument.index]
+            case TargetRef():
+                return self.targets[argument.index]
+            case StateRef():
+                return self.state[argument]
+        return None
+
 
 def translate(
     program: torch.export.ExportedProgram, leaves: int, state_names: StateNames

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from p2ptrain.errors import CaptureError, OptionError
 from p2ptrain.logs import get_logger, timed
-from p2ptrain.model.capture import capture, check_single_sample
+from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.division_probe import SAMPLES
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.training import checkpoint
 from p2ptrain.training.checkpoint import Progress
-from p2ptrain.training.data import Collated, Samples
+from p2ptrain.training.data import Samples
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
@@ -93,17 +93,15 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     with timed(log, "exported"):
         captured = capture(job.model, job.loss, example, evaluation=evaluates)
     steps = job.total_steps(options.steps)
-    with timed(log, "single_sample_tried"):
-        least_piece = _least_piece(job, example)
     with timed(log, "division_tried"):
-        sharing = _sharing(job, captured, samples, example)
+        sharing = _sharing(captured, samples)
     prepared = Prepared(
         job=job,
         captured=captured,
         samples=samples,
         evaluation=evaluation,
         order=SampleOrder(len(samples), job.batch_size, job.seed),
-        least_piece=least_piece,
+        least_piece=_least_piece(job, captured),
         sharing=sharing,
         input_bytes=_bytes_per_sample(captured.flatten_input(example[0])),
         target_bytes=_bytes_per_sample(captured.flatten_target(example[1])),
@@ -114,44 +112,34 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     return prepared if options.resume is None else _resumed(prepared, options)
 
 
-def _least_piece(job: Job, example: tuple[Collated, Collated]) -> int:
+def _least_piece(job: Job, captured: Captured) -> int:
     """2 where the model cannot train on one sample, else 1.
 
     Raises:
         CaptureError: it cannot, and the job's own sizes make a piece of one sample.
     """
     fixed = job.micro_batch
-    single = fixed is not None and (fixed == 1 or job.batch_size % fixed == 1)
-    if fixed is not None and not single:
+    single = job.batch_size == 1 or (
+        fixed is not None and (fixed == 1 or job.batch_size % fixed == 1)
+    )
+    if not captured.refuses_one_sample or (fixed is not None and not single):
         return 1
-    try:
-        check_single_sample(job.model, job.loss, example)
-    except CaptureError:
-        if single or job.batch_size == 1:
-            raise
-        return 2
-    return 1
+    if single:
+        raise CaptureError(
+            "a BatchNorm of the model cannot work on a micro-batch of one sample: choose "
+            "micro_batch so that neither it nor what remains of batch_size is 1"
+        )
+    return 2
 
 
-def _sharing(
-    job: Job, captured: Captured, samples: Samples, example: tuple[Collated, Collated]
-) -> Sharing:
+def _sharing(captured: Captured, samples: Samples) -> Sharing:
     description = captured.description
     sharing = sharing_of(description)
     if sharing.effects:
-        return sharing if _trains_on_one(job, example) else replace(sharing, divisible=False)
+        return replace(sharing, divisible=False) if captured.refuses_one_sample else sharing
     inputs, targets = samples.collate([i % len(samples) for i in range(SAMPLES)], "example")
     batch = captured.flatten_input(inputs), captured.flatten_target(targets)
     return tried(sharing, description, captured.state(), batch)
-
-
-def _trains_on_one(job: Job, example: tuple[Collated, Collated]) -> bool:
-    """Whether a part of one sample can be trained on; a BatchNorm may need two."""
-    try:
-        check_single_sample(job.model, job.loss, example)
-    except CaptureError:
-        return False
-    return True
 
 
 def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
