@@ -34,8 +34,11 @@ LOAD_MESSAGES = 3.0
 """What the holder spends on reading and collating a piece of ready tensors, in messages."""
 ROUND_MESSAGES = 10.0
 """What a round costs each of its devices whatever its size, in messages."""
-BUCKET_BYTES = 1 << 20
-"""Least bytes of a bucket: 80 ms at 100 Mbit/s, far more than its messages cost."""
+LEAST_BUCKET_BYTES = 1 << 20
+"""80 ms at 100 Mbit/s. What the last bucket takes, nothing hides: smaller is sooner, but every bucket
+costs each device 4(g-1) messages."""
+MOST_BUCKET_BYTES = 4 << 20
+"""Larger costs memory and saves little more."""
 SPLIT_FACTOR = 1.03
 """How many times as long a backward takes in two pieces, inputs and weights."""
 LEAST_GAIN = 1.15
@@ -82,6 +85,15 @@ class Bucket:
 
     parameter_bytes: int
     first: int
+
+
+def bucket_bytes(left_bytes: int) -> int:
+    """The next bucket's size when so much is still to be summed: half of it, within bounds.
+
+    The first buckets have the rest of a backward to hide in, so they may be large; the last one is
+    what a round waits for.
+    """
+    return min(max(left_bytes // 2, LEAST_BUCKET_BYTES), MOST_BUCKET_BYTES)
 
 
 class OverlapCosts:
@@ -153,11 +165,13 @@ class OverlapCosts:
     def buckets(self, first: int, end: int) -> tuple[Bucket, ...]:
         """The gradients of units [first, end) in the order in which a backward makes them."""
         buckets: list[Bucket] = []
+        left = sum(unit.parameter_bytes for unit in self._profile.units[first:end])
         gathered = 0
         for unit in range(end - 1, first - 1, -1):
             gathered += self._profile.units[unit].parameter_bytes
-            if gathered >= BUCKET_BYTES:
+            if gathered >= bucket_bytes(left):
                 buckets.append(Bucket(gathered, unit))
+                left -= gathered
                 gathered = 0
         if gathered or not buckets:
             buckets.append(Bucket(gathered, first))

@@ -20,12 +20,17 @@ sends 2 (g - 1) / g of the bucket's bytes, the least that is possible.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
-from p2ptrain.plan.overlap import BUCKET_BYTES
+from p2ptrain.plan.overlap import bucket_bytes
+
+BucketSize: TypeAlias = Callable[[int], int]
+"""Bytes that are in no bucket yet -> bytes of the next one."""
 
 MAX_ENTRIES = 4096
 """Most tensors in a bucket: a frame's header has one bit for each of them."""
@@ -85,37 +90,43 @@ class Bucket:
         return frozenset(entry.name for entry in self.entries)
 
 
-def buckets_of(summands: Iterable[Summand], bucket_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
-    """All tensors in buckets of one dtype and `bucket_bytes` each, the last of a dtype smaller.
+def buckets_of(
+    summands: Iterable[Summand], size_bytes: BucketSize = bucket_bytes
+) -> tuple[Bucket, ...]:
+    """All tensors in buckets of one dtype each.
 
     Args:
         summands: in the order in which they become final; empty ones are left out.
-        bucket_bytes: larger tensors are cut.
+        size_bytes: of the next bucket; larger tensors are cut.
     """
+    summands = list(summands)
+    left: Counter[torch.dtype] = Counter()  # elements that are in no finished bucket
+    for summand in summands:
+        left[summand.dtype] += summand.elements
     buckets: list[Bucket] = []
     filling: dict[torch.dtype, list[Entry]] = {}
+
+    def limit(dtype: torch.dtype) -> int:
+        return max(1, size_bytes(left[dtype] * dtype.itemsize) // dtype.itemsize)
+
+    def finish(dtype: torch.dtype) -> None:
+        buckets.append(Bucket(len(buckets), dtype, tuple(filling.pop(dtype))))
+        left[dtype] -= buckets[-1].elements
+
     for summand in summands:
-        limit = max(1, bucket_bytes // summand.dtype.itemsize)
-        entries = filling.setdefault(summand.dtype, [])
-        for entry in _cut(summand, limit, entries):
-            entries.append(entry)
-            if entry.place + entry.elements == limit or len(entries) == MAX_ENTRIES:
-                buckets.append(Bucket(len(buckets), summand.dtype, tuple(entries)))
-                entries.clear()
-    for dtype, entries in filling.items():
-        if entries:
-            buckets.append(Bucket(len(buckets), dtype, tuple(entries)))
+        first = 0
+        while first < summand.elements:
+            entries = filling.setdefault(summand.dtype, [])
+            place = entries[-1].place + entries[-1].elements if entries else 0
+            full = limit(summand.dtype)
+            end = min(summand.elements, first + full - place)
+            entries.append(Entry(summand.name, first, end, place))
+            first = end
+            if place + entries[-1].elements == full or len(entries) == MAX_ENTRIES:
+                finish(summand.dtype)
+    for dtype in list(filling):
+        finish(dtype)
     return tuple(buckets)
-
-
-def _cut(summand: Summand, limit: int, entries: list[Entry]) -> Iterator[Entry]:
-    """The tensor's parts, each as large as the bucket being filled has room for."""
-    first = 0
-    while first < summand.elements:
-        place = entries[-1].place + entries[-1].elements if entries else 0
-        end = min(summand.elements, first + limit - place)
-        yield Entry(summand.name, first, end, place)
-        first = end
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ from p2ptrain.training.summed import Summed
 from p2ptrain.training.switchboard import Line, Switchboard
 
 FLOW = "ring"
-WINDOW = 8
-"""Buckets under way at once. Raising it costs memory (up to three times 1 MiB each); lowering it
-leaves a link idle where 8 MiB take less time than the way round the ring."""
+WINDOW = 4
+"""Buckets under way at once. Raising it costs memory (up to three times 4 MiB each); lowering it
+leaves a link idle where that many take less time than the way round the ring."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,14 @@ class Summed:
         rest = buckets_of(summands[apart:], size_bytes)
         shifted = (replace(bucket, index=bucket.index + len(statistics)) for bucket in rest)
         self.buckets = (*statistics, *shifted)
+        exact = [
+            WireFormat.EXACT if b.names & self.statistics_names else wire for b in self.buckets
+        ]
+        self._wires = tuple(exact)
 
     def wire(self, bucket: Bucket) -> WireFormat:
         """How a bucket's chunks travel: running statistics exactly, in buckets of their own."""
-        return WireFormat.EXACT if bucket.names & self.statistics_names else self._wire
+        return self._wires[bucket.index]
 
     def pack(self, bucket: Bucket, step: int) -> tuple[Tensor, int]:
         """A bucket's elements, 1-D in new memory, and a bit for each entry that has a value.

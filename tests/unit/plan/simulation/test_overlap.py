@@ -10,7 +10,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.overheads import REFERENCE, Overheads, Ratios
-from p2ptrain.plan.overlap import BUCKET_BYTES, FEED_MESSAGES, LOAD_MESSAGES, ROUND_MESSAGES
+from p2ptrain.plan.overlap import LEAST_BUCKET_BYTES, FEED_MESSAGES, LOAD_MESSAGES, ROUND_MESSAGES
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
@@ -136,7 +136,7 @@ def _reducing(bytes_per_s: float, where: int) -> Simulation:
     """Two devices; unit `where` of two has a bucket of parameters; backwards of 10 s each."""
     profile = examples.profile([(1.0, 10.0), (1.0, 10.0)])
     units = list(profile.units)
-    units[where] = replace(units[where], parameter_bytes=BUCKET_BYTES)
+    units[where] = replace(units[where], parameter_bytes=LEAST_BUCKET_BYTES)
     profile = replace(profile, units=tuple(units))
     cluster = with_overheads(examples.cluster("a", "b", link=Link(bytes_per_s, 0.0)), NOTHING)
     return simulate(shared_plan("a", "b", units=2), profile, cluster, overlap=True)
@@ -144,26 +144,26 @@ def _reducing(bytes_per_s: float, where: int) -> Simulation:
 
 def test_an_all_reduce_is_hidden_behind_the_backwards_that_follow() -> None:
     # Unit 1's gradients are made at 12, 2(g-1)/g = 1 times its bytes take 5 s, unit 0 until 22.
-    simulation = _reducing(BUCKET_BYTES / 5, where=1)
+    simulation = _reducing(LEAST_BUCKET_BYTES / 5, where=1)
     assert ends(simulation, "all-reduce") == [(12.0, 17.0)] * 2
     assert ends(simulation, "backward") == [(2.0, 22.0)] * 2
     assert simulation.round_seconds == 22.0
 
 
 def test_an_all_reduce_of_the_first_unit_cannot_be_hidden() -> None:
-    simulation = _reducing(BUCKET_BYTES / 5, where=0)
+    simulation = _reducing(LEAST_BUCKET_BYTES / 5, where=0)
     assert ends(simulation, "all-reduce") == [(22.0, 27.0)] * 2
     assert simulation.round_seconds == 27.0
 
 
 def test_an_all_reduce_longer_than_what_hides_it_delays_the_update() -> None:
-    assert _reducing(BUCKET_BYTES / 15, where=1).round_seconds == 27.0
+    assert _reducing(LEAST_BUCKET_BYTES / 15, where=1).round_seconds == 27.0
 
 
 def test_an_all_reduce_waits_for_links_that_gradients_occupy() -> None:
     # Stage 1 is b and c; its gradients to a take b's uplink until 4 + 8, then its sums go to c.
     profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=8)
-    units = profile.units[0], replace(profile.units[1], parameter_bytes=BUCKET_BYTES)
+    units = profile.units[0], replace(profile.units[1], parameter_bytes=LEAST_BUCKET_BYTES)
     profile = replace(profile, units=units)
     links = {(s, "a"): Link(1.0, 0.0) for s in "bc"} | {("a", s): Link(1e300, 0.0) for s in "bc"}
     cluster = replace(examples.cluster("a", "b", "c"), links=links, default_link=Link(1e300, 0.0))
