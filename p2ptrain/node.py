@@ -108,7 +108,7 @@ class Node:
         small device for seconds, and a member that is silent for seconds is taken for dead.
         """
         keep_freed_memory()
-        await in_background(_import_training)
+        await in_background(import_training)
         await self._mesh.__aenter__()
         self._board = ProgressBoard(self._mesh)
         self._member = self._make_member()
@@ -377,7 +377,7 @@ def _ignore(_event: Event) -> None:
     """Nobody listens."""
 
 
-def _import_training() -> None:
+def import_training() -> None:
     """Import torch and the rooms that need it; seconds on a small device.
 
     torch.optim imports torch._dynamo when the first optimizer is made: rather now than in a job.

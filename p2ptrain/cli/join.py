@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import early, groups, qr
 from p2ptrain.cli.groups import NodeOptions
+from p2ptrain.cli.loading import load_training
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.usage import DONE
 from p2ptrain.cli.waiting import first_of, sigterm_interrupts, stop_event
@@ -82,6 +83,7 @@ async def _join(
     control: ControlServer,
 ) -> None:
     async with control:
+        await load_training()
         while not stop.is_set():
             options = await _be_member(options, output, stop, lender)
             await first_of(stop, lender.given_back)

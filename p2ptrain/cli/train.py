@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import groups, options
 from p2ptrain.cli.groups import NodeOptions
+from p2ptrain.cli.loading import load_training, loading
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.own_place import own_place
 from p2ptrain.cli.planners import PLANNERS, any_planner
@@ -148,7 +149,8 @@ def _weights_file(text: str) -> Path:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Train; returns when the weights are written."""
     _check(args)
-    job = override(load_job(args.script, args.job_options), args)
+    with loading():
+        job = override(load_job(args.script, args.job_options), args)
     chosen = train_options(args)
     output.show_progress(job.total_steps(args.steps))
     with sigterm_interrupts() as interrupt:
@@ -230,6 +232,7 @@ async def _train(job: Job, chosen: TrainOptions, node_options: NodeOptions, outp
     from p2ptrain.control.server import ControlServer
     from p2ptrain.node import Node
 
+    await load_training(exporting=True)
     async with (
         own_place(node_options) as place,
         Node(**place, role="holder", on_event=_shown(output)) as node,

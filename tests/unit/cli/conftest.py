@@ -101,6 +101,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> type[FakeNode]:
         module.local_calls.append((job, options))
         options["on_event"](Done(steps=2, seconds=0.2, samples_per_s=10.0, out=None))
 
+    module.import_training = lambda: None  # type: ignore[attr-defined]
     module.train = train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "p2ptrain.node", module)
     return FakeNode
