@@ -2,8 +2,9 @@
 
 Whole micro-batches can always be dealt: each is computed as one device would. A part of one is
 computed without the other samples, which shows where a node looks across samples (batch
-normalisation) or draws random numbers for all of them at once (dropout). What a graph does not tell
-is whether the loss is a mean over samples, as a job's loss must be for micro-batches to make sense.
+normalisation), draws random numbers for all of them at once (dropout), or has a loss that does not
+weigh samples alike (`left_out`). Other losses that are no mean over samples are found by trying
+(`division_probe`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.effects import draws_random_numbers, uses_batch_statistics
 from p2ptrain.model.graph import Node
+from p2ptrain.model.left_out import leaves_out_a_class, weighs_classes
 from p2ptrain.model.values import BATCH, ValueDescription
 
 
@@ -55,9 +57,12 @@ def division_effects(description: ModelDescription) -> tuple[str, ...]:
     return tuple(found)
 
 
+LEAVES_OUT = "the loss leaves targets out, each part of a micro-batch for itself"
 _EFFECTS: Sequence[tuple[Callable[[Node], bool], str]] = (
     (uses_batch_statistics, "BatchNorm statistics are those of each part of a micro-batch"),
     (draws_random_numbers, "dropout and its like draw other random numbers"),
+    (weighs_classes, "the loss weighs classes, each part of a micro-batch for itself"),
+    (leaves_out_a_class, LEAVES_OUT),
 )
 
 

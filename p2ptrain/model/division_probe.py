@@ -8,18 +8,23 @@ samples go through the model together and in parts, unit by unit, and must give 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.division import sample_dimension
+from p2ptrain.model.graph import InputRef, TargetRef
+from p2ptrain.model.left_out import telling_values
 from p2ptrain.model.program import Program
 from p2ptrain.model.stage import NO_SEED
 from p2ptrain.model.values import ValueDescription
 
 SAMPLES = 4
 """Taken together, and in halves."""
+MOST_TRIED = 8
+"""Values tried in each leaf of the batch."""
 
 
 def first_mixing_unit(
@@ -31,6 +36,8 @@ def first_mixing_unit(
     """The first unit whose results, or whose loss, depend on which samples are computed together.
 
     For models that draw no random numbers and have no values that cannot be cut between samples.
+    The samples are tried as they are, and with values in the first one that a mask may be made of:
+    0 and 1 in each leaf of the targets, and what the graph compares a leaf with.
 
     Args:
         state: tensors by canonical name; buffers are copied before anything runs.
@@ -39,21 +46,74 @@ def first_mixing_unit(
     Returns:
         Its index; None where there is none.
     """
-    private = _with_own_buffers(description, state)
-    entering = description.crossing(0, "train")
-    values = [list(inputs), *_halves(entering, inputs)]
-    wanted = [list(targets), *_halves(description.targets, targets)]
-    for unit in range(len(description.units)):
-        program = Program(description, unit, unit + 1, "train", private)
-        uses = description.target_uses(unit, unit + 1, "train")
-        with torch.no_grad():
-            values = [
-                program.run(given, target if uses else (), NO_SEED)
-                for given, target in zip(values, wanted, strict=True)
-            ]
-        if not _agree(program.outputs, *values):
-            return unit
+    probe = _Probe(description, _with_own_buffers(description, state))
+    unit = probe.run(inputs, targets)
+    if unit is not None:
+        return unit
+    telling = telling_values(description)
+    for index, value in enumerate(description.targets):
+        for number in dict.fromkeys([0, 1, *telling.get(TargetRef(index), ())][:MOST_TRIED]):
+            with suppress(RuntimeError, IndexError):  # no such class, for one: it shows nothing
+                unit = probe.run_loss(_with_first(targets, index, value, number))
+                if unit is not None:
+                    return unit
+    for index, value in enumerate(description.inputs):
+        for number in telling.get(InputRef(index), [])[:MOST_TRIED]:
+            with suppress(RuntimeError, IndexError):
+                unit = probe.run(_with_first(inputs, index, value, number), targets)
+                if unit is not None:
+                    return unit
     return None
+
+
+class _Probe:
+    """Runs samples together and in halves; tells the first unit that mixes them, or None."""
+
+    def __init__(self, description: ModelDescription, state: Mapping[str, Tensor]) -> None:
+        self._description = description
+        self._state = state
+        units = range(len(description.units))
+        # What comes before is the same whatever the targets are.
+        self._first_with_targets = next(
+            (unit for unit in units if description.target_uses(unit, unit + 1, "train")), len(units)
+        )
+        self._entering_loss: list[list[Tensor]] = []
+
+    def run(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> int | None:
+        """All units."""
+        entering = self._description.crossing(0, "train")
+        return self._run(0, [list(inputs), *_halves(entering, inputs)], targets)
+
+    def run_loss(self, targets: Sequence[Tensor]) -> int | None:
+        """Those that see targets, after `run`, with what its first batch has given them."""
+        return self._run(self._first_with_targets, self._entering_loss, targets)
+
+    def _run(self, first: int, values: list[list[Tensor]], targets: Sequence[Tensor]) -> int | None:
+        described = self._description
+        wanted = [list(targets), *_halves(described.targets, targets)]
+        for unit in range(first, len(described.units)):
+            if unit == self._first_with_targets and not self._entering_loss:
+                self._entering_loss = values
+            program = Program(described, unit, unit + 1, "train", self._state)
+            uses = described.target_uses(unit, unit + 1, "train")
+            with torch.no_grad():
+                values = [
+                    program.run(given, target if uses else (), NO_SEED)
+                    for given, target in zip(values, wanted, strict=True)
+                ]
+            if not _agree(program.outputs, *values):
+                return unit
+        return None
+
+
+def _with_first(
+    leaves: Sequence[Tensor], index: int, described: ValueDescription, number: float
+) -> list[Tensor]:
+    """`leaves` with `number` everywhere in the first sample of one of them."""
+    changed = list(leaves)
+    changed[index] = leaves[index].clone()
+    changed[index].narrow(sample_dimension(described) or 0, 0, 1).fill_(number)
+    return changed
 
 
 def _with_own_buffers(

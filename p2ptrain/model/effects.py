@@ -14,7 +14,7 @@ _PROBABILITIES = ("p", "dropout_p", "dropout")
 def mutated_references(node: Node) -> tuple[Reference, ...]:
     """The values that `node` writes to."""
     operator = resolve(node.operator)
-    if not operator.mutates or (_is_statistics(operator) and _is_switched_off(operator, node)):
+    if not operator.mutates or (_is_statistics(operator) and _is_switched_off(node)):
         return ()
     written = [node.args[i] for i in sorted(operator.mutates) if i < len(node.args)]
     names = {operator.schema_arguments[i] for i in operator.mutates}
@@ -34,37 +34,37 @@ def aliased_references(node: Node) -> tuple[Reference, ...]:
 def draws_random_numbers(node: Node) -> bool:
     """Whether running `node` in the graph's mode draws from the random generator."""
     operator = resolve(node.operator)
-    if not operator.seeded or _is_switched_off(operator, node):
+    if not operator.seeded or _is_switched_off(node):
         return False
-    for name, argument in _named_arguments(operator, node):
+    for name, argument in named_arguments(node):
         if name in _PROBABILITIES and argument == 0 and "bernoulli" not in node.operator:
             return False
     # With dropout_p left out, attention draws nothing.
-    given = dict(_named_arguments(operator, node))
+    given = dict(named_arguments(node))
     return "scaled_dot_product_attention" not in node.operator or "dropout_p" in given
 
 
 def uses_batch_statistics(node: Node) -> bool:
-    """Whether running `node` computes with statistics over all samples of the micro-batch."""
+    """Whether running `node` computes with statistics over all samples of the micro-batch.
+
+    Not an instance normalisation: what it keeps for evaluation is a plain mean over samples, which
+    adds up from parts (`running_statistics`).
+    """
     operator = resolve(node.operator)
-    function = node.operator.split(".")[1]
-    if not _is_statistics(operator) or _is_switched_off(operator, node):
+    if not _is_statistics(operator) or _is_switched_off(node):
         return False
-    # Instance normalisation averages over samples only what it keeps for evaluation.
-    return function != "instance_norm" or bool(mutated_references(node))
+    return node.operator.split(".")[1] != "instance_norm"
 
 
 def _is_statistics(operator: Operator) -> bool:
     return "running_mean" in operator.schema_arguments
 
 
-def _is_switched_off(operator: Operator, node: Node) -> bool:
-    return any(
-        name in _SWITCHES and argument is False
-        for name, argument in _named_arguments(operator, node)
-    )
+def _is_switched_off(node: Node) -> bool:
+    return any(name in _SWITCHES and argument is False for name, argument in named_arguments(node))
 
 
-def _named_arguments(operator: Operator, node: Node) -> Iterator[tuple[str, Argument]]:
-    yield from zip(operator.schema_arguments, node.args, strict=False)
+def named_arguments(node: Node) -> Iterator[tuple[str, Argument]]:
+    """The arguments that `node` gives, by the names of its operator's schema."""
+    yield from zip(resolve(node.operator).schema_arguments, node.args, strict=False)
     yield from node.kwargs

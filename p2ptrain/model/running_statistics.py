@@ -9,7 +9,8 @@ so each device of a group runs its forwards from zero, which leaves m t_j in the
 them up with the right powers; the group's sum (`training.group_reduction`) is the second term.
 Devices that take whole micro-batches so end with what one device would have, up to rounding. Where
 samples are divided, a term is the parts' mean by samples: the mean is exact, while the variance
-lacks that between the parts' means.
+lacks that between the parts' means. An instance normalisation's term is a mean over samples of each
+one's own statistics: both are exact.
 
 Counters (`num_batches_tracked`) rise by a constant with every micro-batch, whoever takes it.
 Anything else that a training graph writes to its state depends on who computed what, so a stage

@@ -14,7 +14,6 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
-from p2ptrain.model.division_probe import SAMPLES
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.training import checkpoint
 from p2ptrain.training.checkpoint import Progress
@@ -22,7 +21,7 @@ from p2ptrain.training.data import Samples
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
-from p2ptrain.training.sharing import Sharing, sharing_of, tried
+from p2ptrain.training.sharing import SEEN, Sharing, sharing_of, tried
 
 log = get_logger(__name__)
 
@@ -137,7 +136,7 @@ def _sharing(captured: Captured, samples: Samples) -> Sharing:
     sharing = sharing_of(description)
     if sharing.effects:
         return replace(sharing, divisible=False) if captured.refuses_one_sample else sharing
-    inputs, targets = samples.collate([i % len(samples) for i in range(SAMPLES)], "example")
+    inputs, targets = samples.collate([k * len(samples) // SEEN for k in range(SEEN)], "example")
     batch = captured.flatten_input(inputs), captured.flatten_target(targets)
     return tried(sharing, description, captured.state(), batch)
 

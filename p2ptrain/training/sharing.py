@@ -17,11 +17,15 @@ from torch import Tensor
 
 from p2ptrain.errors import PlanError, ProtocolError
 from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.division import division_effects, indivisible_boundaries
-from p2ptrain.model.division_probe import first_mixing_unit
+from p2ptrain.model.division import LEAVES_OUT, division_effects, indivisible_boundaries
+from p2ptrain.model.division_probe import SAMPLES, first_mixing_unit
+from p2ptrain.model.left_out import DEFAULT_IGNORED, DefaultIgnored
 from p2ptrain.model.running_statistics import shareable
 from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.plan import Plan
+
+SEEN = 16
+"""Samples of the data that are looked at for targets that a loss leaves out."""
 
 _DEALING = frozenset({Allocation.MICRO_BATCHES})
 _DIVIDE_BY_NATURE = ("hybrid",)
@@ -109,17 +113,25 @@ def tried(
 
     Args:
         state: tensors by canonical name.
-        batch: leaves of the inputs and of the targets of `division_probe.SAMPLES` samples.
+        batch: leaves of the inputs and of the targets of `SEEN` samples.
     """
     if sharing.unshared or sharing.effects or not sharing.divisible:
         return sharing
-    unit = first_mixing_unit(description, state, *batch)
+    inputs, targets = batch
+    if DefaultIgnored(description).found_in(inputs, targets):
+        return replace(sharing, effects=(f"{LEAVES_OUT} (those of {DEFAULT_IGNORED})",))
+    unit = first_mixing_unit(description, state, _few(inputs), _few(targets))
     if unit is None:
         return sharing
     where = f"unit {description.units[unit].name}"
     if unit == len(description.units) - 1:
         where += ", or the loss is no mean over samples"
     return replace(sharing, effects=(f"samples are not computed independently ({where})",))
+
+
+def _few(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """`division_probe.SAMPLES` of `SEEN` samples, as far apart as can be."""
+    return [leaf[:: SEEN // SAMPLES].contiguous() for leaf in leaves]
 
 
 def changes_of(plan: Mapping[str, Any]) -> tuple[str, ...]:

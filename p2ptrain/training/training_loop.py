@@ -12,7 +12,9 @@ from time import monotonic
 
 from torch import Tensor
 
-from p2ptrain.observe.events import Eval, Event, Step
+from p2ptrain.model.left_out import DEFAULT_IGNORED, DefaultIgnored
+from p2ptrain.observe.events import Eval, Event, Step, Warned
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.training.checkpointer import Checkpointer
 from p2ptrain.training.evaluation import MetricMeans
 from p2ptrain.training.feeder import Feed
@@ -53,6 +55,10 @@ class TrainingLoop:
         self._ordered: asyncio.Queue[RoundOrder] = asyncio.Queue(ROUNDS_AHEAD + 1)
         self._targets: asyncio.Queue[tuple[PieceKey, object]] = asyncio.Queue(epoch.evaluated_ahead)
         self._last_step_at = monotonic()
+        self._ignored: DefaultIgnored | None = None
+        last = epoch.assignment.stages[-1]
+        if last.shared and last.allocation is Allocation.SAMPLES and not prepared.sharing.effects:
+            self._ignored = DefaultIgnored(prepared.captured.description)
 
     async def run(self) -> None:
         """Run every round. Raises what failed first, here or on any device."""
@@ -90,12 +96,27 @@ class TrainingLoop:
         )
         async for loaded in loader.pieces(self._rounds()):
             await self._keep_target(loaded)
+            self._warn_of_ignored(loaded.feed)
             yield loaded.feed
 
     async def _keep_target(self, loaded: Loaded) -> None:
         """Metrics need it when the output is back; the queue bounds the pieces under way."""
         if loaded.feed.piece.mode is Mode.EVAL and self._prepared.job.metrics:
             await self._targets.put((loaded.feed.piece.key, loaded.target))
+
+    def _warn_of_ignored(self, feed: Feed) -> None:
+        """Once, of targets left out that were not among the samples seen before the plan."""
+        if self._ignored is None or feed.piece.mode is not Mode.TRAIN:
+            return
+        if self._ignored.found_in(feed.inputs, feed.targets):
+            self._ignored = None
+            self._emit(
+                Warned(
+                    f"targets of {DEFAULT_IGNORED}, which the loss leaves out, came up after the "
+                    "plan was made: it divides micro-batches, and each part leaves out its own, "
+                    "so losses differ a little from one device's (--planner pp divides none)"
+                )
+            )
 
     # -- in --------------------------------------------------------------------------------------
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from p2ptrain.model.capture import capture
 from p2ptrain.model.division import division_effects, indivisible_boundaries, sample_dimension
 from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
 from tests.unit.model.conftest import Prepared
@@ -47,6 +50,45 @@ def test_what_looks_across_samples_is_named_with_its_unit(prepared: Get) -> None
     )
     (random,) = division_effects(prepared("dropout").model.description)
     assert random.startswith("dropout and its like draw other random numbers (unit ")
+
+
+def _effects(loss: Callable[..., Tensor]) -> tuple[str, ...]:
+    example = torch.randn(4, 6), torch.arange(4)
+    return division_effects(capture(nn.Linear(6, 4), loss, example).description)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"weight": torch.ones(4)}, "the loss weighs classes"),
+        ({"ignore_index": 3}, "the loss leaves targets out"),
+        ({"ignore_index": -1}, "the loss leaves targets out"),
+    ],
+)
+def test_a_loss_that_is_no_mean_over_samples_is_read_from_its_arguments(
+    options: dict[str, Any], words: str
+) -> None:
+    for loss in (nn.CrossEntropyLoss(**options), _after_softmax(nn.NLLLoss(**options))):
+        (effect,) = _effects(loss)
+        assert effect.startswith(words)
+        assert "(unit " in effect
+
+
+def _after_softmax(loss: nn.Module) -> Callable[..., Tensor]:
+    def call(output: Tensor, target: Tensor) -> Tensor:
+        result: Tensor = loss(output.log_softmax(1), target)
+        return result
+
+    return call
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"ignore_index": -100}])
+def test_torchs_own_means_over_samples_divide(options: dict[str, Any]) -> None:
+    assert _effects(nn.CrossEntropyLoss(**options)) == ()
+
+
+def test_a_sum_over_what_is_left_is_no_mean_of_torchs() -> None:
+    assert _effects(nn.CrossEntropyLoss(ignore_index=1, reduction="sum")) == ()
 
 
 def test_a_matrix_of_pairs_of_samples_cannot_be_divided(prepared: Get) -> None:

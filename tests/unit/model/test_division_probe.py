@@ -73,6 +73,66 @@ def test_a_loss_that_is_no_mean_over_samples_is_found(loss: Callable[..., Tensor
     assert _found(_made(_layers(), mse_loss)) is None
 
 
+def _masked(output: Tensor, target: Tensor) -> Tensor:
+    """Over the targets above 2; all are in `_made`'s."""
+    counted = target < 2
+    return ((output - target).square() * counted).sum() / counted.sum()
+
+
+def _by_weights(output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
+    errors = (output - target[0]).square().mean(1)
+    return (errors * target[1]).sum() / target[1].sum()
+
+
+def _padded(output: Tensor, target: Tensor) -> Tensor:
+    losses = cross_entropy(output, target, reduction="none")
+    return (losses * (target != 3)).sum() / (target != 3).sum()
+
+
+def _of(loss: Callable[..., Tensor], target: Callable[[int], object]) -> Made:
+    made = _made(_layers(), loss)
+    data = [(x, target(index)) for index, (x, _) in enumerate(made.data)]
+    return Made("odd", made.model, data, loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [
+        (_masked, lambda _: torch.linspace(0.0, 1.0, 4)),
+        (_by_weights, lambda _: (torch.ones(4), torch.tensor(1.0))),
+        (_padded, lambda index: torch.tensor(index % 2)),
+    ],
+)
+def test_a_mean_over_what_a_mask_leaves_is_found_where_the_samples_leave_all(
+    loss: Callable[..., Tensor], target: Callable[[int], object]
+) -> None:
+    made = _of(loss, target)
+    assert _found(made) == len(pipeline.captured(made).description.units) - 1
+
+
+def test_a_mask_that_the_inputs_make_is_found() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(x), (x != 5).all(1).float()
+
+    def loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        values, counted = output
+        return ((values - target).square().mean(1) * counted).sum() / counted.sum()
+
+    assert _found(_made(Masked(), loss)) is not None
+
+
+@pytest.mark.parametrize("classes", [1, 4])
+def test_values_that_a_loss_does_not_take_show_nothing(classes: int) -> None:
+    made = _of(cross_entropy, lambda index: torch.tensor(index % classes))
+    made.model[-1] = nn.Linear(8, classes)  # type: ignore[index]
+    assert _found(made) is None
+
+
 def test_trying_leaves_buffers_and_random_numbers_alone() -> None:
     made = zoo.make("cnn")
     before = {name: tensor.clone() for name, tensor in made.model.state_dict().items()}

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
+from p2ptrain.model.division import division_effects
 from p2ptrain.model.running_statistics import NotShareable, shareable
 from p2ptrain.model.stage import Stage
 from p2ptrain.plan.allocation import deal
@@ -133,6 +134,24 @@ def test_divided_samples_keep_the_mean_but_not_the_variance_between_parts() -> N
         torch.testing.assert_close(state["norm.running_mean"], 0.1 * x.mean(0))
         torch.testing.assert_close(state["norm.running_var"], 0.9 + 0.1 * variance)
         assert state["norm.num_batches_tracked"] == 1
+
+
+def test_divided_samples_leave_an_instance_normalisation_as_one_device_has_it() -> None:
+    """Each sample has statistics of its own, and their mean adds up: nothing to warn of."""
+    norm = nn.InstanceNorm2d(3, affine=True, track_running_stats=True)
+    model = nn.Sequential(norm, nn.Flatten(), nn.Linear(108, 4)).double()
+    x, y = _data()
+    captured = _captured(model, x, y)
+    assert division_effects(captured.description) == ()
+    stages = _replicas(captured, 2)
+    _begin(stages, 1)
+    for stage, part in zip(stages, (slice(0, 8), slice(8, SAMPLES)), strict=True):
+        stage.forward(0, [x[part]], [y[part]], share=len(x[part]) / SAMPLES)
+    _merge(stages)
+    model.train()(x)
+    for stage in stages:
+        for name in ("0.running_mean", "0.running_var"):
+            torch.testing.assert_close(stage.state()[name], model.state_dict()[name])
 
 
 def test_buffers_hold_the_last_rounds_values_until_the_merge(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import TrainingError
-from p2ptrain.observe.events import Eval, Event, Step
+from p2ptrain.observe.events import Eval, Event, Step, Warned
 from p2ptrain.training.job import SGD, AdamW, Job
 from p2ptrain.training.options import TrainOptions
 from tests import reference, zoo
@@ -192,6 +192,22 @@ async def test_evaluations_cover_every_sample_once(
     assert told.metrics["label"] == pytest.approx(targets.double().mean().item())
 
 
+async def test_targets_left_out_that_come_up_later_are_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One sample that was not looked at before the plan."""
+    data = [(torch.ones(4), 0 if number != 7 else -100) for number in range(64)]
+    options = TrainOptions(wait_for=2, steps=16)
+    for plan, warnings in (([divided(2, 2)], 1), ([dealt(1, 1)], 0)):
+        force(monkeypatch, plan)
+        model = torch.nn.Linear(4, 3)
+        job = Job(model, data, torch.nn.functional.cross_entropy, SGD(lr=0.1), 8, 4, epochs=2)
+        async with devices(2) as household:
+            await household.holder_run(job, options).run()
+            told = [event for event in household.events if isinstance(event, Warned)]
+        assert ["which the loss leaves out" in event.message for event in told] == [True] * warnings
+
+
 async def test_a_gradient_that_is_not_finite_on_one_replica_names_device_step_and_unit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -204,7 +220,7 @@ async def test_a_gradient_that_is_not_finite_on_one_replica_names_device_step_an
     job = Job(model, data, torch.nn.functional.mse_loss, SGD(lr=0.1), batch_size=8, micro_batch=4)
     force(monkeypatch, [dealt(1, 1)])
     async with devices(2) as household:
-        with pytest.raises(TrainingError, match=r"[ab], .*gradient of 0\.weight .*step 1"):
+        with pytest.raises(TrainingError, match=r"[ab], .*gradient of 0\.weight \(unit .* step 1"):
             await household.holder_run(job, TrainOptions(wait_for=2)).run()
         await household.until_idle("b")
 

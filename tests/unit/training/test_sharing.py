@@ -97,6 +97,22 @@ def test_what_a_graph_does_not_show_is_tried() -> None:
     assert "the loss is no mean over samples" in effect
 
 
+def _labelled(labels: list[int]) -> Sharing:
+    data = [(torch.ones(6) * label, label) for label in labels]
+    model, sgd = nn.Linear(6, 3), SGD(lr=0.1)
+    job = Job(model, data, nn.functional.cross_entropy, sgd, batch_size=8, micro_batch=4)
+    return prepare(job, TrainOptions()).sharing
+
+
+def test_targets_that_the_data_has_torch_leave_out_are_seen() -> None:
+    """Not only among the first samples."""
+    assert _labelled([0, 1, 2] * 32) == Sharing()
+    (effect,) = _labelled([0, 1, 2] * 26 + [-100] * 18).effects
+    assert effect == (
+        "the loss leaves targets out, each part of a micro-batch for itself (those of -100)"
+    )
+
+
 def test_no_part_is_one_sample_where_a_normalisation_needs_two() -> None:
     """torch would refuse it; the operator alone makes the running variance NaN."""
     assert not _prepared(

@@ -1,0 +1,56 @@
+"""Which share of a core this device has for us, from spans of uninterrupted computing.
+
+A quota comes in slices of up to a tenth of a second, so a short span may hit a slice or a pause:
+spans are put together until they are well longer. What disturbs some of them, such as another
+program that starts, does not count: the median does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+WINDOW_SECONDS = 0.3
+"""Wall time put together; longer ones are fewer, and so less robust."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Seconds of uninterrupted computing: `wall` of the world, `cpu` of the thread."""
+
+    wall: float
+    cpu: float
+
+    @property
+    def ratio(self) -> float:
+        """Wall by CPU time, at least 1."""
+        return max(1.0, self.wall / self.cpu) if self.cpu > 0 else 1.0
+
+
+def wall_by_cpu(spans: Sequence[Span]) -> float:
+    """How many seconds one of CPU time takes: the median over windows, by their CPU time."""
+    windows = sorted(_windows(spans), key=lambda window: window.ratio)
+    half = sum(window.cpu for window in windows) / 2
+    passed = 0.0
+    for window in windows:
+        passed += window.cpu
+        if passed >= half:
+            return window.ratio
+    return 1.0
+
+
+def _windows(spans: Iterable[Span]) -> list[Span]:
+    """Neighbours put together; what is left at the end goes to the last."""
+    windows: list[Span] = []
+    for span in spans:
+        if windows and windows[-1].wall < WINDOW_SECONDS:
+            span = _sum(windows.pop(), span)
+        windows.append(span)
+    if len(windows) > 1 and windows[-1].wall < WINDOW_SECONDS:
+        rest = windows.pop()
+        windows[-1] = _sum(windows[-1], rest)
+    return windows
+
+
+def _sum(one: Span, other: Span) -> Span:
+    return Span(one.wall + other.wall, one.cpu + other.cpu)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from p2ptrain.model.capture import capture
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.training import profiling
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.profiling import ProfileCache, batch_sizes_to_measure, measure
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "devices", "least", "sizes"),
+    [
+        (1024, 5, 1, [4, 16, 128]),
+        (256, 3, 1, [4, 16, 64]),
+        (256, 4, 1, [4, 16, 64]),  # nothing new to measure when one more is there
+        (256, 5, 1, [4, 16, 64]),
+        (128, 5, 1, [2, 8, 32]),
+        (64, 5, 1, [1, 4, 16]),
+        (64, 5, 2, [2, 4, 16]),  # BatchNorm
+        (64, 1, 1, [4, 16, 64]),
+        (3, 5, 1, [1, 2, 3]),
+        (1, 5, 1, [1]),
+    ],
+)
+def test_sizes_go_up_to_a_device_s_part_of_the_mini_batch(
+    batch_size: int, devices: int, least: int, sizes: list[int]
+) -> None:
+    assert batch_sizes_to_measure(batch_size, 0, devices, least) == sizes
+
+
+def test_of_a_fixed_micro_batch_a_quarter_is_measured_too() -> None:
+    assert batch_sizes_to_measure(64, 10) == [3, 10]
+    assert batch_sizes_to_measure(64, 4, 3, least=2) == [2, 4]
+
+
+@lru_cache
+def described() -> ModelDescription:
+    example = torch.randn(4, 10), torch.zeros(4, dtype=torch.int64)
+    return capture(nn.Linear(10, 5), cross_entropy, example).description
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The sizes of each measurement that was really made."""
+    made: list[Any] = []
+    real = profiling.measure_units
+
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        made.append(kwargs["batch_sizes"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(profiling, "measure_units", measured)
+    monkeypatch.setattr(profiling, "BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(profiling, "MOST_SECONDS", 0.0)
+    yield made
+
+
+def only_key(folder: Path) -> str:
+    (kept,) = folder.glob("*.json")
+    return kept.stem
+
+
+async def test_a_profile_is_measured_once_and_one_of_an_earlier_version_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compute = ComputeThread()
+    with counted(monkeypatch) as made:
+        first = await measure(described(), [1, 2], compute, ProfileCache(tmp_path), 10**9)
+        assert first["wall_by_cpu"] >= 1
+        assert await measure(described(), [1, 2], compute, ProfileCache(tmp_path), 10**9) == first
+        assert len(made) == 1
+        old = {name: value for name, value in first.items() if name != "wall_by_cpu"}
+        ProfileCache(tmp_path).put(only_key(tmp_path), old)
+        again = await measure(described(), [1, 2], compute, ProfileCache(tmp_path), 10**9)
+        assert "wall_by_cpu" in again
+        assert len(made) == 2
+    await compute.close()
