@@ -57,7 +57,6 @@ class Summed:
         wire: WireFormat = WireFormat.EXACT,
     ) -> None:
         """The sums of a stage that was built with `shared=True`; `wire` is the job's."""
-        self._wire = wire
         self._description, self._units = stage.description, (stage.first, stage.end)
         parameters = stage.parameters()
         names = gradient_order(stage.description, stage.first, stage.end)
@@ -73,10 +72,9 @@ class Summed:
         rest = buckets_of(summands[apart:], size_bytes)
         shifted = (replace(bucket, index=bucket.index + len(statistics)) for bucket in rest)
         self.buckets = (*statistics, *shifted)
-        exact = [
-            WireFormat.EXACT if b.names & self.statistics_names else wire for b in self.buckets
-        ]
-        self._wires = tuple(exact)
+        exact = self.statistics_names
+        self._wires = [WireFormat.EXACT if b.names & exact else wire for b in self.buckets]
+        self._given: set[str] = set()  # whose gradient of this round comes from other devices only
 
     def wire(self, bucket: Bucket) -> WireFormat:
         """How a bucket's chunks travel: running statistics exactly, in buckets of their own."""
@@ -95,7 +93,7 @@ class Summed:
         flat = torch.empty(bucket.elements, dtype=bucket.dtype)
         present = 0
         for bit, entry in enumerate(bucket.entries):
-            value = self._value(entry.name)
+            value = self._own_value(entry)
             if value is None:
                 _part(flat, entry).zero_()
             else:
@@ -113,6 +111,7 @@ class Summed:
                 value = self._value(entry.name)
                 if value is None:
                     value = _as_it_lies(self._new_gradient(entry.name))
+                    self._given.add(entry.name)
                 value[entry.first : entry.end].copy_(_part(flat, entry))
 
     def _check_entries(self, bucket: Bucket, flat: Tensor, step: int) -> None:
@@ -121,6 +120,12 @@ class Summed:
                 unit = _first_user(self._description, *self._units, entry.name)
                 statistic = entry.name in self.statistics_names
                 raise GradientNotFinite(entry.name, step, unit=unit, statistic=statistic)
+
+    def _own_value(self, entry: Entry) -> Tensor | None:
+        """As `_value`, but nothing where a sum that is complete has only made room for the rest."""
+        if not entry.first:
+            self._given.discard(entry.name)  # of the round before
+        return None if entry.name in self._given else self._value(entry.name)
 
     def _value(self, name: str) -> Tensor | None:
         """The elements of a tensor as they lie in memory, 1-D; None where there is no gradient."""

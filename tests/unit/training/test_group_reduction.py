@@ -326,6 +326,24 @@ async def test_a_nan_names_step_and_parameter_and_stays_here(
     assert other.isfinite().all()
 
 
+async def test_a_tensor_cut_into_many_buckets_may_be_missing_on_one_device(
+    prepared: Prepared,
+) -> None:
+    """Its first sums are complete, and written there, before its last part is packed."""
+    async with _group(prepared.captured, 2, bucket_bytes=64) as group:
+        for step in range(2):
+            for device in group:
+                device.reduction.begin(_order(step))
+                for parameter in device.stage.parameters().values():
+                    parameter.grad = torch.full_like(parameter, 3.0)
+            group[1 - step].stage.parameters()["wide.weight"].grad = None
+            await asyncio.gather(*(device.reduction.finish() for device in group))
+            for device in group:
+                gradient = device.stage.parameters()["wide.weight"].grad
+                assert gradient is not None
+                assert (gradient == 3.0).all()
+
+
 async def test_large_finite_gradients_pass(prepared: Prepared) -> None:
     """Their sum in the check overflows; they are finite all the same."""
     async with _group(prepared.captured, 2) as group:

@@ -10,7 +10,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.overheads import REFERENCE, Overheads, Ratios
-from p2ptrain.plan.overlap import LEAST_BUCKET_BYTES, FEED_MESSAGES, LOAD_MESSAGES, ROUND_MESSAGES
+from p2ptrain.plan.overlap import FEED_MESSAGES, LEAST_BUCKET_BYTES, LOAD_MESSAGES, ROUND_MESSAGES
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
