@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain.model.description import ModelDescription, TensorKind
-from p2ptrain.model.timing import Clock, UnitTimes, time_units
+from p2ptrain.model.timing import Clock, Limits, time_units
 from p2ptrain.model.unit_chain import UnitChain
+from p2ptrain.model.unit_times import UnitTimes
 from p2ptrain.model.values import ValueDescription
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
@@ -48,13 +49,15 @@ class UnitMeasurements:
 
     Attributes:
         input_bytes, target_bytes: per sample, as the holder sends them.
-        times: by batch size, ascending; at least the smallest that was asked for.
+        times: wall seconds by batch size, ascending; at least the smallest that was asked for.
+        wall_by_cpu: how many of them this device takes for one of processor time.
     """
 
     input_bytes: int
     target_bytes: int
     units: tuple[MeasuredUnit, ...]
     times: Mapping[int, UnitTimes]
+    wall_by_cpu: float
 
     def to_json(self) -> dict[str, Any]:
         """As in a profile file: "input_bytes", "target_bytes", "units" and "times"."""
@@ -99,24 +102,18 @@ def measure_units(
     Args:
         description: the captured model.
         batch_sizes: numbers of samples to time; the smallest always is.
-        budget_seconds: for all sizes together. A device too slow for it measures fewer sizes.
+        budget_seconds: for all sizes together. A device too slow for it measures fewer or smaller
+            ones.
         most_seconds: what a slow device may take instead, for the sake of larger sizes.
-        memory_bytes: sizes that need more than this are left out; where the whole model does, units
+        memory_bytes: sizes that need more are not measured; where the whole model does, units
             run one by one.
         clock: tests bring their own.
     """
     room = _Room(description, memory_bytes)
     chain = room.chain
-    times = time_units(
-        chain,
-        batch_sizes,
-        budget_seconds,
-        most_seconds=most_seconds,
-        clock=clock,
-        may_run=room.may_run,
-        apart=room.must_run_apart,
-    )
-    saved, largest = chain.saved_bytes, max(times)
+    limits = Limits(budget_seconds, most_seconds, room.may_run, room.must_run_apart)
+    timing = time_units(chain, batch_sizes, limits, clock)
+    saved, largest = chain.saved_bytes, max(chain.saved_bytes)
     return UnitMeasurements(
         input_bytes=_bytes_per_sample(description.inputs),
         target_bytes=_bytes_per_sample(description.targets),
@@ -124,14 +121,16 @@ def measure_units(
             _unit(description, number, math.ceil(saved[largest][number] / largest))
             for number in range(len(description.units))
         ),
-        times=times,
+        times=timing.times,
+        wall_by_cpu=timing.wall_by_cpu,
     )
 
 
 class _Room:
     """What may be run in so much memory, by what the smaller batch sizes have kept.
 
-    A pass needs state, its gradients, what is kept, and as much again for values on their way.
+    A pass needs state, its gradients, what is kept, and as much again for values on their way; the
+    whole model has gradients twice, as one stage and by units.
     """
 
     def __init__(self, description: ModelDescription, memory_bytes: int | None) -> None:
@@ -159,7 +158,7 @@ class _Room:
         return min(self._whole_bytes(batch), 2 * largest) <= self._memory_bytes
 
     def _whole_bytes(self, batch: int) -> float:
-        return 2 * sum(self._state) + 2 * sum(self._kept(batch))
+        return 3 * sum(self._state) + 2 * sum(self._kept(batch))
 
     def _kept(self, batch: int) -> list[float]:
         """Bytes by unit."""

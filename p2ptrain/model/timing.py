@@ -1,27 +1,64 @@
 """How long each unit takes on this device, from a few passes within a budget of time.
 
 A device may have a fifth of a core, handed out in slices of ten milliseconds: the wall time of one
-operator is then either its CPU time or ten milliseconds more, by chance. So units are compared by
-the CPU time of the computing thread, medians of several passes, and all are scaled by one factor,
-wall over CPU time of everything that was run. On a machine of its own that factor is near 1.
+operator is then either its CPU time or ten milliseconds more, by chance. So passes are compared by
+the CPU time of the computing thread, medians of several, and all are scaled by one factor, wall
+over CPU time (`share.py`). On a machine of its own that factor is near 1.
 
+A stage of many units does not spend what they spend one by one: each of them begins and ends a
+graph of autograd's, on cold caches. So the whole model is run as one stage too, as in training. It
+says how long a batch takes; passes by units say how that divides among them.
+
+    smallest size    split, whole, units, whole, ... as there is time
+    the next         split, whole
+    larger ones      whole, whole; each unit's part follows from smaller sizes
+
+The first pass of a size takes longer, as memory is found and kernels are prepared; it counts only
+where there is no time for another.
+
+Split passes have the backward in two parts, and say which part the gradients of weights are.
 Where a device cannot hold the whole model, each unit runs by itself, forward and backward.
-
-Passes with the backward in two parts take turns with whole ones: the first say which part of it the
-gradients of weights are, the others how long it takes. A split pass counts for both where there is
-time for one pass only; the few microseconds that splitting costs are then nothing.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from p2ptrain.model.share import Span, wall_by_cpu
+from p2ptrain.model.unit_times import BatchPasses, UnitPass, UnitTimes, WholePass, unit_times
+
 MAXIMUM_PASSES = 9
-"""More make the medians no better."""
+"""Of one size. More make the medians no better."""
+BY_UNITS = 2
+"""Sizes at which units are timed."""
+ROOM_FOR_SMALLEST = 0.3
+"""Of the time for all, what the smallest size may take for a second pass of each kind."""
+ROOM_FOR_LARGER = 0.6
+"""Of the time left, what a larger size may take that is not the last."""
+LEAST_GROWTH = 1.5
+"""From one size to the next, where time forces a smaller step than was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a size is measured, besides the smallest.
+
+    Attributes:
+        split: passes by units, with backwards in two parts.
+        whole: passes of the model as one stage.
+        cost: seconds of all, by those of a whole pass that is warm.
+    """
+
+    split: int
+    whole: int
+    cost: float
+
+
+_UNITS, _WARM, _COLD = _Way(1, 1, 3.0), _Way(0, 2, 2.3), _Way(0, 1, 1.3)
+_APART = _Way(2, 0, 3.0)
 
 
 class UnitRunner(Protocol):
@@ -39,6 +76,15 @@ class UnitRunner(Protocol):
             split: the backwards will come in two parts.
             apart: each unit's backward will follow its forward at once, from made-up gradients.
         """
+
+    def begin_whole(self, batch: int) -> None:
+        """Make the model as one stage, with inputs and targets for `batch` samples."""
+
+    def forward_whole(self) -> None:
+        """Run all units' forwards as one stage."""
+
+    def backward_whole(self) -> None:
+        """Run the backward of that."""
 
     def prepare(self, unit: int) -> None:
         """Make that unit ready for its forward; this is not timed."""
@@ -65,173 +111,212 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitTimes:
-    """Seconds of each unit for one batch size.
+class Limits:
+    """What passes may take.
 
     Attributes:
-        weight: the part of `backward` that gradients of weights take.
+        budget_seconds: for all sizes, with passes repeated where there is time.
+        most_seconds: a slow device may take so long instead, for larger sizes and no repetition:
+            planners must know how much cheaper a sample is in a large batch.
+        may_run: whether there is memory for a batch size.
+        apart: asked before each pass: whether one unit after the other runs alone.
     """
 
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    weight: tuple[float, ...]
+    budget_seconds: float
+    most_seconds: float = 0.0
+    may_run: Callable[[int], bool] = lambda batch: True
+    apart: Callable[[int], bool] = lambda batch: False
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """CPU seconds of each unit in one pass; wall and CPU seconds of all units together.
+class Timing:
+    """What `time_units` found.
 
     Attributes:
-        weight: part of `backward`; None where the backwards were whole.
+        times: wall seconds by batch size, ascending.
+        wall_by_cpu: the factor that made them of CPU seconds.
     """
 
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    weight: tuple[float, ...] | None
-    wall: float
-
-    @property
-    def cpu(self) -> float:
-        return sum(self.forward) + sum(self.backward)
+    times: dict[int, UnitTimes]
+    wall_by_cpu: float
 
 
 def time_units(
-    runner: UnitRunner,
-    batch_sizes: Sequence[int],
-    budget_seconds: float,
-    *,
-    most_seconds: float = 0.0,
-    clock: Clock | None = None,
-    may_run: Callable[[int], bool] = lambda batch: True,
-    apart: Callable[[int], bool] = lambda batch: False,
-) -> dict[int, UnitTimes]:
-    """Time every unit for each batch size, ascending, as far as the budget goes.
+    runner: UnitRunner, batch_sizes: Sequence[int], limits: Limits, clock: Clock | None = None
+) -> Timing:
+    """Time every unit for each batch size, ascending, as far as the limits go.
 
-    The smallest size is always measured: one pass to warm up, at least one that counts. A larger
-    one is left out, with all above it, when two passes of it are expected to exceed the budget, or
-    where `may_run` forbids it; the time goes to more passes of the one before.
-
-    Args:
-        budget_seconds: for all sizes, with passes repeated where there is time.
-        most_seconds: a slow device may take so long instead, for sizes that it runs twice only:
-            planners must know how much cheaper a sample is in a large batch.
-        apart: asked before each pass: whether one unit after the other runs alone.
+    The smallest size is always measured. For a larger one that is expected to take too long, or
+    that `may_run` forbids, a smaller one is taken that is still well above the one before; where
+    there is none, the series ends.
     """
-    clock = clock or Clock()
-    course = _Course(runner, clock, apart)
-    started = clock.wall()
-    deadline = started + budget_seconds
-    latest = started + max(budget_seconds, most_seconds)
+    course = _Course(runner, clock or Clock(), limits)
     sizes = sorted(set(batch_sizes))
-    passes: dict[int, list[_Pass]] = {}
-    for place, batch in enumerate(sizes):
-        left = deadline - clock.wall()
-        allowed = latest - clock.wall()
-        if place and not (_fits(batch, passes, allowed) and may_run(batch)):
-            course.repeat(sizes[place - 1], passes[sizes[place - 1]], deadline)
+    course.measure_smallest(sizes[0], limits.budget_seconds / len(sizes))
+    for place, wanted in enumerate(sizes[1:], 1):
+        left = len(sizes) - place
+        if not course.measure_larger(wanted, last=left == 1):
             break
-        course.one_pass(batch, split=True)
-        passes[batch] = [course.one_pass(batch, split=True)]
-        share = left / (len(sizes) - place)
-        course.repeat(batch, passes[batch], deadline - left + share)
-    return _scaled(passes)
+        course.repeat(course.largest, course.left_seconds() / left)
+    course.repeat(course.largest, course.left_seconds())
+    factor = wall_by_cpu(course.spans)
+    return Timing(unit_times(list(course.done.values()), factor), factor)
 
 
-def _fits(batch: int, passes: dict[int, list[_Pass]], left: float) -> bool:
-    """Whether a warm-up and one pass of `batch` samples are expected to fit into `left` seconds.
-
-    By the line through the last two sizes. By the last one alone a slow device would not come to
-    the sizes that it should train with, as most of a small pass does not depend on its size.
-    """
-    largest = max(passes)
-    walls = {size: statistics.median(one.wall for one in done) for size, done in passes.items()}
-    a_sample = walls[largest] / largest
-    if len(passes) > 1:
-        before = sorted(passes)[-2]
-        slope = (walls[largest] - walls[before]) / (largest - before)
-        a_sample = min(max(slope, 0.0), a_sample)
-    return 2 * (walls[largest] + a_sample * (batch - largest)) <= left
-
-
+@dataclass(slots=True)
 class _Course:
-    """Passes over the units of a runner, timed."""
+    """Passes over the units of a runner, timed.
 
-    def __init__(self, runner: UnitRunner, clock: Clock, apart: Callable[[int], bool]) -> None:
-        self._runner = runner
-        self._clock = clock
-        self._apart = apart
-        self._wall = 0.0
+    Attributes:
+        done: by batch size, ascending.
+        spans: of all passes.
+    """
 
-    def repeat(self, batch: int, done: list[_Pass], until: float) -> None:
-        """Add passes to `done` while the next is expected to end before `until`."""
-        while len(done) < MAXIMUM_PASSES and self._clock.wall() + done[-1].wall <= until:
-            done.append(self.one_pass(batch, split=len(done) % 2 == 0))
+    runner: UnitRunner
+    clock: Clock
+    limits: Limits
+    done: dict[int, BatchPasses] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    _started: float = field(init=False)
 
-    def one_pass(self, batch: int, *, split: bool) -> _Pass:
+    def __post_init__(self) -> None:
+        self._started = self.clock.wall()
+
+    @property
+    def largest(self) -> int:
+        """The size measured last."""
+        return max(self.done)
+
+    def left_seconds(self) -> float:
+        """Of the budget."""
+        return self._started + self.limits.budget_seconds - self.clock.wall()
+
+    def _allowed_seconds(self) -> float:
+        """Until no larger size may go on."""
+        most = max(self.limits.budget_seconds, self.limits.most_seconds)
+        return self._started + most - self.clock.wall()
+
+    # -- sizes -----------------------------------------------------------------------------------
+
+    def measure_smallest(self, batch: int, repeat_seconds: float) -> None:
+        """Two passes; two more that show what switching costs; more within `repeat_seconds`."""
+        found = self.done[batch] = BatchPasses(batch)
+        until = self.clock.wall() + repeat_seconds
+        for_larger = (1 - ROOM_FOR_SMALLEST) * self._allowed_seconds()
+        found.split.append(self._units(batch, split=True))
+        self._another(found)
+        while found.count < 4 and self._allowed_seconds() - found.longest >= for_larger:
+            self._another(found)
+        self.repeat(batch, until - self.clock.wall())
+
+    def measure_larger(self, wanted: int, *, last: bool) -> bool:
+        """Measure `wanted`, or as near to it as time and memory allow; False if not at all."""
+        allowed = self._allowed_seconds() * (1.0 if last else ROOM_FOR_LARGER)
+        sizes = [size for size in _towards(wanted, self.largest) if self.limits.may_run(size)]
+        best, *others = self._ways(wanted)
+        choices = [(best, size) for size in sizes if 2 * size >= wanted]
+        choices += [(way, size) for way in (*others, best) for size in sizes]
+        for way, size in choices:
+            if way.cost * self._seconds(size) <= allowed:
+                self._measure(size, way)
+                return True
+        return False
+
+    def _ways(self, batch: int) -> tuple[_Way, ...]:
+        if self.limits.apart(batch):
+            return (_APART,)
+        return (_UNITS if len(self.done) < BY_UNITS else _WARM, _COLD)
+
+    def _measure(self, batch: int, way: _Way) -> None:
+        found = self.done[batch] = BatchPasses(batch)
+        found.split += [self._units(batch, split=True) for _ in range(way.split)]
+        found.whole += [self._whole(batch) for _ in range(way.whole)]
+
+    def _seconds(self, batch: int) -> float:
+        """That a whole pass is expected to take, by the line through the last two sizes.
+
+        By the last one alone a slow device would not come to the sizes that it should train with,
+        as most of a small pass does not depend on its size.
+        """
+        largest = self.done[self.largest]
+        a_sample = largest.wall / self.largest
+        if len(self.done) > 1:
+            before = sorted(self.done)[-2]
+            slope = (largest.wall - self.done[before].wall) / (self.largest - before)
+            a_sample = min(max(slope, 0.0), a_sample)
+        return largest.wall + a_sample * (batch - self.largest)
+
+    # -- passes ----------------------------------------------------------------------------------
+
+    def repeat(self, batch: int, seconds: float) -> None:
+        """Add passes while the next is expected to end within `seconds`."""
+        found, until = self.done[batch], self.clock.wall() + seconds
+        while found.count < MAXIMUM_PASSES and self.clock.wall() + found.longest <= until:
+            self._another(found)
+
+    def _another(self, found: BatchPasses) -> None:
+        """Whole ones and such by units take turns, where both can be made."""
+        apart = self.limits.apart(found.batch)
+        if not apart and len(found.whole) <= len(found.units):
+            found.whole.append(self._whole(found.batch))
+        elif len(found.units) < 2 * len(found.split) or not found.split:
+            found.units.append(self._units(found.batch, split=False))
+        else:
+            found.split.append(self._units(found.batch, split=True))
+
+    def _whole(self, batch: int) -> WholePass:
+        self.runner.begin_whole(batch)
+        begin = self._look()
+        self.runner.forward_whole()
+        between = self.clock.cpu()
+        self.runner.backward_whole()
+        span = self._span(begin)
+        return WholePass(between - begin[1], begin[1] + span.cpu - between, span.wall)
+
+    def _units(self, batch: int, *, split: bool) -> UnitPass:
         """All units forward, then all backward; or each by itself."""
-        units, self._wall = range(self._runner.unit_count), 0.0
-        apart = self._apart(batch)
-        self._runner.begin(batch, split=split, apart=apart)
+        units, apart = range(self.runner.unit_count), self.limits.apart(batch)
+        self.runner.begin(batch, split=split, apart=apart)
+        begin = self._look()
         forward, backward = [], []
         for unit in units:
-            forward.append(self._forward(unit))
+            self.runner.prepare(unit)
+            forward.append(self._timed(self.runner.forward, unit))
             if apart:
                 backward.append(self._backward(unit, split))
         if not apart:
             backward = [self._backward(unit, split) for unit in reversed(units)][::-1]
-        return _Pass(
+        return UnitPass(
             forward=tuple(forward),
             backward=tuple(inputs + weight for inputs, weight in backward),
             weight=tuple(weight for _, weight in backward) if split else None,
-            wall=self._wall,
+            wall=self._span(begin).wall,
         )
-
-    def _forward(self, unit: int) -> float:
-        self._runner.prepare(unit)
-        return self._timed(self._runner.forward, unit)
 
     def _backward(self, unit: int, split: bool) -> tuple[float, float]:
         """(inputs, weights), or all of it and nothing."""
         if not split:
-            return self._timed(self._runner.backward, unit), 0.0
-        inputs = self._timed(self._runner.backward_inputs, unit)
-        return inputs, self._timed(self._runner.backward_weights, unit)
+            return self._timed(self.runner.backward, unit), 0.0
+        inputs = self._timed(self.runner.backward_inputs, unit)
+        return inputs, self._timed(self.runner.backward_weights, unit)
 
     def _timed(self, run: Callable[[int], None], unit: int) -> float:
-        wall, cpu = self._clock.wall(), self._clock.cpu()
+        begin = self.clock.cpu()
         run(unit)
-        cpu = self._clock.cpu() - cpu
-        self._wall += self._clock.wall() - wall
-        return cpu
+        return self.clock.cpu() - begin
+
+    def _look(self) -> tuple[float, float]:
+        return self.clock.wall(), self.clock.cpu()
+
+    def _span(self, begin: tuple[float, float]) -> Span:
+        span = Span(self.clock.wall() - begin[0], self.clock.cpu() - begin[1])
+        self.spans.append(span)
+        return span
 
 
-def _scaled(passes: dict[int, list[_Pass]]) -> dict[int, UnitTimes]:
-    """Median CPU times, times wall over CPU of all passes: what the device gives us of itself."""
-    everything = [one for done in passes.values() for one in done]
-    cpu = sum(one.cpu for one in everything)
-    factor = max(1.0, sum(one.wall for one in everything) / cpu) if cpu > 0 else 1.0
-    return {batch: _unit_times(done, factor) for batch, done in passes.items()}
-
-
-def _unit_times(done: list[_Pass], factor: float) -> UnitTimes:
-    whole = [one for one in done if one.weight is None] or done
-    backward = _medians([one.backward for one in whole], factor)
-    parts = [_shares(one.weight, one.backward) for one in done if one.weight is not None]
-    return UnitTimes(
-        forward=_medians([one.forward for one in whole], factor),
-        backward=backward,
-        weight=tuple(
-            share * seconds for share, seconds in zip(_medians(parts, 1.0), backward, strict=True)
-        ),
-    )
-
-
-def _shares(parts: tuple[float, ...], wholes: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(
-        min(1.0, part / whole) if whole > 0 else 0.0
-        for part, whole in zip(parts, wholes, strict=True)
-    )
-
-
-def _medians(rows: list[tuple[float, ...]], factor: float) -> tuple[float, ...]:
-    return tuple(factor * statistics.median(column) for column in zip(*rows, strict=True))
+def _towards(wanted: int, measured: int) -> list[int]:
+    """`wanted`, and smaller sizes that are still well above what was measured."""
+    sizes = [wanted]
+    while (smaller := sizes[-1] * 3 // 4) >= LEAST_GROWTH * measured:
+        sizes.append(smaller)
+    return sizes

@@ -27,14 +27,14 @@ _DEVIATES = 65521
 class UnitChain:
     """Runs the units of `description`; a `timing.UnitRunner`.
 
-    The first pass of each batch size also finds out what autograd keeps for the backward.
+    The first pass by units of each batch size also finds out what autograd keeps for the backward.
 
     Args:
         keep: units stay in memory after a pass in which they ran apart.
 
     Attributes:
-        saved_bytes: batch size -> bytes kept by each unit. Tensors that share memory count once a
-            unit; parameters and buffers are not counted.
+        saved_bytes: batch size -> bytes kept by each unit. What shares memory counts once, what
+            crosses a cut with the unit before it; parameters and buffers are not counted.
         values: what the next unit takes.
     """
 
@@ -44,11 +44,13 @@ class UnitChain:
         self._keep = keep
         self._state: dict[str, Tensor] = {}
         self._stages: dict[int, Stage] = {}
+        self._whole: Stage | None = None
         self._batch, self._split, self._apart = 0, False, False
         self.values: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._gradients: list[Tensor | None] = []
         self.saved_bytes: dict[int, list[int]] = {}
+        self._counted: set[int] = set()  # what crosses to the next unit and is counted already
 
     @property
     def unit_count(self) -> int:
@@ -58,6 +60,27 @@ class UnitChain:
     def begin(self, batch: int, *, split: bool = False, apart: bool = False) -> None:
         """Make inputs and targets for `batch` samples; the rest: see `timing.UnitRunner`."""
         self._batch, self._split, self._apart = batch, split, apart
+        self._draw(batch)
+
+    def begin_whole(self, batch: int) -> None:
+        """Make the model as one stage, and inputs and targets for `batch` samples."""
+        if self._whole is None:
+            names = self._description.state_names(0, self.unit_count)
+            state = {name: self._tensor(name) for name in names}
+            self._whole = Stage(self._description, 0, self.unit_count, state, copy=False)
+        self._draw(batch)
+
+    def forward_whole(self) -> None:
+        """Run all units as one stage."""
+        assert self._whole is not None
+        self._whole.forward(_KEY, self.values, self._targets, weight=1.0)
+
+    def backward_whole(self) -> None:
+        """Run the backward of `forward_whole`."""
+        assert self._whole is not None
+        self._whole.backward(_KEY)
+
+    def _draw(self, batch: int) -> None:
         inputs = self._description.crossing(0, "train")
         self.values = [self._draw_value(value, batch) for value in inputs]
         targets = self._description.targets
@@ -80,10 +103,7 @@ class UnitChain:
         self.prepare(unit)
         known = self.saved_bytes.setdefault(self._batch, [])
         if len(known) == unit:
-            saved: dict[int, int] = {}
-            with self._counting(saved):
-                self._forward(unit)
-            known.append(sum(saved.values()))
+            self._forward_counting(unit, known)
         else:
             self._forward(unit)
 
@@ -117,15 +137,29 @@ class UnitChain:
             for value in self.values
         ]
 
+    def _forward_counting(self, unit: int, known: list[int]) -> None:
+        """As `_forward`; adds what autograd keeps to `known`."""
+        if unit == 0:
+            self._counted = set()
+        entering = {_address(value) for value in self.values} if unit else set()
+        saved: dict[int, int] = {}
+        with self._counting(saved):
+            self._forward(unit)
+        new = {address: size for address, size in saved.items() if address not in self._counted}
+        known.append(sum(size for address, size in new.items() if address not in entering))
+        if unit:
+            known[unit - 1] += sum(size for address, size in new.items() if address in entering)
+        leaving = {_address(value) for value in self.values}
+        self._counted = leaving.intersection(self._counted.union(saved))
+
     @contextmanager
     def _counting(self, saved: dict[int, int]) -> Iterator[None]:
         """Collects the storages that autograd keeps: address -> bytes."""
-        own = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
+        own = {_address(tensor) for tensor in self._state.values()}
 
         def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                saved[storage.data_ptr()] = storage.nbytes()
+            if _address(tensor) not in own:
+                saved[_address(tensor)] = tensor.untyped_storage().nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -154,6 +188,11 @@ class UnitChain:
         elements = math.prod(shape)
         repeated = self._deviates.repeat(elements // _DEVIATES + 1)
         return repeated[:elements].view(tuple(shape))
+
+
+def _address(tensor: Tensor) -> int:
+    """Of its memory: tensors that share memory have the same."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _he_deviation(shape: Sequence[int]) -> float:

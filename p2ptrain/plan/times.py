@@ -7,10 +7,14 @@ batch of 16), so several sizes are measured and joined by straight lines.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan import fields
+
+LEAST_OF_A_SAMPLE = 0.85
+"""Beyond the largest size a further sample costs this part of one there, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,25 @@ class TimeTable:
         grown = [_grown(own, base, reference.at(size)) for size in added]
         return TimeTable((*self.sizes, *added), (*self.times, *grown))
 
+    def completed(self, samples: int) -> TimeTable:
+        """This table from a single sample up to `samples`, on the lines through its outer sizes.
+
+        Most of a small batch's time does not depend on its size, so one sample costs more than its
+        part of the smallest size; and a sample in a larger batch costs less than in the largest,
+        though never much less: caches do not grow.
+        """
+        if len(self.sizes) < 2:
+            return self
+        first, last = self.sizes[0], self.sizes[-1]
+        sizes, times = list(self.sizes), list(self.times)
+        if samples > last:
+            sizes.append(samples)
+            times.append(_on_line(self.times[-1], self.times[-2], self.sizes[-2:][::-1], samples))
+        if first > 1:
+            sizes.insert(0, 1)
+            times.insert(0, _on_line(self.times[0], self.times[1], self.sizes[:2], 1))
+        return TimeTable(tuple(sizes), tuple(times))
+
     def to_json(self) -> dict[str, dict[str, list[float]]]:
         """As in a profile's or a device's "times"."""
         return {
@@ -103,6 +126,34 @@ def _grown(own: UnitTimes, base: UnitTimes, larger: UnitTimes) -> UnitTimes:
         tuple(t * sum(larger.forward) / sum(base.forward) for t in own.forward),
         tuple(t * sum(larger.backward) / sum(base.backward) for t in own.backward),
         tuple(t * sum(larger.backward) / sum(base.backward) for t in own.weight),
+    )
+
+
+def _on_line(near: UnitTimes, far: UnitTimes, sizes: Sequence[int], samples: int) -> UnitTimes:
+    """`near`, as the sums continue on the line through both: single units are too noisy.
+
+    Args:
+        sizes: of `near` and `far`.
+        samples: beyond `near`, seen from `far`.
+    """
+
+    def factor(near_seconds: float, far_seconds: float) -> float:
+        in_proportion = samples / sizes[0]
+        if not near_seconds:
+            return in_proportion
+        slope = (far_seconds / near_seconds - 1) / (sizes[1] - sizes[0])
+        on_line = 1 + slope * (samples - sizes[0])
+        if samples > sizes[0]:
+            least = 1 + LEAST_OF_A_SAMPLE * (in_proportion - 1)
+            return min(max(on_line, least), in_proportion)
+        return min(max(on_line, in_proportion), 1.0)
+
+    forward = factor(sum(near.forward), sum(far.forward))
+    backward = factor(sum(near.backward), sum(far.backward))
+    return UnitTimes(
+        tuple(forward * seconds for seconds in near.forward),
+        tuple(backward * seconds for seconds in near.backward),
+        tuple(backward * seconds for seconds in near.weight),
     )
 
 

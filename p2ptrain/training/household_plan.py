@@ -28,6 +28,8 @@ from p2ptrain.training.profiling import to_profile
 
 PLANNING_EFFORT = 0.3
 """Everyone waits for the plan, and the coordinator may be the slowest device."""
+MOST_PLANS = 6
+"""For budgets that a plan's buffers exceed; each leaves more room for them."""
 LESS_MEMORY = 0.9
 """What is left of a budget that proved too large, where the device does not know better."""
 
@@ -37,8 +39,8 @@ class Candidate:
     """A device that may take part: measured, with the memory it offers.
 
     Attributes:
-        taken_bytes: what the job has taken there already, to export or to know the model; no part
-            of `memory_bytes`.
+        taken_bytes: what the job has taken there already, to export, to know and to measure the
+            model; no part of `memory_bytes`.
     """
 
     id: str
@@ -75,14 +77,22 @@ class MeasuredHousehold:
     links: Mapping[tuple[str, str], Link]
     holder: str
 
-    def cluster(self, profile: Profile, request: PlanningRequest) -> Cluster:
-        """As the planners read it: with the memory that units may take."""
-        times = _tables(self.candidates)
+    def cluster(
+        self, profile: Profile, request: PlanningRequest, kept: Mapping[str, int]
+    ) -> Cluster:
+        """As the planners read it: with the memory that units may take.
+
+        Args:
+            kept: name -> bytes to leave free beside what every plan needs.
+        """
+        times = _tables(self.candidates, request.batch_size)
         devices = tuple(
             Device(
                 name=c.name,
                 memory_bytes=max(
-                    c.memory_bytes - reserved_bytes(profile, request, holder=c.name == self.holder),
+                    c.memory_bytes
+                    - reserved_bytes(profile, request, holder=c.name == self.holder)
+                    - kept.get(c.name, 0),
                     0,
                 ),
                 holder=c.name == self.holder,
@@ -97,6 +107,9 @@ class MeasuredHousehold:
 def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Plan:
     """The plan for `request`, by what the runtime really does.
 
+    What it takes beside the units is known when there is a plan. Where that is more than a device
+    has left, planners get so much less of that device, and try again.
+
     Raises:
         PlanError: nothing fits, or the planner asked for cannot plan this model.
     """
@@ -104,7 +117,29 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
         request.sharing.check(request.planner)
     holder = next(c for c in household.candidates if c.name == household.holder)
     profile = to_profile(holder.measured, request)
-    cluster = household.cluster(profile, request)
+    kept: dict[str, int] = {}
+    for _ in range(MOST_PLANS):
+        plan = _plan_within(household.cluster(profile, request, kept), profile, request)
+        plan = with_all_memory(plan, profile, request, household.holder)
+        missing = _missing_bytes(plan, household.candidates)
+        if not missing:
+            return plan
+        kept |= {name: kept.get(name, 0) + count for name, count in missing.items()}
+    name, count = next(iter(missing.items()))
+    raise PlanError(
+        f'device "{name}" has too little memory for any plan found: {count} bytes missing; '
+        "free some there, offer more with --memory, or use a smaller --micro-batch"
+    )
+
+
+def _missing_bytes(plan: Plan, candidates: Sequence[Candidate]) -> dict[str, int]:
+    """By name, where a plan needs more than a device offers."""
+    needed = plan.predicted.peak_bytes
+    missing = {c.name: needed.get(c.name, 0) - c.memory_bytes for c in candidates}
+    return {name: count for name, count in missing.items() if count > 0}
+
+
+def _plan_within(cluster: Cluster, profile: Profile, request: PlanningRequest) -> Plan:
     tries = list(request.sharing.allocations(request.planner))
     for last, allocations in enumerate(tries, start=1 - len(tries)):
         wanted = PlanRequest(
@@ -119,8 +154,7 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
             effort=PLANNING_EFFORT,
         )
         try:
-            plan = _planned(profile, cluster, wanted, request)
-            return with_all_memory(plan, profile, request, household.holder)
+            return _planned(profile, cluster, wanted, request)
         except PlanError:
             if last == 0:
                 raise
@@ -144,10 +178,15 @@ def overheads_of(candidate: Candidate) -> Overheads | None:
     return Overheads.from_json(measured, f"overheads of {candidate.name}")
 
 
-def _tables(candidates: Sequence[Candidate]) -> dict[str, TimeTable]:
-    """Every device's times by name, all up to the largest size that any device has measured."""
+def _tables(candidates: Sequence[Candidate], batch_size: int) -> dict[str, TimeTable]:
+    """Every device's times by name, from one sample to the whole batch.
+
+    As far as any device has measured they grow as that one's.
+    """
     tables = {
         c.name: TimeTable.from_json(c.measured["times"], f"profile of {c.name}") for c in candidates
     }
     reference = max(tables.values(), key=lambda table: table.sizes[-1])
-    return {name: table.extended_like(reference) for name, table in tables.items()}
+    return {
+        name: table.extended_like(reference).completed(batch_size) for name, table in tables.items()
+    }

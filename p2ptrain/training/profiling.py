@@ -6,6 +6,7 @@ The file holds what was measured with which number of threads; another number me
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,21 +27,38 @@ from p2ptrain.training.plan_request import PlanningRequest
 
 log = get_logger(__name__)
 
-CANDIDATE_SIZES = (4, 16, 64, 128, 256)
+MOST_SAMPLES = 128
+"""A sample of a larger batch costs about the same, and a slow device would take seconds."""
 BUDGET_SECONDS = 2.0
-MOST_SECONDS = 6.0
+MOST_SECONDS = 7.0
 """A sample of MobileNetV2 takes three times as long in a batch of 4 as in one of 64."""
 
 
-def batch_sizes_to_measure(batch_size: int, micro_batch: int) -> list[int]:
-    """Which numbers of samples to time: a spread to choose among, or the fixed micro-batch.
+def batch_sizes_to_measure(
+    batch_size: int, micro_batch: int, devices: int = 1, least: int = 1
+) -> list[int]:
+    """Which numbers of samples to time.
 
-    And a quarter of that, as a device of a group may get.
+    Up to a device's part of the mini-batch, in equal steps: powers of two, so that a device more or
+    less changes them seldom. Of a fixed micro-batch a quarter too, as a device of a group may get.
+
+    Args:
+        batch_size: of the job.
+        micro_batch: fixed, or 0.
+        devices: that may take part.
+        least: samples that the model can train on.
     """
     if micro_batch:
-        return sorted({-(-micro_batch // 4), micro_batch})
-    sizes = [size for size in CANDIDATE_SIZES if size < batch_size]
-    return sizes or [batch_size]
+        return sorted({max(least, -(-micro_batch // 4)), micro_batch})
+    top = min(MOST_SAMPLES, batch_size, max(4, _power_of_two(batch_size / devices)))
+    low = max(1, min(4, top // 16))
+    middle = _power_of_two(math.sqrt(top * low))
+    return sorted({min(max(size, least), batch_size) for size in (low, middle, top)})
+
+
+def _power_of_two(number: float) -> int:
+    """The nearest, at least 1."""
+    return int(2 ** max(0, round(math.log2(number))))
 
 
 class ProfileCache:
@@ -82,8 +100,9 @@ async def measure(
 ) -> Mapping[str, Any]:
     """The profile of `description` on this device; see `model.measure` for its content.
 
-    Beside it "overheads": what the device spends on messages and updates (`overheads.py`). It takes
-    at most about `memory_bytes`, whatever the model's size.
+    Beside it "overheads": what the device spends on messages and updates (`overheads.py`), and
+    "wall_by_cpu": wall seconds for one of processor time, in all these times. It takes at most
+    about `memory_bytes`, whatever the model's size.
     """
     sizes = "-".join(str(size) for size in batch_sizes)
     key = f"{description.digest[:32]}-{torch.get_num_threads()}-{sizes}"
@@ -96,8 +115,8 @@ async def measure(
 
 
 def _is_complete(measured: Mapping[str, Any]) -> bool:
-    """Earlier versions measured neither overheads nor weight gradients."""
-    return "overheads" in measured and all("weight" in t for t in measured["times"].values())
+    """Earlier versions measured less, and took what units cost one by one for the whole."""
+    return "overheads" in measured and "wall_by_cpu" in measured
 
 
 def _measure(
@@ -111,7 +130,11 @@ def _measure(
         most_seconds=MOST_SECONDS,
         memory_bytes=memory_bytes,
     )
-    return {**units.to_json(), "overheads": measure_overheads(since=begin).to_json()}
+    return {
+        **units.to_json(),
+        "wall_by_cpu": units.wall_by_cpu,
+        "overheads": measure_overheads(since=begin).to_json(),
+    }
 
 
 def to_profile(measured: Mapping[str, Any], request: PlanningRequest) -> Profile:

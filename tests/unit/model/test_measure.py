@@ -55,8 +55,8 @@ def test_sizes_of_a_plain_chain_are_known_beforehand() -> None:
     assert [unit.output_bytes for unit in result.units] == [80, 120, 0]
     assert [unit.flops > 0 for unit in result.units] == [True] * 3
     kept = [unit.activation_bytes for unit in result.units]
-    assert kept[:2] == [40 + 80, 80]
-    assert kept[2] >= 120 + 8 + 5 * 4
+    assert kept[:2] == [40 + 80, 120], "what two units keep counts once, with the first"
+    assert kept[2] >= 8 + 5 * 4
 
 
 @pytest.mark.parametrize("name", ["gpt", "frozen", "cnn", "inner_structures", "named_inputs"])
@@ -120,11 +120,14 @@ def test_json_is_plain_and_complete() -> None:
     assert set(content["times"]) == {"2", "4"}
 
 
-def test_sizes_beyond_the_memory_are_left_out() -> None:
+def test_sizes_beyond_the_memory_are_left_out_for_smaller_ones() -> None:
     result = measure_units(
         described("cnn"), batch_sizes=[1, 1000], budget_seconds=1e9, memory_bytes=10**7
     )
-    assert list(result.times) == [1]
+    assert min(result.times) == 1
+    assert max(result.times) < 1000
+    kept = sum(unit.activation_bytes for unit in result.units)
+    assert 2 * kept * max(result.times) <= 10**7
 
 
 def test_a_model_that_does_not_fit_is_measured_unit_by_unit(

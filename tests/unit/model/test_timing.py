@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from p2ptrain.model.timing import MAXIMUM_PASSES, Clock, UnitTimes, time_units
+from p2ptrain.model.timing import MAXIMUM_PASSES, Clock, Limits, Timing, time_units
+from p2ptrain.model.unit_times import UnitTimes
 
 COSTS = [(0.001, 0.002), (0.003, 0.004), (0.0, 0.0005)]
 """CPU seconds a sample of three units, forward and backward."""
@@ -19,7 +21,8 @@ class Device:
         first_pass_factor: how much slower the first pass of each batch size is.
         jitter: largest relative error of a pass.
         split_cost: how much longer each part of a split backward takes.
-        fixed: CPU seconds of a forward or a backward beside those of its samples.
+        fixed: CPU seconds of a forward beside those of its samples.
+        switching: CPU seconds of a forward or a backward of a unit by itself beside its own.
     """
 
     def __init__(
@@ -31,11 +34,12 @@ class Device:
         jitter: float = 0.0,
         split_cost: float = 0.0,
         fixed: float = 0.0,
+        switching: float = 0.0,
     ) -> None:
         self.wall = self.cpu = self.in_period = 0.0
         self.share, self.period = share, period
         self.first_pass_factor, self.jitter = first_pass_factor, jitter
-        self.split_cost, self.fixed = split_cost, fixed
+        self.split_cost, self.fixed, self.switching = split_cost, fixed, switching
         self.random = random.Random(0)
         self.passes: list[int] = []
         self.calls: list[tuple[str, int]] = []
@@ -48,20 +52,36 @@ class Device:
     def clock(self) -> Clock:
         return Clock(wall=lambda: self.wall, cpu=lambda: self.cpu)
 
+    @property
+    def kinds(self) -> list[tuple[str, int]]:
+        return [call for call in self.calls if call[0] in ("split", "units", "whole")]
+
     def begin(self, batch: int, *, split: bool, apart: bool) -> None:
         self.passes.append(batch)
-        self.calls.append(("split" if split else "whole", batch))
+        self.calls.append(("split" if split else "units", batch))
+
+    def begin_whole(self, batch: int) -> None:
+        self.passes.append(batch)
+        self.calls.append(("whole", batch))
+
+    def forward_whole(self) -> None:
+        for forward, _ in COSTS:
+            self._spend(forward + self.fixed / self.passes[-1])
+
+    def backward_whole(self) -> None:
+        for _, backward in COSTS:
+            self._spend(backward)
 
     def prepare(self, unit: int) -> None:
         pass
 
     def forward(self, unit: int) -> None:
         self.calls.append(("forward", unit))
-        self._spend(COSTS[unit][0] + self.fixed / self.passes[-1])
+        self._spend(COSTS[unit][0] + (self.fixed + self.switching) / self.passes[-1])
 
     def backward(self, unit: int) -> None:
         self.calls.append(("backward", unit))
-        self._spend(COSTS[unit][1])
+        self._spend(COSTS[unit][1] + self.switching / self.passes[-1])
 
     def backward_inputs(self, unit: int) -> None:
         self.calls.append(("inputs", unit))
@@ -89,6 +109,16 @@ class Device:
                 self.in_period = 0.0
 
 
+def timed(
+    device: Device, sizes: list[int], budget_seconds: float, **limits: Any
+) -> dict[int, UnitTimes]:
+    return timing(device, sizes, budget_seconds, **limits).times
+
+
+def timing(device: Device, sizes: list[int], budget_seconds: float, **limits: Any) -> Timing:
+    return time_units(device, sizes, Limits(budget_seconds, **limits), device.clock)
+
+
 def assert_close(times: UnitTimes, batch: int, slowdown: float, relative: float) -> None:
     for unit, (forward, backward) in enumerate(COSTS):
         assert times.forward[unit] == pytest.approx(forward * batch * slowdown, rel=relative)
@@ -99,114 +129,140 @@ def assert_close(times: UnitTimes, batch: int, slowdown: float, relative: float)
 
 
 def test_a_device_of_its_own_is_timed_exactly() -> None:
-    device = Device()
-    times = time_units(device, [1, 4], 2.0, clock=device.clock)
-    assert list(times) == [1, 4]
-    assert_close(times[1], 1, 1.0, 1e-9)
-    assert_close(times[4], 4, 1.0, 1e-9)
+    times = timed(Device(), [1, 4, 16], 2.0)
+    assert list(times) == [1, 4, 16]
+    for batch in times:
+        assert_close(times[batch], batch, 1.0, 1e-9)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.35, 0.7])
 def test_a_quota_shows_in_the_scale_not_in_single_units(share: float) -> None:
-    device = Device(share)
-    times = time_units(device, [1, 2, 8], 3.0, clock=device.clock)
-    for batch, measured in times.items():
-        assert_close(measured, batch, 1 / share, 0.1)
+    found = timing(Device(share), [1, 2, 8], 3.0)
+    assert found.wall_by_cpu == pytest.approx(1 / share, rel=0.1)
+    for batch, measured in found.times.items():
+        assert_close(measured, batch, found.wall_by_cpu, 1e-9)
 
 
 def test_the_first_pass_of_a_size_does_not_count() -> None:
-    device = Device(first_pass_factor=50.0)
-    times = time_units(device, [1, 2], 5.0, clock=device.clock)
+    times = timed(Device(first_pass_factor=50.0), [1, 2], 5.0)
     assert_close(times[2], 2, 1.0, 1e-9)
+
+
+def test_what_a_unit_costs_by_itself_beside_its_own_does_not_count() -> None:
+    times = timed(Device(switching=0.0002), [4, 16, 64], 1.0)
+    for batch, measured in times.items():
+        assert sum(measured.forward) == pytest.approx(batch * sum(f for f, _ in COSTS))
+        assert sum(measured.backward) == pytest.approx(batch * sum(b for _, b in COSTS))
+        assert measured.forward[1] == pytest.approx(COSTS[1][0] * batch, rel=0.1)
 
 
 def test_units_that_run_apart_are_timed_the_same() -> None:
     device = Device()
-    times = time_units(device, [2], 0.0, clock=device.clock, apart=lambda batch: True)
+    times = timed(device, [2], 0.0, apart=lambda batch: True)
     assert_close(times[2], 2, 1.0, 1e-9)
     of_one = [call for unit in range(3) for call in [("forward", unit), ("inputs", unit)]]
     assert [call for call in device.calls[:10] if call[0] in ("forward", "inputs")] == of_one
+    assert ("whole", 2) not in device.kinds
 
 
-def test_a_pass_runs_all_forwards_in_order_then_all_backwards_in_reverse() -> None:
+def test_a_pass_by_units_runs_all_forwards_in_order_then_all_backwards_in_reverse() -> None:
     device = Device()
-    time_units(device, [1], 0.0, clock=device.clock)
+    timed(device, [1], 0.0, most_seconds=1.0)
     forwards = [("forward", 0), ("forward", 1), ("forward", 2)]
-    backwards = [(part, unit) for unit in (2, 1, 0) for part in ("inputs", "weights")]
-    assert device.calls == [("split", 1), *forwards, *backwards] * 2
+    parts = [(part, unit) for unit in (2, 1, 0) for part in ("inputs", "weights")]
+    backwards = [("backward", unit) for unit in (2, 1, 0)]
+    assert device.calls == [
+        *[("split", 1), *forwards, *parts],
+        ("whole", 1),
+        *[("units", 1), *forwards, *backwards],
+        ("whole", 1),
+    ]
 
 
-def test_split_and_whole_passes_take_turns() -> None:
+def test_larger_sizes_are_run_less_and_the_largest_not_by_units() -> None:
     device = Device()
-    time_units(device, [1], 1e9, clock=device.clock)
-    kinds = [kind for kind, _ in device.calls if kind in ("split", "whole")]
-    assert kinds == ["split"] + ["split", "whole"] * (MAXIMUM_PASSES // 2) + ["split"]
+    timed(device, [4, 16, 64], 0.0, most_seconds=10.0)
+    assert device.kinds == [
+        *[("split", 4), ("whole", 4), ("units", 4), ("whole", 4)],
+        *[("split", 16), ("whole", 16)],
+        *[("whole", 64), ("whole", 64)],
+    ]
+
+
+def test_all_kinds_of_passes_are_repeated_where_there_is_time() -> None:
+    device = Device()
+    timed(device, [1], 1e9)
+    kinds = [kind for kind, _ in device.kinds]
+    assert len(kinds) == MAXIMUM_PASSES
+    assert {kind: kinds.count(kind) for kind in kinds} == {"split": 2, "whole": 4, "units": 3}
 
 
 @pytest.mark.parametrize("cost", [0.0, 0.5])
 def test_what_splitting_costs_does_not_count(cost: float) -> None:
-    device = Device(split_cost=cost)
-    assert_close(time_units(device, [4], 2.0, clock=device.clock)[4], 4, 1.0, 1e-9)
+    times = timed(Device(split_cost=cost), [4, 8], 2.0)
+    assert_close(times[4], 4, 1.0, 1e-9)
+    assert_close(times[8], 8, 1.0, 1e-9)
 
 
 def test_the_smallest_size_is_measured_whatever_it_costs() -> None:
     device = Device(0.2)
-    assert list(time_units(device, [16, 4, 64], 0.0, clock=device.clock)) == [4]
+    assert list(timed(device, [16, 4, 64], 0.0)) == [4]
     assert device.passes == [4, 4]
 
 
-def test_a_size_that_would_exceed_the_budget_is_left_out() -> None:
-    device = Device()
-    times = time_units(device, [1, 8, 64, 512], 2.5, clock=device.clock)
-    assert list(times) == [1, 8, 64]
-    assert device.wall <= 2.5
+def test_a_smaller_size_is_measured_where_time_forbids_the_one_asked_for() -> None:
+    device = Device(0.2)
+    times = timed(device, [4, 64, 512], 0.5, most_seconds=8.0)
+    assert len(times) == 2
+    assert 16 <= max(times) < 64
+    assert device.wall <= 8.0
 
 
 @pytest.mark.parametrize("budget", [0.1, 0.5, 2.5])
 @pytest.mark.parametrize("share", [0.2, 1.0])
 def test_the_budget_holds_once_the_smallest_size_fits(budget: float, share: float) -> None:
     device = Device(share, jitter=0.05)
-    smallest = 2 * sum(map(sum, COSTS)) / share + 0.02
-    time_units(device, [1, 2, 4, 8, 16, 32], budget, clock=device.clock)
+    smallest = 4 * sum(map(sum, COSTS)) / share + 0.02
+    timed(device, [1, 4, 32], budget)
     assert device.wall <= max(budget * 1.2, smallest * 1.2)
 
 
-def test_time_that_a_left_out_size_leaves_goes_to_the_one_before() -> None:
+def test_time_that_larger_sizes_leave_goes_to_the_largest_that_was_measured() -> None:
     device = Device()
-    one = sum(map(sum, COSTS))
-    assert list(time_units(device, [1, 100], 8.5 * one, clock=device.clock)) == [1]
-    assert device.passes == [1] * 8
-
-
-def test_passes_are_bounded() -> None:
-    device = Device()
-    time_units(device, [1], 1e9, clock=device.clock)
-    assert len(device.passes) == 1 + MAXIMUM_PASSES
+    timed(device, [1, 2], 9.0, may_run=lambda batch: batch < 2)
+    assert device.passes == [1] * MAXIMUM_PASSES
 
 
 def test_a_size_that_may_not_run_ends_the_series() -> None:
-    device = Device()
-    times = time_units(device, [1, 2, 4], 9.0, clock=device.clock, may_run=lambda b: b < 2)
-    assert list(times) == [1]
+    assert list(timed(Device(), [1, 2, 4], 9.0, may_run=lambda b: b < 2)) == [1]
 
 
 def test_sizes_are_measured_once_and_ascending() -> None:
-    device = Device()
-    assert list(time_units(device, [4, 1, 4], 9.0, clock=device.clock)) == [1, 4]
+    assert list(timed(Device(), [4, 1, 4], 9.0)) == [1, 4]
 
 
 def test_a_slow_device_takes_longer_for_larger_sizes_but_repeats_nothing() -> None:
     device = Device(0.2)
-    assert list(time_units(device, [1, 4, 16], 0.5, clock=device.clock)) == [1]
+    assert list(timed(device, [1, 4, 16], 0.2)) == [1]
     device = Device(0.2)
-    times = time_units(device, [1, 4, 16, 64], 0.5, most_seconds=4.0, clock=device.clock)
-    assert list(times) == [1, 4, 16]
-    assert device.passes.count(16) == 2
+    assert list(timed(device, [1, 4, 16], 0.2, most_seconds=4.0)) == [1, 4, 16]
+    assert [device.passes.count(batch) for batch in (1, 4, 16)] == [4, 2, 2]
     assert device.wall <= 4.0
 
 
+def test_where_only_one_pass_fits_it_counts() -> None:
+    device = Device(0.2)
+    times = timed(device, [4, 8, 32], 0.0, most_seconds=3.0)
+    largest = max(times)
+    assert largest > 8
+    assert device.passes.count(largest) == 1
+    assert_close(times[largest], largest, 5.0, 0.1)
+    assert device.wall <= 3.0
+
+
 def test_what_a_pass_costs_at_any_size_keeps_no_larger_size_from_being_measured() -> None:
-    device = Device(0.3, fixed=0.05)  # 1.1 s for 16 samples, but 2.7 s for 64
-    times = time_units(device, [4, 16, 64], 0.5, most_seconds=9.0, clock=device.clock)
-    assert list(times) == [4, 16, 64]
-    assert device.wall <= 9.0
+    device = Device(0.3, fixed=0.05)  # 0.7 s for 4 samples, but 2.9 s for 64
+    times = timed(device, [4, 16, 64], 0.5, most_seconds=12.0)
+    assert len(times) == 3
+    assert max(times) == 64
+    assert device.wall <= 12.0

@@ -112,3 +112,32 @@ def test_a_slow_device_grows_with_the_batch_as_the_reference_does() -> None:
     assert extended.at(8) == UnitTimes((20.0, 60.0), (30.0, 90.0))
     assert extended.at(2) == slow.at(2)
     assert reference.extended_like(slow) == reference
+
+
+def test_a_completed_table_goes_on_in_a_line_from_one_sample_to_the_whole_batch() -> None:
+    """A batch of y samples takes 1 + y and 2 + 2y seconds."""
+    table = TimeTable(
+        (4, 16), (UnitTimes((5.0,), (10.0,), (5.0,)), UnitTimes((17.0,), (34.0,), (8.5,)))
+    )
+    completed = table.completed(20)
+    assert completed.sizes == (1, 4, 16, 20)
+    assert completed.at(20) == UnitTimes((21.0,), (42.0,), (10.5,))
+    assert completed.at(1) == UnitTimes((2.0,), (4.0,), (2.0,))
+    assert completed.at(10) == table.at(10)
+
+
+def test_a_sample_beyond_the_largest_size_is_not_much_cheaper_than_one_there() -> None:
+    flat = TimeTable((4, 16), (UnitTimes((5.0,), (5.0,)), UnitTimes((5.0,), (4.0,))))
+    assert flat.completed(32).at(32) == UnitTimes((pytest.approx(9.25),), (pytest.approx(7.4),))
+    assert flat.completed(16).at(1) == UnitTimes((5.0,), (5.0,))
+
+
+def test_a_table_that_grows_faster_than_its_size_goes_on_in_proportion() -> None:
+    steep = TimeTable((4, 16), (UnitTimes((1.0,), (1.0,)), UnitTimes((8.0,), (8.0,))))
+    assert steep.completed(32).at(32) == UnitTimes((16.0,), (16.0,))
+    assert steep.completed(32).at(1) == UnitTimes((0.25,), (0.25,))
+
+
+def test_there_is_no_line_through_one_size() -> None:
+    single = TimeTable((4,), TABLE.times[:1])
+    assert single.completed(64) == single
