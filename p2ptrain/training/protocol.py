@@ -4,6 +4,7 @@
       |-- plan.request --->|                          |
       |                    |-- profile.measure ------>|   (asks the holder for model.fetch)
       |                    |-- links.measure -------->|
+      |                    |-- plan.search ---------->|   (the fastest, where that pays)
       |                    |-- epoch.prepare -------->|   (fetches its weights: state.read)
       |<---- the plan -----|<------- ready -----------|
       |
@@ -32,6 +33,7 @@ from p2ptrain.training.rounds import Mode, Round
 
 PLAN_REQUEST = "plan.request"
 SURVEY_LINKS = "plan.survey"
+SEARCH_PLAN = "plan.search"
 MEASURE_PROFILE = "profile.measure"
 MEASURE_LINKS = "links.measure"
 FETCH_MODEL = "model.fetch"

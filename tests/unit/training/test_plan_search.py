@@ -1,0 +1,177 @@
+"""A plan is searched for on the fastest device, and nothing depends on which one that is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from p2ptrain.errors import PeerError, PlanError, ProtocolError
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.net import cbor
+from p2ptrain.net.message import Message
+from p2ptrain.plan.cluster import Link
+from p2ptrain.plan.overheads import Overheads
+from p2ptrain.plan.plan import Plan
+from p2ptrain.training import plan_search
+from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.plan_search import PlanSearch, fastest, from_bytes, to_bytes
+from p2ptrain.training.protocol import SEARCH_PLAN
+from p2ptrain.training.sharing import Sharing
+
+NAMES = ("a", "b", "c")
+REQUEST = PlanningRequest(
+    job="job",
+    digest="digest",
+    model="model",
+    input_bytes=400,
+    target_bytes=8,
+    optimizer_state_ratio=1.0,
+    batch_size=32,
+    micro_batch=0,
+    least_piece=1,
+    planner="auto",
+    private_first=0,
+    private_last=0,
+    optimizer={"name": "SGD", "lr": 0.1},
+    seed=0,
+    clip=False,
+    first_step=0,
+    epoch=1,
+    alone=False,
+    sharing=Sharing(),
+    memory_bytes={},
+)
+
+
+def _measured(slowdown: float) -> dict[str, object]:
+    unit = {"parameter_bytes": 4000, "output_bytes": 400, "activation_bytes": 800, "flops": 1000}
+    times = {
+        str(size): {
+            "forward": [0.001 * size * slowdown] * 4,
+            "backward": [0.002 * size * slowdown] * 4,
+            "weight": [0.001 * size * slowdown] * 4,
+        }
+        for size in (4, 16)
+    }
+    overheads = Overheads(1e-4, 1e-9, 1e-10, 1e-9, 1e-9).times_slowdown(slowdown)
+    units = [{"name": f"unit{number}", **unit} for number in range(4)]
+    return {"units": units, "times": times, "overheads": overheads.to_json()}
+
+
+def _household(ids: dict[str, str], **slowdowns: float) -> MeasuredHousehold:
+    candidates = [
+        Candidate(ids[name], name, _measured(slowdowns.get(name, 1.0)), 2 << 30, 1 << 20)
+        for name in NAMES
+    ]
+    links = {(one, other): Link(1e7, 1e-3) for one in NAMES for other in NAMES if one != other}
+    return MeasuredHousehold(candidates, links, "a")
+
+
+@pytest.fixture
+async def mesh() -> AsyncIterator[MemoryHousehold]:
+    async with MemoryHousehold(NAMES) as household:
+        yield household
+
+
+def _route(mesh: Mesh, act: Callable[[], object] = lambda: None) -> PlanSearch:
+    """A search whose device calls `act` before it answers another's question."""
+    search = PlanSearch(mesh)
+    route = search.routes[SEARCH_PLAN]
+
+    async def handle(peer: str, message: Message) -> Message | None:
+        act()
+        return await route.handler(peer, message)
+
+    mesh.route(SEARCH_PLAN, handle, route.parts)
+    return search
+
+
+def _ids(mesh: MemoryHousehold) -> dict[str, str]:
+    return {name: mesh[name].self_id for name in NAMES}
+
+
+def test_a_question_and_its_plan_travel_unchanged() -> None:
+    household = _household({"a": "1", "b": "2", "c": "3"}, b=3.0)
+    request, read = from_bytes(to_bytes(REQUEST, household))
+    assert (request, read) == (REQUEST, household)
+    plan = plan_household(request, read)
+    content = cbor.loads(cbor.dumps(plan.to_json()), 1 << 20)
+    assert Plan.from_json(content, batch_size=REQUEST.batch_size) == plan
+
+
+def test_the_fastest_is_asked_where_it_is_clearly_faster() -> None:
+    ids = {"a": "1", "b": "2", "c": "3"}
+    assert fastest(_household(ids, a=5.0, c=0.9), here="1") == "3"
+    assert fastest(_household(ids, c=0.9), here="1") == "1"
+    assert fastest(_household(ids), here="somebody who is no candidate") != "4"
+
+
+def test_a_device_of_a_version_without_overheads_is_not_asked() -> None:
+    household = _household({"a": "1", "b": "2", "c": "3"}, a=5.0)
+    old = [
+        dataclasses.replace(c, measured={"units": [], "times": {}}) if c.name != "a" else c
+        for c in household.candidates
+    ]
+    assert fastest(dataclasses.replace(household, candidates=old), here="1") == "1"
+
+
+async def test_the_fastest_searches_and_finds_what_the_coordinator_would(
+    mesh: MemoryHousehold,
+) -> None:
+    asked: list[str] = []
+    searches = {
+        name: _route(mesh[name], lambda name=name: asked.append(name))  # type: ignore[misc]
+        for name in NAMES
+    }
+    household = _household(_ids(mesh), b=0.2)
+    plan = await searches["c"].plan(REQUEST, household)
+    assert asked == ["b"]
+    assert plan == plan_household(REQUEST, household)
+
+
+@pytest.mark.parametrize("error", [PeerError("busy"), ProtocolError("what?")])
+async def test_the_coordinator_searches_where_the_fastest_does_not(
+    mesh: MemoryHousehold, error: PeerError
+) -> None:
+    def refuse() -> None:
+        raise error
+
+    _route(mesh["b"], refuse)
+    household = _household(_ids(mesh), b=0.2)
+    plan = await _route(mesh["c"]).plan(REQUEST, household)
+    assert plan == plan_household(REQUEST, household)
+
+
+async def test_a_plan_of_strangers_is_not_taken(
+    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    household = _household(_ids(mesh), b=0.2)
+    right = plan_household(REQUEST, household)
+    stage, *others = right.stages
+    stranger = dataclasses.replace(stage.devices[0], name="mallory")
+    wrong = dataclasses.replace(
+        right,
+        stages=(
+            dataclasses.replace(stage, devices=(stranger, *stage.devices[1:])),
+            *others,
+        ),
+    )
+    answers = iter([wrong, right])
+    monkeypatch.setattr(plan_search, "plan_household", lambda *_question: next(answers))
+    _route(mesh["b"])
+    assert await _route(mesh["c"]).plan(REQUEST, household) == right
+
+
+async def test_that_no_plan_fits_is_the_answer(mesh: MemoryHousehold) -> None:
+    _route(mesh["b"])
+    household = _household(_ids(mesh), b=0.2)
+    small = [dataclasses.replace(c, memory_bytes=1000) for c in household.candidates]
+    with pytest.raises(PlanError):
+        await _route(mesh["c"]).plan(REQUEST, dataclasses.replace(household, candidates=small))
+    no_question = Message(SEARCH_PLAN, {}, (memoryview(cbor.dumps({"request": b""})),))
+    with pytest.raises(PeerError, match="a question for a plan"):
+        await mesh["c"].call(mesh["b"].self_id, no_question, timeout_seconds=5.0)
