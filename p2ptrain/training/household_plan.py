@@ -28,8 +28,6 @@ from p2ptrain.training.profiling import to_profile
 
 PLANNING_EFFORT = 0.3
 """Everyone waits for the plan, and the coordinator may be the slowest device."""
-MOST_PLANS = 6
-"""For budgets that a plan's buffers exceed; each leaves more room for them."""
 LESS_MEMORY = 0.9
 """What is left of a budget that proved too large, where the device does not know better."""
 
@@ -39,8 +37,8 @@ class Candidate:
     """A device that may take part: measured, with the memory it offers.
 
     Attributes:
-        taken_bytes: what the job has taken there already, to export, to know and to measure the
-            model; no part of `memory_bytes`.
+        taken_bytes: what the job has taken there already, to export or to know the model; no part
+            of `memory_bytes`.
     """
 
     id: str
@@ -77,22 +75,14 @@ class MeasuredHousehold:
     links: Mapping[tuple[str, str], Link]
     holder: str
 
-    def cluster(
-        self, profile: Profile, request: PlanningRequest, kept: Mapping[str, int]
-    ) -> Cluster:
-        """As the planners read it: with the memory that units may take.
-
-        Args:
-            kept: name -> bytes to leave free beside what every plan needs.
-        """
+    def cluster(self, profile: Profile, request: PlanningRequest) -> Cluster:
+        """As the planners read it: with the memory that units may take."""
         times = _tables(self.candidates, request.batch_size)
         devices = tuple(
             Device(
                 name=c.name,
                 memory_bytes=max(
-                    c.memory_bytes
-                    - reserved_bytes(profile, request, holder=c.name == self.holder)
-                    - kept.get(c.name, 0),
+                    c.memory_bytes - reserved_bytes(profile, request, holder=c.name == self.holder),
                     0,
                 ),
                 holder=c.name == self.holder,
@@ -107,9 +97,6 @@ class MeasuredHousehold:
 def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Plan:
     """The plan for `request`, by what the runtime really does.
 
-    What it takes beside the units is known when there is a plan. Where that is more than a device
-    has left, planners get so much less of that device, and try again.
-
     Raises:
         PlanError: nothing fits, or the planner asked for cannot plan this model.
     """
@@ -117,29 +104,9 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
         request.sharing.check(request.planner)
     holder = next(c for c in household.candidates if c.name == household.holder)
     profile = to_profile(holder.measured, request)
-    kept: dict[str, int] = {}
-    for _ in range(MOST_PLANS):
-        plan = _plan_within(household.cluster(profile, request, kept), profile, request)
-        plan = with_all_memory(plan, profile, request, household.holder)
-        missing = _missing_bytes(plan, household.candidates)
-        if not missing:
-            return plan
-        kept |= {name: kept.get(name, 0) + count for name, count in missing.items()}
-    name, count = next(iter(missing.items()))
-    raise PlanError(
-        f'device "{name}" has too little memory for any plan found: {count} bytes missing; '
-        "free some there, offer more with --memory, or use a smaller --micro-batch"
-    )
-
-
-def _missing_bytes(plan: Plan, candidates: Sequence[Candidate]) -> dict[str, int]:
-    """By name, where a plan needs more than a device offers."""
-    needed = plan.predicted.peak_bytes
-    missing = {c.name: needed.get(c.name, 0) - c.memory_bytes for c in candidates}
-    return {name: count for name, count in missing.items() if count > 0}
-
-
-def _plan_within(cluster: Cluster, profile: Profile, request: PlanningRequest) -> Plan:
+    times = _tables(household.candidates, request.batch_size)[holder.name]
+    profile = replace(profile, times=times)
+    cluster = household.cluster(profile, request)
     tries = list(request.sharing.allocations(request.planner))
     for last, allocations in enumerate(tries, start=1 - len(tries)):
         wanted = PlanRequest(
@@ -154,7 +121,8 @@ def _plan_within(cluster: Cluster, profile: Profile, request: PlanningRequest) -
             effort=PLANNING_EFFORT,
         )
         try:
-            return _planned(profile, cluster, wanted, request)
+            plan = _planned(profile, cluster, wanted, request)
+            return with_all_memory(plan, profile, request, household.holder)
         except PlanError:
             if last == 0:
                 raise
