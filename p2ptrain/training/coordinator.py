@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from time import monotonic
 
 from p2ptrain.errors import Error, NotCoordinator, PeerError, PlanError, ProtocolError
@@ -24,10 +23,10 @@ from p2ptrain.net.message import Message
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import LeftOut, Plan
 from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.background import in_background
-from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
+from p2ptrain.training.household_plan import Candidate, MeasuredHousehold
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
+from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.profiling import batch_sizes_to_measure
 from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
@@ -61,6 +60,7 @@ class CoordinatorService:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._links = LinkTable()
+        self._search = PlanSearch(mesh)
         self._surveying = asyncio.Lock()
         self._epochs: dict[str, int] = {}
 
@@ -68,6 +68,7 @@ class CoordinatorService:
     def routes(self) -> Mapping[str, Route]:
         """What this device answers, by kind."""
         return {
+            **self._search.routes,
             PLAN_REQUEST: Route(self._plan, limited(BLOB_LIMIT_BYTES)),
             SURVEY_LINKS: Route(self._survey),
         }
@@ -219,7 +220,7 @@ class CoordinatorService:
             for (a, b), speed in self._links.speeds(list(names)).items()
         }
         household = MeasuredHousehold(candidates, links, names[holder])
-        return await in_background(partial(plan_household, request, household))
+        return await self._search.plan(request, household)
 
     def _assignment(
         self,
