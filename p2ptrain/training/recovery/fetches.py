@@ -1,0 +1,100 @@
+"""Who fetches which units from whom, once it is known where they are and where they must go.
+
+A device takes from its own memory what it has. What several devices of a stage lack travels once
+from its place to the first of them, and on along the stage, each from the one before:
+
+    place  d                 d ──► b ──► c          b: from d      c: relayed by b
+    stage  [b c]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from p2ptrain.errors import InternalError
+from p2ptrain.training.recovery.choose import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class StageNeed:
+    """Units [first, end) that each of `devices` must have; in the stage's order."""
+
+    first: int
+    end: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Units [first, end) from `peer`; from this device's own memory where that is itself.
+
+    Attributes:
+        relayed: the peer does not have them yet: it passes on what it gets.
+    """
+
+    first: int
+    end: int
+    peer: str
+    relayed: bool = False
+
+
+def fetches(
+    choice: Choice,
+    stages: Sequence[StageNeed],
+    senders: Mapping[tuple[int, str], str] | None = None,
+) -> dict[str, tuple[Fetch, ...]]:
+    """By device, what it fetches, in the order of the units.
+
+    Arguments:
+        senders: by (unit, device), the sender that the planner chose; where it chose none, or one
+            that does not have the unit, the least used of the places.
+    """
+    chosen = senders or {}
+    load: Counter[str] = Counter()
+    wanted: dict[str, list[tuple[int, str, bool]]] = {}
+    for stage in stages:
+        for unit in range(stage.first, stage.end):
+            places = choice.places[unit]
+            if not places:
+                raise InternalError(f"unit {unit} is nowhere at version {choice.version.step}")
+            relay: str | None = None
+            for device in stage.devices:
+                if device in places:
+                    source, relayed = device, False
+                elif relay is not None:
+                    source, relayed, relay = relay, True, device
+                else:
+                    source, relayed, relay = (
+                        _sender(unit, device, places, chosen, load),
+                        False,
+                        device,
+                    )
+                wanted.setdefault(device, []).append((unit, source, relayed))
+    return {device: _joined(entries) for device, entries in wanted.items()}
+
+
+def _sender(
+    unit: int,
+    device: str,
+    places: Sequence[str],
+    chosen: Mapping[tuple[int, str], str],
+    load: Counter[str],
+) -> str:
+    sender = chosen.get((unit, device), "")
+    if sender not in places:
+        sender = min(places, key=lambda place: (load[place], places.index(place)))
+    load[sender] += 1
+    return sender
+
+
+def _joined(entries: Sequence[tuple[int, str, bool]]) -> tuple[Fetch, ...]:
+    """Neighbouring units from one peer become one fetch."""
+    joined = []
+    numbered = enumerate(sorted(entries))
+    for (_, peer, relayed), run in groupby(numbered, lambda one: (one[1][0] - one[0], *one[1][1:])):
+        units = [unit for _, (unit, _, _) in run]
+        joined.append(Fetch(units[0], units[-1] + 1, peer, relayed))
+    return tuple(joined)

@@ -1,0 +1,98 @@
+"""Which versions still belong to the history of a job.
+
+Every epoch that began is an era. It goes on from where an earlier one was at some step; what that
+earlier one computed beyond is of another history from then on, and may not be mixed with this one:
+
+    epoch 1   0 ────────────► 100
+    epoch 2   └──────► 50 ───────► 120      began with version 50 of epoch 1
+    epoch 3                   └──► 110      began with version 100 of epoch 2
+
+Valid: epoch 1 up to 50, epoch 2 up to 100, epoch 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.training.recovery.version import Version
+
+ERAS_LIMIT = 64
+"""Most eras kept: each is one change of epoch; older ones end before any copy that still exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Era:
+    """One epoch that began.
+
+    Attributes:
+        epoch: its number.
+        start: updates applied to the state that it began with.
+        origin: the epoch that computed that state; 0 = the first weights.
+    """
+
+    epoch: int
+    start: int
+    origin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The eras of a job, oldest first. The holder owns it; others see copies."""
+
+    eras: tuple[Era, ...] = ()
+
+    def begun(self, epoch: int, start: Version) -> Lineage:
+        """With one more era.
+
+        Raises:
+            ProtocolError: `epoch` is not above all others.
+        """
+        if self.eras and epoch <= self.eras[-1].epoch:
+            raise ProtocolError(f"epoch {epoch} cannot begin after epoch {self.eras[-1].epoch}")
+        return Lineage((*self.eras, Era(epoch, start.step, start.computed)))
+
+    def is_valid(self, version: Version) -> bool:
+        """Whether `version` belongs to the history that the last era goes on with."""
+        return any(_holds(era, most, version) for era, most in self._limited())
+
+    def pruned(self, oldest: int) -> Lineage:
+        """Without the eras that were left before version `oldest`; at most ERAS_LIMIT stay."""
+        kept = [era for era, most in self._limited() if most is None or most >= oldest]
+        return Lineage(tuple(kept[-ERAS_LIMIT:]))
+
+    def to_fields(self) -> list[list[int]]:
+        """For CBOR and JSON."""
+        return [[era.epoch, era.start, era.origin] for era in self.eras]
+
+    @staticmethod
+    def from_fields(value: object) -> Lineage:
+        """Check and read. Raises ProtocolError."""
+        if not isinstance(value, list) or len(value) > ERAS_LIMIT:
+            raise ProtocolError(f"a lineage is a list of at most {ERAS_LIMIT} eras")
+        lineage = Lineage()
+        for entry in value:
+            match entry:
+                case [int(epoch), int(start), int(origin)] if min(epoch, start, origin) >= 0:
+                    lineage = lineage.begun(epoch, Version(start, origin))
+                case _:
+                    raise ProtocolError("an era is an epoch, a start and an origin")
+        return lineage
+
+    def _limited(self) -> Iterator[tuple[Era, int | None]]:
+        """Each era with the last step that counts of it: the least start of all later eras."""
+        most: int | None = None
+        limited: list[tuple[Era, int | None]] = []
+        for era in reversed(self.eras):
+            limited.append((era, most))
+            most = era.start if most is None else min(most, era.start)
+        return reversed(limited)
+
+
+def _holds(era: Era, most: int | None, version: Version) -> bool:
+    if most is not None and version.step > most:
+        return False
+    if version.computed == era.epoch:
+        return version.step > era.start
+    return version == Version(era.start, era.origin)

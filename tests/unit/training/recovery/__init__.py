@@ -1,0 +1,1 @@
+"""The rules of recovery, without torch and without a network."""

@@ -1,0 +1,84 @@
+"""An inventory travels, and what cannot be one is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.net import cbor
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
+from p2ptrain.training.recovery.version import Version
+
+_VERSIONS = st.builds(Version, st.integers(0, 2**40), st.integers(0, 2**40))
+_HOLDINGS = st.builds(
+    lambda first, size, *rest: Holding(first, first + size, *rest),
+    st.integers(0, 60),
+    st.integers(1, 4),
+    _VERSIONS,
+    st.sampled_from(Kind),
+    st.none() | _VERSIONS,
+    st.none() | st.tuples(st.floats(0, 1), st.sampled_from(["torch.float32", "torch.float64"])),
+)
+_FULL = Inventory(
+    "pi",
+    3,
+    2,
+    (Holding(0, 4, Version(7, 3), Kind.LIVE, Version(8, 3), (0.5, "torch.float32")),),
+    frozenset({"laptop"}),
+    1 << 30,
+    1 << 20,
+    (("laptop", 1e7, 0.001),),
+    1.25,
+    {"times": {"1": [0.5]}},
+)
+
+
+@given(st.lists(_HOLDINGS, max_size=6))
+def test_holdings_travel(holdings: list[Holding]) -> None:
+    inventory = Inventory("pi", holdings=tuple(holdings))
+    assert Inventory.from_bytes(inventory.to_bytes()) == inventory
+
+
+def test_everything_travels() -> None:
+    assert Inventory.from_bytes(_FULL.to_bytes()) == _FULL
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("device", 7),
+        ("epoch", -1),
+        ("holdings", [{"units": [0, 1]}]),
+        ("holdings", [7] * 1025),
+        ("linked", [7]),
+        ("speeds", [["laptop", 0.0, 0.0]]),
+        ("slowdown", 0.0),
+        ("slowdown", float("nan")),
+        ("measured", 7),
+    ],
+)
+def test_what_cannot_be_an_inventory_is_refused(key: str, value: Any) -> None:
+    fields = {**cbor.loads(_FULL.to_bytes(), 1 << 20), key: value}
+    with pytest.raises(ProtocolError):
+        Inventory.from_bytes(cbor.dumps(fields))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("units", [4, 4]),
+        ("kind", "torn"),
+        ("version", [-1, 0]),
+        ("ready", 8),
+        ("coefficient", [1, "torch.float32"]),
+    ],
+)
+def test_what_cannot_be_a_holding_is_refused(key: str, value: Any) -> None:
+    fields = cbor.loads(_FULL.to_bytes(), 1 << 20)
+    fields["holdings"][0][key] = value
+    with pytest.raises(ProtocolError):
+        Inventory.from_bytes(cbor.dumps(fields))

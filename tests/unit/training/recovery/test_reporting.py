@@ -1,0 +1,38 @@
+"""Once each."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.errors import InternalError
+from p2ptrain.training.recovery.reporting import OnceOnly, Reported
+
+
+def test_a_replayed_step_is_no_news() -> None:
+    once = OnceOnly(Reported(4, 3))
+    assert [once.step(step) for step in (3, 4, 5, 5, 6)] == [False, False, True, False, True]
+    assert [once.eval(step) for step in (3, 6, 6)] == [False, True, False]
+    assert once.reported == Reported(6, 6)
+
+
+def test_a_hole_is_a_bug() -> None:
+    with pytest.raises(InternalError, match="step 6 is done, but 4 was the last"):
+        OnceOnly(Reported(4)).step(6)
+
+
+def test_the_first_weights_may_be_evaluated() -> None:
+    assert OnceOnly(Reported(0)).eval(0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=10))
+def test_whatever_is_done_again_the_numbers_rise_by_one(moves: list[tuple[int, int]]) -> None:
+    once, now, told = OnceOnly(Reported(0)), 0, []
+    for back, advance in moves:
+        now = max(0, now - back)
+        for _ in range(advance):
+            now += 1
+            if once.step(now):
+                told.append(now)
+    assert told == list(range(1, len(told) + 1))
