@@ -3,16 +3,15 @@
     python tools/profile_accuracy.py [--models NAME,NAME] [--shares 0.3,0.3] [--sizes 4,16,64,128]
 
 Every device of an emulated household profiles the model as it does before a plan is made, all at
-the same time, and then trains it as one stage: rounds of whole micro-batches of each size, with
-gradients accumulated and an update at the end, every task in the compute thread.
+the same time, and then trains it as one stage: forwards and backwards of micro-batches of each size
+in the compute thread, gradients accumulated, and an update of the weights after each size.
 
-One line a size, medians over the devices, in milliseconds a sample: what the profile predicts
-(times that were not measured at that size in brackets), what training takes, and their ratio; the
-same in processor time, where the profile's is its wall time by the factor that it was scaled with.
-Processor time hardly depends on what else the machine does, wall time does. The best micro-batch's
-cost in training stands out with a star. Then the seconds that profiling took, and its sizes.
-
-"update" shows what an update of the weights takes in training: no part of a profile's times.
+One line a size, medians over the devices, in milliseconds a sample: what the profile predicts (in
+brackets where some device has not measured that size), what training takes, and their ratio; then
+the same in processor time, with the least and the largest ratio of a device. The profile's
+processor time is its wall time by the factor that it was scaled with. Wall time depends on what
+else the machine does; processor time less, but it does too: caches and halves of cores are shared.
+Below: the seconds that profiling took, its sizes, and an update's, which no profile predicts.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A stage of many units does not spend what they spend one by one: each of them be
 graph of autograd's, on cold caches. So the whole model is run as one stage too, as in training. It
 says how long a batch takes; passes by units say how that divides among them.
 
-    smallest size    split, whole, units, whole, ... as there is time
+    smallest size    split, whole, whole, units, ... as there is time
     the next         split, whole
     larger ones      whole, whole; each unit's part follows from smaller sizes
 
@@ -34,8 +34,8 @@ MAXIMUM_PASSES = 9
 """Of one size. More make the medians no better."""
 BY_UNITS = 2
 """Sizes at which units are timed."""
-ROOM_FOR_SMALLEST = 0.3
-"""Of the time for all, what the smallest size may take for a second pass of each kind."""
+ROOM_FOR_SMALLEST = 0.4
+"""Of the time for all, what the smallest size may take to show what switching costs."""
 ROOM_FOR_LARGER = 0.6
 """Of the time left, what a larger size may take that is not the last."""
 LEAST_GROWTH = 1.5
@@ -199,13 +199,16 @@ class _Course:
     # -- sizes -----------------------------------------------------------------------------------
 
     def measure_smallest(self, batch: int, repeat_seconds: float) -> None:
-        """Two passes; two more that show what switching costs; more within `repeat_seconds`."""
+        """What shows its time; what switching costs, if it is quick; more in `repeat_seconds`."""
         found = self.done[batch] = BatchPasses(batch)
         until = self.clock.wall() + repeat_seconds
         for_larger = (1 - ROOM_FOR_SMALLEST) * self._allowed_seconds()
         found.split.append(self._units(batch, split=True))
-        self._another(found)
-        while found.count < 4 and self._allowed_seconds() - found.longest >= for_larger:
+        if self.limits.apart(batch):
+            self._another(found)
+        else:
+            found.whole += [self._whole(batch) for _ in range(2)]
+        if self._allowed_seconds() - found.longest >= for_larger:
             self._another(found)
         self.repeat(batch, until - self.clock.wall())
 

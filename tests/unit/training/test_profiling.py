@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.model.capture import capture
 from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.measure import measure_units
 from p2ptrain.training import profiling
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.profiling import ProfileCache, batch_sizes_to_measure, measure
@@ -54,11 +55,9 @@ def described() -> ModelDescription:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The sizes of each measurement that was really made."""
     made: list[Any] = []
-    real = profiling.measure_units
-
     def measured(*args: Any, **kwargs: Any) -> Any:
         made.append(kwargs["batch_sizes"])
-        return real(*args, **kwargs)
+        return measure_units(*args, **kwargs)
 
     monkeypatch.setattr(profiling, "measure_units", measured)
     monkeypatch.setattr(profiling, "BUDGET_SECONDS", 0.0)
