@@ -55,6 +55,7 @@ def described() -> ModelDescription:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The sizes of each measurement that was really made."""
     made: list[Any] = []
+
     def measured(*args: Any, **kwargs: Any) -> Any:
         made.append(kwargs["batch_sizes"])
         return measure_units(*args, **kwargs)
