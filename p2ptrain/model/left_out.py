@@ -14,6 +14,7 @@ from torch import Tensor
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.effects import named_arguments
 from p2ptrain.model.graph import InputRef, Node, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.operators import words
 
 DEFAULT_IGNORED = -100
 """torch's `ignore_index`, always there: whether it counts depends on the data."""
@@ -23,12 +24,14 @@ _CLASS_LOSSES = frozenset(
     f"aten.{name}.default"
     for name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d")
 )
-_SAME_VALUES = frozenset(
-    "alias chunk clone contiguous detach expand flatten getitem lift_fresh movedim narrow permute "
-    "ravel reshape select slice split squeeze swapaxes t to transpose unbind unflatten unsqueeze "
-    "view view_as _to_copy _unsafe_view".split()
+_SAME_VALUES = words(
+    """
+        alias cat chunk clone constant_pad_nd contiguous detach expand flatten getitem lift_fresh
+        masked_fill movedim narrow pad permute ravel reshape select slice split squeeze stack
+        swapaxes t to transpose unbind unflatten unsqueeze view view_as where _to_copy _unsafe_view
+    """
 )
-_EQUAL, _ORDERED = frozenset({"eq", "ne"}), frozenset({"lt", "le", "gt", "ge"})
+_EQUAL, _ORDERED = words("eq ne"), words("lt le gt ge")
 _LEAVES = (InputRef, TargetRef)
 
 

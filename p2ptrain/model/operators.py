@@ -21,7 +21,8 @@ from torch._ops import OpOverload
 from p2ptrain.errors import ProtocolError
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """Names that a text lists."""
     return frozenset(text.split())
 
 
@@ -144,7 +145,7 @@ _PYTHON: Mapping[str, Callable[..., Any]] = {
 """Arithmetic on sizes (Python numbers) and picking one of several results. `pow` is not here: it
 would let three small numbers fill a memory."""
 
-_VIEWS_UNDECLARED = _words(
+_VIEWS_UNDECLARED = words(
     """
         dropout alpha_dropout feature_dropout feature_alpha_dropout type_as
         broadcast_tensors meshgrid atleast_1d atleast_2d atleast_3d pad constant_pad_nd
@@ -153,7 +154,7 @@ _VIEWS_UNDECLARED = _words(
 )
 """Operators that may return one of their arguments, or a view of it, without saying so."""
 
-_WITHOUT_GRADIENT = _words(
+_WITHOUT_GRADIENT = words(
     """
         detach detach_ zeros_like ones_like full_like empty_like rand_like randn_like
         randint_like new_zeros new_ones new_full new_empty arange zeros ones full empty eye
