@@ -255,18 +255,19 @@ class HolderEpoch:
     def _on_mesh_event(self, event: MeshEvent) -> None:
         if isinstance(event, MemberChanged) and event.member.id in self.assignment.devices:
             name, state = event.member.name, event.member.state
+            hint = self._memory_hint(event.member.id)
             if state is MemberState.DEAD:
-                self._lose(event.member.id, name, f"{name} is gone ({event.reason})")
+                self._lose(name, f"{name} is gone ({event.reason})", hint)
             elif state is MemberState.LEFT:
-                self._lose(event.member.id, name, f"{name} left the household")
+                self._lose(name, f"{name} left the household")
         elif isinstance(event, LinkLost) and event.peer_id in self.assignment.devices:
-            name = self._name(event.peer_id)
-            self._lose(event.peer_id, name, f"the link to {name} ended ({event.reason})")
+            name, hint = self._name(event.peer_id), self._memory_hint(event.peer_id)
+            self._lose(name, f"the link to {name} ended ({event.reason})", hint)
 
-    def _lose(self, device: str, name: str, what: str) -> None:
+    def _lose(self, name: str, what: str, hint: str = "") -> None:
         lost = DeviceLost(
-            f"{what}, and it held a part of the model{self._memory_hint(device)}; start again "
-            "without it, or with --resume from the last checkpoint",
+            f"{what}, and it held a part of the model{hint}; start again without it, or with "
+            "--resume from the last checkpoint",
             name=name,
         )
         if not self._lost.done():
@@ -274,12 +275,13 @@ class HolderEpoch:
         self.tracker.fail(lost)
 
     def _memory_hint(self, device: str) -> str:
-        """The kernel ends a process that takes too much without a word."""
+        """The kernel ends a process that takes too much without a word; only its own log tells."""
+        advice = "`dmesg` there tells, and --memory gives it less"
         free_bytes = self._free_bytes.get(device)
         if free_bytes is None or free_bytes >= SHORT_BYTES:
-            return ""
+            return f" (if it ran out of memory, {advice})"
         free = f"{free_bytes >> 20} MiB of its memory were free when it last reported"
-        return f" ({free}: it may have run out of memory)"
+        return f" ({free}: it may have run out of memory; {advice})"
 
     def _check_all_here(self) -> None:
         """A device may have gone between the plan and our listening."""
@@ -287,7 +289,7 @@ class HolderEpoch:
             member = self._mesh.members.get(device)
             if member is None or member.state in (MemberState.DEAD, MemberState.LEFT):
                 name = self._name(device)
-                self._lose(device, name, f"{name} is gone")
+                self._lose(name, f"{name} is gone")
 
     # -- helpers ---------------------------------------------------------------------------------
 

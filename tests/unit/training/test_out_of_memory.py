@@ -13,6 +13,8 @@ from p2ptrain.model.stage import Stage
 from p2ptrain.observe.events import PlanEvent, Step, Warned
 from p2ptrain.training import epoch_links, service
 from p2ptrain.training.options import TrainOptions
+from tests.unit.training.group_plans import Stage as GroupStage
+from tests.unit.training.group_plans import dealt, device_count, divided, force
 from tests.unit.training.household import Devices, devices
 from tests.unit.training.test_job_life import make_job, on_step
 
@@ -106,4 +108,38 @@ async def test_a_device_that_is_gone_may_have_run_out_of_memory(
         with pytest.raises(DeviceLost, match="b is gone") as caught:
             await run.run()
         await asyncio.gather(*killing)
-    assert ("10 MiB of its memory were free" in str(caught.value)) is hint
+    told = str(caught.value)
+    assert ("10 MiB of its memory were free" in told) is hint
+    assert "ran out of memory, `dmesg` there tells, and --memory gives it less" in told or hint
+    assert "--memory" in told
+
+
+async def test_a_device_that_says_good_bye_has_memory_enough() -> None:
+    async with devices(2) as household:
+        leaving: list[asyncio.Task[None]] = []
+
+        def leave() -> None:
+            leaving.append(asyncio.create_task(household.mesh.leave("b")))
+
+        options = TrainOptions(wait_for=2, planner="pp")
+        run = household.holder_run(make_job(epochs=500), options, on_step(household, 1, leave))
+        with pytest.raises(DeviceLost, match="b left the household") as caught:
+            await run.run()
+        await asyncio.gather(*leaving)
+    assert "memory" not in str(caught.value)
+
+
+@pytest.mark.parametrize("plan", [[divided(2, 2)], [dealt(3, 1)], [divided(4), dealt(2, 2)]])
+async def test_a_member_of_a_group_that_runs_out_of_memory_is_planned_for_again(
+    monkeypatch: pytest.MonkeyPatch, plan: list[GroupStage]
+) -> None:
+    force(monkeypatch, plan)
+    count = device_count(plan)
+    async with devices(count) as household:
+        wanted = await _losses(household, "auto")
+    attempts = iter([False, False, True])
+    monkeypatch.setattr(Stage, "forward", failing_forward(lambda: next(attempts, False)))
+    async with devices(count) as household:
+        assert await _losses(household, "auto") == wanted
+        first, second = (e for e in household.events if isinstance(e, PlanEvent))
+        assert second.epoch > first.epoch
