@@ -25,17 +25,19 @@ async def test_three_devices_train_what_one_has_no_memory_for(tmp_path: Path) ->
             device.lift()
         names = [device.name for device in testbed.devices]
         prefixes = {device.name: device.prefix() for device in testbed.devices}
+        prefixes["alone"] = prefixes[names[1]]
+        for device in testbed.devices[1:]:
+            device.set_memory(LIMIT_BYTES)
         async with Household(tmp_path, prefixes) as household:
             reference = await household.start(names[0], "train", *JOB, "--local")
-            await reference.succeed(60)
-            for device in testbed.devices:
-                device.set_memory(LIMIT_BYTES)
-            await _fails_alone(await household.start(names[0], "train", *JOB, "--local"))
+            alone = await household.start("alone", "train", *JOB, "--local")
+            await asyncio.gather(reference.succeed(60), _fails(alone))
+            testbed.devices[0].set_memory(LIMIT_BYTES)
             losses = await _train(household, names)
     assert losses == _losses(reference)
 
 
-async def _fails_alone(alone: Device) -> None:
+async def _fails(alone: Device) -> None:
     """It says how much is missing, or the kernel ends it."""
     assert await alone.exit_code(60) != 0
     assert not alone.events("step")
@@ -44,12 +46,12 @@ async def _fails_alone(alone: Device) -> None:
 
 
 async def _train(household: Household, names: list[str]) -> list[float]:
-    members = await asyncio.gather(
-        *(household.start(name, "join", "--code", CODE) for name in names[1:])
-    )
-    await asyncio.gather(*(member.expect("ready", 60) for member in members))
+    """All start at once: they pair in any order."""
     wait = ("--wait-for", "3", "--code", CODE, "--planner", "pp")
-    holder = await household.start(names[0], "train", *JOB, *wait)
+    holder, *_ = await asyncio.gather(
+        household.start(names[0], "train", *JOB, *wait),
+        *(household.start(name, "join", "--code", CODE) for name in names[1:]),
+    )
     await holder.succeed(90)
     assert len(holder.events("plan")[-1]["stages"]) == 3
     return _losses(holder)
