@@ -38,6 +38,9 @@ ROOM_FOR_SMALLEST = 0.4
 """Of the time for all, what the smallest size may take to show what switching costs."""
 ROOM_FOR_LARGER = 0.6
 """Of the time left, what a larger size may take that is not the last."""
+LEAST_SLOPE = 0.6
+"""Of a sample's cost in the largest size so far, what a further one is expected to cost at least:
+two small sizes may happen to have taken the same time."""
 LEAST_GROWTH = 1.5
 """From one size to the next, where time forces a smaller step than was asked for."""
 
@@ -246,7 +249,7 @@ class _Course:
         if len(self.done) > 1:
             before = sorted(self.done)[-2]
             slope = (largest.wall - self.done[before].wall) / (self.largest - before)
-            a_sample = min(max(slope, 0.0), a_sample)
+            a_sample = min(max(slope, LEAST_SLOPE * a_sample), a_sample)
         return largest.wall + a_sample * (batch - self.largest)
 
     # -- passes ----------------------------------------------------------------------------------

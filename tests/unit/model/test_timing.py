@@ -261,7 +261,7 @@ def test_where_only_one_pass_fits_it_counts() -> None:
 
 def test_what_a_pass_costs_at_any_size_keeps_no_larger_size_from_being_measured() -> None:
     device = Device(0.3, fixed=0.05)  # 0.7 s for 4 samples, but 2.9 s for 64
-    times = timed(device, [4, 16, 64], 0.5, most_seconds=12.0)
+    times = timed(device, [4, 16, 64], 0.5, most_seconds=14.0)
     assert len(times) == 3
     assert max(times) == 64
-    assert device.wall <= 12.0
+    assert device.wall <= 14.0
