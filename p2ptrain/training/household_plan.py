@@ -28,6 +28,8 @@ from p2ptrain.training.profiling import to_profile
 
 PLANNING_EFFORT = 0.3
 """Everyone waits for the plan, and the coordinator may be the slowest device."""
+MOST_PLANS = 6
+"""For budgets that a plan's buffers exceed; each leaves more room for them."""
 LESS_MEMORY = 0.9
 """What is left of a budget that proved too large, where the device does not know better."""
 
@@ -37,8 +39,8 @@ class Candidate:
     """A device that may take part: measured, with the memory it offers.
 
     Attributes:
-        taken_bytes: what the job has taken there already, to export or to know the model; no part
-            of `memory_bytes`.
+        taken_bytes: what the job has taken there already, to export, to know and to measure the
+            model; no part of `memory_bytes`.
     """
 
     id: str
@@ -75,16 +77,17 @@ class MeasuredHousehold:
     links: Mapping[tuple[str, str], Link]
     holder: str
 
-    def cluster(self, profile: Profile, request: PlanningRequest) -> Cluster:
-        """As the planners read it: with the memory that units may take."""
+    def cluster(self, request: PlanningRequest, reserved: Mapping[str, int]) -> Cluster:
+        """As the planners read it: with the memory that units may take.
+
+        Args:
+            reserved: name -> bytes of a device that are not for units.
+        """
         times = _tables(self.candidates, request.batch_size)
         devices = tuple(
             Device(
                 name=c.name,
-                memory_bytes=max(
-                    c.memory_bytes - reserved_bytes(profile, request, holder=c.name == self.holder),
-                    0,
-                ),
+                memory_bytes=max(c.memory_bytes - reserved[c.name], 0),
                 holder=c.name == self.holder,
                 times=times[c.name],
                 overheads=overheads_of(c),
@@ -97,6 +100,9 @@ class MeasuredHousehold:
 def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Plan:
     """The plan for `request`, by what the runtime really does.
 
+    What it takes beside the units is known when there is a plan. Where a device has less left,
+    that plan no longer fits its budget for units, and planners try again.
+
     Raises:
         PlanError: nothing fits, or the planner asked for cannot plan this model.
     """
@@ -106,7 +112,25 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
     profile = to_profile(holder.measured, request)
     times = _tables(household.candidates, request.batch_size)[holder.name]
     profile = replace(profile, times=times)
-    cluster = household.cluster(profile, request)
+    reserved = {
+        c.name: reserved_bytes(profile, request, holder=c is holder) for c in household.candidates
+    }
+    for _ in range(MOST_PLANS):
+        plain = _plan_within(household.cluster(request, reserved), profile, request)
+        plan = with_all_memory(plain, profile, request, household.holder)
+        needed, counted = plan.predicted.peak_bytes, plain.predicted.peak_bytes
+        short = [c for c in household.candidates if needed.get(c.name, 0) > c.memory_bytes]
+        if not short:
+            return plan
+        reserved |= {c.name: needed[c.name] - counted[c.name] for c in short}
+    name, missing = short[0].name, needed[short[0].name] - short[0].memory_bytes
+    raise PlanError(
+        f'device "{name}" has too little memory for any plan found: {missing} bytes missing; '
+        "free some there, offer more with --memory, or use a smaller --micro-batch"
+    )
+
+
+def _plan_within(cluster: Cluster, profile: Profile, request: PlanningRequest) -> Plan:
     tries = list(request.sharing.allocations(request.planner))
     for last, allocations in enumerate(tries, start=1 - len(tries)):
         wanted = PlanRequest(
@@ -121,8 +145,7 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
             effort=PLANNING_EFFORT,
         )
         try:
-            plan = _planned(profile, cluster, wanted, request)
-            return with_all_memory(plan, profile, request, household.holder)
+            return _planned(profile, cluster, wanted, request)
         except PlanError:
             if last == 0:
                 raise

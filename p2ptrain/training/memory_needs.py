@@ -1,24 +1,38 @@
-"""What a job takes of a device's memory beside the units that the planners count.
+"""What a job takes of a device's memory beside what the planners count.
 
-    process    torch's and our own: compiled primitives, stacks and buffers, what lies between freed
-               blocks and is too small to be used again (`tools/memory.py` measures it)
+    process    what torch and we make for any job: compiled primitives, stacks, buffers of links;
+               a device that has measured the model has most of it already
+    received   what crosses the cut before a stage stays until its backward; the units after the cut
+               do not count it
+    wire       a few pieces of each cut that are arriving, waiting or leaving
     gradient   one unit's, made anew by each micro-batch before it is added to the sum
+    holes      what lies free between blocks of the C library's heap: glibc hardly ever uses a
+               freed block again for one of the same size that must lie on a 64-byte border, as
+               torch wants them; the largest blocks do not lie there
     samples    on the data holder: loaded, and fed ahead of the stages that work on them
 
-Planners get what is left of a device's budget, so a plan that fits leaves room for all this.
+How close that comes, and how to measure it: docs/memory.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.draft import Group
+from p2ptrain.plan.plan import Plan, PlannedStage
+from p2ptrain.plan.profile import Profile, Unit
+from p2ptrain.training.allocator import MMAP_THRESHOLD_BYTES
 from p2ptrain.training.loader import PIECES_AHEAD as LOADED_AHEAD
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.stage_lines import PIECES_AHEAD as FED_AHEAD
 
 PROCESS_BYTES = 24 << 20
+PIECES_AT_A_CUT = 3
+"""Two ahead of the schedule (its depths differ by two from stage to stage), one on its way back."""
+HOLE_SHARE = 1 / 3
+"""Of what a micro-batch takes and frees: activations and gradients. Measured: 0.15 where layers
+differ in size (MobileNetV2), 0.5 where all are equal (transformers)."""
 USUAL_DEPTH = 4
 """Of a first stage, as long as it is not known."""
 
@@ -39,17 +53,74 @@ def with_all_memory(plan: Plan, profile: Profile, request: PlanningRequest, hold
     return replace(plan, predicted=replace(plan.predicted, peak_bytes=peaks))
 
 
+def job_bytes(peak_bytes: int, taken_bytes: int) -> int:
+    """All that a job takes of a device, with what it had taken there before the plan."""
+    return peak_bytes + max(taken_bytes - PROCESS_BYTES, 0)
+
+
 def _extra_bytes(
     plan: Plan, profile: Profile, request: PlanningRequest, name: str, holder: str
 ) -> int:
-    stages = [s for s in plan.stages if name in [device.name for device in s.devices]]
-    units = [unit for stage in stages for unit in profile.units[slice(*stage.units)]]
-    largest = max((unit.parameter_bytes for unit in units), default=0)
     fed = _fed_bytes(profile, plan.micro_batch, plan.stages[0].warmup, request)
-    return PROCESS_BYTES + largest + (fed if name == holder else 0)
+    parts = _parts(plan, profile, name)
+    return PROCESS_BYTES + sum(part.extra_bytes for part in parts) + (fed if name == holder else 0)
 
 
 def _fed_bytes(profile: Profile, micro_batch: int, depth: int, request: PlanningRequest) -> int:
     """Pieces in the loader and in the feeder's queues, never more than two rounds."""
     samples = min((LOADED_AHEAD + 2 * FED_AHEAD + depth) * micro_batch, 2 * request.batch_size)
     return samples * (profile.input_bytes + profile.target_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A stage on one device.
+
+    Attributes:
+        entering_bytes, leaving_bytes: across the cuts before and after it, of one sample.
+        piece: most samples of a micro-batch that are this device's.
+        in_flight: most samples between forward and backward.
+        accumulates: whether it has several micro-batches a round.
+    """
+
+    units: tuple[Unit, ...]
+    entering_bytes: int
+    leaving_bytes: int
+    piece: int
+    in_flight: int
+    accumulates: bool
+
+    @property
+    def extra_bytes(self) -> int:
+        """Beside parameters, gradients, optimizer state and the units' own activations."""
+        parameters = [unit.parameter_bytes for unit in self.units]
+        activations = self.piece * sum(unit.activation_bytes for unit in self.units)
+        received = self.in_flight * self.entering_bytes
+        wire = PIECES_AT_A_CUT * self.piece * (self.entering_bytes + self.leaving_bytes)
+        gradient = max(parameters) if self.accumulates else 0
+        in_heap = sum(count for count in parameters if count < MMAP_THRESHOLD_BYTES)
+        holes = int(HOLE_SHARE * (activations + in_heap))
+        return received + wire + gradient + holes
+
+
+def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_Part]:
+    for stage in plan.stages:
+        for place, device in enumerate(stage.devices):
+            if device.name == name:
+                yield _part(plan, profile, stage, place)
+
+
+def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Part:
+    shares = tuple(device.share for device in stage.devices)
+    group = Group(tuple(range(len(shares))), shares, stage.allocation)
+    pieces = [samples for samples in group.pieces(plan.split, place) if samples]
+    depth = stage.warmup if stage.held is None else stage.held
+    first, end = stage.units
+    return _Part(
+        units=profile.units[first:end],
+        entering_bytes=profile.units[first - 1].output_bytes if first else 0,
+        leaving_bytes=profile.units[end - 1].output_bytes,
+        piece=max(pieces, default=0),
+        in_flight=group.in_flight_samples(plan.split, place, depth),
+        accumulates=len(pieces) > 1,
+    )

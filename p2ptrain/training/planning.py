@@ -14,6 +14,7 @@ from p2ptrain.mesh.interface import Coordinator, MemberState, Mesh
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import LeftOut, PlanEvent, PlannedDevice, PlannedStage
+from p2ptrain.training.memory_needs import job_bytes
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, PLAN_REQUEST, SURVEY_LINKS
@@ -133,7 +134,7 @@ def plan_event(answer: PlanningAnswer, description: ModelDescription, reason: st
         changes_results=changes_of(plan),
         wire=answer.assignment.wire.value,
         predicted_peak_bytes={
-            name: peak + plan["taken_bytes"].get(name, 0)
+            name: job_bytes(peak, plan["taken_bytes"].get(name, 0))
             for name, peak in plan["predicted"]["peak_bytes"].items()
         },
     )
