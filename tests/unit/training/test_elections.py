@@ -10,7 +10,8 @@ import pytest
 
 from p2ptrain.errors import NotCoordinator, PeerError
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import PlanEvent
+from p2ptrain.observe.events import Event, PlanEvent, Step
+from p2ptrain.training import planning
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import MEASURE_PROFILE, PLAN_REQUEST, PREPARE, SURVEY_LINKS
@@ -130,8 +131,23 @@ async def test_of_two_preparations_side_by_side_the_newer_one_stays() -> None:
         await asyncio.wait([running])
 
 
-async def test_a_coordinator_without_a_part_may_die_while_the_job_trains(
+async def test_a_link_to_the_coordinator_that_breaks_makes_the_holder_ask_again(
     monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It coordinates on: no news of an election will ever come."""
+    monkeypatch.setattr(planning, "ASK_AGAIN_SECONDS", 0.01)
+    async with devices(3) as household:
+        mesh = household.mesh
+        mesh.elect("b")
+        at_first(household, "c", PREPARE, lambda: mesh.cut(mesh["a"], mesh["b"], "pulled"))
+        await household.holder_run(make_job(epochs=1)).run()
+        assert household.losses == await _wanted()
+        assert {d.name for stage in household.plan.stages for d in stage.devices} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("kind", [PlanEvent, Step])
+async def test_a_coordinator_without_a_part_may_die_before_the_first_round_and_after(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Event]
 ) -> None:
     force(monkeypatch, [divided(4), divided(4)])
     async with devices(2) as household:
@@ -141,11 +157,12 @@ async def test_a_coordinator_without_a_part_may_die_while_the_job_trains(
         household.mesh.elect("c")
         killing: list[asyncio.Task[None]] = []
 
-        def kill() -> None:
-            killing.append(asyncio.create_task(household.mesh.kill("c")))
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, kind) and not killing:
+                killing.append(asyncio.create_task(household.mesh.kill("c")))
 
-        options = TrainOptions(wait_for=3)
-        await household.holder_run(make_job(), options, on_step(household, 1, kill)).run()
+        await household.holder_run(make_job(), TrainOptions(wait_for=3), listen).run()
         await asyncio.gather(*killing)
         assert household.mesh.coordinator.name == "a"
         assert household.losses == wanted
