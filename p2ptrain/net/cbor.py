@@ -100,19 +100,34 @@ def _require_end(decoder: cbor2.CBORDecoder) -> None:
 
 
 def _check(value: object, depth_limit: int, error: type[ProtocolError | InternalError]) -> None:
-    """Raise `error` unless every item is of an allowed type, level by level."""
-    level = [value]
+    """Raise `error` unless every item is of an allowed type, level by level.
+
+    Every message passes here twice, so what is common is settled without a call.
+    """
+    level: list[Any] = [value]
     while level:
         if depth_limit < 0:
             raise error("CBOR is nested too deeply")
         depth_limit -= 1
-        level = [
-            inner for item in level if type(item) not in _LEAVES for inner in _open(item, error)
-        ]
+        inner: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind in _LEAVES or (kind is int and INTEGER_MIN <= item <= INTEGER_MAX):
+                continue
+            if kind is list:
+                inner += item
+            else:
+                inner += _open(item, error)
+        level = inner
 
 
 def _open(item: object, error: type[ProtocolError | InternalError]) -> Iterable[object]:
     """What an item that is no leaf contains."""
+    if type(item) is dict or isinstance(item, Mapping):
+        for key in item:
+            if type(key) is not str:
+                raise error(f"CBOR key is a {type(key).__name__}, not text")
+        return item.values()
     if isinstance(item, (str, float)):
         return ()  # a subclass such as StrEnum travels as its value
     if isinstance(item, int):
@@ -121,13 +136,4 @@ def _open(item: object, error: type[ProtocolError | InternalError]) -> Iterable[
         return ()
     if isinstance(item, (list, tuple)):
         return item
-    if isinstance(item, Mapping):
-        _check_keys(item, error)
-        return item.values()
     raise error(f"CBOR may not carry a {type(item).__name__}")
-
-
-def _check_keys(item: Mapping[object, object], error: type[ProtocolError | InternalError]) -> None:
-    for key in item:
-        if type(key) is not str:
-            raise error(f"CBOR key is a {type(key).__name__}, not text")

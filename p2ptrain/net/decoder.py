@@ -48,23 +48,27 @@ class _Incoming:
 
     __slots__ = ("_filling", "message", "target")
 
-    def __init__(self, message: Message, filling: Filling) -> None:
+    def __init__(self, message: Message, filling: Filling | None) -> None:
         self.message = message
-        self.target = memoryview(b"")
+        self.target = _NOTHING
         self._filling = filling
-        self._next()
+        if filling is not None:
+            self._next(filling)
 
     def advance(self, count: int) -> None:
         """The first `count` bytes of `target` are there now."""
         self.target = self.target[count:]
-        if not self.target:
-            self._next()
+        if not self.target and self._filling is not None:
+            self._next(self._filling)
 
-    def _next(self) -> None:
-        for target in self._filling:
+    def _next(self, filling: Filling) -> None:
+        for target in filling:
             if target:
                 self.target = target
                 return
+
+
+_NOTHING = memoryview(b"")
 
 
 class FrameDecoder:
@@ -77,9 +81,10 @@ class FrameDecoder:
         self._end = 0
         self._direct = False  # whether the last get_buffer() gave a part's own memory
         self._frame: Prefix | None = None  # whose payload is being read
+        self._reading: _Incoming | None = None  # the message it belongs to
         self._payload_left = 0
         self._unfinished: dict[Priority, _Incoming] = {}
-        self._numbers = dict.fromkeys(Priority, 0)
+        self._numbers = [0] * len(Priority)
         self._stopped = False
 
     @property
@@ -97,15 +102,23 @@ class FrameDecoder:
         self._stopped = True
         self._begin = self._end = 0
         self._unfinished.clear()
-        self._frame = None
+        self._frame = self._reading = None
 
     def get_buffer(self) -> memoryview:
         """Writable memory, never empty, for the next bytes of the stream."""
-        target = self._target()
-        self._direct = self._begin == self._end and len(target) >= DIRECT_BYTES
-        if self._direct:
-            return target
-        self._make_room()
+        if self._begin == self._end:
+            target = self._target()
+            if len(target) >= DIRECT_BYTES:
+                self._direct = True
+                return target
+            self._begin = self._end = 0
+            self._direct = False
+            return self._scratch
+        self._direct = False
+        if self._end > SCRATCH_BYTES - PREFIX_BYTES - HEADER_LIMIT_BYTES:
+            rest = bytes(self._scratch[self._begin : self._end])
+            self._scratch[: len(rest)] = rest
+            self._begin, self._end = 0, len(rest)
         return self._scratch[self._end :]
 
     def received(self, count: int) -> None:
@@ -118,22 +131,15 @@ class FrameDecoder:
             self._consume_payload(count)
             return
         self._end += count
-        while not self._stopped and self._parse():
+        while self._begin < self._end and not self._stopped and self._parse():
             pass
 
     def _target(self) -> memoryview:
         """Where payload goes next: empty between payloads."""
-        if self._frame is None:
-            return self._scratch[:0]
-        return self._unfinished[self._frame.lane].target[: self._payload_left]
-
-    def _make_room(self) -> None:
-        if self._begin == self._end:
-            self._begin = self._end = 0
-        elif self._end > SCRATCH_BYTES - PREFIX_BYTES - HEADER_LIMIT_BYTES:
-            rest = bytes(self._scratch[self._begin : self._end])
-            self._scratch[: len(rest)] = rest
-            self._begin, self._end = 0, len(rest)
+        if self._reading is None:
+            return _NOTHING
+        target = self._reading.target
+        return target if len(target) <= self._payload_left else target[: self._payload_left]
 
     def _parse(self) -> bool:
         """Take one step through the scratch buffer; False when it holds too little."""
@@ -163,7 +169,7 @@ class FrameDecoder:
         lane = prefix.lane
         if prefix.number != self._numbers[lane]:
             raise ProtocolError(f"message {prefix.number} came out of order on lane {lane.name}")
-        if prefix.first:
+        if header:
             if lane in self._unfinished:
                 raise ProtocolError(f"a message began inside another on lane {lane.name}")
             self._unfinished[lane] = self._open_message(lane, decode_header(header))
@@ -172,22 +178,24 @@ class FrameDecoder:
         if self._stopped:
             return
         self._frame = prefix
+        self._reading = self._unfinished[lane]
         self._payload_left = prefix.payload_bytes
-        self._consume_payload(0)
+        if not prefix.payload_bytes or not self._reading.target:
+            self._consume_payload(0)  # the end, or too much
 
     def _open_message(self, lane: Priority, header: Header) -> _Incoming:
-        buffers: tuple[memoryview, ...] = ()
-        if header.part_bytes:
-            buffers = tuple(self._sink.open_parts(lane, header))
-            _check_buffers(header, buffers)
+        if not header.part_bytes:
+            return _Incoming(Message(header.kind, header.fields), None)
+        buffers = tuple(self._sink.open_parts(lane, header))
+        _check_buffers(header, buffers)
         message = Message(header.kind, header.fields, buffers, header.part_kinds)
         return _Incoming(message, _fill(buffers, self._sink.decode))
 
     def _consume_payload(self, count: int) -> None:
         """`count` payload bytes have reached their target; finish the frame with its last one."""
-        if self._frame is None or self._stopped:
+        frame, incoming = self._frame, self._reading
+        if frame is None or incoming is None or self._stopped:
             return
-        incoming = self._unfinished[self._frame.lane]
         self._payload_left -= count
         if count:
             incoming.advance(count)
@@ -195,10 +203,11 @@ class FrameDecoder:
             if not incoming.target:
                 raise ProtocolError("a message is longer than its parts")
             return
-        if self._frame.last != (not incoming.target):
+        last = frame.last
+        if last == bool(incoming.target):
             raise ProtocolError("a message ends before or after its parts do")
-        frame, self._frame = self._frame, None
-        if frame.last:
+        self._frame = self._reading = None
+        if last:
             self._finish(frame.lane)
 
     def _finish(self, lane: Priority) -> None:
@@ -209,9 +218,11 @@ class FrameDecoder:
 
 def _check_buffers(header: Header, buffers: Sequence[memoryview]) -> None:
     """A receiver that opens other memory than asked for has a bug: better here than in the data."""
-    sizes = tuple(buffer.nbytes for buffer in buffers)
-    flat = all(buffer.format in _BYTE_FORMATS and buffer.ndim == 1 for buffer in buffers)
-    if sizes != header.part_bytes or not flat or any(buffer.readonly for buffer in buffers):
+    sizes = tuple([buffer.nbytes for buffer in buffers])
+    fit = sizes == header.part_bytes
+    for buffer in buffers:
+        fit &= buffer.format in _BYTE_FORMATS and buffer.ndim == 1 and not buffer.readonly
+    if not fit:
         raise InternalError(
             f"the receiver of {header.kind!r} opened buffers of {sizes} bytes for parts of "
             f"{header.part_bytes}, or not as flat writable bytes"

@@ -27,8 +27,8 @@ buffers say how much there is to read.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import NamedTuple
 
 from p2ptrain.errors import ProtocolError, VersionMismatch
 from p2ptrain.net.message import HEADER_LIMIT_BYTES, Priority
@@ -54,7 +54,7 @@ class FrameFlag(IntFlag):
 
 
 _FLAGS = tuple(FrameFlag(bits) for bits in range(4))
-_FIRST, _LAST = int(FrameFlag.FIRST), int(FrameFlag.LAST)
+FIRST, LAST = int(FrameFlag.FIRST), int(FrameFlag.LAST)
 _LANES = tuple(Priority)
 # Tables and plain integers: an enum's own operations would be a tenth of what a frame costs.
 
@@ -72,8 +72,7 @@ class WrongFrameVersion(ProtocolError, VersionMismatch):
     """The other side speaks another version of this framing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """A frame's checked prefix.
 
     Attributes:
@@ -93,31 +92,22 @@ class Prefix:
     @property
     def first(self) -> bool:
         """Whether a message begins here."""
-        return int.__and__(self.flags, _FIRST) != 0
+        return self.header_bytes > 0
 
     @property
     def last(self) -> bool:
         """Whether a message ends here."""
-        return int.__and__(self.flags, _LAST) != 0
-
-
-def frame_flags(*, first: bool, last: bool) -> FrameFlag:
-    """The flags of a frame that begins a message, ends it, both or neither."""
-    return _FLAGS[first * _FIRST + last * _LAST]
+        return self.flags >= LAST
 
 
 def encode_prefix(prefix: Prefix) -> bytes:
     """The prefix's PREFIX_BYTES bytes."""
-    return _PREFIX.pack(
-        MAGIC,
-        VERSION,
-        prefix.lane,
-        prefix.flags,
-        0,
-        prefix.header_bytes,
-        prefix.payload_bytes,
-        prefix.number,
-    )
+    return pack_prefix(*prefix)
+
+
+def pack_prefix(lane: int, flags: int, header_bytes: int, payload_bytes: int, number: int) -> bytes:
+    """The same, of a `Prefix` that need not be made."""
+    return _PREFIX.pack(MAGIC, VERSION, lane, flags, 0, header_bytes, payload_bytes, number)
 
 
 def decode_prefix(data: bytes | memoryview) -> Prefix:
@@ -139,15 +129,10 @@ def decode_prefix(data: bytes | memoryview) -> Prefix:
         )
     if lane >= len(_LANES) or flags >= len(_FLAGS) or reserved:
         raise ProtocolError(f"a frame has lane {lane}, flags {flags}, reserved {reserved}")
-    prefix = Prefix(_LANES[lane], _FLAGS[flags], header_bytes, payload_bytes, number)
-    _check_lengths(prefix)
-    return prefix
-
-
-def _check_lengths(prefix: Prefix) -> None:
-    if prefix.header_bytes > HEADER_LIMIT_BYTES or prefix.first != bool(prefix.header_bytes):
-        raise ProtocolError(f"a frame has a header of {prefix.header_bytes} bytes")
-    if prefix.payload_bytes > CHUNK_LIMIT_BYTES:
-        raise ProtocolError(f"a frame has a payload of {prefix.payload_bytes} bytes")
-    if not prefix.payload_bytes and not prefix.flags:
+    if header_bytes > HEADER_LIMIT_BYTES or flags & FIRST != (header_bytes > 0):
+        raise ProtocolError(f"a frame has a header of {header_bytes} bytes")
+    if payload_bytes > CHUNK_LIMIT_BYTES:
+        raise ProtocolError(f"a frame has a payload of {payload_bytes} bytes")
+    if not payload_bytes and not flags:
         raise ProtocolError("a frame carries nothing")
+    return Prefix(_LANES[lane], _FLAGS[flags], header_bytes, payload_bytes, number)

@@ -22,6 +22,8 @@ PARTS_LIMIT = 1024
 PART_LIMIT_BYTES = 2**40
 
 _KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PART_KINDS = tuple(PartKind)
+_MOST_PART_KIND = int(max(PartKind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def encode_header(
     Raises:
         InternalError: it is too long, or holds what `decode_header` would refuse.
     """
-    items = [kind, fields, list(part_bytes), [int(part) for part in part_kinds]]
+    items = [kind, fields, list(part_bytes), list(map(int, part_kinds))]
     if reason := _fault(items):
         raise InternalError(f"message {kind!r} cannot be sent: {reason}")
     data = cbor.dumps(items, HEADER_DEPTH_LIMIT)
@@ -77,7 +79,7 @@ def decode_header(data: bytes) -> Header:
     if reason := _fault(items):
         raise ProtocolError(f"message header is wrong: {reason}")
     kind, fields, part_bytes, part_kinds = items
-    return Header(kind, fields, tuple(part_bytes), tuple(PartKind(part) for part in part_kinds))
+    return Header(kind, fields, tuple(part_bytes), tuple([_PART_KINDS[n] for n in part_kinds]))
 
 
 def _fault(items: Sequence[Any]) -> str | None:
@@ -89,11 +91,13 @@ def _fault(items: Sequence[Any]) -> str | None:
         return "fields are not a map"
     if not _integers(part_bytes, PART_LIMIT_BYTES) or len(part_bytes) > PARTS_LIMIT:
         return "part sizes are not a short list of sizes"
-    if not _integers(part_kinds, max(PartKind)) or len(part_kinds) not in (0, len(part_bytes)):
+    if not _integers(part_kinds, _MOST_PART_KIND) or len(part_kinds) not in (0, len(part_bytes)):
         return "part kinds do not fit the parts"
     return None
 
 
 def _integers(items: object, most: int) -> bool:
     """Whether `items` is a list of integers in [0, most]; True and False are not integers here."""
-    return isinstance(items, list) and all(type(n) is int and 0 <= n <= most for n in items)
+    if not isinstance(items, list):
+        return False
+    return not [n for n in items if type(n) is not int or not 0 <= n <= most]

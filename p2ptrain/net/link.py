@@ -151,7 +151,7 @@ class Link:
         self._decoder = FrameDecoder(sink)
         self._meter = LinkRateMeter()
         self._portions = UNKNOWN
-        self._portions_rate: float | None = None  # what they were made for
+        self._known_rates: tuple[float | None, float] = (None, 0.0)  # what they were made for
         self._stall = StallWatch(self._settings.stall_seconds, self._settings.stall_bytes)
         self._stall_timer: Timer | None = None
         self._flush_timer: Timer | None = None
@@ -185,12 +185,28 @@ class Link:
             LinkClosed: the link has ended, or ended while this waited.
             InternalError: the message cannot be encoded.
         """
+        outgoing = self._outgoing(message, priority)
+        if not self._queue.put_now(outgoing):
+            await self._queue.put(outgoing)
+        self._queued(message)
+
+    def send_now(self, message: Message, priority: Priority = Priority.CONTROL) -> bool:
+        """Queue `message` if it need not wait for room; whether it did. Raises as `send`."""
+        queued = self._queue.put_now(self._outgoing(message, priority))
+        if queued:
+            self._queued(message)
+        return queued
+
+    def _outgoing(self, message: Message, priority: Priority) -> OutgoingMessage:
         outgoing = OutgoingMessage(message, priority)
-        if not self.is_open:
+        if self._stream is None or self._error is not None:
             raise self._refusal()
-        await self._queue.put(outgoing)
+        return outgoing
+
+    def _queued(self, message: Message) -> None:
         self._sent_messages += 1
-        self._sent_parts_bytes += message.parts_bytes
+        if message.parts:
+            self._sent_parts_bytes += message.parts_bytes
         self._pump()
 
     def pause_receiving(self) -> None:
@@ -247,13 +263,15 @@ class Link:
         """Memory for the next bytes."""
         return self._decoder.get_buffer()
 
+    def expected_bytes(self) -> int:
+        """What is missing of the frame under way."""
+        return self._decoder.expected_bytes
+
     def received(self, count: int) -> None:
         """Bytes came."""
         self._received_bytes += count
         try:
             self._decoder.received(count)
-            if self._stream is not None:
-                self._stream.expect(self._decoder.expected_bytes)
         except PeerError as error:
             _log.warning("link broken by the peer", peer=self.peer_id, error=str(error))
             self._fail(error)
@@ -286,12 +304,17 @@ class Link:
 
     def _pump(self) -> None:
         """Hand frames to the stream while it takes them, the most urgent first."""
+        stream = self._stream
+        if stream is None:
+            return
         for _ in range(FRAMES_A_TURN):
-            if self._writing_paused or self._stream is None:
+            if self._writing_paused:
                 return
-            if not self._write_frame(self._stream):
-                self._rest(self._stream)
+            if not self._outbox.messages:
+                self._rest(stream)
                 return
+            if not self._write_frame(stream):
+                return  # what is next is being compressed
         if not self._turn_taken:
             self._turn_taken = True
             self._loop.call_soon(self._next_turn)
@@ -302,33 +325,31 @@ class Link:
 
     def _write_frame(self, stream: ByteStream) -> bool:
         """Write one frame, if one is ready."""
-        self._compression.start_jobs(self._outbox)
+        if self._outbox.packing:
+            self._compression.start_jobs(self._outbox)
         frame = self._outbox.next_frame(self._portions.frame_bytes)
         if frame is None:
             return False
         self._sent_bytes += frame.wire_bytes
         stream.write(frame.buffers)
         self._meter.wrote(frame.wire_bytes, self._clock.time())
-        self._compression.chooser.observe_link(self._meter.bytes_per_s)
-        self._apportion(stream)
+        meter = self._meter
+        if (meter.bytes_per_s, meter.at_least_bytes_per_s) != self._known_rates:
+            self._apportion(stream)
         self._queue.admit(frame.lane)
         return True
 
     def _apportion(self, stream: ByteStream) -> None:
-        """Give the stream as much at a time as suits the link's rate."""
-        rate = self._meter.bytes_per_s
-        if rate == self._portions_rate:
-            return
-        self._portions_rate = rate
-        now = portions(rate)
+        """Give the stream as much at a time as suits the link's rate, which has changed."""
+        rates = self._known_rates = (self._meter.bytes_per_s, self._meter.at_least_bytes_per_s)
+        self._compression.chooser.observe_link(rates[0])
+        now = portions(*rates)
         if now != self._portions:
             self._portions = now
             stream.limit_unsent(now.unsent_bytes)
 
     def _rest(self, stream: ByteStream) -> None:
-        """No frame is ready: nothing is queued, or its compression is under way."""
-        if self._outbox:
-            return
+        """Nothing is queued."""
         self._meter.idle(self._clock.time())
         if self._error is not None:
             stream.close()

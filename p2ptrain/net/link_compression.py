@@ -53,6 +53,8 @@ class LinkCompression:
 
     def choose(self, kind: PartKind, part: memoryview) -> Codec:
         """How `part` travels; sometimes measures a block of it on the way."""
+        if kind is PartKind.OPAQUE or self.chooser.link_bytes_per_s is None:
+            return Codec.RAW  # as the chooser would say, and most messages are so
         choice = self.chooser.choose(kind, part.nbytes, self._clock())
         for codec in choice.samples:
             self._sample(kind, part[:BLOCK_BYTES], codec)

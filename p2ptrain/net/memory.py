@@ -67,9 +67,6 @@ class MemoryStream:
     def limit_unsent(self, count: int) -> None:
         """See `ByteStream.limit_unsent`: here the capacity bounds it."""
 
-    def expect(self, count: int) -> None:
-        """See `ByteStream.expect`: waking up costs nothing here."""
-
     def hurry(self) -> None:
         """See `ByteStream.hurry`: nothing is held back here."""
 

@@ -24,14 +24,21 @@ class _Lane:
 
 
 class Outbox:
-    """Bounded priority queue of messages, taken frame by frame."""
+    """Bounded priority queue of messages, taken frame by frame.
+
+    Attributes:
+        messages: how many it holds.
+        packing: how many of those in transit have blocks to be compressed.
+    """
 
     def __init__(self, budgets_bytes: Mapping[Priority, int], choose: ChooseCodec) -> None:
-        self._lanes = {lane: _Lane(budgets_bytes[lane]) for lane in Priority}
+        self.messages = 0
+        self.packing = 0
+        self._lanes = tuple(_Lane(budgets_bytes[lane]) for lane in Priority)
         self._choose = choose
 
     def __bool__(self) -> bool:
-        return any(lane.queue for lane in self._lanes.values())
+        return self.messages > 0
 
     def queued_bytes(self, priority: Priority) -> int:
         """Bytes of the lane's messages that are not in a frame yet, before compression."""
@@ -48,34 +55,39 @@ class Outbox:
         lane = self._lanes[message.lane]
         lane.queue.append(message)
         lane.queued_bytes += message.unsent_bytes
+        self.messages += 1
 
     def next_frame(self, limit_bytes: int = CHUNK_BYTES) -> Frame | None:
         """A frame of the most urgent lane that has one ready."""
-        for lane in self._lanes.values():
+        for lane in self._lanes:
             if lane.queue and (frame := self._lane_frame(lane, limit_bytes)):
                 return frame
         return None
 
     def compression_jobs(self) -> list[tuple[OutgoingMessage, CompressionJob]]:
         """Blocks that the messages in transit want compressed now."""
-        heads = [lane.queue[0] for lane in self._lanes.values() if lane.queue]
-        jobs = [(head, head.compression_job()) for head in heads if head.started]
+        heads = [lane.queue[0] for lane in self._lanes if lane.queue]
+        jobs = [(head, head.compression_job()) for head in heads if head.packs]
         return [(head, job) for head, job in jobs if job is not None]
 
     def clear(self) -> None:
         """Drop everything: the link is gone."""
-        for lane in self._lanes.values():
+        for lane in self._lanes:
             lane.queue.clear()
             lane.queued_bytes = 0
+        self.messages = self.packing = 0
 
     def _lane_frame(self, lane: _Lane, limit_bytes: int) -> Frame | None:
         message = lane.queue[0]
         if not message.started:
             message.start(lane.number, self._choose)
             lane.number = (lane.number + 1) % NUMBER_MODULUS
+            self.packing += message.packs
         frame = message.next_frame(limit_bytes)
         if frame is not None:
             lane.queued_bytes -= frame.freed_bytes
-        if message.finished:
-            lane.queue.popleft()
+            if frame.last:
+                lane.queue.popleft()
+                self.messages -= 1
+                self.packing -= message.packs
         return frame

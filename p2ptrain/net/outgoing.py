@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from p2ptrain.errors import InternalError
 from p2ptrain.net.blocks import BLOCK_BYTES, Block
 from p2ptrain.net.frame import (
     CHUNK_BYTES,
+    FIRST,
+    LAST,
     PREFIX_BYTES,
     Codec,
-    Prefix,
-    encode_prefix,
-    frame_flags,
+    pack_prefix,
 )
 from p2ptrain.net.header import encode_header
 from p2ptrain.net.message import Message, PartKind, Priority
@@ -29,8 +29,7 @@ JOIN_BYTES = 16 * 1024
 """Shorter frames are joined into one write: one TLS record instead of several."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """What to write, in order.
 
     Attributes:
@@ -38,12 +37,14 @@ class Frame:
         buffers: prefix, header and payload.
         wire_bytes: their total.
         freed_bytes: how much of the message's `unsent_bytes` this frame takes away.
+        last: whether the message ends with it.
     """
 
     lane: Priority
     buffers: Buffers
     wire_bytes: int
     freed_bytes: int
+    last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +62,36 @@ class OutgoingMessage:
     Call `start` once, then `next_frame` until `finished`. `next_frame` gives None while blocks
     must be compressed first: take them from `compression_job`, give results to `compressed`.
 
+    Attributes:
+        started: whether `start` was called.
+        packs: whether blocks must be compressed; known once it has started.
+
     Raises:
         InternalError: the message cannot be encoded; raised when it is made, to its author.
     """
+
+    __slots__ = (
+        "_codecs",
+        "_compressing",
+        "_header",
+        "_kinds",
+        "_number",
+        "_opened",
+        "_ready",
+        "_to_compress",
+        "lane",
+        "message",
+        "packs",
+        "started",
+        "unsent_bytes",
+    )
 
     def __init__(self, message: Message, lane: Priority) -> None:
         self.message = message
         self.lane = lane
         self.started = False
-        _check_parts(message)
-        sizes = [part.nbytes for part in message.parts]
+        self.packs = False
+        sizes = _part_sizes(message)
         self._header = encode_header(message.kind, message.fields, sizes, message.part_kinds)
         self.unsent_bytes = len(self._header) + sum(sizes)
         self._number = 0
@@ -95,26 +116,27 @@ class OutgoingMessage:
         """Fix the message's number in its lane and, by the latest measurements, its codecs."""
         self.started = True
         self._number = number
-        self._codecs = tuple(map(choose, self._kinds, self.message.parts))
-        if self._codecs:
-            self._ready.append((memoryview(bytes(self._codecs)), 0))
+        if self.message.parts:
+            self._codecs = tuple(map(choose, self._kinds, self.message.parts))
+            codecs = bytes(self._codecs)
+            self.packs = any(codecs)
+            self._ready.append((memoryview(codecs), 0))
 
     def next_frame(self, limit_bytes: int = CHUNK_BYTES) -> Frame | None:
         """The next frame with at most `limit_bytes` of payload, or None while none is ready."""
-        payload, freed = self._take(limit_bytes)
+        payload, payload_bytes, freed = self._take(limit_bytes)
         header, self._header = self._header, b""
         if not header and not payload:
             return None
-        flags = frame_flags(first=bool(header), last=self._exhausted)
-        payload_bytes = sum(map(len, payload))
-        prefix = Prefix(self.lane, flags, len(header), payload_bytes, self._number)
-        buffers: Buffers = (encode_prefix(prefix) + header, *payload)
-        freed += len(header)
+        last = self._exhausted
+        flags = (FIRST if header else 0) | (LAST if last else 0)
+        header_bytes = len(header)
+        prefix = pack_prefix(self.lane, flags, header_bytes, payload_bytes, self._number)
+        freed += header_bytes
         self.unsent_bytes -= freed
-        wire_bytes = PREFIX_BYTES + len(header) + payload_bytes
-        if wire_bytes <= JOIN_BYTES:
-            buffers = (b"".join(buffers),)
-        return Frame(self.lane, buffers, wire_bytes, freed)
+        wire_bytes = PREFIX_BYTES + header_bytes + payload_bytes
+        buffers = _joined(prefix, header, payload, wire_bytes)
+        return Frame(self.lane, buffers, wire_bytes, freed, last)
 
     def compression_job(self) -> CompressionJob | None:
         """What to compress now; None where nothing waits or a job is still out."""
@@ -136,28 +158,26 @@ class OutgoingMessage:
             self._ready.append((memoryview(block.prefix), 0))
             self._ready.append((memoryview(block.content), block.raw_bytes))
 
-    def _take(self, room: int) -> tuple[list[memoryview], int]:
-        """Up to `room` ready bytes, and how much of `unsent_bytes` they stand for."""
+    def _take(self, limit_bytes: int) -> tuple[list[memoryview], int, int]:
+        """Ready bytes, at most so many; their number; how much of `unsent_bytes` they stand for."""
         taken: list[memoryview] = []
-        freed = 0
+        room, freed = limit_bytes, 0
         while room and (self._ready or self._open_part()):
             piece, counts = self._ready.popleft()
-            cut = piece[:room]
-            if len(cut) < len(piece):
-                rest = max(counts - len(cut), 0)
-                self._ready.appendleft((piece[len(cut) :], rest))
+            size = len(piece)
+            if size > room:
+                rest = max(counts - room, 0)
+                self._ready.appendleft((piece[room:], rest))
+                piece, size = piece[:room], room
                 counts -= rest
-            taken.append(cut)
+            taken.append(piece)
             freed += counts
-            room -= len(cut)
-        self._skip_empty_parts()
-        return taken, freed
-
-    def _skip_empty_parts(self) -> None:
-        """An empty part at the end must not leave the message without a last frame."""
+            room -= size
+        # An empty part at the end must not leave the message without a last frame.
         parts = self.message.parts
         while self._opened < len(parts) and not parts[self._opened].nbytes:
             self._opened += 1
+        return taken, limit_bytes - room, freed
 
     def _open_part(self) -> bool:
         """Make the next part's bytes ready, or its blocks wait; whether bytes are ready."""
@@ -173,7 +193,21 @@ class OutgoingMessage:
         return False
 
 
-def _check_parts(message: Message) -> None:
+def _part_sizes(message: Message) -> list[int]:
+    sizes = []
     for part in message.parts:
         if not (part.c_contiguous and part.itemsize == 1 and part.ndim == 1):
             raise InternalError(f"a part of message {message.kind!r} is not a flat byte buffer")
+        sizes.append(part.nbytes)
+    return sizes
+
+
+def _joined(prefix: bytes, header: bytes, payload: list[memoryview], wire_bytes: int) -> Buffers:
+    """What small buffers there are at the beginning, or all of a small frame, as one."""
+    if not payload:
+        return (prefix + header,)
+    if wire_bytes <= JOIN_BYTES:
+        return (b"".join((prefix, header, *payload)),)
+    if header:  # the codecs come first then
+        return (b"".join((prefix, header, payload[0])), *payload[1:])
+    return (prefix, *payload)

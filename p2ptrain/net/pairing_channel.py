@@ -113,6 +113,10 @@ class PairingChannel:
         """Memory for the next bytes."""
         return self._buffer[self._filled :]
 
+    def expected_bytes(self) -> int:
+        """Nothing is worth waiting for."""
+        return 0
+
     def received(self, count: int) -> None:
         """Bytes came: cut them into messages."""
         self._filled += count

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from p2ptrain.net.frame import CHUNK_LIMIT_BYTES
 
-FRAME_SECONDS = 0.006
+FRAME_SECONDS = 0.010
 LEAST_FRAME_BYTES = 4 * 1024
 MOST_FRAME_BYTES = CHUNK_LIMIT_BYTES
 UNSENT_SECONDS = 0.012
@@ -36,17 +36,21 @@ class Portions:
     unsent_bytes: int
 
 
+MOST_UNPROVEN_BYTES = 64 * 1024
+"""Of a frame, while it is only known that the link takes as much as it was given so far."""
 UNKNOWN = Portions(frame_bytes=32 * 1024, unsent_bytes=128 * 1024)
 """While the link has not been the limit yet."""
 
 
-def portions(bytes_per_s: float | None) -> Portions:
-    """For a link that takes so many bytes a second; None while nobody knows.
+def portions(bytes_per_s: float | None, at_least_bytes_per_s: float = 0.0) -> Portions:
+    """For a link that takes so many bytes a second; None while it is only known to take some.
 
     Powers of two, so that small changes of the rate change nothing.
     """
     if bytes_per_s is None:
-        return UNKNOWN
+        proven = _power_of_two(at_least_bytes_per_s * FRAME_SECONDS)
+        frame = min(max(proven, UNKNOWN.frame_bytes), MOST_UNPROVEN_BYTES)
+        return Portions(frame, UNKNOWN.unsent_bytes)
     frame = _power_of_two(bytes_per_s * FRAME_SECONDS)
     unsent = _power_of_two(bytes_per_s * UNSENT_SECONDS)
     return Portions(

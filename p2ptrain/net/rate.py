@@ -11,15 +11,23 @@ WINDOW_SECONDS = 0.1
 SHORTEST_SECONDS = 0.02
 """A shorter window mostly measures the kernel's buffers."""
 NEWEST_WEIGHT = 0.5
+HELD_BYTES = 128 * 1024
+"""What was written may lie in the kernel still, so much of it."""
 FALL = 4.0
 """A rate that is this many times lower is believed at once: too much is given away meanwhile."""
 
 
 class LinkRateMeter:
-    """Estimates a link's bytes/s; `bytes_per_s` is None until something was measured."""
+    """Estimates a link's bytes/s.
+
+    Attributes:
+        bytes_per_s: None until the link has been the limit.
+        at_least_bytes_per_s: what it took meanwhile without making us wait.
+    """
 
     def __init__(self) -> None:
         self.bytes_per_s: float | None = None
+        self.at_least_bytes_per_s = 0.0
         self._since: float | None = None
         self._bytes = 0
         self._waited = False
@@ -55,5 +63,8 @@ class LinkRateMeter:
             self.bytes_per_s = old + NEWEST_WEIGHT * (rate - old)
         elif old is not None:
             self.bytes_per_s = max(old, rate)
+        else:
+            left = (self._bytes - HELD_BYTES) / (now - self._since)
+            self.at_least_bytes_per_s = max(self.at_least_bytes_per_s, left)
         self._bytes = 0
         self._waited = False

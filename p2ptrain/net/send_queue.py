@@ -23,14 +23,20 @@ class SendQueue:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._waiting: dict[Priority, deque[_Waiter]] = {lane: deque() for lane in Priority}
+        self._waiting: tuple[deque[_Waiter], ...] = tuple(deque() for _ in Priority)
+
+    def put_now(self, message: OutgoingMessage) -> bool:
+        """Put `message` into the outbox if it need not wait; whether it did."""
+        if self._waiting[message.lane] or not self._outbox.has_room(message):
+            return False
+        self._outbox.put(message)
+        return True
 
     async def put(self, message: OutgoingMessage) -> None:
         """Return once `message` is in the outbox; raises what `fail` was given instead."""
-        waiting = self._waiting[message.lane]
-        if not waiting and self._outbox.has_room(message):
-            self._outbox.put(message)
+        if self.put_now(message):
             return
+        waiting = self._waiting[message.lane]
         waiter = _Waiter(message, asyncio.get_running_loop().create_future())
         waiting.append(waiter)
         try:
@@ -50,7 +56,7 @@ class SendQueue:
 
     def fail(self, error: PeerError) -> None:
         """Send everybody away with `error`."""
-        for waiting in self._waiting.values():
+        for waiting in self._waiting:
             for waiter in waiting:
                 if not waiter.admitted.done():
                     waiter.admitted.set_exception(error)

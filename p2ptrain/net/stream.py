@@ -24,12 +24,6 @@ class ByteStream(Protocol):
     def limit_unsent(self, count: int) -> None:
         """Keep about `count` bytes at most where nothing can overtake them (a hint)."""
 
-    def expect(self, count: int) -> None:
-        """At least `count` more bytes are sure to come before the user has anything to do.
-
-        Called within `StreamUser.received`: the stream may wait for them, to wake up less often.
-        """
-
     def hurry(self) -> None:
         """Read what has come, however little."""
 
@@ -57,6 +51,12 @@ class StreamUser(Protocol):
 
     def received(self, count: int) -> None:
         """The first `count` bytes of the last `get_buffer` were read."""
+
+    def expected_bytes(self) -> int:
+        """So many more bytes are sure to come before the user has anything to do.
+
+        The stream may wait for them, to wake up less often.
+        """
 
     def pause_writing(self) -> None:
         """Buffers are full: write no more for now."""

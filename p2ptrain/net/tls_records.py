@@ -8,7 +8,16 @@ missing need not be woken for less. Its first five bytes say how long it is:
 
 from __future__ import annotations
 
+RECORD_BYTES = 16 * 1024
+"""Most content of a record; only the last one of a write holds less."""
 _HEAD_BYTES = 5
+_OVERHEAD_BYTES = _HEAD_BYTES + 1 + 16
+"""Of a record in TLS 1.3: head, type, and the tag that all its usual ciphers have."""
+
+
+def overhead_bytes(content_bytes: int) -> int:
+    """What records at least add to so much content."""
+    return -(-content_bytes // RECORD_BYTES) * _OVERHEAD_BYTES
 
 
 class RecordBorders:

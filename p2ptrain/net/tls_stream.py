@@ -19,17 +19,17 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from p2ptrain.errors import LinkClosed, NotPaired, PeerError
 from p2ptrain.net import sockets
 from p2ptrain.net.stream import StreamUser
-from p2ptrain.net.tls_records import RecordBorders
+from p2ptrain.net.tls_records import RECORD_BYTES, RecordBorders, overhead_bytes
 
 CIPHER_BYTES = 256 * 1024
 WRITE_HIGH_BYTES = 0
 """The transport pauses us as soon as the kernel is full, so at most one frame waits in between."""
-WAKE_BYTES = 64 * 1024
+WAKE_BYTES = 128 * 1024
 """Most that may be waited for before reading. Larger: less processor time; smaller: work begins
 sooner on what has come."""
 CLOSE_SECONDS = 2.0
@@ -71,7 +71,6 @@ class TlsStream(asyncio.BufferedProtocol):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._cipher = memoryview(bytearray(CIPHER_BYTES))
         self._borders = RecordBorders()
-        self._expected_bytes = 0
         self._woken_for = 1  # bytes; 0 where the platform cannot wait for several
         self._socket: socket.socket | None = None
         self._choose_user = choose_user
@@ -97,18 +96,15 @@ class TlsStream(asyncio.BufferedProtocol):
         """See `ByteStream.write`. Ignored once the stream is closing."""
         if self._state is not _State.OPEN:
             return
+        write = self._tls.write
         for buffer in buffers:
-            self._tls.write(buffer)
+            write(buffer)
         self._flush()
 
     def limit_unsent(self, count: int) -> None:
         """See `ByteStream.limit_unsent`."""
         if self._socket is not None and self._state is _State.OPEN:
             sockets.limit_unsent(self._socket, count)
-
-    def expect(self, count: int) -> None:
-        """See `ByteStream.expect`."""
-        self._expected_bytes = count
 
     def hurry(self) -> None:
         """See `ByteStream.hurry`."""
@@ -162,13 +158,14 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Cipher text came."""
-        self._borders.feed(self._cipher[:nbytes])
-        if self._state is _State.HANDSHAKE:
-            self._incoming.write(self._cipher[:nbytes])
-            self._shake_hands()
-        elif self._state is _State.OPEN:
-            self._incoming.write(self._cipher[:nbytes])
+        cipher = self._cipher[:nbytes]
+        self._borders.feed(cipher)
+        if self._state is _State.OPEN:
+            self._incoming.write(cipher)
             self._read()
+        elif self._state is _State.HANDSHAKE:
+            self._incoming.write(cipher)
+            self._shake_hands()
 
     def eof_received(self) -> None:
         """TCP ended; returning None closes the transport. Without close_notify it was a cut."""
@@ -233,49 +230,63 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def _read(self) -> None:
         """Decrypt all there is into the user's memory."""
-        assert self._user is not None
-        full = True
-        while full and self._state is _State.OPEN and not self._reading_paused:
-            buffer = self._user.get_buffer()
-            count = self._fill(buffer)
-            full = count == len(buffer)
+        user = self._user
+        assert user is not None
+        more = True
+        while more and self._state is _State.OPEN and not self._reading_paused:
+            buffer = user.get_buffer()
+            count, more = self._fill(buffer)
             if count:
-                self._user.received(count)
+                user.received(count)
         if self._state is _State.OPEN:
             if self._error is not None or self._peer_closed:
                 self._end(self._error)
             else:
-                self._flush()  # a key update is answered while reading
-                self._wait_for_more()
+                if self._outgoing.pending:
+                    self._flush()  # a key update is answered while reading
+                self._wait_for_more(user.expected_bytes())
 
-    def _wait_for_more(self) -> None:
+    def _wait_for_more(self, expected_bytes: int) -> None:
         """Sleep until something can be read: a whole record, or the rest of what is expected.
 
         What is in hand of a record may be content, which is then not to come any more.
         """
-        rest = self._expected_bytes - self._borders.in_hand_bytes
-        self._wake_for(min(max(rest, self._borders.missing_bytes, 1), WAKE_BYTES))
+        borders = self._borders
+        if expected_bytes:
+            expected_bytes += overhead_bytes(expected_bytes) - borders.in_hand_bytes
+        count = min(max(expected_bytes, borders.missing_bytes, 1), WAKE_BYTES)
+        if count < self._woken_for or count >= 2 * self._woken_for:  # else a little early is fine
+            self._wake_for(count)
 
     def _wake_for(self, count: int) -> None:
         if count != self._woken_for and self._woken_for and self._socket is not None:
             self._woken_for = count if sockets.wake_for(self._socket, count) else 0
 
-    def _fill(self, buffer: memoryview) -> int:
-        """Decrypt records until `buffer` is full or nothing is left."""
-        count = 0
-        size = len(buffer)
+    def _fill(self, buffer: memoryview) -> tuple[int, bool]:
+        """Decrypt records until `buffer` is full, one is shorter than it might be, or none is left.
+
+        A short record ends what was written together, such as a frame's header: what follows may
+        belong elsewhere. Returns how many bytes came, and whether there may be more.
+        """
+        count, size = 0, len(buffer)
+        read = self._tls.read
         try:
             while count < size:
-                more = self._tls.read(size - count, buffer[count:])
-                if not more:
+                got = cast(int, read(size - count, buffer[count:] if count else buffer))
+                if not got:
                     self._peer_closed = True
+                    return count, False
+                count += got
+                if got < RECORD_BYTES or self._incoming.pending <= self._borders.in_hand_bytes:
                     break
-                count += more  # type: ignore[operator]
         except ssl.SSLWantReadError:
-            pass
+            return count, False
         except ssl.SSLError as error:
             self._error = _explain(error)
-        return count
+            return count, False
+        if self._incoming.pending > self._borders.in_hand_bytes:
+            return count, True  # another whole record
+        return count, count == size and self._tls.pending() > 0
 
     def _end(self, error: PeerError | None) -> None:
         """Say goodbye, send nothing more, and wait for the peer's end so that no reset harms."""

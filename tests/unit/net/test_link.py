@@ -31,13 +31,9 @@ class FakeStream:
     calls: list[str] = field(default_factory=list)
     full_after_bytes: int = 2**30
     unsent_bytes: int = 0
-    expected_bytes: int = 0
 
     def limit_unsent(self, count: int) -> None:
         self.unsent_bytes = count
-
-    def expect(self, count: int) -> None:
-        self.expected_bytes = count
 
     def hurry(self) -> None:
         self.calls.append("hurry")
@@ -178,12 +174,12 @@ async def test_a_slow_link_is_given_little_at_a_time() -> None:
 
 
 async def test_the_stream_learns_what_is_sure_to_come() -> None:
-    _link, stream, _ = open_link(FakeClock())
+    link, stream, _ = open_link(FakeClock())
     frame = first_frame(1000)
     stream.feed(frame[:-600])
-    assert stream.expected_bytes == 600
+    assert link.expected_bytes() == 600
     stream.feed(frame[-600:])
-    assert stream.expected_bytes == 0
+    assert link.expected_bytes() == 0
 
 
 async def test_the_loop_gets_its_turn_between_frames() -> None:

@@ -18,12 +18,18 @@ MBIT = 125_000.0
 
 
 def test_nobody_knows_at_first() -> None:
-    assert portions(None) is UNKNOWN
+    assert portions(None) == UNKNOWN
+
+
+@pytest.mark.parametrize(("at_least", "frame_kib"), [(1 * MBIT, 32), (60 * MBIT, 64), (1e9, 64)])
+def test_what_a_link_took_without_a_wait_counts(at_least: float, frame_kib: int) -> None:
+    found = portions(None, at_least)
+    assert (found.frame_bytes, found.unsent_bytes) == (frame_kib * 1024, UNKNOWN.unsent_bytes)
 
 
 @pytest.mark.parametrize(
     ("bytes_per_s", "frame_kib", "unsent_kib"),
-    [(1 * MBIT, 4, 8), (10 * MBIT, 4, 8), (100 * MBIT, 64, 128), (1000 * MBIT, 256, 1024)],
+    [(1 * MBIT, 4, 8), (10 * MBIT, 8, 8), (100 * MBIT, 64, 128), (1000 * MBIT, 256, 1024)],
 )
 def test_sizes_follow_the_rate(bytes_per_s: float, frame_kib: int, unsent_kib: int) -> None:
     found = portions(bytes_per_s)

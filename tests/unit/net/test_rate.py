@@ -59,3 +59,10 @@ def test_a_slower_link_shows_when_waiting() -> None:
     now = send(meter, 50e6, 1.0, 0.0, waiting=True)
     send(meter, 1e6, 1.0, now, waiting=True)
     assert meter.bytes_per_s == pytest.approx(1e6, rel=0.2)
+
+
+def test_what_left_without_waiting_is_known_to_pass() -> None:
+    meter = LinkRateMeter()
+    send(meter, 9e6, 2.0, 0.0, waiting=False)
+    assert meter.bytes_per_s is None
+    assert 9e6 / 2 < meter.at_least_bytes_per_s < 9e6
