@@ -43,6 +43,17 @@ def _losses(device: Device) -> list[float]:
     return [step["loss"] for step in steps]
 
 
+async def _goes_on(holder: Device) -> None:
+    """It trains as if nothing had been, until Ctrl-C."""
+    (plan,) = holder.events("plan")
+    assert plan["reason"] == "start"
+    await holder.expect("step", step=holder.events("step")[-1]["step"] + 5)
+    assert not holder.events("failure")
+    holder.interrupt()
+    assert await holder.exit_code() == 130
+    assert all(math.isfinite(loss) for loss in _losses(holder))
+
+
 @pytest.mark.parametrize("holder_first", [True, False])
 async def test_training_gives_the_losses_of_one_device(
     household: Household, tmp_path: Path, holder_first: bool
@@ -94,6 +105,19 @@ async def test_train_takes_the_place_of_a_running_join(household: Household) -> 
     assert sorted(m["name"] for m in status.events[0]["members"]) == ["b", "desk"]
     second.terminate()
     await second.succeed()
+
+
+async def test_a_member_that_trains_is_not_taken_away_by_a_train_of_its_own(
+    household: Household,
+) -> None:
+    await _members(household, "a", "b")
+    arguments = ("--wait-for", "3", "--code", CODE, "-o", "epochs=1000", "--planner", "pp")
+    holder = await household.start("desk", "train", SCRIPT, *arguments)
+    await holder.expect("step", within_seconds=60)
+    second = await household.start("a", "train", SCRIPT)
+    assert await second.exit_code() == 1
+    assert "a part in the job of desk" in second.said[-1]["message"]
+    await _goes_on(holder)
 
 
 async def test_a_killed_train_gives_its_place_back(household: Household) -> None:
