@@ -60,14 +60,13 @@ class Dissemination:
 
     def next_due(self) -> float:
         """When `tick` or `gossip` next has something to do."""
-        times = [self._next_sync, self._next_reconnect]
-        if self._news:
-            times.append(self._next_gossip)
-        return min(times)
+        due = min(self._next_sync, self._next_reconnect)
+        return min(due, self._next_gossip) if self._news else due
 
     def tick(self, now: float) -> None:
         """Compare tables where it is time to."""
-        self._corrected = {p: at for p, at in self._corrected.items() if not self._may(at, now)}
+        if self._corrected:
+            self._corrected = {p: at for p, at in self._corrected.items() if not self._may(at, now)}
         if now >= self._next_sync:
             others = self.reachable()
             stretch = max(1.0, len(others) / 32)
@@ -107,14 +106,15 @@ class Dissemination:
         """Send `message` with what `peer` must know of itself, and with news that fits."""
         claims = list(message.claims)
         view = self._table.records.get(peer)
-        told = any(claim.record.id == peer for claim in claims)
-        if view is not None and view.state is not MemberState.ALIVE and not told:
+        doubted = view is not None and view.state is not MemberState.ALIVE
+        if view is not None and doubted and all(claim.record.id != peer for claim in claims):
             claims.append(self.claim(view))
-        if not self._links.is_lost(peer):
+        if self._news and not self._links.is_lost(peer):
             used = sum(claim_bytes(claim) for claim in claims)
             claims += self._news.take(peer, self._room_bytes - used)
-        full = dataclasses.replace(message, claims=tuple(claims))
-        self.out.append(SendTo(peer, encode(full)))
+        if len(claims) > len(message.claims):
+            message = dataclasses.replace(message, claims=tuple(claims))
+        self.out.append(SendTo(peer, encode(message)))
 
     def gossip(self, now: float) -> None:
         """Pass news on where it is time to."""

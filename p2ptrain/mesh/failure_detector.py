@@ -57,9 +57,11 @@ class FailureDetector:
 
     def tick(self, now: float) -> list[Finding]:
         """End what is due, probe the next member; returns who was found silent."""
-        findings = self._judge_probes(now)
-        for relay in self._prober.pop_relays(now=now):
-            self._answer_relay(relay)
+        findings: list[Finding] = []
+        if self._prober.next_due() <= now:
+            findings = self._judge_probes(now)
+            for relay in self._prober.pop_relays(now=now):
+                self._answer_relay(relay)
         self._probe_next(now)
         return findings
 

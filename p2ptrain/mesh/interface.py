@@ -82,6 +82,9 @@ Handler: TypeAlias = Callable[[str, Message], Awaitable[Message | None]]
 """(peer id, message) -> the reply of a `call`, or None. A handler's `Error` becomes the caller's:
 UserError and PeerError travel by class name and text. Handlers of one (peer, kind) run one after
 the other in the order of arrival; those of different kinds or peers run side by side."""
+Take: TypeAlias = Callable[[str, Message], None]
+"""(peer id, message), called while messages are read: it must be quick and must not wait. Errors
+are treated as a handler's; a `call` is answered by an empty message. In order for each peer."""
 
 
 class Mesh(Protocol):
@@ -112,6 +115,9 @@ class Mesh(Protocol):
         A kind may be routed again (the newest wins); an unrouted kind is refused with an error
         that the sender of a `call` gets, and counted, not fatal, otherwise.
         """
+
+    def route_now(self, kind: str, take: Take, parts: PartsAllocator | None = None) -> None:
+        """As `route`, for what comes often: `take` is called at once, without a task's turn."""
 
     def unroute(self, kind: str) -> None:
         """Stop routing `kind`; harmless if it is not routed."""

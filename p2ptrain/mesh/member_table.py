@@ -130,6 +130,8 @@ class MemberTable:
 
     def forget_old(self, now: float) -> None:
         """Forget who has been gone for `remember_seconds`."""
+        if not self._gone_since:
+            return
         horizon = now - self._config.remember_seconds
         for id_ in [i for i, since in self._gone_since.items() if since < horizon]:
             self._remove(id_)

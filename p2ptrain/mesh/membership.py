@@ -187,13 +187,14 @@ class Membership:
 
     def _finish(self) -> list[Instruction]:
         self._sending.gossip(self._now)
-        times = [
+        due = min(
             self._now + self._config.heartbeat_seconds,
             self._detector.next_due(),
             self._sending.next_due(),
-        ]
-        times += [suspicion.deadline for suspicion in self._suspicions.values()]
-        self._next_wakeup = float("inf") if self._has_left else max(min(times), self._now)
+        )
+        for suspicion in self._suspicions.values():
+            due = min(due, suspicion.deadline)
+        self._next_wakeup = float("inf") if self._has_left else max(due, self._now)
         out, self._sending.out = self._sending.out, []
         return out
 

@@ -85,6 +85,9 @@ _FIELDS: dict[Kind, tuple[str, ...]] = {
     Kind.SYNC: ("digest", "answer"),
     Kind.GOSSIP: (),
 }
+_KINDS: dict[str, Kind] = {kind.value: kind for kind in Kind}
+_ALLOWED = {kind: frozenset({"kind", "claims", *names}) for kind, names in _FIELDS.items()}
+_CLAIM_FIELDS = frozenset({"id", "name", "inc", "state", "info", "run", "by"})
 
 
 def encode(message: MembershipMessage) -> Payload:
@@ -127,11 +130,10 @@ def decode(payload: object) -> MembershipMessage:
         ProtocolError: anything at all is wrong with it.
     """
     body = _mapping(payload)
-    try:
-        kind = Kind(_text(body, "kind"))
-    except ValueError:
-        raise ProtocolError("membership message of an unknown kind") from None
-    _only(body, {"kind", "claims", *_FIELDS[kind]})
+    kind = _KINDS.get(_text(body, "kind"))
+    if kind is None:
+        raise ProtocolError("membership message of an unknown kind")
+    _only(body, _ALLOWED[kind])
     values: dict[str, Any] = {name: _READERS[name](body, name) for name in _FIELDS[kind]}
     return MembershipMessage(kind, _claims(body), **values)
 
@@ -153,7 +155,7 @@ def _claims(body: dict[Any, Any]) -> tuple[Claim, ...]:
 
 
 def _decode_claim(body: dict[Any, Any]) -> Claim:
-    _only(body, {"id", "name", "inc", "state", "info", "run", "by"})
+    _only(body, _CLAIM_FIELDS)
     try:
         state = MemberState(_text(body, "state"))
     except ValueError:
@@ -203,7 +205,7 @@ def _mapping(value: object) -> dict[Any, Any]:
     return value
 
 
-def _only(body: dict[Any, Any], allowed: set[str]) -> None:
+def _only(body: dict[Any, Any], allowed: frozenset[str]) -> None:
     if not body.keys() <= allowed:
         raise ProtocolError("membership message with a field that does not belong there")
 

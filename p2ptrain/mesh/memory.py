@@ -29,6 +29,7 @@ from p2ptrain.mesh.interface import (
     MemberChanged,
     MemberState,
     MeshEvent,
+    Take,
 )
 from p2ptrain.mesh.router import Router
 from p2ptrain.net.header import decode_header, encode_header
@@ -211,6 +212,9 @@ class MemoryMesh:
 
     def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:
         self.router.route(kind, handler, parts)
+
+    def route_now(self, kind: str, take: Take, parts: PartsAllocator | None = None) -> None:
+        self.router.route_now(kind, take, parts)
 
     def unroute(self, kind: str) -> None:
         self.router.unroute(kind)

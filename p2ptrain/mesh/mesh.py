@@ -37,6 +37,7 @@ from p2ptrain.mesh.interface import (
     Member,
     MemberChanged,
     MeshEvent,
+    Take,
 )
 from p2ptrain.mesh.name_keeper import NameKeeper
 from p2ptrain.mesh.notices import Notices
@@ -248,8 +249,8 @@ class NetworkMesh:
 
     def _route_own_kinds(self) -> None:
         probe.ProbeReceiver().install(self)
-        self.route(MEMBERSHIP_KIND, self._roster.take_membership)
-        self.route(ELECTION_KIND, self._roster.take_election)
+        self.route_now(MEMBERSHIP_KIND, self._roster.take_membership)
+        self.route_now(ELECTION_KIND, self._roster.take_election)
         self.route(TRUST_KIND, self._exchange.take)
         self.route(REFUSED_KIND, self._on_refused)
 
@@ -296,6 +297,9 @@ class NetworkMesh:
 
     def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:
         self.router.route(kind, handler, parts)
+
+    def route_now(self, kind: str, take: Take, parts: PartsAllocator | None = None) -> None:
+        self.router.route_now(kind, take, parts)
 
     def unroute(self, kind: str) -> None:
         self.router.unroute(kind)

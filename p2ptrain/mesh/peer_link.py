@@ -133,6 +133,8 @@ class PeerLink:
 
     def post(self, message: Message) -> None:
         """Send a small message soon; on a link that is stuck the oldest are dropped."""
+        if self.is_up and not self._post and self.link.send_now(message):
+            return
         self._post.append(message)
         self._posted.set()
 

@@ -125,6 +125,9 @@ class Prober:
 
     def next_due(self) -> float:
         """When the next probe or relay is due; infinity where none is."""
-        times = [probe.due for probe in self.probes.values()]
-        times += [relay.due for relay in self.relays.values()]
-        return min(times, default=float("inf"))
+        first = float("inf")
+        for probe in self.probes.values():
+            first = min(first, probe.due)
+        for relay in self.relays.values():
+            first = min(first, relay.due)
+        return first

@@ -142,11 +142,11 @@ class Roster:
         self._on_membership(Leave())
         self.stop()
 
-    async def take_membership(self, peer_id: str, message: Message) -> None:
+    def take_membership(self, peer_id: str, message: Message) -> None:
         """Handler of MEMBERSHIP_KIND."""
-        self._guarded(peer_id, lambda event: self._on_membership(event), message)
+        self._guarded(peer_id, self._on_membership, message)
 
-    async def take_election(self, peer_id: str, message: Message) -> None:
+    def take_election(self, peer_id: str, message: Message) -> None:
         """Handler of ELECTION_KIND."""
         self._guarded(peer_id, self._on_election, message)
 
@@ -171,6 +171,7 @@ class Roster:
             self._schedule()
 
     def _tick(self) -> None:
+        self._timer = None
         if self._stopped:
             return
         now = self._loop.time()
@@ -183,11 +184,15 @@ class Roster:
             self._schedule()  # an error is reported by the event loop; the clock goes on
 
     def _schedule(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        """See to it that `_tick` comes in time; where it comes too soon it does nothing."""
+        if self._stopped:
+            return
         when = min(self._membership.next_wakeup, self._election.next_wakeup)
-        if not self._stopped:
-            self._timer = self._loop.call_at(max(when, self._loop.time()), self._tick)
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(max(when, self._loop.time()), self._tick)
 
     def _run(self, instructions: Sequence[Instruction]) -> None:
         changed = False

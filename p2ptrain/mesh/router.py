@@ -1,7 +1,8 @@
 """Messages to handlers: first in, first out for each (peer, kind), side by side otherwise.
 
     link ──> open_parts ──> deliver ──> lane of (peer, kind) ──> handler ──> reply ──> link
-                                   └──> a waiting call (replies overtake the lanes)
+                                   ├──> a waiting call (replies overtake the lanes)
+                                   └──> what was routed by `route_now`, at once
 
 A peer that sends faster than its messages are handled is slowed down by its own link: a full lane
 makes `deliver` wait, `put` say so.
@@ -19,7 +20,7 @@ from p2ptrain.errors import Error, InternalError, LinkClosed, PeerError, Protoco
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh import remote_errors
 from p2ptrain.mesh.calls import Calls
-from p2ptrain.mesh.interface import Handler
+from p2ptrain.mesh.interface import Handler, Take
 from p2ptrain.mesh.lanes import Lanes
 from p2ptrain.net.message import Fields, Message, PartsAllocator, Priority
 
@@ -40,8 +41,11 @@ Send: TypeAlias = Callable[[str, Message, Priority], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Route:
+    """Who takes a kind; `take` where it needs no task of its own."""
+
     handler: Handler
     parts: PartsAllocator | None
+    take: Take | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,14 @@ class Router:
         """See `Mesh.route`."""
         self._routes[kind] = _Route(handler, parts)
 
+    def route_now(self, kind: str, take: Take, parts: PartsAllocator | None = None) -> None:
+        """See `Mesh.route_now`."""
+
+        async def handle(peer_id: str, message: Message) -> None:
+            take(peer_id, message)
+
+        self._routes[kind] = _Route(handle, parts, take)
+
     def unroute(self, kind: str) -> None:
         """See `Mesh.unroute`."""
         self._routes.pop(kind, None)
@@ -115,10 +127,25 @@ class Router:
         if message.kind in (REPLY_KIND, ERROR_KIND):
             self._take_reply(peer_id, message)
             return True
-        _reply_to(message.fields)  # refused here, where the link can still be closed
-        if message.kind not in self._routes:
+        route = self._routes.get(message.kind)
+        if _CALL in message.fields:
+            _reply_to(message.fields)  # refused here, where the link can still be closed
+        elif route is not None and route.take is not None:
+            self._take_now(peer_id, route.take, message)
+            return True
+        if route is None:
             self._count_refused(peer_id, message.kind)
         return self._lanes.put(self._lane_key(peer_id, message.kind), message)
+
+    def _take_now(self, peer_id: str, take: Take, message: Message) -> None:
+        if self._closed:
+            return
+        try:
+            take(peer_id, _unmarked(message))
+        except Error as error:
+            self._log_refusal(peer_id, message, error)
+        except Exception:
+            log.exception("handler_failed", kind=message.kind, peer=peer_id[:16])
 
     async def deliver(self, peer_id: str, message: Message) -> None:
         """Take in one message, once its lane has room. Raises as `put`."""
@@ -166,8 +193,7 @@ class Router:
         try:
             if route is None:
                 raise self._unrouted(message.kind)
-            request = replace(message, fields=_without_marks(message.fields))
-            reply = await route.handler(peer_id, request)
+            reply = await route.handler(peer_id, _unmarked(message))
             await self._answer(peer_id, message, reply or Message(""))
         except Error as error:
             await self._answer_error(peer_id, message, error)
@@ -187,12 +213,15 @@ class Router:
     async def _answer_error(self, peer_id: str, request: Message, error: Error) -> None:
         to = _reply_to(request.fields)
         if to is None:
-            # What comes late for an ended job is nothing that people must know.
-            say = log.warning if request.kind in self._routes else log.info
-            say("message_refused", kind=request.kind, peer=peer_id[:16], why=str(error))
+            self._log_refusal(peer_id, request, error)
             return
         fields: dict[str, Any] = {**remote_errors.to_fields(error), _REPLY: to.number}
         await self._send_answer(peer_id, Message(ERROR_KIND, fields), to.priority)
+
+    def _log_refusal(self, peer_id: str, message: Message, error: Error) -> None:
+        # What comes late for an ended job is nothing that people must know.
+        say = log.warning if message.kind in self._routes else log.info
+        say("message_refused", kind=message.kind, peer=peer_id[:16], why=str(error))
 
     async def _send_answer(self, peer_id: str, answer: Message, priority: Priority) -> None:
         try:
@@ -221,7 +250,14 @@ class Router:
         log.debug("kind_refused", kind=kind, peer=peer_id[:16])
 
 
+def _unmarked(message: Message) -> Message:
+    fields = _without_marks(message.fields)
+    return message if fields is message.fields else replace(message, fields=fields)
+
+
 def _without_marks(fields: Fields) -> Fields:
+    if _CALL not in fields and _REPLY not in fields and _KIND not in fields:
+        return fields
     return {key: value for key, value in fields.items() if key not in (_CALL, _REPLY, _KIND)}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
@@ -38,7 +38,8 @@ class Line:
 
     def fields(self) -> dict[str, Any]:
         """As frame fields."""
-        return {**self.key.fields(), "stage": self.stage, "flow": self.flow}
+        key = self.key
+        return {"job": key.job, "epoch": key.epoch, "stage": self.stage, "flow": self.flow}
 
     @staticmethod
     def read(fields: Fields) -> Line:
@@ -74,17 +75,20 @@ class Receiver(Protocol):
         """That frame has arrived whole."""
 
 
+_Address: TypeAlias = tuple[str, int, int, str]
+"""Job, epoch, stage, flow: a line, as its frames name it."""
+_NOBODY: tuple[Receiver | None, frozenset[str]] = (None, frozenset())
+
+
 @dataclass(slots=True)
 class _Epoch:
     """What is connected.
 
     Attributes:
-        receivers: (stage, flow) -> who takes the frames, and the devices they may come from.
-        inlets: those of them that take pieces from this device too.
+        inlets: (stage, flow) -> receivers that take pieces from this device too.
         credits: (stage, flow, device that gives them) -> credits.
     """
 
-    receivers: dict[tuple[int, str], tuple[Receiver, frozenset[str]]] = field(default_factory=dict)
     inlets: dict[tuple[int, str], Inlet] = field(default_factory=dict)
     credits: dict[tuple[int, str, str], Credits] = field(default_factory=dict)
 
@@ -95,9 +99,10 @@ class Switchboard:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._epochs: dict[EpochKey, _Epoch] = {}
+        self._receivers: dict[_Address, tuple[Receiver, frozenset[str]]] = {}
         self.stale_frames = 0
-        mesh.route(VALUES, self._values, self._open)
-        mesh.route(STARTED, self._started)
+        mesh.route_now(VALUES, self._values, self._open)
+        mesh.route_now(STARTED, self._started)
 
     def connect_inlet(self, line: Line, inlet: Inlet, senders: Collection[str]) -> None:
         """Let values of `line` from these devices in."""
@@ -106,7 +111,9 @@ class Switchboard:
 
     def connect_receiver(self, line: Line, receiver: Receiver, senders: Collection[str]) -> None:
         """Let frames of `line` from these devices in; see `send_frame`."""
-        self._epoch(line.key).receivers[line.stage, line.flow] = (receiver, frozenset(senders))
+        self._epoch(line.key)
+        address = (line.key.job, line.key.epoch, line.stage, line.flow)
+        self._receivers[address] = (receiver, frozenset(senders))
 
     def connect_credits(self, line: Line, credits: Credits, sender: str) -> None:
         """Let device `sender` give credit on `line`."""
@@ -115,6 +122,8 @@ class Switchboard:
     def disconnect(self, key: EpochKey) -> None:
         """Drop every line of the epoch."""
         self._epochs.pop(key, None)
+        for address in [at for at in self._receivers if at[:2] == (key.job, key.epoch)]:
+            del self._receivers[address]
 
     async def send_values(
         self,
@@ -157,14 +166,17 @@ class Switchboard:
         return self._epochs.setdefault(key, _Epoch())
 
     def _receiver(self, peer: str, fields: Fields) -> Receiver | None:
+        """Who takes it; None where its epoch is not connected. Raises ProtocolError."""
+        epoch, stage = fields.get("epoch"), fields.get("stage")
+        job, flow = fields.get("job"), fields.get("flow")
+        if type(epoch) is int and type(stage) is int and type(job) is str and type(flow) is str:
+            receiver, senders = self._receivers.get((job, epoch, stage, flow), _NOBODY)
+            if receiver is not None and peer in senders:
+                return receiver
         line = Line.read(fields)
-        epoch = self._epochs.get(line.key)
-        if epoch is None:
+        if line.key not in self._epochs:
             return None
-        receiver, senders = epoch.receivers.get((line.stage, line.flow), (None, frozenset()))
-        if receiver is None or peer not in senders:
-            raise ProtocolError(f"values for {line.flow} of stage {line.stage} from a stranger")
-        return receiver
+        raise ProtocolError(f"values for {line.flow} of stage {line.stage} from a stranger")
 
     def _open(self, peer: str, fields: Fields, sizes: Sequence[int]) -> Sequence[memoryview]:
         receiver = self._receiver(peer, fields)
@@ -174,7 +186,7 @@ class Switchboard:
             raise ProtocolError("a stale frame of absurd size")
         return [memoryview(bytearray(size)) for size in sizes]
 
-    async def _values(self, peer: str, message: Message) -> None:
+    def _values(self, peer: str, message: Message) -> None:
         receiver = self._receiver(peer, message.fields)
         if receiver is None:
             self._count_stale(peer, message)
@@ -183,7 +195,7 @@ class Switchboard:
             receiver.open(peer, message.fields, ())
         receiver.deliver(peer, message.fields)
 
-    async def _started(self, peer: str, message: Message) -> None:
+    def _started(self, peer: str, message: Message) -> None:
         line = Line.read(message.fields)
         epoch = self._epochs.get(line.key)
         if epoch is None:

@@ -236,3 +236,27 @@ async def test_a_cut_link_is_told_on_both_sides() -> None:
             ("a", LinkLost(household["b"].self_id, "the cable is loose")),
             ("b", LinkLost(household["a"].self_id, "the cable is loose")),
         ]
+
+
+async def test_what_is_taken_at_once_needs_no_task_and_keeps_its_order() -> None:
+    seen: list[int] = []
+
+    def take(_peer: str, message: Message) -> None:
+        if message.fields["n"] == 2:
+            raise ProtocolError("not this one")
+        seen.append(message.fields["n"])
+
+    async with MemoryHousehold(["a", "b"]) as house:
+        house["b"].route_now("note", take)
+        peer = house["b"].self_id
+        for n in range(5):
+            await house["a"].send(peer, Message("note", {"n": n}))
+            assert n == 2 or seen[-1] == n  # no turn of the loop was needed
+        assert seen == [0, 1, 3, 4]
+        reply = await house["a"].call(peer, Message("note", {"n": 5}), timeout_seconds=1)
+        assert (reply.kind, seen[-1]) == ("", 5)
+        with pytest.raises(ProtocolError, match="not this one"):
+            await house["a"].call(peer, Message("note", {"n": 2}), timeout_seconds=1)
+        await house["b"].router.close()
+        house["b"].router.put(house["a"].self_id, Message("note", {"n": 6}))
+    assert seen[-1] == 5

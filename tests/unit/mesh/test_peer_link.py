@@ -12,7 +12,10 @@ from p2ptrain.mesh.hello import Hello
 from p2ptrain.mesh.link_rules import Action, between_instances
 from p2ptrain.mesh.peer_link import PeerLink
 from p2ptrain.mesh.router import Router
+from p2ptrain.net.link import Link
+from p2ptrain.net.memory import connect
 from p2ptrain.net.message import Message, Priority
+from tests.unit.net.helpers import Inbox
 
 
 class _Owner:
@@ -42,3 +45,21 @@ async def test_of_two_processes_the_one_that_runs_longer_stays(
     assert older.uptime_seconds == pytest.approx(60.1)
     copy = Hello("anna", "new", uptime_seconds=0.2, port=1)
     assert between_instances("a" * 64, older, copy).action is Action.REFUSE
+
+
+async def test_what_is_posted_leaves_at_once_where_there_is_room() -> None:
+    inbox = Inbox()
+    with ThreadPoolExecutor(1) as executor:
+        link = PeerLink("a" * 64, _Owner(), Router("me", _send), None, executor)
+        other = Link("b" * 64, inbox)
+        connect(link.link, other)
+        link.post(Message("early"))  # before the hellos: waits for `run_post`
+        link.come_up(Hello("anna", "old", uptime_seconds=0.1, port=1))
+        link.post(Message("second"))  # may not overtake it
+        assert link.link.statistics().sent_messages == 0
+        await link.flush_post()
+        link.post(Message("third"))
+        assert link.link.statistics().sent_messages == 3
+        assert [message.kind for message in await inbox.count(3)] == ["early", "second", "third"]
+        link.link.abort()
+        await other.closed

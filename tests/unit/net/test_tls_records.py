@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import random
+import ssl
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.net.tls_records import RecordBorders
+from p2ptrain.net.tls import client_context, server_context
+from p2ptrain.net.tls_records import RECORD_BYTES, RecordBorders, overhead_bytes
+from tests.unit.net.helpers import Device
 
 
 def record(length: int) -> bytes:
@@ -48,3 +52,25 @@ def test_a_record_is_missing_as_much_as_its_head_says() -> None:
     borders = RecordBorders()
     borders.feed(memoryview(record(1000)[:105]))
     assert (borders.in_hand_bytes, borders.missing_bytes) == (105, 900)
+
+
+@pytest.mark.parametrize(
+    "content_bytes", [1, 1000, RECORD_BYTES, RECORD_BYTES + 1, 3 * RECORD_BYTES, 100_000]
+)
+def test_so_much_does_tls_add(
+    left_device: Device, right_device: Device, content_bytes: int
+) -> None:
+    """Whoever waited for more than will come would wait for ever."""
+    to_left, to_right = ssl.MemoryBIO(), ssl.MemoryBIO()
+    dialler = client_context(left_device.credentials, [right_device.certificate_der])
+    left = dialler.wrap_bio(to_left, to_right)
+    listener = server_context(right_device.credentials, [left_device.certificate_der])
+    right = listener.wrap_bio(to_right, to_left, server_side=True)
+    for side in (left, right, left, right):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    to_right.read()
+    left.write(bytes(content_bytes))
+    assert len(to_right.read()) == content_bytes + overhead_bytes(content_bytes)

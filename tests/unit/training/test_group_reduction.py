@@ -439,4 +439,4 @@ async def test_only_the_neighbour_before_is_heard(prepared: Prepared) -> None:
         GroupReduction(Summed(stage), LINE, ids, ids[0], board)
         message = Message("train.values", {**LINE.fields(), **_fields()})
         with pytest.raises(ProtocolError, match="stranger"):
-            await board._values(ids[1], message)
+            board._values(ids[1], message)
