@@ -1,0 +1,134 @@
+"""What a job takes beside its units, by numbers worked out by hand, and plans that leave room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.plan import Plan
+from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
+from p2ptrain.training.memory_needs import PROCESS_BYTES, job_bytes, with_all_memory
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.profiling import to_profile
+from p2ptrain.training.sharing import Sharing
+
+MIB = 1 << 20
+
+
+def request(batch_size: int = 16, micro_batch: int = 4, planner: str = "pp") -> PlanningRequest:
+    return PlanningRequest(
+        job="j",
+        digest="d",
+        model="m",
+        input_bytes=7,
+        target_bytes=1,
+        optimizer_state_ratio=1.0,
+        batch_size=batch_size,
+        micro_batch=micro_batch,
+        least_piece=1,
+        planner=planner,
+        private_first=0,
+        private_last=0,
+        optimizer={},
+        seed=0,
+        clip=False,
+        first_step=0,
+        epoch=0,
+        alone=False,
+        sharing=Sharing(),
+        memory_bytes={},
+    )
+
+
+def measured(*units: tuple[int, int, int]) -> dict[str, Any]:
+    """A profile of units with (parameter, output, activation) bytes."""
+    names = ("parameter_bytes", "output_bytes", "activation_bytes")
+    seconds = {"forward": [0.01] * len(units), "backward": [0.02] * len(units)}
+    return {
+        "units": [
+            {"name": f"u{i}", "flops": 1, **dict(zip(names, unit, strict=True))}
+            for i, unit in enumerate(units)
+        ],
+        "times": {"1": seconds},
+    }
+
+
+def extras(*stages: dict[str, Any]) -> dict[str, int]:
+    """What the prediction adds to the planners' bytes for 4 micro-batches of 4 on devices x, y, z.
+
+    Units have 1200, 600 and 24 bytes of parameters, hand on 50 and 30 bytes a sample and keep 100,
+    60 and 20. x is the holder.
+    """
+    names = [device["name"] for stage in stages for device in stage["devices"]]
+    plan = Plan.from_json(
+        {
+            "format": "p2ptrain.plan/1",
+            "planner": "pp",
+            "micro_batch": 4,
+            "micro_batches": 4,
+            "stages": list(stages),
+            "predicted": {
+                "round_seconds": 1.0,
+                "samples_per_s": 16.0,
+                "peak_bytes": dict.fromkeys(names, 5000),
+            },
+            "left_out": [],
+        }
+    )
+    profile = to_profile(measured((1200, 50, 100), (600, 30, 60), (24, 0, 20)), request())
+    peaks = with_all_memory(plan, profile, request(), "x").predicted.peak_bytes
+    return {name: peak - 5000 - PROCESS_BYTES for name, peak in peaks.items()}
+
+
+def test_a_pipeline_counts_what_waits_at_its_cut() -> None:
+    first = {"units": [0, 2], "devices": [{"name": "x", "share": 4}], "warmup": 3}
+    last = {"units": [2, 3], "devices": [{"name": "y", "share": 4}], "warmup": 1}
+    wire = 3 * 4 * 30
+    fed = 32 * (7 + 1)
+    assert extras(first, last) == {
+        "x": wire + 1200 + (4 * 160 + 1800) // 3 + (12 - 4) * 160 // 12 + fed,
+        "y": 4 * 30 + wire + 24 + (4 * 20 + 24) // 3,
+    }
+
+
+def test_a_device_of_a_group_counts_its_own_pieces() -> None:
+    first = {"units": [0, 2], "devices": [{"name": "x", "share": 4}], "warmup": 3}
+    dealt = {
+        "units": [2, 3],
+        "devices": [{"name": "y", "share": 3}, {"name": "z", "share": 1}],
+        "warmup": 2,
+        "allocation": "micro_batches",
+    }
+    found = extras(first, dealt)
+    assert found["y"] == 8 * 30 + 3 * 4 * 30 + 24 + (4 * 20 + 24) // 3 + (8 - 4) * 20 // 12
+    assert found["z"] == 4 * 30 + 3 * 4 * 30 + (4 * 20 + 24) // 3, "one gradient: nothing to add to"
+
+    divided = {**dealt, "devices": [{"name": "y", "share": 3}, {"name": "z", "share": 1}]}
+    del divided["allocation"]
+    assert extras(first, divided)["z"] == 2 * 30 + 3 * 30 + 24 + (20 + 24) // 3 + 20 // 12
+
+
+def test_what_measuring_has_taken_already_is_not_taken_again() -> None:
+    assert job_bytes(100 * MIB, PROCESS_BYTES // 2) == 100 * MIB
+    assert job_bytes(100 * MIB, PROCESS_BYTES + 7) == 100 * MIB + 7
+
+
+def household(memory_bytes: int) -> MeasuredHousehold:
+    units = measured(*[(MIB, MIB // 4, MIB)] * 7, (MIB, 0, MIB))
+    return MeasuredHousehold([Candidate("1", "x", units, memory_bytes)], {}, "x")
+
+
+def test_plans_leave_room_for_all_that_they_take() -> None:
+    roomy = plan_household(request(64, 0, "single"), household(4 << 30))
+    needed = roomy.predicted.peak_bytes["x"]
+    tight = plan_household(request(64, 0, "single"), household(needed - MIB))
+    assert tight.micro_batch < roomy.micro_batch
+    assert tight.predicted.peak_bytes["x"] <= needed - MIB
+
+
+def test_no_plan_is_made_where_only_the_units_would_fit() -> None:
+    units_bytes = 8 * 3 * MIB + 4 * 8 * MIB
+    with pytest.raises(PlanError, match=r"bytes missing"):
+        plan_household(request(64, 4, "single"), household(PROCESS_BYTES + units_bytes + 2 * MIB))
