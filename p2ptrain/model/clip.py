@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from p2ptrain.model.wire import dtype_name, dtype_named
+
 _EPSILON = 1e-6
 """torch's guard against a zero norm."""
 
@@ -50,6 +52,16 @@ def clip_coefficient(norms: Sequence[Tensor], max_norm: float) -> Tensor:
         0-dim, at most 1; NaN where a gradient is NaN, as torch has it.
     """
     return torch.clamp(float(max_norm) / (total_norm(norms) + _EPSILON), max=1.0)
+
+
+def to_number(coefficient: Tensor) -> tuple[float, str]:
+    """The same coefficient with the name of its dtype, for others; nothing is lost."""
+    return coefficient.item(), dtype_name(coefficient.dtype)
+
+
+def to_tensor(coefficient: float, dtype: str) -> Tensor:
+    """The inverse of `to_number`. Raises ProtocolError for an unknown dtype."""
+    return torch.tensor(coefficient, dtype=dtype_named(dtype))
 
 
 def scale_(gradients: Iterable[Tensor | None], coefficient: Tensor) -> None:

@@ -77,8 +77,23 @@ class StageOptimizer:
                     named[f"{name}.{slot}"] = value if value.dim() else value.to(_SCALAR_DTYPE)
         return named
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the whole state by copies of what `state()` gave, here or elsewhere.
+    def reserve(self) -> None:
+        """See that the state which the next `step` creates will find memory.
+
+        Raises:
+            RuntimeError: torch's, where there is not enough.
+        """
+        if self._optimizer is not None:
+            updated = [p for p in self._parameters.values() if p.grad is not None]
+            new_bytes = sum(p.nbytes for p in updated if not self._optimizer.state.get(p))
+            torch.empty(sum(state_slots(self._spec).values()) * new_bytes, dtype=torch.uint8)
+
+    def load_state(self, state: Mapping[str, Tensor], *, copy: bool = True) -> None:
+        """Replace the whole state by what `state()` gave, here or elsewhere.
+
+        Args:
+            state: names to tensors; as many parameters as were updated.
+            copy: False takes the tensors themselves: `step` writes to them.
 
         Raises:
             InternalError: a name, shape or dtype that does not belong here, or half of a
@@ -91,7 +106,8 @@ class StageOptimizer:
         for name, parameter in self._parameters.items():
             self._optimizer.state[parameter].clear()
             for slot in slots if any(f"{name}.{slot}" in state for slot in slots) else ():
-                self._optimizer.state[parameter][slot] = state[f"{name}.{slot}"].detach().clone()
+                value = state[f"{name}.{slot}"].detach()
+                self._optimizer.state[parameter][slot] = value.clone() if copy else value
 
     def _check(self, state: Mapping[str, Tensor]) -> None:
         expected = state_layout(self._spec, self._parameters)

@@ -19,7 +19,7 @@ with such a unit has one device (`shareable`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,9 +27,10 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError, PlanError
 from p2ptrain.model.description import ModelDescription, TensorKind
-from p2ptrain.model.effects import aliased_references, mutated_references
+from p2ptrain.model.effects import mutated_references
 from p2ptrain.model.graph import Argument, Node, NodeRef, Reference, StateRef
 from p2ptrain.model.operators import resolve
+from p2ptrain.model.written import names_written, state_views
 
 _COUNTERS = ("aten.add_.Tensor", "aten.add_.Scalar")
 
@@ -99,13 +100,8 @@ def _writes(
     """
     start, stop = description.node_range(first, end, "train")
     nodes = description.train.nodes
-    views = _views(nodes, start, stop)
-    changed = {
-        name
-        for node in nodes[start:stop]
-        for reference in mutated_references(node)
-        for name in views.get(reference, ())
-    }
+    views = state_views(nodes, start, stop)
+    changed = names_written(nodes[start:stop], views)
     whole: dict[Reference, str] = {StateRef(name): name for name in changed}
     for index in range(start, stop):
         others = list(nodes[index].references())
@@ -118,20 +114,6 @@ def _writes(
         for reference in others:
             for name in sorted(changed & views.get(reference, frozenset())):
                 yield index, name, None
-
-
-def _views(nodes: Sequence[Node], start: int, stop: int) -> dict[Reference, frozenset[str]]:
-    """Value -> the tensors of the state whose memory it may share."""
-    views: dict[Reference, frozenset[str]] = {}
-    for index in range(start, stop):
-        for reference in nodes[index].references():
-            if isinstance(reference, StateRef):
-                views[reference] = frozenset({reference.name})
-        shared = [
-            views.get(reference, frozenset()) for reference in aliased_references(nodes[index])
-        ]
-        views[NodeRef(index)] = frozenset[str]().union(*shared)
-    return views
 
 
 def _updates(node: Node) -> Iterator[tuple[Reference, Written]]:

@@ -93,9 +93,7 @@ def pack(tensor: torch.Tensor, wire: WireFormat = WireFormat.EXACT) -> PackedTen
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         raise ValueError(f"a {tensor.layout} tensor on {tensor.device} cannot be sent")
     plain = tensor.detach().resolve_conj().resolve_neg()
-    layout = Layout(tuple(plain.shape), tuple(plain.stride()))
-    if not layout.is_within_limits(plain.itemsize):
-        layout = layout.densified()
+    layout = _layout_to_copy(plain)
     meta = [
         dtype_name(plain.dtype),
         list(layout.shape),
@@ -108,6 +106,45 @@ def pack(tensor: torch.Tensor, wire: WireFormat = WireFormat.EXACT) -> PackedTen
         meta.append(wire.value)
         flat = encode(flat, wire)
     return PackedTensor(meta, _bytes_of(flat).toreadonly())
+
+
+def like(tensor: torch.Tensor) -> torch.Tensor:
+    """New memory, uninitialised, with the tensor's dtype, shape, strides and grid position.
+
+    A view too sparse to be sent (`Layout.is_within_limits`) becomes dense, as when it is sent.
+    """
+    layout = _layout_to_copy(tensor)
+    before = _grid_offset(tensor) // tensor.itemsize
+    room = torch.empty(before + layout.extent, dtype=tensor.dtype)
+    spread = torch.empty(0, dtype=tensor.dtype)  # no view: a parameter made of it is a leaf
+    spread.set_(room.untyped_storage(), before, layout.shape, layout.strides)
+    return spread
+
+
+def copy_into(slot: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of `tensor`, laid out as `like` has it; in the memory of `slot` if that is so too.
+
+    Writing to memory that the process already has costs about a fifth of taking new memory.
+    """
+    source = tensor.detach().resolve_conj().resolve_neg()
+    copy = slot if slot is not None and _lies_like(slot, source) else like(source)
+    places = _first_of_repeated(_layout_to_copy(source))  # torch writes to no repeated element
+    copy[places].copy_(source[places])
+    return copy
+
+
+def _lies_like(slot: torch.Tensor, tensor: torch.Tensor) -> bool:
+    layout = _layout_to_copy(tensor)
+    return (
+        slot.dtype == tensor.dtype
+        and (tuple(slot.shape), tuple(slot.stride())) == (layout.shape, layout.strides)
+        and _grid_offset(slot) == _grid_offset(tensor)
+    )
+
+
+def _layout_to_copy(tensor: torch.Tensor) -> Layout:
+    layout = Layout(tuple(tensor.shape), tuple(tensor.stride()))
+    return layout if layout.is_within_limits(tensor.itemsize) else layout.densified()
 
 
 def _grid_offset(tensor: torch.Tensor) -> int:

@@ -16,7 +16,9 @@ from p2ptrain.model.optimizer_spec import OptimizerSpec
 from p2ptrain.model.stage import Stage
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.epoch_links import EpochLinks, Shell, separate_names
-from p2ptrain.training.protocol import RoundOrder
+from p2ptrain.training.live_stage import LiveStage
+from p2ptrain.training.protocol import Commit, RoundOrder
+from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.scope import first_error
 from p2ptrain.training.stage_lines import StageLines
 from p2ptrain.training.stage_runner import StageRunner
@@ -36,7 +38,6 @@ class Engagement:
         self.assignment = assignment
         self.description = description
         self.runners: dict[int, StageRunner] = {}
-        self._links: dict[int, EpochLinks] = {}
         self._shell = shell
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -59,14 +60,27 @@ class Engagement:
         for runner in self.runners.values():
             await runner.order(order)
 
-    def coefficient(self, round_index: int, value: Tensor) -> None:
-        """The clipping coefficient of a round, for every stage here."""
-        for links in self._links.values():
-            links.coefficient(round_index, value)
+    def commit(self, commit: Commit) -> None:
+        """An update counts: every stage here makes it.
+
+        Raises:
+            ProtocolError: a stage here is not ready for it.
+        """
+        for runner in self.runners.values():
+            runner.commit(commit)
+
+    async def applied(self) -> None:
+        """Wait until no update is under way here.
+
+        Raises:
+            PeerError: one was not made.
+        """
+        for runner in self.runners.values():
+            await runner.applied()
 
     def state(self, first: int, end: int) -> Mapping[str, Tensor]:
         """Current tensors of the stage that holds exactly units [first, end)."""
-        return self._runner(first, end).full_state(copy=False)
+        return self._runner(first, end).live.present()
 
     def weights(self, first: int, end: int) -> Mapping[str, Tensor]:
         """As `state`, without the optimizer's part."""
@@ -96,7 +110,7 @@ class Engagement:
         model = _with_prefix(state, "model:")
         slots = _with_prefix(state, "optimizer:")
 
-        def build() -> tuple[Stage, StageOptimizer]:
+        def build() -> LiveStage:
             separate = separate_names(self.assignment, self.description)
             here = separate.intersection(model)
             units = (place.first, place.end)
@@ -105,17 +119,15 @@ class Engagement:
                 self.description, *units, model, copy=False, separate=here, shared=place.shared
             )
             optimizer = StageOptimizer(spec, stage.parameters())
-            if slots:
-                optimizer.load_state(slots)
-            return stage, optimizer
+            optimizer.load_state(slots, copy=False)
+            version = Version(self.assignment.first_step, 0)
+            return LiveStage(stage, optimizer, version, self.assignment.key.epoch)
 
-        stage, optimizer = await self._shell.compute.run((0,), build)
-        links = EpochLinks(self.assignment, index, stage, self.description, self._shell)
+        live = await self._shell.compute.run((0,), build)
+        links = EpochLinks(self.assignment, index, live.stage, self.description, self._shell)
         lines = StageLines(self.assignment, index, self.description, self._shell)
-        self._links[index] = links
-        self.runners[index] = StageRunner(
-            lines.task(), stage, optimizer, links, lines.connect(stage, links), self._shell.compute
-        )
+        connected = lines.connect(live.stage, links)
+        self.runners[index] = StageRunner(lines.task(), live, links, connected, self._shell.compute)
 
     def _runner(self, first: int, end: int) -> StageRunner:
         for index, runner in self.runners.items():

@@ -16,7 +16,6 @@ group, its all-reduce comes before, its leader sends and sums, and everyone gets
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -95,7 +94,6 @@ class EpochLinks:
         self._divisions = divisions(assignment)
         self._last = len(assignment.stages) - 1
         self._credits: dict[str, Credits] = {}
-        self._coefficients: asyncio.Queue[tuple[int, Tensor]] = asyncio.Queue(2)
         self._sums: dict[int, Inlet] = {}
         self._summed: dict[int, Inlet] = {}
         self._connect()
@@ -145,18 +143,12 @@ class EpochLinks:
             gathered = await self._summed[owner].take(piece.key)
             self._replace(names, gathered.join())
 
-    async def clip(self, order: RoundOrder) -> None:
-        """Send this stage's norms to the holder, and scale by the coefficient it answers."""
-        if not self._assignment.clip:
-            return
-        owned = {name: self._gradient(name) for name in self._owned_names()}
-        norms = await self._shell.compute.run((0,), lambda: clip.tensor_norms(owned))
-        if self._leads:
+    async def send_norms(self, order: RoundOrder) -> None:
+        """Send this stage's norms to the holder, where the job clips."""
+        if self._leads and self._assignment.clip:
+            owned = {name: self._gradient(name) for name in self._owned_names()}
+            norms = await self._shell.compute.run((0,), lambda: clip.tensor_norms(owned))
             await self._report_norms(order, norms)
-        number, coefficient = await self._coefficients.get()
-        assert number == order.round.index, "rounds are clipped one after the other"
-        gradients = [parameter.grad for parameter in self._stage.parameters().values()]
-        await self._shell.compute.run((0,), lambda: clip.scale_(gradients, coefficient))
 
     async def report(self, report: RoundReport) -> None:
         """Tell the holder."""
@@ -169,12 +161,6 @@ class EpochLinks:
             "free_bytes": available_memory_bytes(),
         }
         await self._shell.mesh.send(self._assignment.holder, Message(DONE, fields))
-
-    # -- from the outside ------------------------------------------------------------------------
-
-    def coefficient(self, round_index: int, value: Tensor) -> None:
-        """The holder's answer to this stage's norms."""
-        self._coefficients.put_nowait((round_index, value))
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ async def first_weights(
     """
     key, units = assignment.key, (place.first, place.end)
     if assignment.holder == mesh.self_id:
-        return states.local(key.job, INITIAL, *units)
+        return await states.local(key.job, INITIAL, *units)
     hop = hop_of(mesh.self_id, place, assignment.holder)
     relay = states.relays.get(key, *units) if hop.hands_on else None
     reading = StateReading(mesh, check, relay)

@@ -5,7 +5,7 @@
               final(b) --> bucket ready: check, pack --- step 0 -->
               final(c)     chunk from the previous device: add --- step 1 -->
                 ...        ...                  : copy, last one: unpack into .grad
-    (waiting)  finish()    all buckets unpacked: merge running statistics
+    (waiting)  finish()    all buckets unpacked
 
 Buckets start in one order on all devices, at most `WINDOW` of them at a time: enough to keep the
 link full although each needs 2 (g - 1) hops, and so that no device can be sent more than it is
@@ -195,9 +195,10 @@ class GroupReduction:
             self._loop.call_soon_threadsafe(self._start)
 
     async def finish(self) -> None:
-        """Wait until every `.grad` is the group's sum and the running statistics are merged.
+        """Wait until every `.grad`, and every sum of running statistics, is the group's.
 
-        What was not said to be `final` is so now.
+        What was not said to be `final` is so now. The statistics wait for their `merge`, which is
+        part of the update.
 
         Raises:
             GradientNotFinite: a gradient of this device is NaN or infinite; also by `run`.
@@ -208,8 +209,6 @@ class GroupReduction:
         await self._settled.wait()
         if self._failure is not None:
             raise self._failure
-        if self._summed.statistics is not None:
-            self._summed.statistics.merge()
 
     async def run(self) -> None:
         """Send until cancelled.

@@ -16,6 +16,7 @@ from p2ptrain.errors import (
     TrainingError,
 )
 from p2ptrain.mesh.interface import LinkLost, MemberChanged, MemberState, MeshEvent
+from p2ptrain.model import clip
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.net.message import Message
 from p2ptrain.training.assignment import Assignment
@@ -23,13 +24,16 @@ from p2ptrain.training.clipping import NormGathering
 from p2ptrain.training.division import Division
 from p2ptrain.training.feeder import Feeder
 from p2ptrain.training.inlet import Contents, Inlet, Value
+from p2ptrain.training.mailbox import Mailbox
 from p2ptrain.training.protocol import (
-    CLIP,
+    COMMIT,
     DIAGNOSE,
     DONE,
     FAILED,
     NORMS,
     ROUND,
+    Coefficient,
+    Commit,
     EpochKey,
     PieceKey,
     RoundOrder,
@@ -37,7 +41,7 @@ from p2ptrain.training.protocol import (
     number,
     text,
 )
-from p2ptrain.training.rounds import Mode
+from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.service import TrainingService
 from p2ptrain.training.stage_lines import contents_at
@@ -90,6 +94,7 @@ class HolderEpoch:
         self._states = service.states
         self._check = check
         self._norms: NormGathering | None = None
+        self._coefficients: Mailbox[int, Coefficient] = Mailbox("coefficient of round", 1)
         self._outputs = self._connect_outputs(switchboard)
         self._free_bytes: dict[str, int] = {}
         self._lost: asyncio.Future[DeviceLost] = asyncio.get_running_loop().create_future()
@@ -100,7 +105,7 @@ class HolderEpoch:
         self._check_all_here()
 
     def clip_to(self, max_norm: float) -> None:
-        """Answer norms with coefficients for `max_norm`."""
+        """Make coefficients for `max_norm` of the stages' norms."""
         owned: set[str] = set()
         names: list[list[str]] = []
         for place in self.assignment.stages:
@@ -117,6 +122,29 @@ class HolderEpoch:
         for device in self.assignment.devices:
             await self._mesh.send(device, message)
 
+    async def coefficient(self, shape: Round) -> Coefficient | None:
+        """What this round's gradients are multiplied with; None where the job does not clip."""
+        return None if self._norms is None else await self._coefficients.take(shape.index)
+
+    async def commit(self, commit: Commit) -> None:
+        """Tell every device that the update counts.
+
+        The last stages first: they have waited longest, and the first one, at the end of a round,
+        is the one that the next round waits for; it is told last, when it costs nobody else time.
+
+        Raises:
+            LinkClosed: a device is out of reach; the others have been told.
+        """
+        message = Message(COMMIT, {**self.assignment.key.fields(), **commit.fields()})
+        trouble: PeerError | None = None
+        for device in reversed(self.assignment.devices):
+            try:
+                await self._mesh.send(device, message)
+            except PeerError as error:
+                trouble = trouble or error
+        if trouble is not None:
+            raise trouble
+
     async def output(self, key: PieceKey) -> list[Value]:
         """The model's output leaves for an evaluated piece."""
         return (await self._outputs.take(key)).join()
@@ -130,7 +158,7 @@ class HolderEpoch:
             place = self.assignment.stages[index]
             keeper = place.keeper(self.assignment.holder)
             if keeper == self._mesh.self_id:
-                parts[index] = self._states.local(job, source, place.first, place.end)
+                parts[index] = await self._states.local(job, source, place.first, place.end)
                 return
             request = StateRequest(keeper, job, source, place.first, place.end)
             parts[index] = await read_state(self._mesh, request, self._check)
@@ -149,7 +177,7 @@ class HolderEpoch:
         for place in reversed(self.assignment.stages):
             keeper, units = place.keeper(self.assignment.holder), (place.first, place.end)
             if keeper == self._mesh.self_id:
-                load(dict(self._states.here(job, WEIGHTS, *units)))
+                load(dict(await self._states.here(job, WEIGHTS, *units)))
             else:
                 request = StateRequest(keeper, job, WEIGHTS, *units)
                 load(await read_state(self._mesh, request, self._check))
@@ -211,16 +239,8 @@ class HolderEpoch:
         if not isinstance(norms, list):
             raise ProtocolError("field 'norms' is not a list")
         coefficient = self._norms.add(stage, integer(message.fields, "first"), norms)
-        if coefficient is None:
-            return
-        fields = {
-            **self.assignment.key.fields(),
-            "round": integer(message.fields, "round"),
-            "coefficient": coefficient.item(),
-            "dtype": str(coefficient.dtype).removeprefix("torch."),
-        }
-        for device in self.assignment.devices:
-            await self._mesh.send(device, Message(CLIP, fields))
+        if coefficient is not None:
+            self._coefficients.put(integer(message.fields, "round"), clip.to_number(coefficient))
 
     async def _failed(self, peer: str, message: Message) -> None:
         stage = self._stage(peer, message)

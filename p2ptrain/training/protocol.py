@@ -12,8 +12,9 @@
       |-- train.values (inputs, targets) ------------>|   to the first and the last stage
       |        train.values: activations p -> p+1, gradients p+1 -> p, sums of tied gradients
       |<- train.started ------------------------------|   credit: one more piece may come
-      |<- train.norms ----- train.clip -------------->|   where the job clips by global norm
-      |<- train.values (outputs) / train.done --------|
+      |<- train.values (outputs) / train.norms -------|   norms where the job clips by global norm
+      |<- train.done ---------------------------------|   gradients complete, or all evaluated
+      |-- train.commit ------------------------------>|   all are done: the update counts, apply it
       |<- train.failed -- train.diagnose ------------>|
       |-- job.end ----------------------------------->|
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire_format import WireFormat
@@ -44,8 +45,8 @@ ROUND = "train.round"
 VALUES = "train.values"
 STARTED = "train.started"
 NORMS = "train.norms"
-CLIP = "train.clip"
 DONE = "train.done"
+COMMIT = "train.commit"
 FAILED = "train.failed"
 DIAGNOSE = "train.diagnose"
 END = "job.end"
@@ -122,6 +123,41 @@ class PieceKey:
         return PieceKey(integer(fields, "round"), integer(fields, "micro_batch"))
 
 
+Coefficient: TypeAlias = tuple[float, str]
+"""What gradients are multiplied with so that their norm is clipped, and the name of its dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """An update counts, because every device was ready for it.
+
+    Attributes:
+        round: index of the round.
+        step: updates applied before this one.
+        coefficient: where the job clips; else None.
+    """
+
+    round: int
+    step: int
+    coefficient: Coefficient | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As frame fields."""
+        value, dtype = self.coefficient or (None, "")
+        return {"round": self.round, "step": self.step, "coefficient": value, "dtype": dtype}
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> Commit:
+        """Check and read them."""
+        coefficient = None
+        if fields.get("coefficient") is not None:
+            dtype = text(fields, "dtype", 16)
+            if dtype not in ("float16", "bfloat16", "float32", "float64"):
+                raise ProtocolError("a clipping coefficient is a floating-point number")
+            coefficient = (number(fields, "coefficient"), dtype)
+        return Commit(integer(fields, "round"), integer(fields, "step"), coefficient)
+
+
 @dataclass(frozen=True, slots=True)
 class RoundOrder:
     """What the holder tells every stage before a round.
@@ -129,13 +165,13 @@ class RoundOrder:
     Attributes:
         round: the round's shape.
         lr_factor: what the schedule gives for this update; 1.0 without one.
-        snapshot: keep a copy of the state after this round's update, for a checkpoint.
+        keep: keep a copy of the state after this round's update.
         outputs: eval only: send the model's outputs to the holder (metrics need them).
     """
 
     round: Round
     lr_factor: float = 1.0
-    snapshot: bool = False
+    keep: bool = False
     outputs: bool = False
 
     def fields(self) -> dict[str, Any]:
@@ -147,7 +183,7 @@ class RoundOrder:
             "samples": self.round.samples,
             "size": self.round.micro_batch,
             "lr_factor": self.lr_factor,
-            "snapshot": self.snapshot,
+            "keep": self.keep,
             "outputs": self.outputs,
         }
 
@@ -167,6 +203,6 @@ class RoundOrder:
         return RoundOrder(
             shape,
             number(fields, "lr_factor"),
-            bool(fields.get("snapshot")),
+            bool(fields.get("keep")),
             bool(fields.get("outputs")),
         )

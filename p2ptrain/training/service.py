@@ -11,8 +11,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import torch
-
 from p2ptrain.errors import Error, NotCoordinator, PeerError, ProtocolError, UserError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
@@ -36,7 +34,7 @@ from p2ptrain.training.parts import limited
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
-    CLIP,
+    COMMIT,
     DIAGNOSE,
     END,
     FAILED,
@@ -46,10 +44,10 @@ from p2ptrain.training.protocol import (
     MODEL_LIMIT_BYTES,
     PREPARE,
     ROUND,
+    Commit,
     EpochKey,
     RoundOrder,
     integer,
-    number,
     text,
 )
 from p2ptrain.training.routes import Route
@@ -106,7 +104,7 @@ class TrainingService:
             MEASURE_LINKS: Route(self._measure_links),
             PREPARE: Route(self._prepare, blob),
             ROUND: Route(self._round),
-            CLIP: Route(self._clip),
+            COMMIT: Route(self._commit),
             DIAGNOSE: Route(self._diagnose),
             END: Route(self._end),
         }
@@ -228,8 +226,8 @@ class TrainingService:
             await engagement.stop()
             raise PeerError("the job ended while this device was made ready")
         trim_heap()  # what the weights' way here has taken
-        self.states.offer(assignment.key.job, STAGE, engagement.state)
-        self.states.offer(assignment.key.job, WEIGHTS, engagement.weights)
+        self.states.offer(assignment.key.job, STAGE, engagement.state, engagement.applied)
+        self.states.offer(assignment.key.job, WEIGHTS, engagement.weights, engagement.applied)
         engagement.start(partial(self._report_failure, assignment))
         return Message(PREPARE, {"ready": True})
 
@@ -274,18 +272,15 @@ class TrainingService:
         order = RoundOrder.read(message.fields)
         self.states.relays.end(engagement.assignment.key, "training has begun")
         job, key = engagement.assignment.key.job, order.round.step + 1
-        if order.snapshot:
-            self.states.offer(job, f"snapshot:{key}", partial(engagement.snapshot, key))
+        if order.keep:
+            kept = partial(engagement.snapshot, key)
+            self.states.offer(job, f"snapshot:{key}", kept, engagement.applied)
         await engagement.order(order)
 
-    async def _clip(self, peer: str, message: Message) -> None:
+    async def _commit(self, peer: str, message: Message) -> None:
         engagement = self._engaged(peer, message)
         if engagement is not None:
-            dtype = getattr(torch, text(message.fields, "dtype", 16), None)
-            if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-                raise ProtocolError("a clipping coefficient is a floating-point number")
-            coefficient = torch.tensor(number(message.fields, "coefficient"), dtype=dtype)
-            engagement.coefficient(integer(message.fields, "round"), coefficient)
+            engagement.commit(Commit.read(message.fields))
 
     async def _diagnose(self, peer: str, message: Message) -> Message:
         """Where a piece that this device still holds first stopped being finite."""
@@ -294,9 +289,9 @@ class TrainingService:
             raise PeerError("that epoch is over")
         piece = integer(message.fields, "micro_batch")
         for index, runner in engagement.runners.items():
-            if not runner.stage.holds(piece):
+            if not runner.live.stage.holds(piece):
                 continue
-            run = partial(runner.stage.first_non_finite, piece)
+            run = partial(runner.live.stage.first_non_finite, piece)
             found = await self.compute.run((0, index), run)
             if found is not None:
                 fields = {"found": True, "unit": found.unit, "parameters": found.parameters}

@@ -6,12 +6,16 @@ while the outlets hand finished activations and gradients to the links.
     inlets            schedule (1F1B)              outlets
     activations --+                          +--> activations to stage p+1
     targets ------+--> forward / backward ---+--> gradients  to stage p-1
-    gradients ----+    then one update       +--> done, losses to the holder
-                            |
+    gradients ----+         |                +--> done, losses to the holder
                        all-reduce in the group, begun during the last backward
+    commit ------------> one update
+
+An update waits until the holder says that all devices have their gradients: so nobody is ever more
+than one update ahead of another (`recovery.committing`). The stages that end a round first hear of
+it while the last one, the first of the pipeline, already makes its own update.
 
 Where the plan splits the backward, gradients of weights are computed while an input is awaited, and
-the rest before the update (`plan.schedule.ZeroBubble`).
+the rest before the stage is done (`plan.schedule.ZeroBubble`).
 
 A device that shares the stage with others does those tasks of the stage's order in which it has a
 part.
@@ -29,15 +33,14 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from p2ptrain.errors import TrainingError
-from p2ptrain.model.optimizer import StageOptimizer
-from p2ptrain.model.stage import Stage
+from p2ptrain.errors import PeerError, ProtocolError, TrainingError
 from p2ptrain.plan.schedule import Action, ZeroBubble, one_f_one_b
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.division import Division
 from p2ptrain.training.inlet import Gathered, Inlet, Piece, Value
+from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.outlets import Outlets
-from p2ptrain.training.protocol import PieceKey, RoundOrder
+from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
 
 T = TypeVar("T")
@@ -103,11 +106,11 @@ class StageTask:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """What a stage tells the holder after a round.
+    """What a stage tells the holder when all of a round but the update is done.
 
     Attributes:
         loss: weighted sum of the pieces' losses; 0.0 except at the last stage.
-        compute_seconds: wall seconds its tasks took in the compute thread.
+        compute_seconds: wall seconds its tasks took in the compute thread since the last report.
     """
 
     round: int
@@ -127,8 +130,8 @@ class StageLinks(Protocol):
     async def exchange_gradients(self, order: RoundOrder) -> None:
         """Sum the gradients of tied tensors over the stages that share them."""
 
-    async def clip(self, order: RoundOrder) -> None:
-        """Scale the gradients by the global norm's coefficient, where the job clips."""
+    async def send_norms(self, order: RoundOrder) -> None:
+        """Where the job clips: what the holder makes the clipping coefficient of."""
 
     async def report(self, report: RoundReport) -> None:
         """Tell the holder that the round is done here."""
@@ -175,25 +178,51 @@ class StageRunner:
     def __init__(
         self,
         task: StageTask,
-        stage: Stage,
-        optimizer: StageOptimizer,
+        live: LiveStage,
         links: StageLinks,
         lines: Lines,
         compute: ComputeThread,
     ) -> None:
         self.task = task
-        self.stage = stage
-        self.optimizer = optimizer
+        self.live = live
         self.snapshots: dict[int, dict[str, Tensor]] = {}
         self._links = links
         self._lines = lines
         self._compute = compute
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
         self._compute_seconds = 0.0
+        self._is_first = True
+        self._is_saved = False  # what the forwards of this round write
+        self._commit: asyncio.Future[Commit] | None = None  # while this stage is ready
+        self._settled = asyncio.Event()  # there is no update to wait for
+        self._settled.set()
 
     async def order(self, order: RoundOrder) -> None:
         """Queue a round; the holder keeps at most two ahead."""
         await self._orders.put(order)
+
+    def commit(self, commit: Commit) -> None:
+        """The update that this stage is ready for counts.
+
+        Raises:
+            ProtocolError: it is ready for another one, or for none.
+        """
+        ready = self.live.ready
+        if self._commit is None or self._commit.done() or ready is None:
+            raise ProtocolError(f"a commit of update {commit.step} while none is awaited")
+        if ready.step != commit.step + 1:
+            raise ProtocolError(f"a commit of update {commit.step} instead of {ready.step - 1}")
+        self._commit.set_result(commit)
+
+    async def applied(self) -> None:
+        """Wait until there is no update that this stage is ready for.
+
+        Raises:
+            PeerError: it was not made: the epoch has ended before, or it has failed.
+        """
+        await self._settled.wait()
+        if self.live.torn or self.live.ready is not None:
+            raise PeerError(f"update {self.live.version.step} was not made here")
 
     async def run(self) -> None:
         """Serve rounds until cancelled. Raises what a task of this stage raised."""
@@ -206,24 +235,30 @@ class StageRunner:
     async def _serve(self) -> None:
         while True:
             order = await self._orders.get()
-            self._compute_seconds = 0.0
             if order.round.mode is Mode.TRAIN:
-                loss = await self._train(order)
+                await self._train(order)
             else:
-                loss = await self._evaluate(order)
-            await self._links.report(RoundReport(order.round.index, loss, self._compute_seconds))
+                await self._report(order, await self._evaluate(order))
+
+    async def _report(self, order: RoundOrder, loss: float) -> None:
+        seconds, self._compute_seconds = self._compute_seconds, 0.0
+        await self._links.report(RoundReport(order.round.index, loss, seconds))
 
     # -- training --------------------------------------------------------------------------------
 
-    async def _train(self, order: RoundOrder) -> float:
+    async def _train(self, order: RoundOrder) -> None:
         if self._lines.reduction is not None:
             self._lines.reduction.begin(order)
+        self._is_saved = False
         if self.task.held is None:
             loss = await self._in_strict_order(order)
         else:
             loss = await self._in_two_parts(order, self.task.held)
-        await self._update(order)
-        return loss
+        await self._complete(order)
+        try:
+            await self._update(order, loss)
+        finally:
+            self._settled.set()
 
     async def _in_strict_order(self, order: RoundOrder) -> float:
         loss = 0.0
@@ -233,7 +268,7 @@ class StageRunner:
                 loss += await self._forward(order, piece)
             else:
                 final = self._final() if number == len(actions) - 1 else None
-                await self._backward(piece, partial(self.stage.backward, final=final))
+                await self._backward(piece, partial(self.live.stage.backward, final=final))
         return loss
 
     async def _in_two_parts(self, order: RoundOrder, held: int) -> float:
@@ -249,7 +284,7 @@ class StageRunner:
             if action.kind == "forward":
                 loss += await self._forward(order, piece)
             elif action.kind == "backward":
-                await self._backward(piece, self.stage.backward_inputs)
+                await self._backward(piece, self.live.stage.backward_inputs)
             else:
                 await self._weights(action.micro_batch)
         await self._weights(*schedule.pending, final=self._final())
@@ -273,7 +308,7 @@ class StageRunner:
         number, weight = piece.key.micro_batch, piece.samples / order.round.samples
         inputs, targets = await self._inputs(piece)
         forward = partial(
-            self.stage.forward,
+            self.live.stage.forward,
             number,
             weight=weight if self.task.last else None,
             seed=(self.task.seed, order.round.step, _draw(piece)),
@@ -281,11 +316,19 @@ class StageRunner:
             split=self.task.held is not None,
         )
         run = partial(_on_joined, forward, inputs, targets)
+        if not self._is_saved:
+            run = partial(self._saving, run)
         outputs = await self._run((1, -self.task.index), run)
         if self._lines.forward is not None:
             await self._lines.forward.put(piece, outputs)
             return 0.0
         return self._checked_loss(outputs[0].item(), order, piece.key) * weight
+
+    def _saving(self, run: Callable[[], T]) -> T:
+        """Before the round's first forward, in the same task: keep what forwards will write."""
+        self.live.save()
+        self._is_saved = True
+        return run()
 
     async def _backward(self, piece: Piece, compute: _Backward) -> None:
         inlet = self._lines.gradients
@@ -296,31 +339,36 @@ class StageRunner:
             await self._lines.backward.put(piece, result)
 
     async def _weights(self, *keys: int, final: Callable[[str], None] | None = None) -> None:
-        run = partial(self.stage.backward_weights, *keys, final=final)
+        run = partial(self.live.stage.backward_weights, *keys, final=final)
         await self._run((2, -self.task.index), run)
 
     def _final(self) -> Callable[[str], None] | None:
         """What the last backward of a round tells which gradients are final."""
         return None if self._lines.reduction is None else self._lines.reduction.final
 
-    async def _update(self, order: RoundOrder) -> None:
+    async def _complete(self, order: RoundOrder) -> None:
+        """Everything that the update needs, of other devices too."""
         if self._lines.reduction is not None:
             await self._lines.reduction.finish()
         await self._links.exchange_gradients(order)
-        await self._links.clip(order)
-        await self._run((0, self.task.index), partial(self._apply, order))
+        await self._links.send_norms(order)
+        if self._is_first:
+            await self._run((0, self.task.index), self.live.optimizer.reserve)
+            self._is_first = False
 
-    def _apply(self, order: RoundOrder) -> None:
-        self.optimizer.step(order.lr_factor)
-        self.optimizer.zero_grad()
-        if order.snapshot and self.task.keeps:
-            self.snapshots = {order.round.step + 1: self.full_state(copy=True)}
+    async def _update(self, order: RoundOrder, loss: float) -> None:
+        # Ready before the holder can know it: nobody may find this stage unready once it counts.
+        self.live.get_ready(order)
+        self._settled.clear()
+        self._commit = asyncio.get_running_loop().create_future()
+        await self._report(order, loss)
+        commit = await self._commit
+        await self._run((0, self.task.index), partial(self._apply, order, commit))
 
-    def full_state(self, *, copy: bool) -> dict[str, Tensor]:
-        """Parameters, buffers and optimizer state by name; see `state_transfer`."""
-        tensors = {f"model:{name}": tensor for name, tensor in self.stage.state().items()}
-        tensors |= {f"optimizer:{name}": t for name, t in self.optimizer.state().items()}
-        return {name: t.detach().clone() if copy else t.detach() for name, t in tensors.items()}
+    def _apply(self, order: RoundOrder, commit: Commit) -> None:
+        self.live.apply(commit.coefficient)
+        if order.keep and self.task.keeps:
+            self.snapshots = {order.round.step + 1: self.live.copied({})}
 
     # -- evaluating ------------------------------------------------------------------------------
 
@@ -328,7 +376,7 @@ class StageRunner:
         loss = 0.0
         for piece in self.task.pieces(order.round):
             inputs, targets = await self._inputs(piece)
-            run = partial(_on_joined, self.stage.evaluate, inputs, targets)
+            run = partial(_on_joined, self.live.stage.evaluate, inputs, targets)
             outputs = await self._run((1, -self.task.index), run)
             if self._lines.forward is not None:
                 await self._lines.forward.put(piece, outputs)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.model.wire import PackedTensor, Unpacking, pack
+from p2ptrain.model.wire import PackedTensor, Unpacking, copy_into, pack
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
 from p2ptrain.training.parts import limited
@@ -46,6 +46,8 @@ from p2ptrain.training.scope import task_scope
 Named: TypeAlias = Mapping[str, Tensor]
 Source: TypeAlias = Callable[[int, int], Named]
 """(first unit, end unit) -> the tensors by name."""
+After: TypeAlias = Callable[[], Awaitable[None]]
+"""What a reader waits for; raises PeerError where it will not come."""
 Check: TypeAlias = Callable[[str], tuple[torch.dtype, tuple[int, ...]]]
 """Name -> the dtype and shape it must have; raises ProtocolError for an unknown name."""
 
@@ -64,6 +66,10 @@ RANGE_BYTES = 2 << 20
 RANGE_TENSORS = 32
 READS_IN_FLIGHT = 3
 READ_TIMEOUT_SECONDS = 300.0
+
+
+async def _at_once() -> None:
+    """Nothing to wait for."""
 
 
 class _Served(Protocol):
@@ -104,31 +110,34 @@ class StateServer:
 
     def __init__(self, mesh: Mesh) -> None:
         self.relays = Relays()
-        self._sources: dict[tuple[str, str], Source] = {}
+        self._sources: dict[tuple[str, str], tuple[Source, After]] = {}
         self._opened: dict[_Key, _Opened] = {}
         mesh.route(STATE_MANIFEST, self._manifest)
         mesh.route(STATE_READ, self._read)
 
-    def offer(self, job: str, source: str, tensors: Source) -> None:
-        """Serve `tensors` under (job, source) until `withdraw`."""
-        self._sources[job, source] = tensors
+    def offer(self, job: str, source: str, tensors: Source, after: After = _at_once) -> None:
+        """Serve `tensors` under (job, source) until `withdraw`; `after` is awaited each time."""
+        self._sources[job, source] = (tensors, after)
 
     def withdraw(self, job: str, *, keep: Collection[str] = ()) -> None:
         """Serve nothing of this job any more, but the sources in `keep`."""
         self._sources = {k: v for k, v in self._sources.items() if k[0] != job or k[1] in keep}
         self._opened = {k: v for k, v in self._opened.items() if k[0] != job or k[1] in keep}
 
-    def local(self, job: str, source: str, first: int, end: int) -> dict[str, Tensor]:
-        """The same tensors for this device itself, copied."""
-        return {name: tensor.clone() for name, tensor in self.here(job, source, first, end).items()}
+    async def local(self, job: str, source: str, first: int, end: int) -> dict[str, Tensor]:
+        """The same tensors for this device itself, copied; laid out as they are."""
+        named = await self.here(job, source, first, end)
+        return {name: copy_into(None, tensor) for name, tensor in named.items()}
 
-    def here(self, job: str, source: str, first: int, end: int) -> Named:
+    async def here(self, job: str, source: str, first: int, end: int) -> Named:
         """The same tensors themselves."""
-        return self._source(job, source)(first, end)
+        tensors, after = self._source(job, source)
+        await after()
+        return tensors(first, end)
 
     async def _manifest(self, peer: str, message: Message) -> Message:
         key = self._key(peer, message.fields)
-        served = self._serve(message.fields, key)
+        served = await self._serve(message.fields, key)
         entries = await served.entries()
         self._opened[key] = _Opened(served, len(entries))
         blob = cbor.dumps([list(entry) for entry in entries])
@@ -147,13 +156,13 @@ class StateServer:
             opened.served.served()
         return Message(STATE_READ, {}, parts, (PartKind.WEIGHT,) * len(parts))
 
-    def _serve(self, fields: Fields, key: _Key) -> _Served:
+    async def _serve(self, fields: Fields, key: _Key) -> _Served:
         job, source, _, first, end = key
         if source == RELAY:
             return self.relays.get(EpochKey.read(fields), first, end)
-        return _Packed(self._source(job, source)(first, end))
+        return _Packed(await self.here(job, source, first, end))
 
-    def _source(self, job: str, source: str) -> Source:
+    def _source(self, job: str, source: str) -> tuple[Source, After]:
         if (job, source) not in self._sources:
             raise PeerError(f"this device has no state {source!r} of that job")
         return self._sources[job, source]

@@ -46,7 +46,7 @@ class Summed:
 
     Attributes:
         buckets: in the order in which they start.
-        statistics: of the stage, to begin and merge each round; None where it has one device.
+        statistics: of the stage, to begin each round; None where it has one device.
         statistics_names: of the sums that are theirs.
     """
 

@@ -21,7 +21,7 @@ from p2ptrain.training.feeder import Feed
 from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.loader import Loaded, PieceLoader
 from p2ptrain.training.preparation import Prepared
-from p2ptrain.training.protocol import PieceKey, RoundOrder
+from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Course, Mode, Round
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.stage_runner import RoundReport
@@ -34,7 +34,7 @@ class TrainingLoop:
     """Runs a course of rounds on one epoch.
 
     Attributes:
-        steps_done: updates completed everywhere, resumed ones included.
+        steps_done: updates that count, resumed ones included.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class TrainingLoop:
             order = RoundOrder(
                 shape,
                 lr_factor=self._prepared.job.lr_factor(shape.step),
-                snapshot=await self._snapshot(shape),
+                keep=await self._keep(shape),
                 outputs=shape.mode is Mode.EVAL and bool(self._prepared.job.metrics),
             )
             await self._epoch.order(order)
             await self._ordered.put(order)
 
-    async def _snapshot(self, shape: Round) -> bool:
+    async def _keep(self, shape: Round) -> bool:
         if self._checkpointer is None or shape.mode is not Mode.TRAIN:
             return False
         step = shape.step + 1
@@ -133,11 +133,15 @@ class TrainingLoop:
 
     async def _finish_step(self, order: RoundOrder, group: asyncio.TaskGroup) -> None:
         reports = await self._epoch.tracker.complete(order.round.index)
+        coefficient = await self._epoch.coefficient(order.round)
+        # Every stage is ready: the update counts from here on, whatever happens to anybody. Between
+        # this and the first commit nothing is awaited, so that no step counts without being told.
         now = monotonic()
         seconds, self._last_step_at = now - self._last_step_at, now
         self.steps_done = order.round.step + 1
         self._emit(Step(self.steps_done, _loss(reports), order.round.samples / seconds, seconds))
-        if order.snapshot and self._checkpointer is not None:
+        await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
+        if order.keep and self._checkpointer is not None:
             group.create_task(self._checkpointer.take(self.steps_done))
 
     async def _finish_evaluation(self, order: RoundOrder) -> None:

@@ -175,8 +175,11 @@ async def test_gradients_and_statistics_are_plain_torchs(
     prepared: Prepared, shares: tuple[int, ...]
 ) -> None:
     async with _group(prepared.captured, len(shares)) as group:
+        before = [{n: t.clone() for n, t in d.stage.state().items()} for d in group]
         await _round(group, shares)
-        for device in group:
+        for device, state in zip(group, before, strict=True):
+            assert all(torch.equal(t, state[n]) for n, t in device.stage.state().items())
+            _update_statistics(device.stage)
             _check_against(prepared, device.stage)
             for name, tensor in device.stage.state().items():
                 first = group[0].stage.state()[name]
@@ -184,6 +187,12 @@ async def test_gradients_and_statistics_are_plain_torchs(
                 if tensor.grad is not None and first.grad is not None:
                     assert torch.equal(tensor.grad, first.grad)
                     assert tensor.grad.stride() == tensor.stride()
+
+
+def _update_statistics(stage: Stage) -> None:
+    """As the update does once it counts; until then the buffers are as before the round."""
+    assert stage.statistics is not None
+    stage.statistics.merge()
 
 
 def _check_against(prepared: Prepared, stage: Stage) -> None:
@@ -251,6 +260,7 @@ async def test_buckets_leave_before_the_last_gradient_is_final(prepared: Prepare
             device.log.append("final of all")
         await asyncio.gather(*(device.reduction.finish() for device in group))
         for device in group:
+            _update_statistics(device.stage)
             _check_against(prepared, device.stage)
             before = device.log[: device.log.index("final of all")]
             # All buckets but the last had gone round by then: a chunk in each of two steps.
@@ -284,6 +294,7 @@ async def test_at_most_a_window_is_under_way(prepared: Prepared) -> None:
         _compute(second, (1, 3))
         await asyncio.gather(*(device.reduction.finish() for device in group))
         for device in group:
+            _update_statistics(device.stage)
             _check_against(prepared, device.stage)
 
 

@@ -63,7 +63,7 @@ def _check_replicas(household: Devices) -> None:
     for member in household.members.values():
         engagement = member.service.engagement
         for index, runner in engagement.runners.items() if engagement else ():
-            state = runner.full_state(copy=True)
+            state = runner.live.copied({})
             first = states.setdefault(index, state)
             assert first.keys() == state.keys()
             for name, tensor in state.items():

@@ -9,6 +9,7 @@ import pytest
 
 from p2ptrain.model import stage as model_stage
 from p2ptrain.training import stage_runner
+from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.options import TrainOptions
 from tests import zoo
 from tests.curves import Case, job_of
@@ -32,11 +33,11 @@ class Counting:
         def connected(
             runner: stage_runner.StageRunner,
             task: stage_runner.StageTask,
-            stage: model_stage.Stage,
+            live: LiveStage,
             *rest: Any,
         ) -> None:
-            self.limits[stage] = task.warmup if task.held is None else task.held
-            connect(runner, task, stage, *rest)
+            self.limits[live.stage] = task.warmup if task.held is None else task.held
+            connect(runner, task, live, *rest)
 
         monkeypatch.setattr(model_stage.Stage, "forward", counted)
         monkeypatch.setattr(stage_runner.StageRunner, "__init__", connected)

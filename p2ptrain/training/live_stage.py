@@ -1,0 +1,106 @@
+"""A stage in training on this device: at which version it is, and what its next update needs.
+
+    version v, round given up at any time          version v + 1
+    |-- forwards, backwards --|-- ready: gradients complete --|-- apply --|
+        buffers written           (the holder decides)
+        (copies at v saved)
+
+An update changes everything or, where it fails half-way, leaves the stage `torn`: then nothing of
+it counts any more. All but `version`, `ready` and `torn` is for the compute thread, or for whoever
+has made sure that the thread does nothing of this stage (`ComputeThread.flush`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from torch import Tensor
+
+from p2ptrain.errors import InternalError
+from p2ptrain.model import clip
+from p2ptrain.model.optimizer import StageOptimizer
+from p2ptrain.model.stage import Stage
+from p2ptrain.model.wire import copy_into
+from p2ptrain.model.written import SavedBuffers, written_names
+from p2ptrain.training.protocol import Coefficient, RoundOrder
+from p2ptrain.training.recovery.version import Version
+
+Named: TypeAlias = Mapping[str, Tensor]
+"""Tensors by `model:` and `optimizer:` names."""
+
+
+class LiveStage:
+    """One stage's tensors and their version.
+
+    Attributes:
+        version: which state they are; changes in `apply` alone.
+        ready: what `apply` makes of them; None while gradients are missing.
+        torn: an update has failed half-way.
+        coefficient: what clipping multiplied the last update's gradients with.
+    """
+
+    def __init__(
+        self, stage: Stage, optimizer: StageOptimizer, version: Version, epoch: int
+    ) -> None:
+        """Take a stage at `version` into training; `epoch` is the one that computes from now on."""
+        self.stage = stage
+        self.optimizer = optimizer
+        self.version = version
+        self.ready: Version | None = None
+        self.torn = False
+        self.coefficient: Coefficient | None = None
+        self._epoch = epoch
+        self._order: RoundOrder | None = None
+        state = stage.state()
+        # What a group writes lies beside the buffers until the update.
+        alone = stage.statistics is None
+        names = written_names(stage.description, stage.first, stage.end) if alone else ()
+        self._saved = SavedBuffers({name: state[name] for name in sorted(names)})
+
+    def save(self) -> None:
+        """A round of training begins: keep what its forwards will write."""
+        self._saved.save()
+
+    def get_ready(self, order: RoundOrder) -> None:
+        """All gradients of the round are complete, sums over the group and over stages too.
+
+        Raises:
+            InternalError: some micro-batch is not finished, or it is another update's turn.
+        """
+        if self.stage.held() or order.round.step != self.version.step:
+            raise InternalError(f"not ready for update {order.round.step} at {self.version}")
+        self._order = order
+        self.ready = Version(order.round.step + 1, self._epoch)
+
+    def apply(self, coefficient: Coefficient | None) -> None:
+        """Make the update that the stage is ready for."""
+        order, ready = self._order, self.ready
+        if order is None or ready is None:
+            raise InternalError("an update without gradients")
+        self.torn = True
+        if coefficient is not None:
+            clip.scale_(self.optimizer.gradients().values(), clip.to_tensor(*coefficient))
+        self.optimizer.step(order.lr_factor)
+        self.optimizer.zero_grad()
+        if self.stage.statistics is not None:
+            self.stage.statistics.merge()
+        self._saved.forget()
+        self.version, self.coefficient = ready, coefficient
+        self.ready = self._order = None
+        self.torn = False
+
+    def present(self) -> dict[str, Tensor]:
+        """Parameters, buffers and optimizer state: the tensors themselves."""
+        tensors = {f"model:{name}": tensor for name, tensor in self.stage.state().items()}
+        tensors |= {f"optimizer:{name}": t for name, t in self.optimizer.state().items()}
+        return {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def named(self) -> dict[str, Tensor]:
+        """The same as of `version`, whatever the round that is under way has written."""
+        before = {f"model:{name}": tensor for name, tensor in self._saved.before().items()}
+        return self.present() | before
+
+    def copied(self, slot: Named) -> dict[str, Tensor]:
+        """Copies of them, in the memory of `slot` as far as it fits."""
+        return {name: copy_into(slot.get(name), tensor) for name, tensor in self.named().items()}
