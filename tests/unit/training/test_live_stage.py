@@ -1,0 +1,254 @@
+"""A stage in training: what counts of a round, and when; against plain torch, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from p2ptrain.errors import InternalError
+from p2ptrain.model import clip
+from p2ptrain.model.capture import capture
+from p2ptrain.model.captured import Captured
+from p2ptrain.model.optimizer import StageOptimizer
+from p2ptrain.model.stage import Stage
+from p2ptrain.model.written import written_names
+from p2ptrain.training.job import SGD, Adam
+from p2ptrain.training.live_stage import LiveStage
+from p2ptrain.training.protocol import RoundOrder
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.rounds import Mode, Round
+
+torch.set_num_threads(1)
+MICRO_BATCHES, MICRO_BATCH = 3, 4
+SAMPLES = MICRO_BATCHES * MICRO_BATCH
+EPOCH = 7
+
+
+class Net(nn.Module):
+    """Written: running statistics, a counter, and a buffer through a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("table", torch.zeros(2, 3))
+        self.register_buffer("constant", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.table[1].add_(1.0)
+        return self.head(self.norm(x * self.constant))
+
+
+def _data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, 6, generator=generator)
+    return x, torch.randint(0, 3, (SAMPLES,), generator=generator)
+
+
+@pytest.fixture(scope="module")
+def captured() -> Captured:
+    torch.manual_seed(0)
+    x, y = _data()
+    return capture(Net(), cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]))
+
+
+def _live(
+    captured: Captured, state: Mapping[str, Tensor] | None = None, step: int = 0, **options: Any
+) -> LiveStage:
+    """The whole model as one stage, from the first weights or from `named` tensors."""
+    model, slots = captured.state(), {}
+    if state is not None:
+        parts = {kind: {} for kind in ("model", "optimizer")}
+        for name, tensor in state.items():
+            kind, _, rest = name.partition(":")
+            parts[kind][rest] = tensor
+        model, slots = parts["model"], parts["optimizer"]
+    units = len(captured.description.units)
+    copy = state is None
+    stage = Stage(captured.description, 0, units, model, copy=copy, **options)
+    optimizer = StageOptimizer(SGD(lr=0.1, momentum=0.9), stage.parameters())
+    optimizer.load_state(slots, copy=False)
+    return LiveStage(stage, optimizer, Version(step, 0), EPOCH)
+
+
+def _order(step: int = 0) -> RoundOrder:
+    return RoundOrder(Round(step, Mode.TRAIN, step, SAMPLES, MICRO_BATCH))
+
+
+def _compute(live: LiveStage, micro_batches: int = MICRO_BATCHES, *, split: bool = False) -> None:
+    x, y = _data()
+    live.save()
+    for number in range(micro_batches):
+        part = slice(number * MICRO_BATCH, (number + 1) * MICRO_BATCH)
+        weight = MICRO_BATCH / SAMPLES
+        live.stage.forward(number, [x[part]], [y[part]], weight=weight, split=split)
+        if split:
+            live.stage.backward_inputs(number)
+        else:
+            live.stage.backward(number)
+
+
+def _copies(live: LiveStage) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in live.named().items()}
+
+
+def _assert_equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_what_training_writes_is_found_through_views_too(captured: Captured) -> None:
+    description = captured.description
+    written = written_names(description, 0, len(description.units))
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    assert written == {"table", *(f"norm.{name}" for name in statistics)}
+
+
+def test_a_round_given_up_leaves_the_version_it_began_with(captured: Captured) -> None:
+    """Done again by a stage that takes over the tensors: the same bits, nothing counted twice."""
+    undisturbed = _live(captured)
+    for step in range(2):
+        _compute(undisturbed)
+        undisturbed.get_ready(_order(step))
+        undisturbed.apply(None)
+    live = _live(captured)
+    _compute(live)
+    live.get_ready(_order())
+    live.apply(None)
+    after_one = _copies(live)
+    _compute(live, micro_batches=2)
+    assert not torch.equal(live.present()["model:table"], after_one["model:table"])
+    _assert_equal(live.named(), after_one)
+    assert live.version == Version(1, EPOCH)
+    again = _live(captured, live.named(), step=1)
+    own = again.present()
+    assert all(own[n].data_ptr() == t.data_ptr() for n, t in live.named().items()), "no copies"
+    _compute(again)
+    again.get_ready(_order(1))
+    again.apply(None)
+    _assert_equal(again.named(), undisturbed.named())
+
+
+def test_ready_has_both_the_version_before_and_the_one_after(captured: Captured) -> None:
+    live = _live(captured)
+    before = _copies(live)
+    _compute(live)
+    live.get_ready(_order())
+    assert (live.version, live.ready) == (Version(0, 0), Version(1, EPOCH))
+    _assert_equal(live.named(), before)
+    live.apply(None)
+    assert (live.version, live.ready) == (Version(1, EPOCH), None)
+    after = live.named()
+    assert after["model:table"][1].tolist() == [MICRO_BATCHES] * 3
+    assert after["model:norm.num_batches_tracked"] == MICRO_BATCHES
+    assert "optimizer:head.weight.momentum_buffer" in after
+    assert all(p.grad is None for p in live.stage.parameters().values())
+
+
+def test_a_groups_statistics_change_with_the_update_only() -> None:
+    x, y = _data()
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))  # nothing but sums is written
+    simple = capture(model, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]))
+    live = _live(simple, shared=True)
+    before = _copies(live)
+    assert live.stage.statistics is not None
+    live.stage.statistics.begin(MICRO_BATCHES)
+    _compute(live)
+    live.get_ready(_order())
+    _assert_equal(live.named(), before)
+    live.apply(None)
+    alone = _live(simple)
+    _compute(alone)
+    alone.get_ready(_order())
+    alone.apply(None)
+    for name, tensor in alone.named().items():
+        torch.testing.assert_close(live.named()[name], tensor)
+    assert not torch.equal(live.named()["model:0.running_mean"], before["model:0.running_mean"])
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_ready_only_when_nothing_is_left_to_compute(captured: Captured, split: bool) -> None:
+    live = _live(captured)
+    _compute(live, split=split)
+    if split:  # weight gradients still wait
+        with pytest.raises(InternalError, match="not ready for update 0"):
+            live.get_ready(_order())
+        live.stage.backward_weights(*range(MICRO_BATCHES))
+    with pytest.raises(InternalError, match="not ready for update 1"):
+        live.get_ready(_order(1))
+    live.get_ready(_order())
+    assert live.ready is not None
+
+
+def test_no_update_without_gradients(captured: Captured) -> None:
+    live = _live(captured)
+    with pytest.raises(InternalError, match="without gradients"):
+        live.apply(None)
+    assert live.version == Version(0, 0)
+    assert not live.torn
+
+
+def test_clipping_is_part_of_the_update(captured: Captured) -> None:
+    live, plain = _live(captured), _live(captured)
+    for stage in (live, plain):
+        _compute(stage)
+    parameters = plain.stage.parameters().values()
+    gradients = {name: p.grad for name, p in live.stage.parameters().items()}
+    norms = list(clip.tensor_norms(gradients).values())
+    coefficient = clip.to_number(clip.clip_coefficient(norms, 0.01))
+    torch.nn.utils.clip_grad_norm_(parameters, 0.01)
+    for stage, number in ((live, coefficient), (plain, None)):
+        stage.get_ready(_order())
+        stage.apply(number)
+    _assert_equal(live.named(), plain.named())
+    assert live.coefficient == coefficient
+    assert coefficient[1] == "float32"
+
+
+def test_an_update_that_fails_half_way_counts_for_nothing(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = _live(captured)
+    _compute(live)
+    live.get_ready(_order())
+
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(live.optimizer, "zero_grad", fail)  # weights have changed by then
+    with pytest.raises(MemoryError):
+        live.apply(None)
+    assert live.torn
+    assert live.version == Version(0, 0)
+
+
+def test_copies_use_the_memory_they_are_given(captured: Captured) -> None:
+    live = _live(captured)
+    first = live.copied({})
+    _compute(live)
+    live.get_ready(_order())
+    live.apply(None)
+    second = live.copied(first)
+    _assert_equal(second, live.named())
+    own = live.named()
+    for name, tensor in second.items():
+        assert tensor.data_ptr() != own[name].data_ptr()
+        assert name not in first or tensor.data_ptr() == first[name].data_ptr()
+
+
+def test_the_first_update_finds_memory_or_is_not_promised(captured: Captured) -> None:
+    """The optimizer makes its slots in the first update, when it is too late to say no."""
+    stage = _live(captured).stage
+    huge = nn.Parameter(torch.empty(0).set_(torch.empty(1).untyped_storage(), 0, (1 << 50,), (0,)))
+    optimizer = StageOptimizer(Adam(), {**stage.parameters(), "huge": huge})
+    optimizer.reserve()
+    huge.grad = huge.detach()
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        optimizer.reserve()
