@@ -35,8 +35,8 @@ LOAD_MESSAGES = 3.0
 ROUND_MESSAGES = 10.0
 """What a round costs each of its devices whatever its size, in messages."""
 LEAST_BUCKET_BYTES = 1 << 20
-"""80 ms at 100 Mbit/s. What the last bucket takes, nothing hides: smaller is sooner, but each bucket
-costs every device 4(g-1) messages."""
+"""80 ms at 100 Mbit/s. Nothing hides what the last bucket takes: smaller is sooner, but each costs
+every device 4(g-1) messages."""
 MOST_BUCKET_BYTES = 4 << 20
 """Larger costs memory and saves little more."""
 SPLIT_FACTOR = 1.03
