@@ -1,0 +1,349 @@
+"""A coordinator's answer to one request for a new epoch: take stock, choose, plan, prepare.
+
+    ask all ──► inventories ──► choose ──► Forward: some apply, ask those again ─┐
+       ▲                          ▲└────────────────────────────────────────────┘
+       │                          ├──► Lost: refuse
+       │                          └──► Choice: plan ──► prepare ──► all ready: answer
+       └─── somebody died, or was not ready: next epoch number ──┘
+
+It keeps nothing beyond the request: whoever coordinates next begins from the beginning and finds
+what was fetched meanwhile. Pure: carry out what it returns, feed back what comes of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from p2ptrain.errors import InternalError
+from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, ChangeAsk, Reason
+from p2ptrain.training.recovery.choose import Choice, Forward, Lost, choose
+from p2ptrain.training.recovery.device_events import PrepareFailed
+from p2ptrain.training.recovery.fetches import Fetch, fetches
+from p2ptrain.training.recovery.holdings import Inventory
+from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.recovery.reach import clique
+
+ATTEMPTS_LIMIT = 8
+"""Most attempts in a row in which nobody was lost."""
+
+
+# -- events --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryIn:
+    """A device's answer."""
+
+    epoch: int
+    inventory: Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryFailed:
+    """A device does not answer, or refuses."""
+
+    epoch: int
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The planner's answer.
+
+    Attributes:
+        senders: by (unit, device), from whom it should come.
+    """
+
+    epoch: int
+    stages: tuple[PlacedStage, ...]
+    tied: tuple[tuple[int, int], ...] = ()
+    senders: Mapping[tuple[int, str], str] = dataclasses.field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NotPlanned:
+    """No plan fits; `reason` is for people."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyIn:
+    """A device is ready, or says what was in the way."""
+
+    epoch: int
+    device: str
+    trouble: PrepareFailed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberGone:
+    """A device is dead."""
+
+    device: str
+
+
+CoordinatorEvent: TypeAlias = (
+    InventoryIn | InventoryFailed | Planned | NotPlanned | ReadyIn | MemberGone
+)
+
+
+# -- instructions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskInventory:
+    """Ask `device`; where `forward` is given, it applies that version first."""
+
+    device: str
+    epoch: int
+    forward: Forward | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    """Plan for these devices, in the background; say `Planned`.
+
+    Attributes:
+        devices: that may get work.
+        left_out: by device, the peers that it has no link to.
+        present: keep this plan as it is, because nothing speaks against it; None = plan anew.
+    """
+
+    epoch: int
+    choice: Choice
+    devices: frozenset[str]
+    left_out: Mapping[str, tuple[str, ...]] = dataclasses.field(hash=False)
+    lowered: Mapping[str, int] = dataclasses.field(hash=False)
+    present: Placed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Have `device` fetch and build."""
+
+    device: str
+    placed: Placed
+    fetches: tuple[Fetch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHolder:
+    """Every device of the plan is ready."""
+
+    number: int
+    placed: Placed
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseHolder:
+    """There is no way: state is lost, or no plan fits.
+
+    Attributes:
+        again: what is in the way may pass; ask again after a while.
+    """
+
+    number: int
+    reason: str
+    lost: Lost | None = None
+    again: bool = False
+
+
+CoordinatorInstruction: TypeAlias = AskInventory | MakePlan | Prepare | AnswerHolder | RefuseHolder
+
+
+class CoordinatorCore:
+    """See the module.
+
+    Args:
+        ask: the request.
+        term: own term; a coordinator that loses its office throws this away.
+        alive: devices that this device sees alive, itself included.
+
+    Attributes:
+        epoch: the number of the present attempt.
+        over: answered or refused; later events change nothing.
+    """
+
+    def __init__(self, ask: ChangeAsk, term: int, alive: frozenset[str]) -> None:
+        self.epoch = ask.epoch
+        self.over = False
+        self._ask = ask
+        self._term = term
+        self._alive = set(ask.alive & alive)
+        self._lowered = dict(ask.lowered)
+        self._attempts = 0
+        self._last_trouble = ""  # of a device, and neither its memory nor its peers
+        self._waiting: set[str] = set()
+        self._stock: dict[str, Inventory] = {}
+        self._told_forward: set[str] = set()
+        self._choice: Choice | None = None
+        self._placed: Placed | None = None
+        self._out: list[CoordinatorInstruction] = []
+
+    def start(self) -> list[CoordinatorInstruction]:
+        """Ask everybody."""
+        self._take_stock()
+        return self._finish()
+
+    def handle(self, event: CoordinatorEvent) -> list[CoordinatorInstruction]:
+        """Take in one event; of an attempt that was given up, it changes nothing."""
+        if isinstance(event, MemberGone):
+            self._on_gone(event.device)
+        elif not self.over and event.epoch == self.epoch:
+            self._on_answer(event)
+        return self._finish()
+
+    def _finish(self) -> list[CoordinatorInstruction]:
+        out, self._out = self._out, []
+        return out
+
+    def _on_answer(
+        self, event: InventoryIn | InventoryFailed | Planned | NotPlanned | ReadyIn
+    ) -> None:
+        match event:
+            case InventoryIn(_, inventory):
+                self._stock[inventory.device] = inventory
+                self._came(inventory.device)
+            case InventoryFailed(_, device):
+                self._stock.pop(device, None)
+                self._came(device)
+            case Planned():
+                self._on_planned(event)
+            case NotPlanned(_, reason):
+                self._refuse(reason)
+            case ReadyIn(_, device, trouble):
+                self._on_ready(device, trouble)
+            case _:
+                raise InternalError(f"a coordinator has no rule for {type(event).__name__}")
+
+    def _on_gone(self, device: str) -> None:
+        if self.over or device not in self._alive:
+            return
+        self._alive.discard(device)
+        self._attempts = 0
+        self._stock.pop(device, None)
+        if device == self._ask.holder:
+            self._refuse("the device with the data is gone", again=True)
+        elif self._choice is not None:
+            self._try_again()  # planned with it, or with what it has
+        else:
+            self._came(device)
+
+    # -- stock -----------------------------------------------------------------------------
+
+    def _take_stock(self) -> None:
+        self._stock.clear()
+        self._told_forward.clear()
+        self._choice = self._placed = None
+        self._waiting = set(self._alive)
+        self._out += [AskInventory(device, self.epoch) for device in sorted(self._alive)]
+
+    def _try_again(self) -> None:
+        self._attempts += 1
+        self.epoch += 1
+        spent = self.epoch - self._ask.epoch
+        if self._attempts > ATTEMPTS_LIMIT or spent >= EPOCHS_A_REQUEST:
+            why = f": {self._last_trouble}" if self._last_trouble else ""
+            self._refuse(f"{spent} attempts to begin again failed{why}", again=not why)
+        else:
+            self._take_stock()
+
+    def _came(self, device: str) -> None:
+        if device in self._waiting:
+            self._waiting.discard(device)
+            if not self._waiting:
+                self._decide()
+
+    def _decide(self) -> None:
+        holder = self._ask.holder
+        if holder not in self._stock:
+            self._refuse("the device with the data does not answer", again=True)
+            return
+        links = {device: inventory.linked for device, inventory in self._stock.items()}
+        together, left_out = clique(self._stock, links, holder)
+        stock = {device: self._stock[device] for device in sorted(together)}
+        past = self._ask.past
+        past = dataclasses.replace(past, silent=past.silent | set(left_out))
+        found = choose(self._ask.units, stock, past)
+        match found:
+            case Forward(devices) if self._told_forward.issuperset(devices):
+                self._try_again()  # they were told before, and did not
+            case Forward(devices):
+                self._told_forward.update(devices)
+                self._waiting = set(devices)
+                self._out += [AskInventory(device, self.epoch, found) for device in devices]
+            case Lost(reason=reason):
+                self._refuse(reason, found)
+            case Choice():
+                self._choice = found
+                self._plan(found, frozenset(stock) - self._ask.without, left_out)
+
+    # -- plan and preparation ----------------------------------------------------------------
+
+    def _plan(
+        self, choice: Choice, devices: frozenset[str], left_out: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        present = self._ask.present
+        same = (
+            present is not None
+            and self._ask.reason is Reason.FAILURE
+            and not self._lowered
+            and devices.issuperset(present.devices)
+        )
+        self._out.append(
+            MakePlan(
+                self.epoch,
+                choice,
+                devices,
+                left_out,
+                dict(self._lowered),
+                present if same else None,
+            )
+        )
+
+    def _on_planned(self, planned: Planned) -> None:
+        choice = self._choice
+        if choice is None or self._placed is not None:
+            return
+        placed = Placed(
+            epoch=self.epoch,
+            term=self._term,
+            holder=self._ask.holder,
+            version=choice.version,
+            lineage=self._ask.past.lineage,
+            stages=planned.stages,
+            tied=planned.tied,
+            keeps=any(stage.copies_to is not None for stage in planned.stages),
+            stable=self._ask.stable,
+        )
+        self._placed = placed
+        self._waiting = set(placed.devices)
+        wanted = fetches(choice, placed.needs, planned.senders)
+        self._out += [Prepare(device, placed, wanted[device]) for device in placed.devices]
+
+    def _on_ready(self, device: str, trouble: PrepareFailed | None) -> None:
+        placed, choice = self._placed, self._choice
+        if placed is None or choice is None or device not in self._waiting:
+            return
+        if trouble is not None:
+            if trouble.memory_bytes is not None:
+                self._lowered[device] = trouble.memory_bytes
+            passes = trouble.memory_bytes is not None or trouble.source is not None
+            self._last_trouble = "" if passes else trouble.reason
+            self._try_again()
+            return
+        self._waiting.discard(device)
+        if not self._waiting:
+            self.over = True
+            self._out.append(AnswerHolder(self._ask.number, placed, choice))
+
+    def _refuse(self, reason: str, lost: Lost | None = None, *, again: bool = False) -> None:
+        self.over = True
+        self._out.append(RefuseHolder(self._ask.number, reason, lost, again))

@@ -1,0 +1,390 @@
+"""What a holder does about trouble: settle, ask a coordinator, accept, begin; and ask again.
+
+    STARTING ──► ASKING ──► TRAINING ──► DRAINING ─┐       at a round's border: join, leave, drift
+                  ▲ ▲          │ trouble           │
+                  │ └───── SETTLING ◄──────────────┤       at most SETTLE_SECONDS
+                  │                                ▼
+                  └──────── WAITING ◄── lost, but not for certain; or nobody coordinates
+
+The holder owns what is true: the history, which epoch counts, which step was reported. A change is
+final when the journal has it, and before that nobody is told to begin. Pure: feed events and ticks
+with the time (seconds of any monotonic clock), carry out what it returns in that order.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+from p2ptrain.errors import InternalError
+from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, ChangeAsk, Reason
+from p2ptrain.training.recovery.choose import Choice, GlobalCopy, Past
+from p2ptrain.training.recovery.holder_events import (
+    AnswerIn,
+    Appeared,
+    Ask,
+    Begin,
+    BringHome,
+    CallFailed,
+    Committed,
+    Coordinates,
+    CopiesAre,
+    CourseDone,
+    Died,
+    Drain,
+    Drained,
+    Failure,
+    Freeze,
+    HolderEvent,
+    HolderInstruction,
+    Home,
+    Journal,
+    KeepOnly,
+    LetGo,
+    LinkBack,
+    LinkTrouble,
+    MemoryShort,
+    RefusedIn,
+    Stable,
+    StopJob,
+    Stuck,
+    WaitFor,
+    Wanted,
+)
+from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery.placed import Placed
+from p2ptrain.training.recovery.reach import RELINK_SECONDS
+
+SETTLE_SECONDS = 6.0
+"""Longest wait for a verdict on a link of our own; membership takes 4.2 s for the silent.
+
+Whether the link between two others is back we do not see: they get RELINK_SECONDS.
+"""
+START_SECONDS = 3.0
+"""Longest wait of a holder that was started again for the members of its last plan."""
+RETRY_SECONDS = 1.0
+"""Between two requests where the first one failed and nothing has changed."""
+_NEVER = float("inf")
+
+Pair: TypeAlias = frozenset[str]
+
+
+class Phase(StrEnum):
+    """What the job does."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    DRAINING = "draining"
+    SETTLING = "settling"
+    ASKING = "asking"
+    WAITING = "waiting"
+    OVER = "over"
+
+
+class HolderCore:
+    """See the module.
+
+    Args:
+        holder: own id.
+        units: of the model.
+        journal: what an earlier process of this job wrote last; None = a new job.
+        reported: updates that people were told of, or that the job begins with.
+        clips: whether updates need a clipping coefficient.
+
+    Attributes:
+        phase: what the job does.
+        lineage: of the job.
+        next_epoch: first epoch number that was never used.
+        placed: the plan in force, None before the first.
+        finishing: all steps are committed, the weights come home.
+    """
+
+    def __init__(
+        self,
+        holder: str,
+        units: int,
+        reported: int,
+        *,
+        journal: Journal | None = None,
+        clips: bool = False,
+    ) -> None:
+        self.phase = Phase.STARTING
+        self.lineage = journal.lineage if journal else Lineage()
+        self.next_epoch = journal.next_epoch if journal else 1
+        self.placed = journal.placed if journal else None
+        self.finishing = False
+        self.stable = journal.stable if journal else None
+        self._holder = holder
+        self._units = units
+        self._reported = reported
+        self._clips = clips
+        self._copies: tuple[GlobalCopy, ...] = ()
+        self._alive = {holder}
+        self._silent: set[str] = set()
+        self._mourned: set[str] = set()  # devices whose death people know of
+        self._broken: dict[Pair, float] = {}  # links, and until when to wait for each
+        self._lowered: dict[str, int] = {}
+        self._leaving: set[str] = set()
+        self._coordinator: tuple[str, int] | None = None
+        self._reason = Reason.FAILURE if journal else Reason.START
+        self._number = 0
+        self._due = _NEVER  # of the present phase
+        self._waits_for: tuple[str, ...] | None = None  # as people were told last
+        self._now = float("-inf")
+        self._out: list[HolderInstruction] = []
+
+    @property
+    def next_wakeup(self) -> float:
+        """When to call `tick` at the latest."""
+        return self._due
+
+    @property
+    def number(self) -> int:
+        """Of the newest request."""
+        return self._number
+
+    def start(self, now: float) -> list[HolderInstruction]:
+        """Begin; a holder that was started again gives its members a moment to be found."""
+        self._now = now
+        self._due = now + START_SECONDS if self.placed is not None else now
+        self._step()
+        return self._finish()
+
+    def tick(self, now: float) -> list[HolderInstruction]:
+        """Do what is due."""
+        self._now = max(now, self._now)
+        self._step()
+        return self._finish()
+
+    def handle(self, event: HolderEvent, now: float) -> list[HolderInstruction]:
+        """Take in one event."""
+        self._now = max(now, self._now)
+        if self.phase is not Phase.OVER:
+            self._on(event)
+            self._step()
+        return self._finish()
+
+    def _finish(self) -> list[HolderInstruction]:
+        out, self._out = self._out, []
+        return out
+
+    def _on(self, event: HolderEvent) -> None:
+        match event:
+            case Appeared() | Died():
+                self._on_member(event)
+            case LinkTrouble(one, other):
+                self._on_link_trouble(one, other)
+            case LinkBack(one, other):
+                self._broken.pop(frozenset((one, other)), None)
+            case MemoryShort(device, memory_bytes):
+                self._lowered[device] = memory_bytes
+                self._trouble()
+            case Stuck():
+                self._trouble()
+            case Committed(step):
+                self._reported = max(self._reported, step)
+            case Stable(version):
+                self.stable = version
+                self._write_down()
+                self._out.append(KeepOnly((version,), frozenset(self._alive)))
+            case CopiesAre(copies):
+                self._copies = copies
+            case Coordinates(device, term):
+                self._on_coordinator(device, term)
+            case AnswerIn() | RefusedIn() | CallFailed():
+                self._on_answer(event)
+            case Wanted() | Drained() | CourseDone() | Home():
+                self._on_course(event)
+            case _:
+                raise InternalError(f"a holder has no rule for {type(event).__name__}")
+
+    # -- signs of trouble --------------------------------------------------------------------
+
+    def _on_member(self, event: Appeared | Died) -> None:
+        device = event.device
+        if isinstance(event, Appeared):
+            self._alive.add(device)
+            self._silent.discard(device)
+            self._mourned.discard(device)
+            if self.phase is Phase.WAITING:
+                self._ask_soon()
+            return
+        self._alive.discard(device)
+        if event.certain:
+            self._silent.discard(device)
+        else:
+            self._silent.add(device)
+        for pair in [pair for pair in self._broken if device in pair]:
+            del self._broken[pair]
+        self._leaving.discard(device)
+        if self.placed is not None and device in self.placed.devices:
+            if device not in self._mourned:
+                self._mourned.add(device)
+                self._out.append(Failure(device))
+            self._trouble()
+        if self.phase is Phase.WAITING:
+            self._ask_soon()  # hope may have ended
+
+    def _on_link_trouble(self, one: str, other: str) -> None:
+        placed = self.placed
+        if placed is None or not {one, other} <= {*placed.devices, self._holder}:
+            return
+        if {one, other} <= self._alive:
+            patience = SETTLE_SECONDS if self._holder in (one, other) else RELINK_SECONDS
+            self._broken.setdefault(frozenset((one, other)), self._now + patience)
+        self._trouble()
+
+    def _trouble(self) -> None:
+        """The epoch in force is over, whatever was under way."""
+        if self.phase in (Phase.TRAINING, Phase.DRAINING):
+            self._out.append(Freeze())
+            self.phase = Phase.SETTLING
+            self._reason = Reason.FAILURE
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Go on where nothing is to be waited for any more."""
+        due = self._now >= self._due
+        match self.phase:
+            case Phase.STARTING:
+                placed = self.placed
+                if due or (placed is not None and self._alive.issuperset(placed.devices)):
+                    self._ask()
+            case Phase.SETTLING:
+                self._due = max(self._broken.values(), default=self._now)
+                if self._now >= self._due:
+                    self._ask()
+            case Phase.TRAINING:
+                placed = self.placed
+                if placed is not None and self._leaving.intersection(placed.devices):
+                    self._drain(Reason.LEAVE)
+            case Phase.ASKING | Phase.WAITING:
+                if due:
+                    self._ask()
+
+    def _ask_soon(self) -> None:
+        self._due = min(self._due, self._now)
+
+    def _ask(self) -> None:
+        self._broken.clear()
+        self._due = _NEVER
+        if self._coordinator is None:
+            self.phase = Phase.WAITING
+            self._tell_waiting(())
+            return
+        self.phase = Phase.ASKING
+        self._number = self.next_epoch  # rises, also over the holder's restarts
+        ask = ChangeAsk(
+            number=self._number,
+            epoch=self.next_epoch,
+            reason=self._reason,
+            units=self._units,
+            holder=self._holder,
+            alive=frozenset(self._alive),
+            past=Past(
+                self.lineage,
+                self._reported,
+                self._copies,
+                self.placed.places() if self.placed else {},
+                frozenset(self._silent),
+                self._clips,
+            ),
+            present=self.placed,
+            stable=self.stable,
+            without=frozenset(self._leaving),
+            lowered=dict(self._lowered),
+        )
+        self.next_epoch += EPOCHS_A_REQUEST
+        self._write_down()  # else a restart could use these numbers again
+        self._out.append(Ask(self._coordinator[0], ask))
+
+    def _write_down(self) -> None:
+        self._out.append(Journal(self.next_epoch, self.lineage, self.placed, self.stable))
+
+    def _on_coordinator(self, device: str | None, term: int) -> None:
+        new = None if device is None else (device, term)
+        if new == self._coordinator:
+            return
+        self._coordinator = new
+        if self.phase is Phase.ASKING or (self.phase is Phase.WAITING and new is not None):
+            self._ask_soon()
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _on_answer(self, event: AnswerIn | RefusedIn | CallFailed) -> None:
+        if self.phase is not Phase.ASKING or event.number != self._number:
+            return  # of a request that was given up
+        match event:
+            case AnswerIn(_, placed, choice):
+                if self._alive.issuperset(placed.devices):
+                    self._accept(placed, choice)
+                else:
+                    self._ask_soon()
+            case RefusedIn(_, reason, lost):
+                hopeless = lost.certain if lost is not None else not self._silent
+                if event.again:
+                    self._due = min(self._due, self._now + RETRY_SECONDS)
+                elif hopeless:
+                    self.phase = Phase.OVER
+                    self._out.append(StopJob(reason, lost))
+                else:
+                    self.phase = Phase.WAITING
+                    self._due = _NEVER
+                    places = lost.last_places if lost is not None else ()
+                    self._tell_waiting(tuple(sorted(self._silent.intersection(places))))
+            case CallFailed():
+                self._due = min(self._due, self._now + RETRY_SECONDS)
+
+    def _accept(self, placed: Placed, choice: Choice) -> None:
+        back_to = self.stable.step if self.stable is not None else 0
+        oldest = min([placed.version.step, back_to, *(c.version.step for c in self._copies)])
+        self.lineage = self.lineage.begun(placed.epoch, placed.version).pruned(oldest)
+        self.next_epoch = placed.epoch + 1
+        self.placed = placed
+        self.phase = Phase.TRAINING
+        self._due = _NEVER
+        self._waits_for = None
+        self._mourned.intersection_update(placed.devices)
+        self._write_down()
+        reason, self._reason = self._reason, Reason.FAILURE
+        self._out.append(Begin(placed, choice, reason, frozenset(self._alive)))
+        for device in sorted(self._leaving - set(placed.devices)):
+            self._leaving.discard(device)
+            self._out.append(LetGo(device))
+        if self.finishing and placed.version.step >= self._reported:
+            self._out.append(BringHome(placed))
+
+    def _tell_waiting(self, devices: tuple[str, ...]) -> None:
+        if devices != self._waits_for:
+            self._waits_for = devices
+            self._out.append(WaitFor(devices))
+
+    # -- the undisturbed course ------------------------------------------------------------------
+
+    def _drain(self, reason: Reason) -> None:
+        if not self.finishing:
+            self._reason = reason
+            self.phase = Phase.DRAINING
+            self._out.append(Drain())
+
+    def _on_course(self, event: Wanted | Drained | CourseDone | Home) -> None:
+        match event:
+            case Wanted(reason, leaver):
+                if leaver is not None:
+                    self._leaving.add(leaver)
+                if self.phase is Phase.TRAINING:
+                    self._drain(reason)
+            case Drained():
+                if self.phase is Phase.DRAINING:
+                    self._out.append(Freeze())
+                    self._ask()
+            case CourseDone():
+                self.finishing = True
+                if self.phase in (Phase.TRAINING, Phase.DRAINING) and self.placed is not None:
+                    self.phase = Phase.TRAINING
+                    self._out.append(BringHome(self.placed))
+            case Home():
+                if self.phase is Phase.TRAINING and self.finishing:
+                    self.phase = Phase.OVER
+                    self._out.append(StopJob())

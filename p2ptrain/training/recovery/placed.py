@@ -1,0 +1,98 @@
+"""A plan in force as the rules of recovery see it: who trains which units, from which version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2ptrain.training.recovery.fetches import StageNeed
+from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedStage:
+    """Units [first, end) on `devices`.
+
+    Attributes:
+        copies_to: the device that keeps this stage's copies; None = nobody does.
+    """
+
+    first: int
+    end: int
+    devices: tuple[str, ...]
+    copies_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One epoch of one job.
+
+    Attributes:
+        epoch: its number; of two epochs the greater counts.
+        term: the coordinator's when it planned.
+        holder: id of the device with the data.
+        version: what the epoch begins with.
+        lineage: as it was before this epoch.
+        stages: in pipeline order.
+        tied: pairs of stages that share weights, and so exchange gradients.
+        keeps: whether devices keep versions to go back to, from the first one on.
+        stable: the newest version of which every copy was acknowledged; None = there is none.
+    """
+
+    epoch: int
+    term: int
+    holder: str
+    version: Version
+    lineage: Lineage
+    stages: tuple[PlacedStage, ...]
+    tied: tuple[tuple[int, int], ...] = ()
+    keeps: bool = False
+    stable: Version | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Ids, in pipeline order, each once."""
+        return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
+
+    @property
+    def seats(self) -> tuple[tuple[int, str], ...]:
+        """Every stage with every one of its devices."""
+        return tuple((p, device) for p, stage in enumerate(self.stages) for device in stage.devices)
+
+    @property
+    def needs(self) -> tuple[StageNeed, ...]:
+        """What must be where before the epoch begins."""
+        return tuple(StageNeed(stage.first, stage.end, stage.devices) for stage in self.stages)
+
+    def ranges_of(self, device: str) -> tuple[tuple[int, int], ...]:
+        """Units that a device trains."""
+        return tuple((stage.first, stage.end) for stage in self.stages if device in stage.devices)
+
+    def keeper_of(self, first: int, end: int) -> str | None:
+        """Who keeps the copies of units [first, end), exactly one stage's."""
+        for stage in self.stages:
+            if (stage.first, stage.end) == (first, end):
+                return stage.copies_to
+        return None
+
+    def partners_of(self, device: str) -> frozenset[str]:
+        """Devices that it exchanges something with: a broken link to one of them is trouble."""
+        partners = {self.holder}
+        for p, stage in enumerate(self.stages):
+            if device in stage.devices:
+                near = {q for pair in self.tied if p in pair for q in pair} | {p - 1, p, p + 1}
+                partners.update(d for q in near for d in self._devices_at(q))
+        if device == self.holder:
+            partners.update(self.devices)
+        return frozenset(partners - {device})
+
+    def places(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """By device, the units that it trains or keeps copies of."""
+        places: dict[str, tuple[tuple[int, int], ...]] = {}
+        for stage in self.stages:
+            for device in (*stage.devices, *filter(None, [stage.copies_to])):
+                places[device] = (*places.get(device, ()), (stage.first, stage.end))
+        return places
+
+    def _devices_at(self, stage: int) -> tuple[str, ...]:
+        return self.stages[stage].devices if 0 <= stage < len(self.stages) else ()
