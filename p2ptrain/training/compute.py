@@ -24,6 +24,7 @@ T = TypeVar("T")
 CLOSE_SECONDS = 1.0
 """A measurement may take seconds; nothing waits for its result any more."""
 
+_Future: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]
 _Setter: TypeAlias = Callable[[asyncio.Future[Any], Any], None]
 
 
@@ -47,6 +48,8 @@ class ComputeThread:
         self._sequence = itertools.count()
         self._wake = threading.Condition()
         self._closed = False
+        self._is_busy = False
+        self._flushing: list[_Future] = []  # who waits for the end of the task that runs now
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -66,6 +69,19 @@ class ComputeThread:
             self._wake.notify()
         return await future
 
+    async def flush(self) -> None:
+        """Wait until nothing runs that had begun before.
+
+        A cancelled task goes on until it has ended: only after a flush is its memory at rest.
+        """
+        loop = asyncio.get_running_loop()
+        with self._wake:
+            if not self._is_busy:
+                return
+            ended: asyncio.Future[None] = loop.create_future()
+            self._flushing.append((loop, ended))
+        await ended
+
     async def close(self) -> None:
         """Drop what has not begun, and wait for what has, though not for long."""
         with self._wake:
@@ -84,22 +100,29 @@ class ComputeThread:
 
     def _next(self) -> _Task | None:
         with self._wake:
+            for loop, ended in self._flushing:
+                _answer(loop, _set_result, ended, None)
+            self._flushing = []
+            self._is_busy = False
             while not self._tasks and not self._closed:
                 self._wake.wait()
+            self._is_busy = bool(self._tasks)
             return heapq.heappop(self._tasks) if self._tasks else None
 
     def _execute(self, task: _Task) -> None:
         try:
             result = task.function()
         except BaseException as error:  # handed to the one who awaits it
-            self._answer(task, _set_exception, error)
+            _answer(task.loop, _set_exception, task.future, error)
         else:
-            self._answer(task, _set_result, result)
+            _answer(task.loop, _set_result, task.future, result)
 
-    @staticmethod
-    def _answer(task: _Task, setter: _Setter, value: Any) -> None:
-        if not task.loop.is_closed():
-            task.loop.call_soon_threadsafe(setter, task.future, value)
+
+def _answer(
+    loop: asyncio.AbstractEventLoop, setter: _Setter, future: asyncio.Future[Any], value: Any
+) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(setter, future, value)
 
 
 def _set_result(future: asyncio.Future[Any], result: Any) -> None:

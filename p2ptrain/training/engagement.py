@@ -1,14 +1,19 @@
-"""This device's part in one epoch: its stages, built, fed and run until the epoch ends."""
+"""This device's part in one epoch: its stages, built, fed and run until the epoch ends.
+
+prepare -> start -> stop: nothing here runs or arrives any more, and what is here can be told
+                          (`held`), caught up (`apply_ready`) and handed over (`named`)
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import TypeAlias
 
 from torch import Tensor
 
-from p2ptrain.errors import ProtocolError
+from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.optimizer import StageOptimizer
@@ -17,11 +22,13 @@ from p2ptrain.model.stage import Stage
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.epoch_links import EpochLinks, Shell, separate_names
 from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.protocol import Commit, RoundOrder
+from p2ptrain.training.protocol import Coefficient, Commit, RoundOrder
+from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.scope import first_error
 from p2ptrain.training.stage_lines import StageLines
 from p2ptrain.training.stage_runner import StageRunner
+from p2ptrain.training.versions import VersionStore, of_units
 
 log = get_logger(__name__)
 
@@ -34,9 +41,21 @@ OnFailure: TypeAlias = Callable[[int, BaseException], Awaitable[None]]
 class Engagement:
     """The stages of one assignment that live on this device."""
 
-    def __init__(self, assignment: Assignment, description: ModelDescription, shell: Shell) -> None:
+    def __init__(
+        self,
+        assignment: Assignment,
+        description: ModelDescription,
+        shell: Shell,
+        store: VersionStore | None = None,
+    ) -> None:
+        """Take the part that `assignment` gives this device.
+
+        Args:
+            store: where kept copies go: the job's, if it outlives this epoch.
+        """
         self.assignment = assignment
         self.description = description
+        self.store = VersionStore(description) if store is None else store
         self.runners: dict[int, StageRunner] = {}
         self._shell = shell
         self._tasks: list[asyncio.Task[None]] = []
@@ -56,7 +75,12 @@ class Engagement:
             self._tasks.append(task)
 
     async def order(self, order: RoundOrder) -> None:
-        """Queue a round for every stage here."""
+        """Queue a round for every stage here.
+
+        Who orders a kept copy has no use for an older one, whose memory it takes.
+        """
+        if order.keep:
+            self.store.drop(Kind.KEPT)
         for runner in self.runners.values():
             await runner.order(order)
 
@@ -67,7 +91,7 @@ class Engagement:
             ProtocolError: a stage here is not ready for it.
         """
         for runner in self.runners.values():
-            runner.commit(commit)
+            runner.update.commit(commit)
 
     async def applied(self) -> None:
         """Wait until no update is under way here.
@@ -76,7 +100,7 @@ class Engagement:
             PeerError: one was not made.
         """
         for runner in self.runners.values():
-            await runner.applied()
+            await runner.update.settled()
 
     def state(self, first: int, end: int) -> Mapping[str, Tensor]:
         """Current tensors of the stage that holds exactly units [first, end)."""
@@ -88,20 +112,62 @@ class Engagement:
         return {name: tensor for name, tensor in state.items() if name.startswith("model:")}
 
     def snapshot(self, step: int, first: int, end: int) -> Mapping[str, Tensor]:
-        """The copy taken after update `step`."""
-        snapshots = self._runner(first, end).snapshots
-        if step not in snapshots:
-            raise ProtocolError(f"no snapshot of step {step}")
-        return snapshots[step]
+        """The copy taken after update `step`. Raises PeerError where there is none."""
+        kept = self.store.named(first, end, Version(step, self.assignment.key.epoch))
+        if kept is None:
+            raise PeerError(f"no copy of units {first} to {end} after step {step}")
+        return kept
 
     async def stop(self) -> None:
-        """End all tasks and disconnect; the stages stay until this object goes."""
+        """End all tasks, disconnect, and wait until no thread works on the stages either.
+
+        May be called again. The stages stay until this object goes.
+        """
         self._shell.switchboard.disconnect(self.assignment.key)
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._shell.compute.flush()
+
+    # -- after `stop` ----------------------------------------------------------------------------
+
+    def held(self) -> tuple[Holding, ...]:
+        """What the stages are; without those that an update has left torn."""
+        return tuple(
+            Holding(place.first, place.end, live.version, Kind.LIVE, live.ready, live.coefficient)
+            for place, live in self._whole()
+        )
+
+    async def apply_ready(self, version: Version, coefficient: Coefficient | None) -> None:
+        """Make the update to `version`, which others have made; who has made it stays as it is.
+
+        Raises:
+            PeerError: a stage here is not ready for it; no stage has been changed.
+            RuntimeError, MemoryError: torch's; that stage is torn now.
+        """
+        behind = [r.live for r in self.runners.values() if r.live.version != version]
+        for live in behind:
+            if live.torn or live.ready != version:
+                raise PeerError(f"not ready for {version}: at {live.version}, {live.ready} next")
+        for live in behind:
+            await self._shell.compute.run((0,), partial(live.apply, coefficient))
+
+    def named(self, first: int, end: int, version: Version) -> dict[str, Tensor] | None:
+        """The stages' own tensors of units [first, end); None unless all are here at `version`."""
+        found: dict[str, Tensor] = {}
+        missing = set(range(first, end))
+        for place, live in self._whole():
+            if live.version == version:
+                here = (max(first, place.first), min(end, place.end))
+                found |= of_units(self.description, live.named(), *here)
+                missing.difference_update(range(*here))
+        return None if missing else found
+
+    def _whole(self) -> Iterator[tuple[StagePlace, LiveStage]]:
+        for index, runner in self.runners.items():
+            if not runner.live.torn:
+                yield self.assignment.stages[index], runner.live
 
     # -- building --------------------------------------------------------------------------------
 
@@ -127,7 +193,9 @@ class Engagement:
         links = EpochLinks(self.assignment, index, live.stage, self.description, self._shell)
         lines = StageLines(self.assignment, index, self.description, self._shell)
         connected = lines.connect(live.stage, links)
-        self.runners[index] = StageRunner(lines.task(), live, links, connected, self._shell.compute)
+        self.runners[index] = StageRunner(
+            lines.task(), live, links, connected, self._shell.compute, self.store
+        )
 
     def _runner(self, first: int, end: int) -> StageRunner:
         for index, runner in self.runners.items():

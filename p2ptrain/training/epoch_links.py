@@ -16,8 +16,10 @@ group, its all-reduce comes before, its leader sends and sums, and everyone gets
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 from torch import Tensor
 
@@ -33,13 +35,15 @@ from p2ptrain.training.division import Slice, divisions
 from p2ptrain.training.inlet import Contents, Inlet, Piece, Value
 from p2ptrain.training.protocol import DONE, NORMS, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode
-from p2ptrain.training.stage_runner import RoundReport
+from p2ptrain.training.stage_ends import RoundReport
 from p2ptrain.training.switchboard import Credits, Line, Switchboard
 
 EVALUATION_PIECES_AHEAD = 2
 SEPARATE_LIMIT_BYTES = 16 << 20
 """Most bytes of a tied tensor's gradients that one stage keeps and sends each round."""
 NORMS_PER_MESSAGE = 256
+FREE_MEMORY_SECONDS = 1.0
+"""A look takes about 0.3 ms: nothing beside a round of a second, a tenth of the shortest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,20 @@ class Ties:
         )
 
 
+class FreeMemory:
+    """How much there is: looked up once in a while only, for all wait for a stage's report."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._looked_at = -math.inf
+
+    def bytes_now(self, now: float) -> int:
+        """At most `FREE_MEMORY_SECONDS` old."""
+        if now - self._looked_at >= FREE_MEMORY_SECONDS:
+            self._bytes, self._looked_at = available_memory_bytes(), now
+        return self._bytes
+
+
 class EpochLinks:
     """Implements `StageLinks` for one stage over the switchboard."""
 
@@ -94,6 +112,7 @@ class EpochLinks:
         self._divisions = divisions(assignment)
         self._last = len(assignment.stages) - 1
         self._credits: dict[str, Credits] = {}
+        self._free_memory = FreeMemory()
         self._sums: dict[int, Inlet] = {}
         self._summed: dict[int, Inlet] = {}
         self._connect()
@@ -158,7 +177,7 @@ class EpochLinks:
             "round": report.round,
             "loss": report.loss,
             "compute_seconds": report.compute_seconds,
-            "free_bytes": available_memory_bytes(),
+            "free_bytes": self._free_memory.bytes_now(monotonic()),
         }
         await self._shell.mesh.send(self._assignment.holder, Message(DONE, fields))
 

@@ -129,7 +129,7 @@ class GroupReduction:
     """One stage's part in its group's sums, on this device, for one epoch.
 
     `begin`, `final` (from the compute thread) and `finish` frame each round of training, and `run`
-    runs beside them all the time. Implements `stage_runner.Reduction` and `switchboard.Receiver`.
+    runs beside them all the time. Implements `stage_ends.Reduction` and `switchboard.Receiver`.
     """
 
     def __init__(

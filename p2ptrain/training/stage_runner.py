@@ -29,19 +29,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from torch import Tensor
 
-from p2ptrain.errors import PeerError, ProtocolError, TrainingError
+from p2ptrain.errors import TrainingError
 from p2ptrain.plan.schedule import Action, ZeroBubble, one_f_one_b
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.division import Division
-from p2ptrain.training.inlet import Gathered, Inlet, Piece, Value
+from p2ptrain.training.inlet import Gathered, Piece, Value
 from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.outlets import Outlets
-from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
+from p2ptrain.training.protocol import PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
+from p2ptrain.training.stage_ends import Lines, RoundReport, StageLinks
+from p2ptrain.training.update import Update
+from p2ptrain.training.versions import VersionStore
 
 T = TypeVar("T")
 _Backward: TypeAlias = Callable[[int, Sequence[Value]], list[Tensor | None]]
@@ -104,76 +106,13 @@ class StageTask:
                 yield piece
 
 
-@dataclass(frozen=True, slots=True)
-class RoundReport:
-    """What a stage tells the holder when all of a round but the update is done.
-
-    Attributes:
-        loss: weighted sum of the pieces' losses; 0.0 except at the last stage.
-        compute_seconds: wall seconds its tasks took in the compute thread since the last report.
-    """
-
-    round: int
-    loss: float
-    compute_seconds: float
-
-
-class StageLinks(Protocol):
-    """Where a stage's results go, besides its outlets."""
-
-    async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
-        """The model's outputs of an evaluated piece, to the holder."""
-
-    async def send_started(self, piece: Piece, targets: bool) -> None:
-        """Credit: whoever feeds the activations (or targets) may send one more piece."""
-
-    async def exchange_gradients(self, order: RoundOrder) -> None:
-        """Sum the gradients of tied tensors over the stages that share them."""
-
-    async def send_norms(self, order: RoundOrder) -> None:
-        """Where the job clips: what the holder makes the clipping coefficient of."""
-
-    async def report(self, report: RoundReport) -> None:
-        """Tell the holder that the round is done here."""
-
-
-class Reduction(Protocol):
-    """The all-reduce inside a group, as a stage uses it."""
-
-    def begin(self, order: RoundOrder) -> None:
-        """A round of training starts."""
-
-    def final(self, name: str) -> None:
-        """That parameter's gradient will not change any more; called from the compute thread."""
-
-    async def finish(self) -> None:
-        """Wait until every gradient is the group's sum."""
-
-    async def run(self) -> None:
-        """Exchange until cancelled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """What a stage on this device is connected to.
-
-    Attributes:
-        activations, targets, gradients: what comes in; no gradients at the last stage.
-        forward: to the next stage; None at the last.
-        backward: to the stage before; None at the first.
-        reduction: with the other devices of the stage; None where this one is alone.
-    """
-
-    activations: Inlet
-    targets: Inlet
-    gradients: Inlet | None
-    forward: Outlets | None
-    backward: Outlets | None
-    reduction: Reduction | None
-
-
 class StageRunner:
-    """One stage on this device, for one epoch."""
+    """One stage on this device, for one epoch.
+
+    Attributes:
+        live: its tensors.
+        update: the second half of its rounds.
+    """
 
     def __init__(
         self,
@@ -182,47 +121,23 @@ class StageRunner:
         links: StageLinks,
         lines: Lines,
         compute: ComputeThread,
+        store: VersionStore,
     ) -> None:
         self.task = task
         self.live = live
-        self.snapshots: dict[int, dict[str, Tensor]] = {}
         self._links = links
         self._lines = lines
         self._compute = compute
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
         self._compute_seconds = 0.0
+        run = partial(self._run, (0, task.index))
+        self.update = Update(live, run, store, stage=task.index, keeps=task.keeps)
         self._is_first = True
         self._is_saved = False  # what the forwards of this round write
-        self._commit: asyncio.Future[Commit] | None = None  # while this stage is ready
-        self._settled = asyncio.Event()  # there is no update to wait for
-        self._settled.set()
 
     async def order(self, order: RoundOrder) -> None:
         """Queue a round; the holder keeps at most two ahead."""
         await self._orders.put(order)
-
-    def commit(self, commit: Commit) -> None:
-        """The update that this stage is ready for counts.
-
-        Raises:
-            ProtocolError: it is ready for another one, or for none.
-        """
-        ready = self.live.ready
-        if self._commit is None or self._commit.done() or ready is None:
-            raise ProtocolError(f"a commit of update {commit.step} while none is awaited")
-        if ready.step != commit.step + 1:
-            raise ProtocolError(f"a commit of update {commit.step} instead of {ready.step - 1}")
-        self._commit.set_result(commit)
-
-    async def applied(self) -> None:
-        """Wait until there is no update that this stage is ready for.
-
-        Raises:
-            PeerError: it was not made: the epoch has ended before, or it has failed.
-        """
-        await self._settled.wait()
-        if self.live.torn or self.live.ready is not None:
-            raise PeerError(f"update {self.live.version.step} was not made here")
 
     async def run(self) -> None:
         """Serve rounds until cancelled. Raises what a task of this stage raised."""
@@ -255,10 +170,7 @@ class StageRunner:
         else:
             loss = await self._in_two_parts(order, self.task.held)
         await self._complete(order)
-        try:
-            await self._update(order, loss)
-        finally:
-            self._settled.set()
+        await self.update.make(order, partial(self._report, order, loss))
 
     async def _in_strict_order(self, order: RoundOrder) -> float:
         loss = 0.0
@@ -355,20 +267,6 @@ class StageRunner:
         if self._is_first:
             await self._run((0, self.task.index), self.live.optimizer.reserve)
             self._is_first = False
-
-    async def _update(self, order: RoundOrder, loss: float) -> None:
-        # Ready before the holder can know it: nobody may find this stage unready once it counts.
-        self.live.get_ready(order)
-        self._settled.clear()
-        self._commit = asyncio.get_running_loop().create_future()
-        await self._report(order, loss)
-        commit = await self._commit
-        await self._run((0, self.task.index), partial(self._apply, order, commit))
-
-    def _apply(self, order: RoundOrder, commit: Commit) -> None:
-        self.live.apply(commit.coefficient)
-        if order.keep and self.task.keeps:
-            self.snapshots = {order.round.step + 1: self.live.copied({})}
 
     # -- evaluating ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.training.stage_runner import RoundReport
+from p2ptrain.training.stage_ends import RoundReport
 
 Seat: TypeAlias = tuple[int, str]
 """A stage and one of its devices."""

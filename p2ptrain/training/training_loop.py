@@ -24,7 +24,7 @@ from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Course, Mode, Round
 from p2ptrain.training.scope import task_scope
-from p2ptrain.training.stage_runner import RoundReport
+from p2ptrain.training.stage_ends import RoundReport
 from p2ptrain.training.tracker import Seat
 
 ROUNDS_AHEAD = 2

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.layout import SPREAD_LIMIT
-from p2ptrain.model.wire import Unpacking, dtype_name, dtype_named, pack
+from p2ptrain.model.wire import Unpacking, copy_into, dtype_name, dtype_named, like, pack
 
 torch.set_num_threads(1)
 
@@ -302,3 +302,83 @@ def test_a_misaligned_matmul_is_the_senders() -> None:
     base = torch.randn(40 * 24 + 3)
     left, right = base[3:].view(40, 24), torch.randn(24, 17)
     assert torch.equal(over_the_wire(left) @ right, left @ right)
+
+
+def off_the_grid(elements: int, dtype: torch.dtype = torch.float32, offset: int = 3) -> Tensor:
+    return filled((offset + elements,), dtype)[offset:]
+
+
+STATES: dict[str, Callable[[], Tensor]] = {
+    "contiguous": lambda: filled((4, 6), torch.float32),
+    "transposed": lambda: filled((4, 6), torch.float64).t(),
+    "channels last": lambda: filled((2, 3, 5, 5), torch.float32).to(
+        memory_format=torch.channels_last
+    ),
+    "off the grid": lambda: off_the_grid(24).view(4, 6),
+    "off the grid, transposed": lambda: off_the_grid(24, torch.bfloat16, 5).view(4, 6).t(),
+    "scalar": lambda: torch.tensor(2.5),
+    "empty": lambda: torch.empty(0, 3),
+    "expanded": lambda: filled((4, 1), torch.float32).expand(4, 6),
+    "sliced": lambda: filled((8, 6), torch.float32)[::2, 1:4],
+    "parameter": lambda: torch.nn.Parameter(filled((3, 3), torch.float16)),
+    "counter": lambda: torch.tensor(7),
+    "mask": lambda: filled((5,), torch.bool),
+}
+
+
+def _grid(tensor: Tensor) -> int:
+    return tensor.data_ptr() % 64 if tensor.numel() else 0
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_copy_lies_as_the_original_does(name: str) -> None:
+    tensor = STATES[name]()
+    copy = copy_into(None, tensor)
+    for made in (copy, like(tensor)):
+        assert (made.dtype, made.shape, made.stride()) == (
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+        )
+        assert _grid(made) == _grid(tensor)
+        assert made._base is None
+        assert not made.requires_grad
+        assert made.is_leaf
+    assert raw(copy) == raw(tensor)
+    if tensor.numel():
+        assert copy.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_the_next_copy_takes_the_memory_of_the_last(name: str) -> None:
+    first = copy_into(None, STATES[name]())
+    before = first.data_ptr()
+    second = copy_into(first, STATES[name]())
+    assert second is first
+    assert second.data_ptr() == before
+
+
+@pytest.mark.parametrize(
+    "slot",
+    [
+        torch.empty(4, 6),  # on the grid
+        off_the_grid(24).view(6, 4).t(),
+        off_the_grid(24).view(4, 6).double(),
+        off_the_grid(20).view(4, 5),
+    ],
+    ids=["grid", "strides", "dtype", "shape"],
+)
+def test_memory_that_lies_otherwise_is_not_taken(slot: Tensor) -> None:
+    tensor = STATES["off the grid"]()
+    copy = copy_into(slot, tensor)
+    assert copy is not slot
+    assert raw(copy) == raw(tensor)
+    assert _grid(copy) == _grid(tensor)
+
+
+def test_a_view_too_sparse_to_be_sent_is_copied_dense() -> None:
+    tensor = torch.arange(float(SPREAD_LIMIT * 20000))[:: SPREAD_LIMIT * 10]
+    copy = copy_into(None, tensor)
+    assert copy.stride() == (1,)
+    assert raw(copy) == raw(tensor)
+    assert copy_into(copy, tensor) is copy

@@ -45,7 +45,7 @@ class Net(nn.Module):
         return self.head(self.norm(x * self.constant))
 
 
-def _data() -> tuple[Tensor, Tensor]:
+def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(SAMPLES, 6, generator=generator)
     return x, torch.randint(0, 3, (SAMPLES,), generator=generator)
@@ -54,11 +54,11 @@ def _data() -> tuple[Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def captured() -> Captured:
     torch.manual_seed(0)
-    x, y = _data()
+    x, y = data()
     return capture(Net(), cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]))
 
 
-def _live(
+def make_live(
     captured: Captured, state: Mapping[str, Tensor] | None = None, step: int = 0, **options: Any
 ) -> LiveStage:
     """The whole model as one stage, from the first weights or from `named` tensors."""
@@ -77,12 +77,14 @@ def _live(
     return LiveStage(stage, optimizer, Version(step, 0), EPOCH)
 
 
-def _order(step: int = 0) -> RoundOrder:
+def make_order(step: int = 0) -> RoundOrder:
     return RoundOrder(Round(step, Mode.TRAIN, step, SAMPLES, MICRO_BATCH))
 
 
-def _compute(live: LiveStage, micro_batches: int = MICRO_BATCHES, *, split: bool = False) -> None:
-    x, y = _data()
+def compute_round(
+    live: LiveStage, micro_batches: int = MICRO_BATCHES, *, split: bool = False
+) -> None:
+    x, y = data()
     live.save()
     for number in range(micro_batches):
         part = slice(number * MICRO_BATCH, (number + 1) * MICRO_BATCH)
@@ -94,11 +96,11 @@ def _compute(live: LiveStage, micro_batches: int = MICRO_BATCHES, *, split: bool
             live.stage.backward(number)
 
 
-def _copies(live: LiveStage) -> dict[str, Tensor]:
+def copies(live: LiveStage) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in live.named().items()}
 
 
-def _assert_equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+def assert_equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         assert torch.equal(found[name], tensor), name
@@ -113,36 +115,36 @@ def test_what_training_writes_is_found_through_views_too(captured: Captured) -> 
 
 def test_a_round_given_up_leaves_the_version_it_began_with(captured: Captured) -> None:
     """Done again by a stage that takes over the tensors: the same bits, nothing counted twice."""
-    undisturbed = _live(captured)
+    undisturbed = make_live(captured)
     for step in range(2):
-        _compute(undisturbed)
-        undisturbed.get_ready(_order(step))
+        compute_round(undisturbed)
+        undisturbed.get_ready(make_order(step))
         undisturbed.apply(None)
-    live = _live(captured)
-    _compute(live)
-    live.get_ready(_order())
+    live = make_live(captured)
+    compute_round(live)
+    live.get_ready(make_order())
     live.apply(None)
-    after_one = _copies(live)
-    _compute(live, micro_batches=2)
+    after_one = copies(live)
+    compute_round(live, micro_batches=2)
     assert not torch.equal(live.present()["model:table"], after_one["model:table"])
-    _assert_equal(live.named(), after_one)
+    assert_equal(live.named(), after_one)
     assert live.version == Version(1, EPOCH)
-    again = _live(captured, live.named(), step=1)
+    again = make_live(captured, live.named(), step=1)
     own = again.present()
     assert all(own[n].data_ptr() == t.data_ptr() for n, t in live.named().items()), "no copies"
-    _compute(again)
-    again.get_ready(_order(1))
+    compute_round(again)
+    again.get_ready(make_order(1))
     again.apply(None)
-    _assert_equal(again.named(), undisturbed.named())
+    assert_equal(again.named(), undisturbed.named())
 
 
 def test_ready_has_both_the_version_before_and_the_one_after(captured: Captured) -> None:
-    live = _live(captured)
-    before = _copies(live)
-    _compute(live)
-    live.get_ready(_order())
+    live = make_live(captured)
+    before = copies(live)
+    compute_round(live)
+    live.get_ready(make_order())
     assert (live.version, live.ready) == (Version(0, 0), Version(1, EPOCH))
-    _assert_equal(live.named(), before)
+    assert_equal(live.named(), before)
     live.apply(None)
     assert (live.version, live.ready) == (Version(1, EPOCH), None)
     after = live.named()
@@ -153,20 +155,20 @@ def test_ready_has_both_the_version_before_and_the_one_after(captured: Captured)
 
 
 def test_a_groups_statistics_change_with_the_update_only() -> None:
-    x, y = _data()
+    x, y = data()
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))  # nothing but sums is written
     simple = capture(model, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]))
-    live = _live(simple, shared=True)
-    before = _copies(live)
+    live = make_live(simple, shared=True)
+    before = copies(live)
     assert live.stage.statistics is not None
     live.stage.statistics.begin(MICRO_BATCHES)
-    _compute(live)
-    live.get_ready(_order())
-    _assert_equal(live.named(), before)
+    compute_round(live)
+    live.get_ready(make_order())
+    assert_equal(live.named(), before)
     live.apply(None)
-    alone = _live(simple)
-    _compute(alone)
-    alone.get_ready(_order())
+    alone = make_live(simple)
+    compute_round(alone)
+    alone.get_ready(make_order())
     alone.apply(None)
     for name, tensor in alone.named().items():
         torch.testing.assert_close(live.named()[name], tensor)
@@ -175,20 +177,20 @@ def test_a_groups_statistics_change_with_the_update_only() -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_ready_only_when_nothing_is_left_to_compute(captured: Captured, split: bool) -> None:
-    live = _live(captured)
-    _compute(live, split=split)
+    live = make_live(captured)
+    compute_round(live, split=split)
     if split:  # weight gradients still wait
         with pytest.raises(InternalError, match="not ready for update 0"):
-            live.get_ready(_order())
+            live.get_ready(make_order())
         live.stage.backward_weights(*range(MICRO_BATCHES))
     with pytest.raises(InternalError, match="not ready for update 1"):
-        live.get_ready(_order(1))
-    live.get_ready(_order())
+        live.get_ready(make_order(1))
+    live.get_ready(make_order())
     assert live.ready is not None
 
 
 def test_no_update_without_gradients(captured: Captured) -> None:
-    live = _live(captured)
+    live = make_live(captured)
     with pytest.raises(InternalError, match="without gradients"):
         live.apply(None)
     assert live.version == Version(0, 0)
@@ -196,18 +198,18 @@ def test_no_update_without_gradients(captured: Captured) -> None:
 
 
 def test_clipping_is_part_of_the_update(captured: Captured) -> None:
-    live, plain = _live(captured), _live(captured)
+    live, plain = make_live(captured), make_live(captured)
     for stage in (live, plain):
-        _compute(stage)
+        compute_round(stage)
     parameters = plain.stage.parameters().values()
     gradients = {name: p.grad for name, p in live.stage.parameters().items()}
     norms = list(clip.tensor_norms(gradients).values())
     coefficient = clip.to_number(clip.clip_coefficient(norms, 0.01))
     torch.nn.utils.clip_grad_norm_(parameters, 0.01)
     for stage, number in ((live, coefficient), (plain, None)):
-        stage.get_ready(_order())
+        stage.get_ready(make_order())
         stage.apply(number)
-    _assert_equal(live.named(), plain.named())
+    assert_equal(live.named(), plain.named())
     assert live.coefficient == coefficient
     assert coefficient[1] == "float32"
 
@@ -215,9 +217,9 @@ def test_clipping_is_part_of_the_update(captured: Captured) -> None:
 def test_an_update_that_fails_half_way_counts_for_nothing(
     captured: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = _live(captured)
-    _compute(live)
-    live.get_ready(_order())
+    live = make_live(captured)
+    compute_round(live)
+    live.get_ready(make_order())
 
     def fail() -> None:
         raise MemoryError
@@ -230,13 +232,13 @@ def test_an_update_that_fails_half_way_counts_for_nothing(
 
 
 def test_copies_use_the_memory_they_are_given(captured: Captured) -> None:
-    live = _live(captured)
+    live = make_live(captured)
     first = live.copied({})
-    _compute(live)
-    live.get_ready(_order())
+    compute_round(live)
+    live.get_ready(make_order())
     live.apply(None)
     second = live.copied(first)
-    _assert_equal(second, live.named())
+    assert_equal(second, live.named())
     own = live.named()
     for name, tensor in second.items():
         assert tensor.data_ptr() != own[name].data_ptr()
@@ -245,7 +247,7 @@ def test_copies_use_the_memory_they_are_given(captured: Captured) -> None:
 
 def test_the_first_update_finds_memory_or_is_not_promised(captured: Captured) -> None:
     """The optimizer makes its slots in the first update, when it is too late to say no."""
-    stage = _live(captured).stage
+    stage = make_live(captured).stage
     huge = nn.Parameter(torch.empty(0).set_(torch.empty(1).untyped_storage(), 0, (1 << 50,), (0,)))
     optimizer = StageOptimizer(Adam(), {**stage.parameters(), "huge": huge})
     optimizer.reserve()

@@ -1,0 +1,79 @@
+"""What a stage's schedule is connected to: where its values come from, and where results go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2ptrain.training.inlet import Inlet, Piece, Value
+from p2ptrain.training.outlets import Outlets
+from p2ptrain.training.protocol import RoundOrder
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """What a stage tells the holder when all of a round but the update is done.
+
+    Attributes:
+        loss: weighted sum of the pieces' losses; 0.0 except at the last stage.
+        compute_seconds: wall seconds its tasks took in the compute thread since the last report.
+    """
+
+    round: int
+    loss: float
+    compute_seconds: float
+
+
+class StageLinks(Protocol):
+    """Where a stage's results go, besides its outlets."""
+
+    async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
+        """The model's outputs of an evaluated piece, to the holder."""
+
+    async def send_started(self, piece: Piece, targets: bool) -> None:
+        """Credit: whoever feeds the activations (or targets) may send one more piece."""
+
+    async def exchange_gradients(self, order: RoundOrder) -> None:
+        """Sum the gradients of tied tensors over the stages that share them."""
+
+    async def send_norms(self, order: RoundOrder) -> None:
+        """Where the job clips: what the holder makes the clipping coefficient of."""
+
+    async def report(self, report: RoundReport) -> None:
+        """Tell the holder that the round is done here."""
+
+
+class Reduction(Protocol):
+    """The all-reduce inside a group, as a stage uses it."""
+
+    def begin(self, order: RoundOrder) -> None:
+        """A round of training starts."""
+
+    def final(self, name: str) -> None:
+        """That parameter's gradient will not change any more; called from the compute thread."""
+
+    async def finish(self) -> None:
+        """Wait until every gradient is the group's sum."""
+
+    async def run(self) -> None:
+        """Exchange until cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What a stage on this device is connected to.
+
+    Attributes:
+        activations, targets, gradients: what comes in; no gradients at the last stage.
+        forward: to the next stage; None at the last.
+        backward: to the stage before; None at the first.
+        reduction: with the other devices of the stage; None where this one is alone.
+    """
+
+    activations: Inlet
+    targets: Inlet
+    gradients: Inlet | None
+    forward: Outlets | None
+    backward: Outlets | None
+    reduction: Reduction | None

@@ -1,0 +1,109 @@
+"""The compute thread: what is urgent first, and nothing under way after a flush."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from p2ptrain.training.compute import ComputeThread
+
+
+@pytest.fixture
+async def compute() -> AsyncIterator[ComputeThread]:
+    thread = ComputeThread()
+    yield thread
+    await thread.close()
+
+
+class Held:
+    """A task that runs until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self.ended = False
+
+    def __call__(self) -> None:
+        self.begun.set()
+        self.go.wait()
+        self.ended = True
+
+    async def begin(self, compute: ComputeThread) -> asyncio.Task[None]:
+        """Run it, up to its middle."""
+        task = asyncio.create_task(compute.run((0,), self))
+        await asyncio.to_thread(self.begun.wait)
+        return task
+
+
+async def test_the_most_urgent_goes_first_and_among_equals_the_older(
+    compute: ComputeThread,
+) -> None:
+    held, order = Held(), []
+    first = await held.begin(compute)
+    urgencies = [(1,), (0, 5), (1,), (0, 4)]
+    tasks = [
+        asyncio.create_task(compute.run(urgency, lambda n=number: order.append(n)))  # type: ignore[misc]
+        for number, urgency in enumerate(urgencies)
+    ]
+    await asyncio.sleep(0)
+    held.go.set()
+    await asyncio.gather(first, *tasks)
+    assert order == [3, 1, 0, 2]
+
+
+async def test_a_flush_waits_for_a_task_whose_caller_has_gone(compute: ComputeThread) -> None:
+    held = Held()
+    task = await held.begin(compute)
+    task.cancel()
+    flushing = [asyncio.create_task(compute.flush()) for _ in range(2)]
+    await asyncio.wait([task])
+    assert not held.ended
+    assert not any(flush.done() for flush in flushing)
+    held.go.set()
+    await asyncio.gather(*flushing)
+    assert held.ended
+
+
+async def test_a_flush_does_not_wait_for_what_has_not_begun(compute: ComputeThread) -> None:
+    first, second = Held(), Held()
+    running = await first.begin(compute)
+    later = asyncio.create_task(compute.run((0,), second))
+    flushing = asyncio.create_task(compute.flush())
+    await asyncio.sleep(0)
+    first.go.set()
+    await asyncio.gather(running, flushing)
+    second.go.set()
+    await later
+
+
+async def test_what_is_cancelled_before_it_begins_never_does(compute: ComputeThread) -> None:
+    first, second = Held(), Held()
+    running = await first.begin(compute)
+    later = asyncio.create_task(compute.run((0,), second))
+    await asyncio.sleep(0)
+    later.cancel()
+    await asyncio.wait([later])
+    first.go.set()
+    await running
+    await compute.run((9,), lambda: None)
+    assert not second.begun.is_set()
+
+
+async def test_a_flush_of_an_idle_or_closed_thread_is_nothing(compute: ComputeThread) -> None:
+    await compute.flush()
+    await compute.run((0,), lambda: None)
+    await compute.flush()
+    await compute.close()
+    await compute.flush()
+
+
+async def test_an_error_is_its_callers(compute: ComputeThread) -> None:
+    def fail() -> None:
+        raise MemoryError("mine")
+
+    with pytest.raises(MemoryError, match="mine"):
+        await compute.run((0,), fail)
+    await compute.flush()

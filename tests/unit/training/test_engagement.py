@@ -1,0 +1,183 @@
+"""A device that has stopped: what it has, what it can still apply, what it hands over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import PeerError
+from p2ptrain.mesh.memory import MemoryMesh
+from p2ptrain.net.message import Message
+from p2ptrain.training.engagement import Engagement
+from p2ptrain.training.job import Job
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.protocol import COMMIT
+from p2ptrain.training.recovery.holdings import Kind
+from p2ptrain.training.recovery.version import Version
+from tests.unit.training.group_plans import Stage, device_count, divided, force
+from tests.unit.training.household import devices
+from tests.unit.training.test_commit import Send, engagement_of, spy
+from tests.unit.training.test_job_life import make_job
+
+BEFORE, AFTER = Version(1, 1), Version(2, 1)
+ALONE = [divided(4)] * 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of the zoo and how it is cut; device b does not hear that update 1 counts."""
+
+    model: str
+    plan: Sequence[Stage]
+    clip: float | None = None
+
+    @property
+    def devices(self) -> int:
+        """How many the plan takes."""
+        return device_count(self.plan)
+
+    def job(self) -> Job:
+        """Anew, from the same weights."""
+        return make_job(self.model, clip_grad_norm=self.clip)
+
+
+BATCH_NORM = Case("cnn", ALONE)
+CASES = {
+    "alone": BATCH_NORM,
+    "alone, clipped": Case("cnn", ALONE, clip=0.1),
+    "split": Case("cnn", [divided(4), Stage((4,), slack=1), divided(4)]),
+    "divided": Case("cnn", [divided(2, 2), divided(4)]),
+    "divided, clipped": Case("cnn", [divided(2, 2), divided(4)], clip=0.1),
+    "tied": Case("gpt", [divided(4)] * 2, clip=0.1),
+}
+
+
+async def _state_after(steps: int, case: Case) -> dict[str, Tensor]:
+    """Undisturbed."""
+    count, job = case.devices, case.job()
+    async with devices(count) as household:
+        await household.holder_run(job, TrainOptions(wait_for=count, steps=steps)).run()
+    return job.model.state_dict()
+
+
+@asynccontextmanager
+async def _broken_off(
+    monkeypatch: pytest.MonkeyPatch, case: Case
+) -> AsyncIterator[dict[str, Engagement]]:
+    """Update 1 counts, b does not hear of it, all others apply it; then all stop."""
+    lost = asyncio.Event()
+    count = case.devices
+
+    def on_send(pass_on: Send) -> Send:
+        async def send(mesh: MemoryMesh, peer: str, message: Message) -> None:
+            if message.kind == COMMIT and message.fields["step"] == 1 and peer == b:
+                lost.set()
+            else:
+                await pass_on(mesh, peer, message)
+
+        return send
+
+    spy(monkeypatch, on_send)
+    async with devices(count) as household:
+        b = household.mesh["b"].self_id
+        running = asyncio.create_task(
+            household.holder_run(case.job(), TrainOptions(wait_for=count)).run()
+        )
+        await lost.wait()
+        engagements = {name: engagement_of(household, name) for name in household.names}
+        for name, engagement in engagements.items():
+            if name != "b":
+                await engagement.applied()
+        for engagement in engagements.values():
+            await engagement.stop()
+            await engagement.stop()  # once more is nothing
+        yield engagements
+        running.cancel()
+        await asyncio.wait([running])
+
+
+def _model(engagements: dict[str, Engagement], version: Version) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for engagement in engagements.values():
+        for holding in engagement.held():
+            if holding.version == version:
+                named = engagement.named(holding.first, holding.end, version)
+                assert named is not None
+                found |= named
+    return {n.removeprefix("model:"): t for n, t in found.items() if n.startswith("model:")}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+async def test_who_is_behind_catches_up_to_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    force(monkeypatch, case.plan)
+    wanted = await _state_after(2, case)
+    async with _broken_off(monkeypatch, case) as engagements:
+        held = {name: engagement.held() for name, engagement in engagements.items()}
+        for name, (holding,) in held.items():
+            assert holding.kind is Kind.LIVE
+            expected = (BEFORE, AFTER) if name == "b" else (AFTER, None)
+            assert (holding.version, holding.ready) == expected
+        coefficient = held["a"][0].coefficient
+        assert (coefficient is None) == (case.clip is None)
+        for engagement in engagements.values():  # who has applied it stays as it is
+            await engagement.apply_ready(AFTER, coefficient)
+            assert [(h.version, h.ready) for h in engagement.held()] == [(AFTER, None)]
+        found = _model(engagements, AFTER)
+        both = found.keys() & wanted.keys()
+        assert len(both) >= len(wanted) - 1  # which names a tied weight twice
+        assert all(torch.equal(found[name], wanted[name]) for name in both)
+        if len(case.plan[0].shares) > 1:
+            first, second = (engagements[name].held()[0] for name in "ab")
+            units = (first.first, first.end)
+            assert units == (second.first, second.end)
+            one, other = (engagements[name].named(*units, AFTER) or {} for name in "ab")
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
+        with pytest.raises(PeerError, match="not ready"):
+            await engagements["b"].apply_ready(Version(3, 1), coefficient)
+
+
+async def test_who_is_ready_still_has_the_version_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running statistics included, which the round has changed already."""
+    force(monkeypatch, ALONE)
+    wanted = await _state_after(1, BATCH_NORM)
+    async with _broken_off(monkeypatch, BATCH_NORM) as engagements:
+        found = _model(engagements, BEFORE)
+        (holding,) = engagements["b"].held()
+        assert set(found) == set(
+            engagements["b"].description.state_names(holding.first, holding.end)
+        )
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+        units = (holding.first, holding.end)
+        assert engagements["b"].named(*units, AFTER) is None
+        assert engagements["b"].named(holding.first, holding.end + 1, BEFORE) is None
+        part = engagements["b"].named(holding.first, holding.first + 1, BEFORE)
+        assert part is not None
+        own = engagements["b"].named(*units, BEFORE) or {}
+        assert all(tensor.data_ptr() == own[name].data_ptr() for name, tensor in part.items())
+
+
+async def test_what_is_torn_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    force(monkeypatch, ALONE)
+    async with _broken_off(monkeypatch, BATCH_NORM) as engagements:
+        engagement = engagements["b"]
+        (runner,), (holding,) = engagement.runners.values(), engagement.held()
+
+        def no_memory() -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(runner.live.optimizer, "zero_grad", no_memory)
+        with pytest.raises(MemoryError):
+            await engagement.apply_ready(AFTER, None)
+        assert engagement.held() == ()
+        assert engagement.named(holding.first, holding.end, BEFORE) is None
+        with pytest.raises(PeerError, match="not ready"):
+            await engagement.apply_ready(AFTER, None)

@@ -1,0 +1,156 @@
+"""The second half of a round: one update at a time, and the copy that is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+from torch import Tensor
+
+from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.model.captured import Captured
+from p2ptrain.training.live_stage import LiveStage
+from p2ptrain.training.protocol import Commit
+from p2ptrain.training.recovery.holdings import Holding, Kind
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.update import Update
+from p2ptrain.training.versions import VersionStore
+from tests.unit.training.test_live_stage import (
+    EPOCH,
+    assert_equal,
+    captured,
+    compute_round,
+    make_live,
+    make_order,
+)
+
+__all__ = ["captured"]
+
+T = TypeVar("T")
+
+
+async def run_here(function: Callable[[], T]) -> T:
+    """As the compute thread would."""
+    return function()
+
+
+class Kept:
+    """A stage whose copies are watched."""
+
+    def __init__(self, captured: Captured, *, keeps: bool = True) -> None:
+        self.live: LiveStage = make_live(captured)
+        self.units = (self.live.stage.first, self.live.stage.end)
+        self.store = VersionStore(captured.description)
+        self.update = Update(self.live, run_here, self.store, stage=3, keeps=keeps)
+        self.told: list[tuple[int, Version, str | None]] = []
+        self.update.on_kept = lambda *what: self.told.append(what)
+
+    async def round(self, step: int, *, keep: bool = False) -> None:
+        """A whole round; the commit comes at once."""
+        compute_round(self.live)
+        await self.update.make(replace(make_order(step), keep=keep), self._commit_at_once)
+
+    async def _commit_at_once(self) -> None:
+        assert self.live.ready is not None
+        self.update.commit(Commit(0, self.live.ready.step - 1))
+
+
+async def test_ready_when_done_is_said_and_not_before_it_counts(captured: Captured) -> None:
+    kept = Kept(captured)
+    compute_round(kept.live)
+    said = asyncio.Event()
+
+    async def say_done() -> None:
+        assert kept.live.ready == Version(1, EPOCH)
+        said.set()
+
+    making = asyncio.create_task(kept.update.make(make_order(), say_done))
+    await said.wait()
+    settled = asyncio.create_task(kept.update.settled())
+    await asyncio.sleep(0)
+    assert kept.live.version == Version(0, 0)
+    assert not settled.done()
+    kept.update.commit(Commit(0, 0))
+    await asyncio.gather(making, settled)
+    assert kept.live.version == Version(1, EPOCH)
+    with pytest.raises(ProtocolError, match="none is awaited"):
+        kept.update.commit(Commit(0, 0))
+
+
+async def test_a_copy_is_kept_where_the_order_says_so(captured: Captured) -> None:
+    kept = Kept(captured)
+    await kept.round(0)
+    assert kept.store.holdings() == ()
+    await kept.round(1, keep=True)
+    version = Version(2, EPOCH)
+    assert kept.told == [(3, version, None)]
+    assert kept.store.holdings() == (Holding(*kept.units, version, Kind.KEPT),)
+    copy = kept.store.named(*kept.units, version)
+    assert copy is not None
+    assert_equal(copy, kept.live.named())
+    await kept.round(2)
+    assert not any(
+        (copy[name] == tensor).all() for name, tensor in kept.live.named().items() if "head" in name
+    ), "the copy stays as it was"
+
+
+async def test_the_third_copy_takes_the_memory_of_the_first(captured: Captured) -> None:
+    kept = Kept(captured)
+
+    def places(version: Version) -> dict[str, int]:
+        found: dict[str, Tensor] = kept.store.named(*kept.units, version) or {}
+        return {name: tensor.data_ptr() for name, tensor in found.items()}
+
+    for step in range(2):
+        await kept.round(step, keep=True)
+    first, second = places(Version(1, EPOCH)), places(Version(2, EPOCH))
+    assert not set(first.values()) & set(second.values())
+    kept.store.drop(Kind.KEPT, but=[Version(2, EPOCH)])
+    await kept.round(2, keep=True)
+    assert places(Version(3, EPOCH)) == first
+    assert places(Version(2, EPOCH)) == second
+
+
+async def test_a_device_that_is_not_asked_keeps_nothing(captured: Captured) -> None:
+    kept = Kept(captured, keeps=False)
+    await kept.round(0, keep=True)
+    assert kept.store.holdings() == ()
+    assert kept.told == []
+
+
+async def test_no_memory_for_a_copy_is_no_reason_to_stop(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(captured)
+
+    def no_memory(slot: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(kept.live, "copied", no_memory)
+    await kept.round(0, keep=True)
+    assert kept.told == [(3, Version(1, EPOCH), "no memory")]
+    assert kept.live.version == Version(1, EPOCH)
+    assert not kept.live.torn
+    monkeypatch.undo()
+    await kept.round(1, keep=True)
+    assert kept.told[-1] == (3, Version(2, EPOCH), None)
+
+
+async def test_a_failed_update_is_nothing_to_wait_for(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(captured)
+
+    def no_memory(lr_factor: float) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(kept.live.optimizer, "step", no_memory)
+    with pytest.raises(MemoryError):
+        await kept.round(0, keep=True)
+    assert kept.live.torn
+    assert kept.store.holdings() == ()
+    with pytest.raises(PeerError, match="update 0 was not made here"):
+        await kept.update.settled()
