@@ -91,7 +91,7 @@ class Engagement:
             ProtocolError: a stage here is not ready for it.
         """
         for runner in self.runners.values():
-            runner.update.commit(commit)
+            runner.commit(commit)
 
     async def applied(self) -> None:
         """Wait until no update is under way here.

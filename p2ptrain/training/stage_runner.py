@@ -39,7 +39,7 @@ from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.division import Division
 from p2ptrain.training.inlet import Gathered, Piece, Value
 from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.protocol import PieceKey, RoundOrder
+from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.stage_ends import Lines, RoundReport, StageLinks
 from p2ptrain.training.update import Update
@@ -138,6 +138,10 @@ class StageRunner:
     async def order(self, order: RoundOrder) -> None:
         """Queue a round; the holder keeps at most two ahead."""
         await self._orders.put(order)
+
+    def commit(self, commit: Commit) -> None:
+        """The update that this stage is ready for counts; see `Update.commit`."""
+        self.update.commit(commit)
 
     async def run(self) -> None:
         """Serve rounds until cancelled. Raises what a task of this stage raised."""
