@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
 from p2ptrain.training.background import in_background
@@ -68,6 +69,18 @@ class ComputeThread:
             heapq.heappush(self._tasks, task)
             self._wake.notify()
         return await future
+
+    async def run_timed(
+        self, urgency: tuple[int, ...], function: Callable[[], T]
+    ) -> tuple[T, float]:
+        """As `run`, with the seconds that `function` took; waiting for its turn does not count."""
+
+        def timed() -> tuple[T, float]:
+            started = perf_counter()
+            result = function()
+            return result, perf_counter() - started
+
+        return await self.run(urgency, timed)
 
     async def flush(self) -> None:
         """Wait until nothing runs that had begun before.

@@ -15,7 +15,9 @@ from p2ptrain.errors import Error, NotCoordinator, PeerError, ProtocolError, Use
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.diagnosis import NonFinite
 from p2ptrain.model.optimizer_spec import optimizer_from_fields
+from p2ptrain.model.stage import Stage
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.training.allocator import trim_heap
@@ -289,9 +291,7 @@ class TrainingService:
             raise PeerError("that epoch is over")
         piece = integer(message.fields, "micro_batch")
         for index, runner in engagement.runners.items():
-            if not runner.live.stage.holds(piece):
-                continue
-            run = partial(runner.live.stage.first_non_finite, piece)
+            run = partial(_first_non_finite, runner.live.stage, piece)
             found = await self.compute.run((0, index), run)
             if found is not None:
                 fields = {"found": True, "unit": found.unit, "parameters": found.parameters}
@@ -362,6 +362,11 @@ class TrainingService:
             task = asyncio.get_running_loop().create_task(self.drop(reason))
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
+
+
+def _first_non_finite(stage: Stage, piece: int) -> NonFinite | None:
+    """In the compute thread, where nothing takes the piece away meanwhile."""
+    return stage.first_non_finite(piece) if stage.holds(piece) else None
 
 
 def _failure_fields(error: BaseException) -> dict[str, object]:

@@ -17,7 +17,7 @@ class RoundReport:
 
     Attributes:
         loss: weighted sum of the pieces' losses; 0.0 except at the last stage.
-        compute_seconds: wall seconds its tasks took in the compute thread since the last report.
+        compute_seconds: what its tasks took in the compute thread since the last report.
     """
 
     round: int

@@ -28,7 +28,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import TypeAlias, TypeVar
 
 from torch import Tensor
@@ -300,11 +299,9 @@ class StageRunner:
         return inputs, targets
 
     async def _run(self, urgency: tuple[int, ...], function: Callable[[], T]) -> T:
-        started = monotonic()
-        try:
-            return await self._compute.run(urgency, function)
-        finally:
-            self._compute_seconds += monotonic() - started
+        result, seconds = await self._compute.run_timed(urgency, function)
+        self._compute_seconds += seconds
+        return result
 
     @staticmethod
     def _checked_loss(loss: float, order: RoundOrder, key: PieceKey) -> float:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from p2ptrain.training import compute as module
 from p2ptrain.training.compute import ComputeThread
 
 
@@ -107,3 +108,23 @@ async def test_an_error_is_its_callers(compute: ComputeThread) -> None:
     with pytest.raises(MemoryError, match="mine"):
         await compute.run((0,), fail)
     await compute.flush()
+
+
+async def test_the_time_in_a_queue_is_not_a_tasks_own(
+    compute: ComputeThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, log = Held(), ["asked"]
+
+    def clock() -> float:
+        log.append("clock")
+        return 10.0 * len(log)
+
+    first = await held.begin(compute)
+    monkeypatch.setattr(module, "perf_counter", clock)
+    waiting = asyncio.create_task(compute.run_timed((0,), lambda: log.append("works")))
+    await asyncio.sleep(0)
+    log.append("waits")
+    held.go.set()
+    await first
+    assert await waiting == (None, 20.0)
+    assert log == ["asked", "waits", "clock", "works", "clock"]
