@@ -444,7 +444,9 @@ class DeviceCore:
 
     def _on_link_ended(self, peer: str) -> None:
         running = self.running
-        if self.phase is not Phase.RUNNING or running is None or peer == running.holder:
+        if self.phase is not Phase.RUNNING or running is None:
+            return
+        if running.holder in (peer, self._device):
             return  # the holder sees its own links
         if peer in running.partners_of(self._device):
             self._out.append(TellLink(running.holder, running.epoch, peer))

@@ -120,7 +120,8 @@ class HolderCore:
         self._clips = clips
         self._copies: tuple[GlobalCopy, ...] = ()
         self._alive = {holder}
-        self._silent: set[str] = set()
+        # until it is seen, whoever had a part before a restart may still have it
+        self._silent = set(self.placed.places()) - {holder} if self.placed else set()
         self._mourned: set[str] = set()  # devices whose death people know of
         self._broken: dict[Pair, float] = {}  # links, and until when to wait for each
         self._lowered: dict[str, int] = {}

@@ -1,0 +1,201 @@
+"""Whom a device obeys, and what it keeps."""
+
+from __future__ import annotations
+
+from p2ptrain.training.recovery import device_events as d
+from p2ptrain.training.recovery.device_core import DeviceCore, Phase
+from p2ptrain.training.recovery.fetches import Fetch
+from p2ptrain.training.recovery.holdings import Holding, Kind
+from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.recovery.version import Version
+
+_FIRST = Version(0, 0)
+
+
+def _placed(epoch: int, version: Version = _FIRST, *devices: str) -> Placed:
+    stages = (PlacedStage(0, 2, ("h",), "b"), PlacedStage(2, 4, (*devices, "b"), "h"))
+    return Placed(epoch, 1, "h", version, Lineage(), stages, keeps=True)
+
+
+def _ask(epoch: int, *, peer: str = "k", term: int = 1, apply: Version | None = None) -> object:
+    return d.InventoryAsked(epoch, peer, term, epoch, "h", apply)
+
+
+def _feed(core: DeviceCore, *events: object) -> list[d.DeviceInstruction]:
+    out: list[d.DeviceInstruction] = []
+    for event in events:
+        out += core.handle(event)  # type: ignore[arg-type]
+    return out
+
+
+def _running(epoch: int = 3) -> DeviceCore:
+    core = DeviceCore("b")
+    fetch = (Fetch(2, 4, "h"),)
+    _feed(
+        core,
+        d.Coordinates("k", 1),
+        _ask(epoch),
+        d.PrepareAsked(1, "k", _placed(epoch), fetch),
+        d.PartFetched(epoch, 2, 4, _FIRST),
+        d.Fetched(epoch),
+        d.Built(epoch),
+        d.BeginHeard("h", epoch),
+    )
+    assert core.phase is Phase.RUNNING
+    return core
+
+
+def _live(step: int, *, ready: bool = False, epoch: int = 3) -> Holding:
+    version = Version(step, epoch) if step else _FIRST
+    return Holding(2, 4, version, Kind.LIVE, Version(step + 1, epoch) if ready else None)
+
+
+def test_from_nothing_to_training() -> None:
+    core = DeviceCore("b")
+    [answer] = _feed(core, d.Coordinates("k", 1), _ask(3))
+    assert answer == d.AnswerInventory(3, "k", 3, 1, ())
+    [fetch] = _feed(core, d.PrepareAsked(9, "k", _placed(3), (Fetch(2, 4, "h"),)))
+    assert fetch == d.FetchParts(3, _FIRST, (Fetch(2, 4, "h"),))
+    assert _feed(core, d.PartFetched(3, 2, 4, _FIRST), d.Fetched(3)) == [d.Build(3)]
+    assert _feed(core, d.Built(3)) == [d.AnswerReady(9, "k", 3)]
+    start, drop, copy = _feed(core, d.BeginHeard("h", 3))
+    assert start == d.Start(_placed(3))
+    assert drop == d.Drop((Holding(2, 4, _FIRST, Kind.FETCHED),))
+    assert copy == d.Copy(3, _FIRST)
+
+
+def test_fifty_commands_of_a_coordinator_of_the_past_are_refused() -> None:
+    core = _running()
+    _feed(core, d.Coordinates("n", 2))
+    out = _feed(core, *(_ask(epoch, peer="k", term=1) for epoch in range(4, 54)))
+    assert [type(one) for one in out] == [d.Refuse] * 50
+    assert core.phase is Phase.RUNNING
+    assert core.refused == 50
+
+
+def test_nobody_stops_the_epoch_that_runs_but_for_a_newer_one() -> None:
+    core = _running(3)
+    [refusal] = _feed(core, _ask(3))
+    assert isinstance(refusal, d.Refuse)
+    assert _feed(core, _ask(4)) == [d.Stop(3)]
+
+
+def test_a_commit_is_applied_once_and_only_when_ready() -> None:
+    core = _running()
+    commit = d.CommitHeard("h", 3, 0)
+    assert _feed(core, commit) == []
+    assert _feed(core, d.OrderHeard("h", 3, 0, keep=True)) == [d.Queue(3, 0, True)]
+    apply = d.Apply(3, Version(1, 3), None, keep=True)
+    assert _feed(core, d.GradientsReady(3, 2, 0), commit, commit) == [apply]
+    assert core.refused == 2
+    _feed(core, d.Applied(3, 2, Version(1, 3)))
+    assert core.holdings == (_live(1),)
+
+
+def test_commands_of_another_holder_or_epoch_change_nothing() -> None:
+    core = _running()
+    _feed(core, d.GradientsReady(3, 2, 0))
+    stale = [d.CommitHeard("x", 3, 0), d.CommitHeard("h", 2, 0), d.OrderHeard("h", 2, 0)]
+    assert _feed(core, *stale, d.BeginHeard("x", 9)) == []
+    assert core.refused == 4
+
+
+def test_an_order_that_overtakes_the_beginning_begins() -> None:
+    core = DeviceCore("b")
+    own = (Fetch(2, 4, "h"),)
+    _feed(core, _ask(3), d.PrepareAsked(1, "k", _placed(3), own), d.Fetched(3), d.Built(3))
+    out = _feed(core, d.OrderHeard("h", 3, 0))
+    assert out[0] == d.Start(_placed(3))
+    assert out[-1] == d.Queue(3, 0, False)
+
+
+def test_a_commit_after_the_stop_is_not_applied() -> None:
+    core = _running()
+    _feed(core, d.GradientsReady(3, 2, 0), _ask(4))
+    assert _feed(core, d.CommitHeard("h", 3, 0)) == []
+    [answer] = _feed(core, d.Stopped((_live(0, ready=True),)))
+    assert answer == d.AnswerInventory(4, "k", 4, 1, (_live(0, ready=True),))
+
+
+def test_who_is_told_that_it_counts_applies_before_it_answers() -> None:
+    core = _running()
+    ready = Version(1, 3)
+    _feed(core, _ask(4), d.Stopped((_live(0, ready=True),)))
+    assert _feed(core, _ask(4, apply=ready)) == [d.Apply(3, ready, None, keep=False)]
+    refused = _feed(core, _ask(4, apply=ready))  # asked again before it is done: not applied twice
+    assert [type(one) for one in refused] == [d.Refuse]
+    [answer] = _feed(core, d.Applied(3, 2, ready))
+    assert isinstance(answer, d.AnswerInventory)
+    assert answer.holdings == (_live(1),)
+
+
+def test_what_is_torn_is_never_offered() -> None:
+    core = _running()
+    _feed(core, _ask(4), d.Stopped((_live(0, ready=True),)), _ask(4, apply=Version(1, 3)))
+    [answer] = _feed(core, d.Torn(3, 2))
+    assert isinstance(answer, d.AnswerInventory)
+    assert answer.holdings == ()
+
+
+def test_an_epoch_without_this_device_frees_what_it_trained_but_not_its_copies() -> None:
+    core = _running()
+    copy = Holding(2, 4, _FIRST, Kind.KEPT)
+    _feed(core, d.Kept(2, 4, _FIRST), _ask(4), d.Stopped((_live(1),)))
+    assert _feed(core, d.BeginHeard("h", 4)) == [d.Drop((_live(1),))]
+    assert core.holdings == (copy,)
+    assert core.phase is Phase.IDLE
+
+
+def test_a_beginning_from_before_the_newest_question_is_ignored() -> None:
+    core = _running()
+    _feed(core, _ask(9), d.Stopped((_live(1),)))
+    assert _feed(core, d.BeginHeard("h", 8)) == []
+    assert core.holdings == (_live(1),)
+
+
+def test_a_question_ends_a_preparation_and_keeps_what_arrived() -> None:
+    core = DeviceCore("b")
+    part = Holding(2, 3, _FIRST, Kind.FETCHED)
+    _feed(core, _ask(3), d.PrepareAsked(7, "k", _placed(3), (Fetch(2, 4, "h"),)))
+    _feed(core, d.PartFetched(3, 2, 3, _FIRST))
+    refuse, cancel, answer = _feed(core, _ask(4))
+    assert (type(refuse), cancel) == (d.Refuse, d.CancelPrepare(3))
+    assert isinstance(answer, d.AnswerInventory)
+    assert answer.holdings == (part,)
+    assert _feed(core, d.PartFetched(3, 3, 4, _FIRST), d.Fetched(3)) == []
+
+
+def test_only_older_copies_go_when_the_holder_names_what_stays() -> None:
+    core = _running()
+    for step in (4, 8, 12):
+        _feed(core, d.Kept(2, 4, Version(step, 3)))
+    [drop] = _feed(core, d.KeepHeard("h", (Version(8, 3),)))
+    assert drop == d.Drop((Holding(2, 4, Version(4, 3), Kind.KEPT),))
+
+
+def test_a_device_parks_with_everything_while_the_holder_is_gone() -> None:
+    core = _running()
+    assert _feed(core, d.HolderIs(d.HolderState.GONE)) == [d.Stop(3)]
+    held = _live(1, ready=True)
+    assert _feed(core, d.Stopped((held,))) == [d.Wait("h")]
+    assert core.phase is Phase.PARKED
+    assert core.holdings == (held,)
+    [answer] = _feed(core, _ask(4))
+    assert isinstance(answer, d.AnswerInventory)
+
+
+def test_the_end_of_the_job_frees_all() -> None:
+    core = _running()
+    assert _feed(core, d.HolderIs(d.HolderState.LEFT)) == [d.Release()]
+    assert core.holdings == ()
+    assert core.fence.epoch == 3
+
+
+def test_a_broken_link_is_told_where_it_matters() -> None:
+    core = _running()
+    assert _feed(core, d.LinkEnded("x"), d.LinkEnded("h")) == []
+    other = DeviceCore("h")
+    _feed(other, _ask(3), d.PrepareAsked(1, "k", _placed(3), ()), d.Fetched(3), d.Built(3))
+    _feed(other, d.BeginHeard("h", 3))
+    assert _feed(other, d.LinkEnded("b")) == []  # the holder sees its own links
