@@ -1,0 +1,128 @@
+"""One request, whatever happens on the way."""
+
+from __future__ import annotations
+
+from p2ptrain.training.recovery import coordinator_core as c
+from p2ptrain.training.recovery.change import ChangeAsk, Reason
+from p2ptrain.training.recovery.choose import Forward, GlobalCopy, Past
+from p2ptrain.training.recovery.device_events import PrepareFailed
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
+from p2ptrain.training.recovery.lineage import Era, Lineage
+from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.recovery.version import Version
+
+_ALL = frozenset("hab")
+_LINEAGE = Lineage((Era(1, 0, 0),))
+_STAGES = (PlacedStage(0, 2, ("h",), "a"), PlacedStage(2, 4, ("a",), "h"))
+_PRESENT = Placed(1, 1, "h", Version(0, 0), Lineage(), _STAGES)
+
+
+def _core(alive: frozenset[str] = _ALL) -> c.CoordinatorCore:
+    first = GlobalCopy(Version(0, 0), "h", Kind.INITIAL)
+    past = Past(_LINEAGE, 5, (first,), _PRESENT.places())
+    ask = ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT)
+    return c.CoordinatorCore(ask, 2, alive)
+
+
+def _in(device: str, *holdings: Holding, epoch: int = 10, linked: str = "hab") -> c.InventoryIn:
+    return c.InventoryIn(epoch, Inventory(device, 0, 0, holdings, frozenset(linked)))
+
+
+def _live(first: int, end: int, step: int, *, ready: bool = False) -> Holding:
+    following = Version(step + 1, 1) if ready else None
+    return Holding(first, end, Version(step, 1), Kind.LIVE, following)
+
+
+def _feed(core: c.CoordinatorCore, *events: c.CoordinatorEvent) -> list[c.CoordinatorInstruction]:
+    return [instruction for event in events for instruction in core.handle(event)]
+
+
+def _planned(core: c.CoordinatorCore) -> list[c.CoordinatorInstruction]:
+    core.start()
+    _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
+    return _feed(core, c.Planned(10, _STAGES))
+
+
+def test_the_way_to_an_answer() -> None:
+    core = _core()
+    assert core.start() == [c.AskInventory(device, 10) for device in "abh"]
+    [plan] = _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
+    assert isinstance(plan, c.MakePlan)
+    assert plan.present == _PRESENT  # nothing speaks against it
+    first, second = _feed(core, c.Planned(10, _STAGES))
+    assert isinstance(first, c.Prepare)
+    assert isinstance(second, c.Prepare)
+    assert (first.placed.epoch, first.placed.term, first.placed.version) == (10, 2, Version(5, 1))
+    assert _feed(core, c.ReadyIn(10, "h")) == []
+    [answer] = _feed(core, c.ReadyIn(10, "a"))
+    assert isinstance(answer, c.AnswerHolder)
+    assert core.over
+
+
+def test_who_is_behind_applies_and_is_asked_again() -> None:
+    core = _core()
+    core.start()
+    [ask] = _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 4, ready=True)), _in("b"))
+    assert ask == c.AskInventory("a", 10, Forward(("a",), Version(5, 1), None))
+    [plan] = _feed(core, _in("a", _live(2, 4, 5)))
+    assert isinstance(plan, c.MakePlan)
+
+
+def test_who_does_not_apply_is_not_asked_for_ever() -> None:
+    core = _core()
+    core.start()
+    behind = _in("a", _live(2, 4, 4, ready=True))
+    _feed(core, _in("h", _live(0, 2, 5)), behind, _in("b"))
+    out = _feed(core, behind)
+    assert out == [c.AskInventory(device, 11) for device in "abh"]
+
+
+def test_a_death_while_preparing_begins_again_with_the_next_number() -> None:
+    core = _core()
+    _planned(core)
+    assert _feed(core, c.MemberGone("a")) == [c.AskInventory(device, 11) for device in "bh"]
+    assert _feed(core, c.ReadyIn(10, "h")) == []  # of the attempt that was given up
+
+
+def test_a_device_short_of_memory_is_planned_for_with_less() -> None:
+    core = _core()
+    _planned(core)
+    _feed(core, c.ReadyIn(10, "a", PrepareFailed(10, "too little", memory_bytes=7)))
+    live = (_live(0, 2, 5), _live(2, 4, 5))
+    [plan] = _feed(core, _in("h", *live, epoch=11), _in("a", epoch=11), _in("b", epoch=11))
+    assert isinstance(plan, c.MakePlan)
+    assert plan.lowered == {"a": 7}
+    assert plan.present is None
+
+
+def test_nothing_is_planned_for_a_device_without_a_link_to_the_others() -> None:
+    core = _core()
+    core.start()
+    events = (_in("h", _live(0, 4, 5)), _in("a", linked="hab"), _in("b", linked="h"))
+    [plan] = _feed(core, *events)
+    assert isinstance(plan, c.MakePlan)
+    assert plan.devices == {"h", "a"}
+    assert plan.left_out == {"b": ("a",)}
+
+
+def test_without_the_holder_there_is_no_answer() -> None:
+    core = _core()
+    core.start()
+    events = (_in("a"), _in("b"), c.InventoryFailed(10, "h", "no link"))
+    [refusal] = _feed(core, *events)
+    assert isinstance(refusal, c.RefuseHolder)
+    assert refusal.again
+
+
+def test_an_error_that_stays_ends_the_attempts() -> None:
+    core = _core()
+    core.start()
+    out: list[c.CoordinatorInstruction] = []
+    for epoch in range(10, 10 + c.ATTEMPTS_LIMIT + 1):
+        stock = (_in("h", _live(0, 4, 5), epoch=epoch), _in("a", epoch=epoch))
+        out = _feed(core, *stock, _in("b", epoch=epoch), c.Planned(epoch, _STAGES))
+        out = _feed(core, c.ReadyIn(epoch, "a", PrepareFailed(epoch, "no such operator")))
+    [refusal] = out
+    assert isinstance(refusal, c.RefuseHolder)
+    assert "no such operator" in refusal.reason
+    assert not refusal.again

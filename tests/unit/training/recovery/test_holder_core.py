@@ -1,0 +1,172 @@
+"""What a holder does about trouble."""
+
+from __future__ import annotations
+
+from p2ptrain.training.recovery import holder_events as h
+from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, Reason
+from p2ptrain.training.recovery.choose import Choice, Lost
+from p2ptrain.training.recovery.holder_core import RETRY_SECONDS, HolderCore, Phase
+from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.recovery.reach import RELINK_SECONDS
+from p2ptrain.training.recovery.version import Version
+
+_FIRST = Version(0, 0)
+_CHOICE = Choice(_FIRST, (("h",),) * 4, 0, "")
+
+
+def _placed(epoch: int, *devices: str) -> Placed:
+    stages = (PlacedStage(0, 2, ("h",)), PlacedStage(2, 4, devices))
+    return Placed(epoch, 1, "h", _FIRST, Lineage(), stages)
+
+
+def _feed(core: HolderCore, *events: h.HolderEvent, now: float = 1.0) -> list[h.HolderInstruction]:
+    return [instruction for event in events for instruction in core.handle(event, now)]
+
+
+def _ask_of(out: list[h.HolderInstruction]) -> h.Ask:
+    [ask] = [one for one in out if isinstance(one, h.Ask)]
+    return ask
+
+
+def _training(*devices: str) -> HolderCore:
+    core = HolderCore("h", 4, 0)
+    _feed(core, *(h.Appeared(device) for device in "ab"), h.Coordinates("a", 1))
+    core.start(0.0)
+    _feed(core, h.AnswerIn(core.number, _placed(1, *devices), _CHOICE))
+    assert core.phase is Phase.TRAINING
+    return core
+
+
+def test_the_journal_comes_before_the_beginning() -> None:
+    core = HolderCore("h", 4, 0)
+    _feed(core, h.Appeared("a"), h.Coordinates("a", 1))
+    reserved, ask = core.start(0.0)
+    assert isinstance(reserved, h.Journal)
+    assert reserved.next_epoch == 1 + EPOCHS_A_REQUEST
+    assert isinstance(ask, h.Ask)
+    journal, begin = _feed(core, h.AnswerIn(core.number, _placed(7, "a"), _CHOICE))
+    assert isinstance(journal, h.Journal)
+    assert (journal.next_epoch, journal.placed) == (8, _placed(7, "a"))
+    assert journal.lineage.is_valid(Version(1, 7))
+    assert isinstance(begin, h.Begin)
+    assert begin.reason is Reason.START
+
+
+def test_a_death_freezes_says_so_once_and_asks_at_once() -> None:
+    core = _training("a", "b")
+    out = _feed(core, h.Died("b", certain=True), h.Died("b", certain=True))
+    assert out[0] == h.Failure("b")
+    assert out[1] == h.Freeze()
+    ask = _ask_of(out).ask
+    assert (ask.reason, ask.alive) == (Reason.FAILURE, {"h", "a"})
+    assert sum(isinstance(one, h.Failure) for one in out) == 1
+
+
+def test_the_death_of_somebody_else_changes_nothing() -> None:
+    core = _training("a")
+    assert _feed(core, h.Died("b", certain=True)) == []
+
+
+def test_a_broken_link_waits_for_the_verdict_or_the_link() -> None:
+    core = _training("a", "b")
+    assert _feed(core, h.LinkTrouble("h", "a")) == [h.Freeze()]
+    assert core.phase is Phase.SETTLING
+    assert _ask_of(_feed(core, h.LinkBack("h", "a"))).ask.alive == {"h", "a", "b"}
+
+
+def test_a_link_between_two_others_gets_a_moment() -> None:
+    core = _training("a", "b")
+    _feed(core, h.LinkTrouble("a", "b"), now=1.0)
+    assert core.next_wakeup == 1.0 + RELINK_SECONDS
+    assert core.tick(1.0 + RELINK_SECONDS / 2) == []
+    _ask_of(core.tick(1.0 + RELINK_SECONDS))
+
+
+def test_answers_of_requests_given_up_are_not_taken() -> None:
+    core = _training("a")
+    _feed(core, h.Died("a", certain=True))
+    old = core.number
+    asked = _ask_of(_feed(core, h.Coordinates("b", 2)))
+    assert asked.ask.number > old
+    assert asked.ask.epoch >= old + EPOCHS_A_REQUEST
+    assert _feed(core, h.AnswerIn(old, _placed(old, "b"), _CHOICE)) == []
+    assert core.phase is Phase.ASKING
+
+
+def test_an_answer_with_a_device_that_died_since_is_asked_again() -> None:
+    core = _training("a")
+    _feed(core, h.Stuck())
+    _feed(core, h.Died("b", certain=False))
+    out = _feed(core, h.AnswerIn(core.number, _placed(core.number, "b"), _CHOICE))
+    assert _ask_of(out).ask.past.silent == {"b"}
+
+
+def test_state_that_may_come_back_is_waited_for() -> None:
+    core = _training("a")
+    _feed(core, h.Died("a", certain=False))
+    lost = Lost((2, 3), ("a",), certain=False, reason="gone")
+    assert _feed(core, h.RefusedIn(core.number, "gone", lost)) == [h.WaitFor(("a",))]
+    assert core.phase is Phase.WAITING
+    assert _ask_of(_feed(core, h.Appeared("a"))).ask.past.silent == set()
+
+
+def test_state_that_is_gone_for_certain_ends_the_job() -> None:
+    core = _training("a")
+    _feed(core, h.Died("a", certain=True))
+    lost = Lost((2, 3), ("a",), certain=True, reason="gone")
+    assert _feed(core, h.RefusedIn(core.number, "gone", lost)) == [h.StopJob("gone", lost)]
+    assert _feed(core, h.Appeared("a")) == []
+
+
+def test_a_coordinator_that_does_not_answer_is_asked_again_or_the_next_one() -> None:
+    core = _training("a")
+    _feed(core, h.Died("a", certain=True), now=1.0)
+    assert _feed(core, h.CallFailed(core.number), now=2.0) == []
+    _ask_of(core.tick(2.0 + RETRY_SECONDS))
+    assert _feed(core, h.Coordinates(None, 1), now=4.0)[-1] == h.WaitFor(())
+    assert _ask_of(_feed(core, h.Coordinates("b", 2), now=5.0)).coordinator == "b"
+
+
+def test_a_leaver_goes_once_an_epoch_without_it_is_in_force() -> None:
+    core = _training("a")
+    assert _feed(core, h.Wanted(Reason.LEAVE, "a")) == [h.Drain()]
+    out = _feed(core, h.Drained())
+    assert out[0] == h.Freeze()
+    ask = _ask_of(out).ask
+    assert (ask.reason, ask.without) == (Reason.LEAVE, {"a"})
+    out = _feed(core, h.AnswerIn(core.number, _placed(core.number, "b"), _CHOICE))
+    assert out[-1] == h.LetGo("a")
+
+
+def test_a_death_while_a_leaver_drains_is_a_failure() -> None:
+    core = _training("a", "b")
+    _feed(core, h.Wanted(Reason.LEAVE, "a"))
+    ask = _ask_of(_feed(core, h.Died("b", certain=True))).ask
+    assert (ask.reason, ask.without) == (Reason.FAILURE, {"a"})
+
+
+def test_a_holder_started_again_believes_nothing_lost_that_it_has_not_seen() -> None:
+    journal = h.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a", "b"), None)
+    core = HolderCore("h", 4, 5, journal=journal)
+    assert core.start(10.0) == []
+    _feed(core, h.Coordinates("a", 1), h.Appeared("a"), now=10.1)
+    ask = _ask_of(core.tick(13.0)).ask
+    assert (ask.epoch, ask.past.silent, ask.past.reported) == (90, {"b"}, 5)
+
+
+def test_it_starts_as_soon_as_all_are_back() -> None:
+    journal = h.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
+    core = HolderCore("h", 4, 5, journal=journal)
+    core.start(10.0)
+    _ask_of(_feed(core, h.Coordinates("a", 1), h.Appeared("a"), now=10.1))
+
+
+def test_a_death_while_the_weights_come_home_does_not_end_the_job() -> None:
+    core = _training("a")
+    assert _feed(core, h.CourseDone()) == [h.BringHome(_placed(1, "a"))]
+    _ask_of(_feed(core, h.Died("a", certain=True)))
+    assert _feed(core, h.Home()) == []
+    out = _feed(core, h.AnswerIn(core.number, _placed(core.number, "b"), _CHOICE))
+    assert isinstance(out[-1], h.BringHome)
+    assert _feed(core, h.Home()) == [h.StopJob()]
