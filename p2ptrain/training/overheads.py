@@ -4,9 +4,9 @@ The real cost of a message (event loop, tasks, kernel, a switch of threads) show
 So work of the same kind is timed here, and a constant says how much more the real thing is; the
 constants are the processor time of the event loop's thread by messages and bytes, less that of an
 idle member, over rounds of MobileNetV2 (pipeline, data parallel) and a ViT on five devices of 0.3
-core (not round times). They hold as far as devices that are slow at the
-one are as slow at the other. Ciphers are why this is measured and not derived
-from the units' times: a small board without instructions for AES is many times slower at them.
+core (not round times). They hold as far as devices that are slow at the one are as slow at the
+other. Ciphers are why this is measured and not derived from the units' times: a small board without
+instructions for AES is many times slower at them.
 """
 
 from __future__ import annotations
