@@ -99,7 +99,7 @@ class HolderEpoch:
         self._free_bytes: dict[str, int] = {}
         self._lost: asyncio.Future[DeviceLost] = asyncio.get_running_loop().create_future()
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
-        mesh.route(DONE, self._done)
+        mesh.route_now(DONE, self._done)  # all wait for the last one
         mesh.route(FAILED, self._failed)
         mesh.route(NORMS, self._norm)
         self._check_all_here()
@@ -218,7 +218,7 @@ class HolderEpoch:
 
     # -- what comes in ---------------------------------------------------------------------------
 
-    async def _done(self, peer: str, message: Message) -> None:
+    def _done(self, peer: str, message: Message) -> None:
         stage = self._stage(peer, message)
         if stage is not None:
             report = RoundReport(

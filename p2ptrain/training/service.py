@@ -96,6 +96,7 @@ class TrainingService:
         self._shell = Shell(mesh, self.switchboard, compute)
         self._endings: set[asyncio.Task[None]] = set()
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
+        mesh.route_now(COMMIT, self._commit)  # the next round waits for it
 
     @property
     def routes(self) -> Mapping[str, Route]:
@@ -106,7 +107,6 @@ class TrainingService:
             MEASURE_LINKS: Route(self._measure_links),
             PREPARE: Route(self._prepare, blob),
             ROUND: Route(self._round),
-            COMMIT: Route(self._commit),
             DIAGNOSE: Route(self._diagnose),
             END: Route(self._end),
         }
@@ -279,7 +279,7 @@ class TrainingService:
             self.states.offer(job, f"snapshot:{key}", kept, engagement.applied)
         await engagement.order(order)
 
-    async def _commit(self, peer: str, message: Message) -> None:
+    def _commit(self, peer: str, message: Message) -> None:
         engagement = self._engaged(peer, message)
         if engagement is not None:
             engagement.commit(Commit.read(message.fields))
