@@ -30,7 +30,7 @@ def describe(event: ev.Event) -> str:
     match event:
         case ev.PlanEvent():
             return "\n".join(plan_lines(event))
-        case ev.Step() | ev.Eval() | ev.Waiting() | ev.Failure() | ev.Done():
+        case ev.Step() | ev.Eval() | ev.Waiting() | ev.Failure() | ev.Recovered() | ev.Done():
             return _describe_job(event)
         case ev.Warned(message=message):
             return f"note: {message}"
@@ -60,7 +60,9 @@ def _describe_member(event: ev.Event) -> str:
             return f"{event.event}: {event.to_json()}"
 
 
-def _describe_job(event: ev.Step | ev.Eval | ev.Waiting | ev.Failure | ev.Done) -> str:
+def _describe_job(
+    event: ev.Step | ev.Eval | ev.Waiting | ev.Failure | ev.Recovered | ev.Done,
+) -> str:
     match event:
         case ev.Step():
             return f"step {event.step}  loss {event.loss:.4f}  {event.samples_per_s:,.1f} samples/s"
@@ -70,6 +72,9 @@ def _describe_job(event: ev.Step | ev.Eval | ev.Waiting | ev.Failure | ev.Done) 
             return f"waiting for {event.waiting_for} to come back"
         case ev.Failure():
             return f"lost {event.name}"
+        case ev.Recovered():
+            again = f", {event.replayed_steps} steps done again" if event.replayed_steps else ""
+            return f"going on after {event.seconds:.1f} s{again}"
         case ev.Done():
             return done_line(event)
 

@@ -193,6 +193,19 @@ class Failure(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Recovered(Event):
+    """Training goes on after a failure, with the next new step.
+
+    `seconds` since the first sign of it; so many steps that were reported before were done again.
+    """
+
+    event = "recovered"
+    epoch: int
+    seconds: float
+    replayed_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done(Event):
     """The job ended well; `out` is the weights' file or None."""
 

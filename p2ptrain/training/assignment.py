@@ -17,6 +17,12 @@ from p2ptrain.training.protocol import (
     text,
     wire_format,
 )
+from p2ptrain.training.recovery.holdings import read_version, version_fields
+from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery.version import Version
+
+FIRST = Lineage()
+"""Of a job that has no epoch yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,7 @@ class StagePlace:
         allocation: what the shares count.
         held: the backward is split, and so many micro-batches at most are without their weight
             gradients (`plan.schedule.ZeroBubble`); None = it is not.
+        copies_to: id of the device that keeps copies of the stage; None = none is kept.
     """
 
     first: int
@@ -41,6 +48,7 @@ class StagePlace:
     shares: tuple[int, ...]
     allocation: Allocation = Allocation.SAMPLES
     held: int | None = None
+    copies_to: str | None = None
 
     @property
     def leader(self) -> str:
@@ -72,7 +80,8 @@ class Assignment:
         optimizer: the optimizer's fields (`training.job`), no code.
         seed: of the job; randomness inside the model derives from it.
         clip: whether a clipping coefficient is to be awaited before each update.
-        first_step: updates already applied to the weights that are handed out.
+        version: the state that the epoch begins with.
+        lineage: the job's history before this epoch.
         wire: how activations, gradients and the parts of all-reduces travel.
     """
 
@@ -86,7 +95,8 @@ class Assignment:
     optimizer: Mapping[str, Any]
     seed: int
     clip: bool
-    first_step: int
+    version: Version
+    lineage: Lineage = FIRST
     wire: WireFormat = WireFormat.EXACT
 
     @property
@@ -117,7 +127,8 @@ class Assignment:
                 "optimizer": dict(self.optimizer),
                 "seed": self.seed,
                 "clip": self.clip,
-                "first_step": self.first_step,
+                "version": version_fields(self.version),
+                "lineage": self.lineage.to_fields(),
                 "wire": self.wire.value,
             }
         )
@@ -143,7 +154,8 @@ class Assignment:
             optimizer=optimizer,
             seed=integer(fields, "seed", -(2**63), 2**63),
             clip=bool(fields.get("clip")),
-            first_step=integer(fields, "first_step"),
+            version=read_version(fields.get("version")),
+            lineage=Lineage.from_fields(fields.get("lineage")),
             wire=wire_format(fields),
         )
         assignment.check()
@@ -167,6 +179,7 @@ def _stage_fields(place: StagePlace) -> dict[str, Any]:
         "shares": list(place.shares),
         "allocation": str(place.allocation),
         "held": place.held,
+        "copies_to": place.copies_to,
     }
 
 
@@ -189,12 +202,12 @@ def _read_stage(entry: object) -> StagePlace:
             "shares": [int(), *_] as shares,
             "allocation": "samples" | "micro_batches" as allocation,
             "held": int() | None as held,
+            "copies_to": str() | None as keeper,
         } if warmup >= 1 and len(shares) == len(devices) == len(set(devices)):
-            place = StagePlace(
-                first, end, warmup, tuple(devices), tuple(shares), Allocation(allocation), held
-            )
+            how = Allocation(allocation)
+            place = StagePlace(first, end, warmup, tuple(devices), tuple(shares), how, held, keeper)
         case _:
-            raise ProtocolError("a stage has units, warmup, devices, shares, allocation and held")
+            raise ProtocolError("a stage has units, devices, their shares and how they work")
     if place.held is not None and place.held < place.warmup:
         raise ProtocolError("a split backward holds at least its stage's warm-up")
     if not all(isinstance(device, str) and len(device) <= 64 for device in place.devices):

@@ -186,7 +186,7 @@ class Engagement:
             )
             optimizer = StageOptimizer(spec, stage.parameters())
             optimizer.load_state(slots, copy=False)
-            version = Version(self.assignment.first_step, 0)
+            version = self.assignment.version
             return LiveStage(stage, optimizer, version, self.assignment.key.epoch)
 
         live = await self._shell.compute.run((0,), build)

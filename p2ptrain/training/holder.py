@@ -1,6 +1,6 @@
 """One job from beginning to end, on the device that holds the data.
 
-capture, wait for members --> a plan from the coordinator --> rounds --> weights home
+capture, wait for members --> epochs (`job_epochs`), each with its rounds --> weights home
 """
 
 from __future__ import annotations
@@ -8,36 +8,32 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 
 from torch import Tensor
 
-from p2ptrain.errors import (
-    DeviceLost,
-    OptionError,
-    PeerError,
-    ProtocolError,
-    TrainingError,
-)
+from p2ptrain.errors import OptionError, PeerError, ProtocolError, TrainingError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.model.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
-from p2ptrain.observe.events import Done, Event, Failure, Warned
+from p2ptrain.observe.events import Done, Event, Warned
 from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.background import in_background
+from p2ptrain.training.budget import usable_memory_bytes
+from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.checkpoint import save_weights
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
-from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite, OutOfMemory
-from p2ptrain.training.household_plan import less_memory
+from p2ptrain.training.fetching import version_source
+from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite
 from p2ptrain.training.job import Job
+from p2ptrain.training.job_epochs import JobEpochs, Work
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.plan_request import PlanningAnswer, PlanningRequest
+from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.planning import (
+    office,
     plan_event,
-    request_plan,
     settle,
     survey_links,
     wait_for_members,
@@ -45,6 +41,8 @@ from p2ptrain.training.planning import (
 from p2ptrain.training.preparation import Prepared, prepare
 from p2ptrain.training.privacy import private_units
 from p2ptrain.training.protocol import END, FETCH_MODEL, text
+from p2ptrain.training.recovery.change import Reason
+from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Course
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.service import TrainingService
@@ -55,7 +53,8 @@ from p2ptrain.training.training_loop import TrainingLoop
 log = get_logger(__name__)
 
 END_TIMEOUT_SECONDS = 2.0
-VERDICT_SECONDS = 3.0
+HOME_SHARE = 0.25
+"""Of free memory, for the trained weights beside those that the job began with."""
 REACHABLE = (MemberState.ALIVE, MemberState.SUSPECT)
 
 
@@ -76,15 +75,14 @@ class HolderRun:
         self._options = options
         self._emit = emit
         self._id = secrets.token_hex(8)
-        self._unwritten: TrainingError | None = None
-        self._steps_done = 0
+        self._epoch: HolderEpoch | None = None
 
     async def run(self) -> None:
         """Train; in the end the weights are in the user's module and in `options.out`.
 
         Raises:
             UserError: the job, the script's data or the options have to change.
-            DeviceLost: a device that held a part is gone.
+            DeviceLost: what a device had is nowhere any more.
             PeerError: the household could not do it.
         """
         self._check_free()
@@ -92,17 +90,16 @@ class HolderRun:
         try:
             prepared = await self._prepare()
             self._offer(prepared)
+            await office(self._mesh)
             await self._train(prepared)
         except BaseException as error:
             reason = str(error) or type(error).__name__
-            if isinstance(error, DeviceLost):
-                self._emit(Failure(error.name))
             raise
         finally:
             self._service.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
             await self._let_go(reason)
-            await self._service.drop("the job is over", self._id)
+            await self._service.drop(self._id)
 
     # -- before ----------------------------------------------------------------------------------
 
@@ -139,20 +136,16 @@ class HolderRun:
         description = prepared.captured.description
         model = description.to_bytes()
         self._service.know_model(description)
-        self._service.states.offer(self._id, INITIAL, prepared.slice_state)
+        first = version_source(Version(prepared.first_step, 0))
+        for source in (INITIAL, first):
+            self._service.states.offer(self._id, source, prepared.slice_state)
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
 
-    async def _plan(self, request: PlanningRequest, prepared: Prepared) -> PlanningAnswer:
-        with timed(log, "plan_answered"):
-            answer = await request_plan(self._mesh, request, self._let_go)
-        if answer.assignment.key.job != self._id:
-            raise ProtocolError("the coordinator answered for another job")
-        reason = "failure" if request.memory_bytes else "start"
-        event = plan_event(answer, prepared.captured.description, reason)
+    def _announce(self, prepared: Prepared, answer: ChangeAnswer, reason: Reason) -> None:
+        event = plan_event(answer, prepared.captured.description, reason.value)
         self._emit(event)
         for change in event.changes_results:
             self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))
-        return answer
 
     async def _send_model(self, digest: str, model: bytes, peer: str, message: Message) -> Message:
         if text(message.fields, "digest", 64) != digest:
@@ -179,85 +172,77 @@ class HolderRun:
             seed=job.seed,
             clip=job.clip_grad_norm is not None,
             first_step=prepared.first_step,
-            epoch=0,
             alone=self._options.local,
             sharing=prepared.sharing,
-            memory_bytes={},
             wire=self._options.wire,
         )
 
     # -- while -----------------------------------------------------------------------------------
 
     async def _train(self, prepared: Prepared) -> None:
-        """By a first plan, or by one after it for devices that have less memory than they said.
+        description = prepared.captured.description
+        check = state_check(description, self._job.optimizer)
+        checkpointer = self._checkpointer(prepared)
+        epochs: JobEpochs
 
-        Whoever holds too much notices in the first round, when no update is made yet: all begin
-        again with the first weights.
-        """
-        request = self._request(prepared)
-        while True:
-            answer = await self._plan(request, prepared)
+        def make_epoch(answer: ChangeAnswer) -> HolderEpoch:
+            epoch = HolderEpoch(
+                answer.assignment, description, self._service, check, epochs.note_link
+            )
+            if self._job.clip_grad_norm is not None:
+                epoch.clip_to(self._job.clip_grad_norm)
+            self._epoch = epoch
+            return epoch
+
+        async def train(epoch: HolderEpoch, start: int, evaluated: int) -> None:
+            course = self._course(prepared, epoch.assignment.micro_batch)
+            loop = TrainingLoop(
+                prepared, course, epoch, checkpointer, epochs, start=start, evaluated=evaluated
+            )
             try:
-                return await self._train_by(answer, prepared)
-            except OutOfMemory as error:
-                if self._steps_done > prepared.first_step:
-                    raise TrainingError(
-                        f"{error} after step {self._steps_done}: free some there, offer less of it "
-                        "with --memory, or use a smaller --micro-batch"
-                    ) from error
-                request = _with_less_memory(request, answer, error)
-                self._emit(Warned(f"{error} in the first round: planning with what it has"))
-            await self._let_go("a plan needs more memory than there is")
+                await loop.run()
+            except LossNotFinite as error:
+                raise TrainingError(await self._diagnosis(prepared, epoch, error)) from None
 
-    async def _train_by(self, answer: PlanningAnswer, prepared: Prepared) -> None:
-        check = state_check(prepared.captured.description, self._job.optimizer)
-        epoch = HolderEpoch(answer.assignment, prepared.captured.description, self._service, check)
-        started = monotonic()
-        try:
-            steps = await self._run_rounds(prepared, epoch)
-            await self._bring_home(prepared, epoch)
-            self._finish(prepared, steps, monotonic() - started)
-        except LossNotFinite as error:
-            raise TrainingError(await self._diagnosis(prepared, epoch, error)) from None
-        except DeviceLost:
-            raise
-        except PeerError as error:
-            raise await epoch.verdict(VERDICT_SECONDS) or error from error
-        finally:
-            epoch.close()
+        async def bring_home(epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
+            await self._bring_home(prepared, epoch, overwriting)
+            failure = checkpointer.failure if checkpointer is not None else None
+            self._finish(prepared, epochs.steps_made, epochs.seconds, failure)
 
-    async def _run_rounds(self, prepared: Prepared, epoch: HolderEpoch) -> int:
-        """Returns the number of updates made by this run."""
-        job = self._job
-        course = Course(
-            steps_per_epoch=job.steps_per_epoch,
+        epochs = JobEpochs(
+            self._mesh,
+            self._request(prepared),
+            len(description.units),
+            Work(make_epoch, train, bring_home, partial(self._announce, prepared)),
+            self._emit,
+            self._options.recovery,
+        )
+        await epochs.run()
+
+    def _course(self, prepared: Prepared, micro_batch: int) -> Course:
+        return Course(
+            steps_per_epoch=self._job.steps_per_epoch,
             steps=prepared.steps,
-            batch_size=job.batch_size,
-            micro_batch=epoch.assignment.micro_batch,
+            batch_size=self._job.batch_size,
+            micro_batch=micro_batch,
             eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
         )
-        if job.clip_grad_norm is not None:
-            epoch.clip_to(job.clip_grad_norm)
-        checkpointer = self._checkpointer(prepared, epoch)
-        loop = TrainingLoop(prepared, course, epoch, checkpointer, self._emit)
-        try:
-            await loop.run()
-        finally:
-            self._steps_done = loop.steps_done
-        self._unwritten = checkpointer.failure if checkpointer else None
-        return loop.steps_done - prepared.first_step
 
-    def _checkpointer(self, prepared: Prepared, epoch: HolderEpoch) -> Checkpointer | None:
+    def _checkpointer(self, prepared: Prepared) -> Checkpointer | None:
         folder = self._options.checkpoint
         if folder is None:
             return None
         return Checkpointer(
             folder,
             Cadence(self._options.checkpoint_every, monotonic()),
-            lambda step: epoch.gather(f"snapshot:{step}"),
+            self._gather,
             prepared.progress,
             lambda failure: self._emit(Warned(str(failure))),
         )
+
+    async def _gather(self, step: int) -> Mapping[str, Tensor]:
+        assert self._epoch is not None
+        return await self._epoch.gather(f"snapshot:{step}")
 
     # -- after -----------------------------------------------------------------------------------
 
@@ -280,43 +265,45 @@ class HolderRun:
         except PeerError as error:
             log.info("end_not_delivered", member=member[:12], why=str(error))
 
-    async def _bring_home(self, prepared: Prepared, epoch: HolderEpoch) -> None:
+    async def _bring_home(
+        self, prepared: Prepared, epoch: HolderEpoch, overwriting: Callable[[], None]
+    ) -> None:
+        """Everything first, and then over the first weights; stage by stage where memory is short.
+
+        As long as the first weights stand, training can go on from them if a device dies now.
+        """
+
         def load(state: Mapping[str, Tensor]) -> None:
             model, _ = split_state(state)
             prepared.captured.load_state(model)
 
         trim_heap()
-        await epoch.bring_home(load)
+        arrived: list[Mapping[str, Tensor]] = []
+        whole_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
+        if whole_bytes <= HOME_SHARE * usable_memory_bytes():
+            await epoch.bring_home(arrived.append)
+        overwriting()
+        for source in (INITIAL, version_source(Version(prepared.first_step, 0))):
+            self._service.states.retract(self._id, [source])
+        if not arrived:
+            await epoch.bring_home(load)
+        for state in arrived:
+            load(state)
 
-    def _finish(self, prepared: Prepared, steps: int, seconds: float) -> None:
+    def _finish(
+        self, prepared: Prepared, steps: int, seconds: float, unwritten: TrainingError | None
+    ) -> None:
         out = self._options.out
         if out is not None:
             save_weights(out, self._job.model.state_dict())
-        if self._unwritten is not None:
-            raise self._unwritten
+        if unwritten is not None:
+            raise unwritten
         rate = steps * self._job.batch_size / seconds
         self._emit(Done(prepared.steps, seconds, rate, str(out) if out else None))
 
     async def _diagnosis(self, prepared: Prepared, epoch: HolderEpoch, error: LossNotFinite) -> str:
         finding = await epoch.diagnose(error.micro_batch)
         return f"{error}{_where(prepared, finding, error.micro_batch)}"
-
-
-def _with_less_memory(
-    request: PlanningRequest, answer: PlanningAnswer, error: OutOfMemory
-) -> PlanningRequest:
-    """`request` for after a device ran out of memory with the plan of `answer`.
-
-    It gets less than that plan asked of it, whatever it believes to have, so that plans do not
-    follow one another for ever.
-    """
-    asked = answer.plan["predicted"]["peak_bytes"][error.name]
-    most = min(error.memory_bytes, less_memory(asked))
-    return replace(
-        request,
-        memory_bytes={**request.memory_bytes, error.device: most},
-        epoch=answer.assignment.key.epoch,
-    )
 
 
 def _where(prepared: Prepared, finding: Finding | None, micro_batch: int) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from p2ptrain.errors import (
-    DeviceLost,
     InternalError,
     PeerError,
     ProtocolError,
     TrainingError,
 )
-from p2ptrain.mesh.interface import LinkLost, MemberChanged, MemberState, MeshEvent
+from p2ptrain.logs import get_logger
 from p2ptrain.model import clip
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.net.message import Message
@@ -26,6 +24,7 @@ from p2ptrain.training.feeder import Feeder
 from p2ptrain.training.inlet import Contents, Inlet, Value
 from p2ptrain.training.mailbox import Mailbox
 from p2ptrain.training.protocol import (
+    BEGIN,
     COMMIT,
     DIAGNOSE,
     DONE,
@@ -50,6 +49,8 @@ from p2ptrain.training.state_transfer import WEIGHTS, Check, StateRequest, read_
 from p2ptrain.training.switchboard import Line, Switchboard
 from p2ptrain.training.tracker import Tracker
 
+log = get_logger(__name__)
+
 DIAGNOSE_TIMEOUT_SECONDS = 30.0
 SHORT_BYTES = 64 << 20
 """A device with less free memory between two rounds, which has gone, may have run out of it."""
@@ -72,6 +73,9 @@ class Finding:
 class HolderEpoch:
     """One plan in force, seen from the device that holds the data.
 
+    Args:
+        on_link_lost: is told of two devices whose link broke.
+
     Attributes:
         evaluated_ahead: pieces of an evaluation that may be under way, or wait to be measured.
     """
@@ -82,27 +86,33 @@ class HolderEpoch:
         description: ModelDescription,
         service: TrainingService,
         check: Check,
+        on_link_lost: Callable[[str, str], None],
     ) -> None:
         self.assignment = assignment
         self.evaluated_ahead = 2 * len(assignment.stages) + 8
         places = enumerate(assignment.stages)
         self.tracker = Tracker([(index, d) for index, place in places for d in place.devices])
-        switchboard = service.switchboard
+        self._switchboard = switchboard = service.switchboard
         self.feeder = Feeder(assignment, _target_stages(assignment, description), switchboard)
         self._description = description
         self._mesh = mesh = service.mesh
         self._states = service.states
         self._check = check
+        self._on_link_lost = on_link_lost
         self._norms: NormGathering | None = None
         self._coefficients: Mailbox[int, Coefficient] = Mailbox("coefficient of round", 1)
         self._outputs = self._connect_outputs(switchboard)
         self._free_bytes: dict[str, int] = {}
+<<<<<<< theirs
+        self._has_begun = False
+        mesh.route(DONE, self._done)
+=======
         self._lost: asyncio.Future[DeviceLost] = asyncio.get_running_loop().create_future()
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
         mesh.route_now(DONE, self._done)  # all wait for the last one
+>>>>>>> mine
         mesh.route(FAILED, self._failed)
         mesh.route(NORMS, self._norm)
-        self._check_all_here()
 
     def clip_to(self, max_norm: float) -> None:
         """Make coefficients for `max_norm` of the stages' norms."""
@@ -115,6 +125,23 @@ class HolderEpoch:
         dtypes = {tensor.name: tensor.dtype for tensor in self._description.tensors}
         order = [tensor.name for tensor in self._description.tensors if tensor.trainable]
         self._norms = NormGathering(order, names, dtypes, max_norm)
+
+    async def begin(self, members: Collection[str]) -> None:
+        """Tell `members` that this plan is in force; those of the plan first.
+
+        Raises LinkClosed: a device of the plan is out of reach.
+        """
+        if self._has_begun:
+            return
+        self._has_begun = True
+        message = Message(BEGIN, self.assignment.key.fields())
+        for device in self.assignment.devices:
+            await self._mesh.send(device, message)
+        for device in sorted(set(members) - set(self.assignment.devices)):
+            try:
+                await self._mesh.send(device, message)
+            except PeerError as error:
+                log.info("begin_not_delivered", member=device[:12], why=str(error))
 
     async def order(self, order: RoundOrder) -> None:
         """Tell every device what comes next. Raises LinkClosed."""
@@ -205,16 +232,11 @@ class HolderEpoch:
         unit = integer(reply.fields, "unit", 0, len(self._description.units) - 1)
         return Finding(device, unit, parameters)
 
-    async def verdict(self, timeout_seconds: float) -> DeviceLost | None:
-        """Which device is gone, where the mesh finds out in time: a stage only sees a dead link."""
-        await asyncio.wait([self._lost], timeout=timeout_seconds)
-        return self._lost.result() if self._lost.done() else None
-
     def close(self) -> None:
         """Listen no more."""
-        self._unsubscribe()
         for kind in (DONE, FAILED, NORMS):
             self._mesh.unroute(kind)
+        self._switchboard.disconnect(self.assignment.key)
 
     # -- what comes in ---------------------------------------------------------------------------
 
@@ -258,6 +280,8 @@ class HolderEpoch:
                 self.tracker.fail(OutOfMemory(peer, name, has))
             case "user":
                 self.tracker.fail(TrainingError(f"{name}, stage {stage}: {told}"))
+            case "link":
+                self._on_link_lost(peer, text(message.fields, "peer", 64))
             case "peer":
                 self.tracker.fail(PeerError(f"{name}, stage {stage}: {told}"))
             case _:
@@ -272,44 +296,21 @@ class HolderEpoch:
             raise ProtocolError(f"{message.kind} for stage {stage} from another device")
         return stage
 
-    def _on_mesh_event(self, event: MeshEvent) -> None:
-        if isinstance(event, MemberChanged) and event.member.id in self.assignment.devices:
-            name, state = event.member.name, event.member.state
-            hint = self._memory_hint(event.member.id)
-            if state is MemberState.DEAD:
-                self._lose(name, f"{name} is gone ({event.reason})", hint)
-            elif state is MemberState.LEFT:
-                self._lose(name, f"{name} left the household")
-        elif isinstance(event, LinkLost) and event.peer_id in self.assignment.devices:
-            name, hint = self._name(event.peer_id), self._memory_hint(event.peer_id)
-            self._lose(name, f"the link to {name} ended ({event.reason})", hint)
+    def is_short(self, device: str) -> bool:
+        """Whether hardly any memory was free there when it last reported."""
+        return self._free_bytes.get(device, SHORT_BYTES) < SHORT_BYTES
 
-    def _lose(self, name: str, what: str, hint: str = "") -> None:
-        lost = DeviceLost(
-            f"{what}, and it held a part of the model{hint}; start again without it, or with "
-            "--resume from the last checkpoint",
-            name=name,
-        )
-        if not self._lost.done():
-            self._lost.set_result(lost)
-        self.tracker.fail(lost)
+    def memory_hint(self, device: str) -> str:
+        """What may have become of a device that is gone.
 
-    def _memory_hint(self, device: str) -> str:
-        """The kernel ends a process that takes too much without a word; only its own log tells."""
+        The kernel ends a process that takes too much without a word; only its own log tells.
+        """
         advice = "`dmesg` there tells, and --memory gives it less"
         free_bytes = self._free_bytes.get(device)
         if free_bytes is None or free_bytes >= SHORT_BYTES:
             return f" (if it ran out of memory, {advice})"
         free = f"{free_bytes >> 20} MiB of its memory were free when it last reported"
         return f" ({free}: it may have run out of memory; {advice})"
-
-    def _check_all_here(self) -> None:
-        """A device may have gone between the plan and our listening."""
-        for device in self.assignment.devices:
-            member = self._mesh.members.get(device)
-            if member is None or member.state in (MemberState.DEAD, MemberState.LEFT):
-                name = self._name(device)
-                self._lose(name, f"{name} is gone")
 
     # -- helpers ---------------------------------------------------------------------------------
 

@@ -5,9 +5,9 @@ A device that ran out of memory is planned for again with what it really has: it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cluster import Cluster, Device, Link
@@ -16,6 +16,9 @@ from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.replanning.heavy import respipe
+from p2ptrain.plan.replanning.replan import fixed, replan
+from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.times import TimeTable
 from p2ptrain.training.memory_needs import (
@@ -23,6 +26,7 @@ from p2ptrain.training.memory_needs import (
     reserved_bytes,
     with_all_memory,
 )
+from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import to_profile
 
@@ -108,6 +112,45 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
     """
     if len(household.candidates) > 1:
         request.sharing.check(request.planner)
+    return _within_memory(request, household, lambda *question: make_plan(*question))
+
+
+def plan_change(
+    request: PlanningRequest,
+    household: MeasuredHousehold,
+    present: Plan,
+    replicas: Replicas,
+    recovery: Recovery,
+) -> Plan:
+    """A plan for the devices of `household`, in place of `present`; its micro-batch stays.
+
+    Args:
+        replicas: who has each unit now, by names.
+
+    Raises:
+        PlanError: nothing fits.
+    """
+    folds = request.private_first > 0
+
+    def change(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
+        if present.planner == "pp":  # straight, and stays so: to the last bit the same results
+            here = frozenset(device.name for device in cluster.devices)
+            used = {device.name for stage in present.stages for device in stage.devices}
+            wanted = replace(wanted, groups=False, required=here & used)
+        if recovery is Recovery.HEAVY or folds:  # a private plan's units are folded: from zero
+            return make_plan(profile, cluster, fixed(present, wanted))
+        replanner = replan if recovery is Recovery.LIGHT else respipe
+        return replanner(profile, cluster, present, wanted, replicas=replicas).plan
+
+    return _within_memory(request, household, change)
+
+
+Planning: TypeAlias = Callable[[Profile, Cluster, PlanRequest], Plan]
+
+
+def _within_memory(
+    request: PlanningRequest, household: MeasuredHousehold, planning: Planning
+) -> Plan:
     holder = next(c for c in household.candidates if c.name == household.holder)
     profile = to_profile(holder.measured, request)
     times = _tables(household.candidates, request.batch_size)[holder.name]
@@ -116,7 +159,7 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
         c.name: reserved_bytes(profile, request, holder=c is holder) for c in household.candidates
     }
     for _ in range(MOST_PLANS):
-        plain = _plan_within(household.cluster(request, reserved), profile, request)
+        plain = _plan_within(household.cluster(request, reserved), profile, request, planning)
         plan = with_all_memory(plain, profile, request, household.holder)
         needed, counted = plan.predicted.peak_bytes, plain.predicted.peak_bytes
         short = [c for c in household.candidates if needed.get(c.name, 0) > c.memory_bytes]
@@ -130,7 +173,9 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
     )
 
 
-def _plan_within(cluster: Cluster, profile: Profile, request: PlanningRequest) -> Plan:
+def _plan_within(
+    cluster: Cluster, profile: Profile, request: PlanningRequest, planning: Planning
+) -> Plan:
     tries = list(request.sharing.allocations(request.planner))
     for last, allocations in enumerate(tries, start=1 - len(tries)):
         wanted = PlanRequest(
@@ -145,7 +190,7 @@ def _plan_within(cluster: Cluster, profile: Profile, request: PlanningRequest) -
             effort=PLANNING_EFFORT,
         )
         try:
-            return _planned(profile, cluster, wanted, request)
+            return _planned(profile, cluster, wanted, request, planning)
         except PlanError:
             if last == 0:
                 raise
@@ -153,12 +198,16 @@ def _plan_within(cluster: Cluster, profile: Profile, request: PlanningRequest) -
 
 
 def _planned(
-    profile: Profile, cluster: Cluster, wanted: PlanRequest, request: PlanningRequest
+    profile: Profile,
+    cluster: Cluster,
+    wanted: PlanRequest,
+    request: PlanningRequest,
+    planning: Planning,
 ) -> Plan:
     if not wanted.private:
-        return make_plan(profile, cluster, wanted)
+        return planning(profile, cluster, wanted)
     fold = Fold(len(profile.units), request.private_first, request.private_last)
-    return fold.unfold(make_plan(fold.profile(profile), fold.cluster(cluster), wanted))
+    return fold.unfold(planning(fold.profile(profile), fold.cluster(cluster), wanted))
 
 
 def overheads_of(candidate: Candidate) -> Overheads | None:

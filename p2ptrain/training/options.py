@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from p2ptrain.errors import OptionError
 from p2ptrain.model.wire_format import WireFormat
+
+
+class Recovery(StrEnum):
+    """How a household plans after a failure."""
+
+    LIGHT = "light"
+    """A plan close to the old one, that moves few bytes."""
+    HEAVY = "heavy"
+    """Everything to the data holder, a plan from zero, everything from there."""
+    RESPIPE = "respipe"
+    """A dead device's units to the stage after it, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +43,7 @@ class TrainOptions:
         replan: allow changes of plan while nothing failed.
         wire: how activations, gradients and the parts of all-reduces travel between devices:
             exactly, or rounded ("bf16", "int8"), which changes results a little.
+        recovery: how to plan after a failure.
     """
 
     wait_for: int = 1
@@ -46,6 +59,7 @@ class TrainOptions:
     fresh: bool = False
     replan: bool = True
     wire: WireFormat = WireFormat.EXACT
+    recovery: Recovery = Recovery.LIGHT
 
     def __post_init__(self) -> None:
         if self.wait_for < 1:

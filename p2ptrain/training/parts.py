@@ -8,12 +8,12 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.net.message import Fields, PartsAllocator
 
 
-def limited(limit_bytes: int) -> PartsAllocator:
-    """An allocator for one blob of at most `limit_bytes`."""
+def limited(limit_bytes: int, count: int = 1) -> PartsAllocator:
+    """An allocator for `count` blobs of at most `limit_bytes` together."""
 
     def allocate(peer: str, fields: Fields, sizes: Sequence[int]) -> list[memoryview]:
-        if len(sizes) != 1 or sizes[0] > limit_bytes:
-            raise ProtocolError(f"one part of at most {limit_bytes} bytes was expected")
-        return [memoryview(bytearray(sizes[0]))]
+        if len(sizes) != count or sum(sizes) > limit_bytes:
+            raise ProtocolError(f"{count} parts of at most {limit_bytes} bytes were expected")
+        return [memoryview(bytearray(size)) for size in sizes]
 
     return allocate

@@ -1,4 +1,4 @@
-"""What a holder asks its coordinator for, and what it gets, as checked plain data."""
+"""A job as its coordinator sees it, as checked plain data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net import cbor
-from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text, wire_format
 from p2ptrain.training.sharing import Sharing
 
@@ -27,8 +26,7 @@ class PlanningRequest:
         private_first, private_last: units that must stay on the holder at either end; 0, 0 unless
             the job is private.
         sharing: how stages may be shared among devices.
-        memory_bytes: what devices proved to have, by id, where they said more before.
-        epoch: the number the new plan gets, at least.
+        first_step: updates that the first weights have behind them.
         wire: how activations, gradients and the parts of all-reduces travel.
     """
 
@@ -48,10 +46,8 @@ class PlanningRequest:
     seed: int
     clip: bool
     first_step: int
-    epoch: int
     alone: bool
     sharing: Sharing
-    memory_bytes: Mapping[str, int]
     wire: WireFormat = WireFormat.EXACT
 
     def to_bytes(self) -> bytes:
@@ -61,7 +57,6 @@ class PlanningRequest:
                 **asdict(self),
                 "optimizer": dict(self.optimizer),
                 "sharing": self.sharing.fields(),
-                "memory_bytes": dict(self.memory_bytes),
                 "wire": self.wire.value,
             }
         )
@@ -89,41 +84,7 @@ class PlanningRequest:
             seed=integer(fields, "seed", -(2**63), 2**63),
             clip=bool(fields.get("clip")),
             first_step=integer(fields, "first_step"),
-            epoch=integer(fields, "epoch"),
             alone=bool(fields.get("alone")),
             sharing=Sharing.read(fields.get("sharing")),
-            memory_bytes=_read_memory(fields.get("memory_bytes")),
             wire=wire_format(fields),
         )
-
-
-def _read_memory(value: object) -> dict[str, int]:
-    if not isinstance(value, dict):
-        raise ProtocolError("what memory devices proved to have is a map")
-    return {device: integer(value, device) for device in value}
-
-
-@dataclass(frozen=True, slots=True)
-class PlanningAnswer:
-    """A plan in force: the assignment, and the plan as `p2ptrain.plan/1` for people.
-
-    Beside it, for people, "changes_results": how results differ from one device's, and
-    "taken_bytes": device -> what the job takes there beside the plan's peak.
-    """
-
-    assignment: Assignment
-    plan: Mapping[str, Any]
-
-    def to_bytes(self) -> bytes:
-        """Strict CBOR."""
-        return cbor.dumps({"assignment": self.assignment.to_bytes(), "plan": dict(self.plan)})
-
-    @staticmethod
-    def from_bytes(data: bytes | memoryview) -> PlanningAnswer:
-        """Check and read. Raises ProtocolError."""
-        fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
-        if not isinstance(fields, dict) or not isinstance(fields.get("assignment"), bytes):
-            raise ProtocolError("a planning answer holds an assignment")
-        if not isinstance(fields.get("plan"), dict):
-            raise ProtocolError("a planning answer holds a plan")
-        return PlanningAnswer(Assignment.from_bytes(fields["assignment"]), fields["plan"])

@@ -1,12 +1,14 @@
 """The messages of a training job: kinds, who sends them to whom, and their checked fields.
 
     holder                coordinator             devices of the plan
-      |-- plan.request --->|                          |
+      |-- epoch.change --->|                          |
+      |                    |-- epoch.inventory ------>|   (stops, says what it has)
       |                    |-- profile.measure ------>|   (asks the holder for model.fetch)
       |                    |-- links.measure -------->|
       |                    |-- plan.search ---------->|   (the fastest, where that pays)
       |                    |-- epoch.prepare -------->|   (fetches its weights: state.read)
       |<---- the plan -----|<------- ready -----------|
+      |-- epoch.begin ------------------------------->|   to all members: others have no part
       |
       |-- train.round ------------------------------->|   what comes next, to every stage
       |-- train.values (inputs, targets) ------------>|   to the first and the last stage
@@ -32,13 +34,15 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.training.rounds import Mode, Round
 
-PLAN_REQUEST = "plan.request"
+CHANGE = "epoch.change"
+INVENTORY = "epoch.inventory"
 SURVEY_LINKS = "plan.survey"
 SEARCH_PLAN = "plan.search"
 MEASURE_PROFILE = "profile.measure"
 MEASURE_LINKS = "links.measure"
 FETCH_MODEL = "model.fetch"
 PREPARE = "epoch.prepare"
+BEGIN = "epoch.begin"
 STATE_MANIFEST = "state.manifest"
 STATE_READ = "state.read"
 ROUND = "train.round"

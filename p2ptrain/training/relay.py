@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from p2ptrain.errors import PeerError
-from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.protocol import EpochKey
 
 MOST_RELAYS = 16
@@ -35,29 +34,6 @@ stalls, the first device behind the place turns to the holder, and the others go
 
 Entries: TypeAlias = Sequence[tuple[str, Any]]
 """(name, meta) of each tensor, in the order of the manifest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """Where one device of a group reads its stage's weights.
-
-    Attributes:
-        before: the device it reads from, None = the holder itself.
-        timeout_seconds: for one range from that device.
-        hands_on: whether another device reads from this one.
-    """
-
-    before: str | None
-    timeout_seconds: float
-    hands_on: bool
-
-
-def hop_of(device: str, place: StagePlace, holder: str) -> Hop:
-    """The place of `device`, which is not the holder, in the chain of its stage."""
-    chain = [other for other in place.devices if other != holder]
-    number = chain.index(device)
-    before = chain[number - 1] if number else None
-    return Hop(before, number * HOP_SECONDS, hands_on=number + 1 < len(chain))
 
 
 class Relay:

@@ -76,14 +76,19 @@ class Course:
     micro_batch: int
     eval_samples: int
 
-    def rounds(self, first_step: int = 0) -> Iterator[Round]:
-        """The rounds from update `first_step` on."""
+    def rounds(self, first_step: int = 0, evaluated: int = 0) -> Iterator[Round]:
+        """The rounds from update `first_step` on, numbered from 0.
+
+        Args:
+            evaluated: evaluations after so many updates, and before, are left out.
+        """
         index = 0
-        for step in range(first_step, self.steps):
-            yield Round(index, Mode.TRAIN, step, self.batch_size, self.micro_batch)
-            index += 1
-            if self.eval_samples and self.ends_epoch(step + 1):
-                yield Round(index, Mode.EVAL, step + 1, self.eval_samples, self.micro_batch)
+        for step in range(first_step, self.steps + 1):
+            if self.eval_samples and step > evaluated and self.ends_epoch(step):
+                yield Round(index, Mode.EVAL, step, self.eval_samples, self.micro_batch)
+                index += 1
+            if step < self.steps:
+                yield Round(index, Mode.TRAIN, step, self.batch_size, self.micro_batch)
                 index += 1
 
     def ends_epoch(self, step: int) -> bool:

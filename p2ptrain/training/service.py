@@ -1,7 +1,7 @@
 """What every device does for the jobs of others: measure, prepare, train, hand over its state.
 
-A device works for one job at a time. It drops the job when the holder says so, when the holder is
-dead or has left, or when a newer epoch of the job replaces it; then it is ready for the next.
+A device works for one job at a time, see `participation`. It drops the job when the holder says so,
+or is dead or has left; then it is ready for the next.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from p2ptrain.errors import Error, NotCoordinator, PeerError, ProtocolError, UserError
+from p2ptrain.errors import Error, PeerError, ProtocolError, UserError
 from p2ptrain.logs import get_logger, timed
-from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
+from p2ptrain.mesh.interface import LinkLost, Member, MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.diagnosis import NonFinite
-from p2ptrain.model.optimizer_spec import optimizer_from_fields
 from p2ptrain.model.stage import Stage
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, Priority
@@ -31,16 +32,18 @@ from p2ptrain.training.budget import (
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
-from p2ptrain.training.first_weights import first_weights
+from p2ptrain.training.participation import Participation, Surroundings
 from p2ptrain.training.parts import limited
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.protocol import (
+    BEGIN,
     BLOB_LIMIT_BYTES,
     COMMIT,
     DIAGNOSE,
     END,
     FAILED,
     FETCH_MODEL,
+    INVENTORY,
     MEASURE_LINKS,
     MEASURE_PROFILE,
     MODEL_LIMIT_BYTES,
@@ -52,10 +55,11 @@ from p2ptrain.training.protocol import (
     integer,
     text,
 )
+from p2ptrain.training.recovery.device_events import HolderState
+from p2ptrain.training.recovery.holdings import Inventory
 from p2ptrain.training.routes import Route
 from p2ptrain.training.stage_runner import NotFinite
-from p2ptrain.training.state_check import state_check
-from p2ptrain.training.state_transfer import INITIAL, STAGE, WEIGHTS, StateServer
+from p2ptrain.training.state_transfer import StateServer
 from p2ptrain.training.switchboard import Switchboard
 
 log = get_logger(__name__)
@@ -70,7 +74,6 @@ class TrainingService:
     """One a device, from the start to the end of its membership.
 
     Attributes:
-        engagement: this device's part in the current job, if any.
         idle: set while there is none.
     """
 
@@ -85,27 +88,40 @@ class TrainingService:
         self.compute = compute
         self.switchboard = Switchboard(mesh)
         self.states = StateServer(mesh)
-        self.engagement: Engagement | None = None
         self.idle = asyncio.Event()
         self.idle.set()
         self._profiles = profiles
         self._memory_bytes = memory_bytes
         self._idle_bytes = anonymous_bytes()
         self._models: dict[str, ModelDescription] = {}
-        self._newest: dict[str, int] = {}
-        self._shell = Shell(mesh, self.switchboard, compute)
-        self._endings: set[asyncio.Task[None]] = set()
+        self._offers: dict[str, _Offer] = {}  # by model
+        self._speeds: dict[str, tuple[float, float]] = {}  # to a peer: bytes/s, seconds
+        self._part: Participation | None = None
+        self._surroundings = Surroundings(
+            mesh=mesh,
+            compute=compute,
+            states=self.states,
+            shell=Shell(mesh, self.switchboard, compute),
+            model=self._model,
+            short_of=self._short_of,
+            budget_bytes=self._budget_bytes,
+            inventory=self._complete,
+            on_failure=self._report_failure,
+            told=self._tell_holder,
+            changed=self._on_change,
+        )
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
         mesh.route_now(COMMIT, self._commit)  # the next round waits for it
 
     @property
     def routes(self) -> Mapping[str, Route]:
         """What this device answers, by kind."""
-        blob = limited(BLOB_LIMIT_BYTES)
         return {
             MEASURE_PROFILE: Route(self._measure_profile),
             MEASURE_LINKS: Route(self._measure_links),
-            PREPARE: Route(self._prepare, blob),
+            INVENTORY: Route(self._inventory),
+            PREPARE: Route(self._prepare, limited(BLOB_LIMIT_BYTES, 2)),
+            BEGIN: Route(self._begin),
             ROUND: Route(self._round),
             DIAGNOSE: Route(self._diagnose),
             END: Route(self._end),
@@ -114,43 +130,38 @@ class TrainingService:
     @property
     def job(self) -> str | None:
         """The job this device works for."""
-        return self.engagement.assignment.key.job if self.engagement else None
+        return self._part.job if self._part is not None and self._part.is_busy else None
+
+    @property
+    def engagement(self) -> Engagement | None:
+        """The stages that this device has, if any."""
+        return self._part.engagement if self._part is not None else None
 
     @property
     def holder_name(self) -> str | None:
         """Of the job this device works for."""
-        if self.engagement is None:
+        holder = self._part.holder if self._part is not None and self._part.is_busy else None
+        if holder is None:
             return None
-        holder = self.engagement.assignment.holder
         member = self.mesh.members.get(holder)
         return member.name if member is not None else holder[:12]
 
     async def close(self) -> None:
         """Drop any job and stop serving."""
         self._unsubscribe()
-        await self.drop("this device is leaving")
-        if self._endings:
-            await asyncio.gather(*self._endings)
+        await self.drop()
 
     def know_model(self, description: ModelDescription) -> None:
         """Spare fetching a model that was captured here."""
         self._models = {description.digest: description}
 
-    async def drop(self, reason: str, job: str | None = None) -> None:
+    async def drop(self, job: str | None = None) -> None:
         """Leave the current job, if any; with `job`, only if it is that one."""
-        if job is not None and self.job != job:
+        part = self._part
+        if part is None or job not in (None, part.job):
             return
-        engagement, self.engagement = self.engagement, None
-        if engagement is None:
-            return
-        log.info("job_dropped", job=engagement.assignment.key.job, reason=reason)
-        # What the holder itself offers outlives a plan.
-        self.states.withdraw(engagement.assignment.key.job, keep=(INITIAL,))
-        self.states.relays.end(engagement.assignment.key, reason)
-        await engagement.stop()
-        del engagement  # and with it the weights
-        trim_heap()
-        self.idle.set()
+        log.info("job_dropped", job=part.job)
+        await part.close()
 
     # -- routes ----------------------------------------------------------------------------------
 
@@ -159,13 +170,15 @@ class TrainingService:
         job = text(message.fields, "job", 64)
         if self.job not in (None, job):
             raise PeerError(f"{self.mesh.name} already works for another job")
-        description = await self._model(message.fields)
+        digest = text(message.fields, "digest", 64)
+        description = await self._model(digest, text(message.fields, "holder", 64))
         sizes = _sizes(message.fields.get("batch_sizes"))
         budget = self._budget_bytes()
         with timed(log, "measured"):
             measured = await measure(description, sizes, self.compute, self._profiles, budget)
         memory_bytes = self._budget_bytes()
         taken = max(anonymous_bytes() - self._idle_bytes, 0)
+        self._offers = {digest: _Offer(measured, memory_bytes, taken)}
         content = {"measured": measured, "memory_bytes": memory_bytes, "taken_bytes": taken}
         blob = cbor.dumps(content)
         return Message(MEASURE_PROFILE, {}, (memoryview(blob),))
@@ -180,67 +193,39 @@ class TrainingService:
             try:
                 speed = await self.mesh.measure_link(str(target), LINK_SECONDS)
                 speeds.append([target, speed.bytes_per_s, speed.latency_s])
+                if speed.bytes_per_s > 0:
+                    self._speeds[str(target)] = (speed.bytes_per_s, speed.latency_s)
             except (PeerError, TimeoutError) as error:
                 log.info("link_not_measured", target=str(target)[:12], why=str(error))
         return Message(MEASURE_LINKS, {"speeds": speeds})
 
+    async def _inventory(self, peer: str, message: Message) -> Message:
+        """Stop working on a job, and say what is here of it."""
+        job = text(message.fields, "job", 64)
+        if self.job not in (None, job):
+            raise PeerError(f"{self.mesh.name} already works for another job")
+        if self._part is None or self._part.job != job:
+            self._part = Participation(job, self._surroundings)
+        return await self._part.take_stock(peer, message)
+
     async def _prepare(self, peer: str, message: Message) -> Message:
         """Take a part in an epoch: fetch the weights, build the stages, be ready."""
-        assignment = Assignment.from_bytes(message.parts[0])
-        ready = False
-        try:
-            answer = await self._take_part(assignment, message.fields)
-            ready = answer.fields["ready"] is True
-        finally:
-            if not ready:
-                why = f"{self.mesh.name} could not be made ready"
-                self.states.relays.give_up(assignment, self.mesh.self_id, why)
-        return answer
+        key = Assignment.from_bytes(message.parts[0]).key
+        part = self._part
+        if part is None or part.job != key.job:
+            raise PeerError(f"{self.mesh.name} was not asked what it has of that job")
+        return await part.prepare(peer, message)
 
-    async def _take_part(self, assignment: Assignment, fields: Mapping[str, object]) -> Message:
-        self._check_newer(assignment)
-        if self.job is not None and self.job != assignment.key.job:
-            raise PeerError(f"{self.mesh.name} already works for another job")
-        self._newest = {assignment.key.job: assignment.key.epoch}
-        await self.drop("a new plan")
-        short = self._short_of(integer(fields, "needed_bytes", 0, 2**63))
-        if short is not None:
-            return short
-        description = await self._model({"digest": assignment.digest, "holder": assignment.holder})
-        if self._newest != {assignment.key.job: assignment.key.epoch}:
-            raise PeerError("another plan came while this device was made ready")
-        engagement = Engagement(assignment, description, self._shell)
-        self.engagement = engagement
-        self.idle.clear()
-        try:
-            read = partial(optimizer_from_fields, assignment.optimizer)
-            spec = await self.compute.run((0,), read)
-            check = await self.compute.run((0,), partial(state_check, description, spec))
-            fetch = partial(first_weights, self.mesh, self.states, assignment, check)
-            with timed(log, "stages_built"):
-                await engagement.prepare(fetch, spec)
-        except BaseException as error:
-            await self._abandon(engagement)
-            if is_out_of_memory(error):
-                return self._out_of_memory()
-            raise
-        if self.engagement is not engagement:
-            await engagement.stop()
-            raise PeerError("the job ended while this device was made ready")
-        trim_heap()  # what the weights' way here has taken
-        self.states.offer(assignment.key.job, STAGE, engagement.state, engagement.applied)
-        self.states.offer(assignment.key.job, WEIGHTS, engagement.weights, engagement.applied)
-        engagement.start(partial(self._report_failure, assignment))
-        return Message(PREPARE, {"ready": True})
+    async def _begin(self, peer: str, message: Message) -> None:
+        key = EpochKey.read(message.fields)
+        if self._part is not None and self._part.job == key.job:
+            self._part.begin(peer, key.epoch)
 
-    def _short_of(self, needed_bytes: int) -> Message | None:
-        """The answer where a part would need more memory than there is, now that it is to begin."""
+    def _short_of(self, needed_bytes: int) -> int | None:
+        """The memory there is, where a part would need more of it, now that it is to begin."""
         trim_heap()
         most = self._most(available_memory_bytes())
-        return self._out_of_memory() if needed_bytes > most else None
-
-    def _out_of_memory(self) -> Message:
-        return Message(PREPARE, {"ready": False, "memory_bytes": self._budget_bytes()})
+        return self._budget_bytes() if needed_bytes > most else None
 
     def _budget_bytes(self) -> int:
         trim_heap()  # what measuring, or a job before, has used is free for the next
@@ -250,39 +235,22 @@ class TrainingService:
         """What a job may take of what is free."""
         return free_bytes if self._memory_bytes is None else min(self._memory_bytes, free_bytes)
 
-    def _check_newer(self, assignment: Assignment) -> None:
-        coordinator = self.mesh.coordinator
-        if coordinator is not None and assignment.term < coordinator.term:
-            raise NotCoordinator(
-                f"a command of term {assignment.term}; {coordinator.term} is in force"
-            )
-        if assignment.key.epoch <= self._newest.get(assignment.key.job, -1):
-            raise PeerError(f"epoch {assignment.key.epoch} is not newer than the one in force")
-        if self.mesh.self_id not in assignment.devices:
-            raise ProtocolError("an assignment without this device")
-
-    async def _abandon(self, engagement: Engagement) -> None:
-        await engagement.stop()
-        if self.engagement is engagement:
-            self.engagement = None
-            self.idle.set()
-
     async def _round(self, peer: str, message: Message) -> None:
-        engagement = self._engaged(peer, message)
-        if engagement is None:
-            return
-        order = RoundOrder.read(message.fields)
-        self.states.relays.end(engagement.assignment.key, "training has begun")
-        job, key = engagement.assignment.key.job, order.round.step + 1
-        if order.keep:
-            kept = partial(engagement.snapshot, key)
-            self.states.offer(job, f"snapshot:{key}", kept, engagement.applied)
-        await engagement.order(order)
+        key = EpochKey.read(message.fields)
+        if self._part is not None and self._part.job == key.job:
+            await self._part.order(peer, key, RoundOrder.read(message.fields))
 
+<<<<<<< theirs
+    async def _commit(self, peer: str, message: Message) -> None:
+        key = EpochKey.read(message.fields)
+        if self._part is not None and self._part.job == key.job:
+            self._part.commit(peer, key, Commit.read(message.fields))
+=======
     def _commit(self, peer: str, message: Message) -> None:
         engagement = self._engaged(peer, message)
         if engagement is not None:
             engagement.commit(Commit.read(message.fields))
+>>>>>>> mine
 
     async def _diagnose(self, peer: str, message: Message) -> Message:
         """Where a piece that this device still holds first stopped being finite."""
@@ -299,13 +267,13 @@ class TrainingService:
         return Message(DIAGNOSE, {"found": False})
 
     async def _end(self, peer: str, message: Message) -> None:
-        engagement = self.engagement
-        job = text(message.fields, "job", 64)
-        if engagement is None or engagement.assignment.key.job != job:
+        part, job = self._part, text(message.fields, "job", 64)
+        if part is None or part.job != job:
             return
-        if peer != engagement.assignment.holder:
+        if peer != part.holder:
             raise ProtocolError("job.end from a device that is not the holder")
-        await self.drop(text(message.fields, "reason", 1024), job)
+        log.info("job_ended", job=job, reason=text(message.fields, "reason", 1024))
+        part.holder_is(HolderState.LEFT)
 
     def _engaged(self, peer: str, message: Message) -> Engagement | None:
         """The engagement a holder's message is for, or None if it is over. Refuses strangers."""
@@ -319,10 +287,8 @@ class TrainingService:
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    async def _model(self, fields: Mapping[str, object]) -> ModelDescription:
-        digest = text(fields, "digest", 64)
+    async def _model(self, digest: str, holder: str) -> ModelDescription:
         if digest not in self._models:
-            holder = text(fields, "holder", 64)
             with timed(log, "model_fetched"):
                 reply = await self.mesh.call(
                     holder,
@@ -340,6 +306,20 @@ class TrainingService:
             self._models = {digest: description}
         return self._models[digest]
 
+    def _complete(self, inventory: Inventory, digest: str) -> Inventory:
+        """With what this device has measured, and what it offered when it was idle."""
+        gone = (MemberState.DEAD, MemberState.LEFT)
+        away = {m.id for m in self.mesh.members.values() if m.state in gone}
+        offer = self._offers.get(digest)
+        return replace(
+            inventory,
+            linked=inventory.linked - away,
+            budget_bytes=0 if offer is None else offer.memory_bytes,
+            taken_bytes=0 if offer is None else offer.taken_bytes,
+            speeds=tuple((peer, *speed) for peer, speed in self._speeds.items()),
+            measured=None if offer is None else offer.measured,
+        )
+
     async def _report_failure(
         self, assignment: Assignment, stage: int, error: BaseException
     ) -> None:
@@ -348,20 +328,51 @@ class TrainingService:
             fields["memory_bytes"] = self._budget_bytes()
         if not isinstance(error, Error):
             log.error("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
+        await self._send_failed(assignment, fields)
+
+    async def _tell_holder(self, assignment: Assignment, fields: Mapping[str, object]) -> None:
+        stage = assignment.stages_of(self.mesh.self_id)[0]
+        await self._send_failed(assignment, {**assignment.key.fields(), "stage": stage, **fields})
+
+    async def _send_failed(self, assignment: Assignment, fields: Mapping[str, object]) -> None:
         try:
-            await self.mesh.send(assignment.holder, Message(FAILED, fields))
+            await self.mesh.send(assignment.holder, Message(FAILED, dict(fields)))
         except PeerError as gone:
-            log.warning("failure_not_reported", stage=stage, why=str(gone))
+            log.warning("failure_not_reported", why=str(gone))
+
+    def _on_change(self) -> None:
+        if self._part is not None and self._part.is_busy:
+            self.idle.clear()
+        else:
+            self.idle.set()
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
-        if not isinstance(event, MemberChanged) or self.engagement is None:
+        part = self._part
+        if part is None:
             return
-        gone = event.member.state in (MemberState.DEAD, MemberState.LEFT)
-        if gone and event.member.id == self.engagement.assignment.holder:
-            reason = f"the data holder {event.member.name} is {event.member.state}"
-            task = asyncio.get_running_loop().create_task(self.drop(reason))
-            self._endings.add(task)
-            task.add_done_callback(self._endings.discard)
+        if isinstance(event, LinkLost):
+            part.link_ended(event.peer_id)
+        elif isinstance(event, MemberChanged) and event.member.id == part.holder:
+            self._on_holder(part, event.member)
+
+    @staticmethod
+    def _on_holder(part: Participation, holder: Member) -> None:
+        if holder.state in (MemberState.DEAD, MemberState.LEFT):
+            log.info("holder_gone", name=holder.name, state=holder.state)
+            part.holder_is(HolderState.LEFT)
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What this device measured of a model and offered for it, last.
+
+    Attributes:
+        taken_bytes: what the job had taken by then.
+    """
+
+    measured: Mapping[str, Any]
+    memory_bytes: int
+    taken_bytes: int
 
 
 def _first_non_finite(stage: Stage, piece: int) -> NonFinite | None:

@@ -68,7 +68,7 @@ READS_IN_FLIGHT = 3
 READ_TIMEOUT_SECONDS = 300.0
 
 
-async def _at_once() -> None:
+async def at_once() -> None:
     """Nothing to wait for."""
 
 
@@ -115,7 +115,7 @@ class StateServer:
         mesh.route(STATE_MANIFEST, self._manifest)
         mesh.route(STATE_READ, self._read)
 
-    def offer(self, job: str, source: str, tensors: Source, after: After = _at_once) -> None:
+    def offer(self, job: str, source: str, tensors: Source, after: After = at_once) -> None:
         """Serve `tensors` under (job, source) until `withdraw`; `after` is awaited each time."""
         self._sources[job, source] = (tensors, after)
 
@@ -123,6 +123,16 @@ class StateServer:
         """Serve nothing of this job any more, but the sources in `keep`."""
         self._sources = {k: v for k, v in self._sources.items() if k[0] != job or k[1] in keep}
         self._opened = {k: v for k, v in self._opened.items() if k[0] != job or k[1] in keep}
+
+    def retract(self, job: str, sources: Collection[str]) -> None:
+        """Serve these sources of the job no more."""
+        gone = {(job, source) for source in sources}
+        self._sources = {k: v for k, v in self._sources.items() if k not in gone}
+        self._opened = {k: v for k, v in self._opened.items() if k[:2] not in gone}
+
+    def now(self, job: str, source: str, first: int, end: int) -> Named:
+        """The tensors themselves, whatever a reader would wait for."""
+        return self._source(job, source)[0](first, end)
 
     async def local(self, job: str, source: str, first: int, end: int) -> dict[str, Tensor]:
         """The same tensors for this device itself, copied; laid out as they are."""

@@ -7,13 +7,12 @@ lie at the first stage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from time import monotonic
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Protocol
 
 from torch import Tensor
 
 from p2ptrain.model.left_out import DEFAULT_IGNORED, DefaultIgnored
-from p2ptrain.observe.events import Eval, Event, Step, Warned
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.training.checkpointer import Checkpointer
 from p2ptrain.training.evaluation import MetricMeans
@@ -30,11 +29,26 @@ from p2ptrain.training.tracker import Seat
 ROUNDS_AHEAD = 2
 
 
+class Reports(Protocol):
+    """Who is told what counts; it may have been told before, by an epoch that has ended."""
+
+    def step(self, step: int, loss: float, samples: int) -> None:
+        """`step` updates count; the last one was of `samples` samples."""
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics after `step` updates."""
+
+    def warn(self, message: str) -> None:
+        """Something people should know."""
+
+
 class TrainingLoop:
     """Runs a course of rounds on one epoch.
 
-    Attributes:
-        steps_done: updates that count, resumed ones included.
+    Args:
+        start: updates applied to the state that the epoch begins with.
+        evaluated: evaluations up to this step are left out.
+        reports: is told what counts.
     """
 
     def __init__(
@@ -43,18 +57,20 @@ class TrainingLoop:
         course: Course,
         epoch: HolderEpoch,
         checkpointer: Checkpointer | None,
-        emit: Callable[[Event], None],
+        reports: Reports,
+        *,
+        start: int,
+        evaluated: int,
     ) -> None:
-        self.steps_done = prepared.first_step
         self._prepared = prepared
+        self._start, self._evaluated = start, evaluated
         self._course = course
         self._epoch = epoch
         self._checkpointer = checkpointer
-        self._emit = emit
+        self._reports = reports
         self._ahead = asyncio.Semaphore(ROUNDS_AHEAD)
         self._ordered: asyncio.Queue[RoundOrder] = asyncio.Queue(ROUNDS_AHEAD + 1)
         self._targets: asyncio.Queue[tuple[PieceKey, object]] = asyncio.Queue(epoch.evaluated_ahead)
-        self._last_step_at = monotonic()
         self._ignored: DefaultIgnored | None = None
         last = epoch.assignment.stages[-1]
         if last.shared and last.allocation is Allocation.SAMPLES and not prepared.sharing.effects:
@@ -110,12 +126,10 @@ class TrainingLoop:
             return
         if self._ignored.found_in(feed.inputs, feed.targets):
             self._ignored = None
-            self._emit(
-                Warned(
-                    f"targets of {DEFAULT_IGNORED}, which the loss leaves out, came up after the "
-                    "plan was made: it divides micro-batches, and each part leaves out its own, "
-                    "so losses differ a little from one device's (--planner pp divides none)"
-                )
+            self._reports.warn(
+                f"targets of {DEFAULT_IGNORED}, which the loss leaves out, came up after the "
+                "plan was made: it divides micro-batches, and each part leaves out its own, "
+                "so losses differ a little from one device's (--planner pp divides none)"
             )
 
     # -- in --------------------------------------------------------------------------------------
@@ -136,13 +150,11 @@ class TrainingLoop:
         coefficient = await self._epoch.coefficient(order.round)
         # Every stage is ready: the update counts from here on, whatever happens to anybody. Between
         # this and the first commit nothing is awaited, so that no step counts without being told.
-        now = monotonic()
-        seconds, self._last_step_at = now - self._last_step_at, now
-        self.steps_done = order.round.step + 1
-        self._emit(Step(self.steps_done, _loss(reports), order.round.samples / seconds, seconds))
+        step = order.round.step + 1
+        self._reports.step(step, _loss(reports), order.round.samples)
         await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
         if order.keep and self._checkpointer is not None:
-            group.create_task(self._checkpointer.take(self.steps_done))
+            group.create_task(self._checkpointer.take(step))
 
     async def _finish_evaluation(self, order: RoundOrder) -> None:
         means = MetricMeans(self._prepared.job.metrics)
@@ -150,7 +162,7 @@ class TrainingLoop:
             for number in range(order.round.micro_batches):
                 await self._measure(means, order.round, number)
         reports = await self._epoch.tracker.complete(order.round.index)
-        self._emit(Eval(order.round.step, means.result(_loss(reports))))
+        self._reports.evaluation(order.round.step, means.result(_loss(reports)))
 
     async def _measure(self, means: MetricMeans, shape: Round, number: int) -> None:
         key, target = await self._targets.get()
@@ -161,7 +173,7 @@ class TrainingLoop:
         means.add(output, target, shape.size(number))
 
     def _rounds(self) -> Iterator[Round]:
-        return self._course.rounds(self._prepared.first_step)
+        return self._course.rounds(self._start, self._evaluated)
 
 
 def _loss(reports: Mapping[Seat, RoundReport]) -> float:

@@ -10,10 +10,13 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.protocol import EpochKey
+from p2ptrain.training.recovery.version import Version
+
+AT = Version(7, 2)
 
 
 def assignment(place: StagePlace) -> Assignment:
-    return Assignment(EpochKey("job", 1), 1, "a", "digest", (place,), 8, 4, {}, 0, False, 0)
+    return Assignment(EpochKey("job", 1), 1, "a", "digest", (place,), 8, 4, {}, 0, False, AT)
 
 
 def shared(*shares: int, allocation: Allocation = Allocation.SAMPLES) -> StagePlace:

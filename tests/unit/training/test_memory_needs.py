@@ -35,10 +35,8 @@ def request(batch_size: int = 16, micro_batch: int = 4, planner: str = "pp") -> 
         seed=0,
         clip=False,
         first_step=0,
-        epoch=0,
         alone=False,
         sharing=Sharing(),
-        memory_bytes={},
     )
 
 

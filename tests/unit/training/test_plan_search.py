@@ -40,10 +40,8 @@ REQUEST = PlanningRequest(
     seed=0,
     clip=False,
     first_step=0,
-    epoch=1,
     alone=False,
     sharing=Sharing(),
-    memory_bytes={},
 )
 
 

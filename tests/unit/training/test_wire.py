@@ -18,6 +18,7 @@ from p2ptrain.training.bucket_sum import BucketSum
 from p2ptrain.training.buckets import Ring
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import EpochKey
+from p2ptrain.training.recovery.version import Version
 from tests import zoo
 from tests.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.reference import Outcome
@@ -32,7 +33,7 @@ ROUNDED = pytest.mark.parametrize("wire", [BF16, INT8])
 def assignment(wire: WireFormat) -> Assignment:
     place = StagePlace(0, 3, devices=("a",), shares=(4,), warmup=1)
     return Assignment(
-        EpochKey("job", 1), 1, "a", "digest", (place,), 4, 4, {}, 0, False, 0, wire=wire
+        EpochKey("job", 1), 1, "a", "digest", (place,), 4, 4, {}, 0, False, Version(0, 0), wire=wire
     )
 
 

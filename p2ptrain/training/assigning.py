@@ -1,0 +1,143 @@
+"""From a plan to what every device of it is told: pure, so that it can be tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.net import cbor
+from p2ptrain.plan.plan import Plan
+from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, EpochKey
+from p2ptrain.training.recovery.fetches import Fetch
+from p2ptrain.training.recovery.placed import Placed, PlacedStage
+
+
+def placed_of(assignment: Assignment, tied: Sequence[tuple[int, int]] = ()) -> Placed:
+    """An assignment as the rules of recovery see it.
+
+    Args:
+        tied: pairs of stages that share weights, where that is known.
+    """
+    stages = tuple(
+        PlacedStage(place.first, place.end, place.devices, place.copies_to)
+        for place in assignment.stages
+    )
+    return Placed(
+        epoch=assignment.key.epoch,
+        term=assignment.term,
+        holder=assignment.holder,
+        version=assignment.version,
+        lineage=assignment.lineage,
+        stages=stages,
+        tied=tuple(tied),
+        keeps=any(stage.copies_to is not None for stage in stages),
+    )
+
+
+def stages_of(plan: Plan, ids: Mapping[str, str]) -> tuple[PlacedStage, ...]:
+    """A plan's stages with ids instead of names."""
+    return tuple(
+        PlacedStage(*stage.units, tuple(ids[device.name] for device in stage.devices))
+        for stage in plan.stages
+    )
+
+
+def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assignment:
+    """What the devices of `plan`, placed so, must know."""
+    places = tuple(
+        StagePlace(
+            *stage.units,
+            warmup=stage.warmup,
+            devices=where.devices,
+            shares=tuple(device.share for device in stage.devices),
+            allocation=stage.allocation,
+            held=stage.held,
+            copies_to=where.copies_to,
+        )
+        for stage, where in zip(plan.stages, placed.stages, strict=True)
+    )
+    return Assignment(
+        key=EpochKey(request.job, placed.epoch),
+        term=placed.term,
+        holder=placed.holder,
+        digest=request.digest,
+        stages=places,
+        batch_size=request.batch_size,
+        micro_batch=plan.micro_batch,
+        optimizer=request.optimizer,
+        seed=request.seed,
+        clip=request.clip,
+        version=placed.version,
+        lineage=placed.lineage,
+        wire=request.wire,
+    )
+
+
+def renamed(plan: Plan, assignment: Assignment, names: Mapping[str, str]) -> Plan:
+    """The plan in force with the names that its devices have now; ids stay, names may not.
+
+    Args:
+        names: by id, of everyone known; who is not known keeps the old name.
+    """
+    stages = tuple(
+        replace(
+            stage,
+            devices=tuple(
+                replace(device, name=names.get(place.devices[number], device.name))
+                for number, device in enumerate(stage.devices)
+            ),
+        )
+        for stage, place in zip(plan.stages, assignment.stages, strict=True)
+    )
+    return replace(plan, stages=stages, left_out=())
+
+
+def passable(wanted: Mapping[str, Sequence[Fetch]]) -> dict[str, tuple[Fetch, ...]]:
+    """The same fetches, where a device passes on only what it fetches in one piece itself.
+
+    What else it was to pass on is fetched from where it fetches it.
+    """
+    return {
+        device: tuple(part for fetch in own for part in _passed(fetch, wanted))
+        for device, own in wanted.items()
+    }
+
+
+def _passed(fetch: Fetch, wanted: Mapping[str, Sequence[Fetch]]) -> Iterator[Fetch]:
+    if not fetch.relayed:
+        yield fetch
+        return
+    before = wanted[fetch.peer]
+    if any((own.first, own.end) == (fetch.first, fetch.end) for own in before):
+        yield fetch
+        return
+    for own in before:
+        first, end = max(own.first, fetch.first), min(own.end, fetch.end)
+        if first < end:
+            yield from _passed(Fetch(first, end, own.peer, own.relayed), wanted)
+
+
+def fetches_to_bytes(fetches: Sequence[Fetch]) -> bytes:
+    """Strict CBOR."""
+    return cbor.dumps([[one.first, one.end, one.peer, one.relayed] for one in fetches])
+
+
+def fetches_from_bytes(data: bytes | memoryview) -> tuple[Fetch, ...]:
+    """Check and read. Raises ProtocolError."""
+    fields: Any = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
+    if not isinstance(fields, list):
+        raise ProtocolError("fetches are a list")
+    return tuple(_read_fetch(entry) for entry in fields)
+
+
+def _read_fetch(entry: object) -> Fetch:
+    match entry:
+        case [int(first), int(end), str(peer), bool(relayed)] if (
+            0 <= first < end and len(peer) <= 64
+        ):
+            return Fetch(first, end, peer, relayed)
+    raise ProtocolError("a fetch has units, a peer and whether that one relays")

@@ -1,0 +1,272 @@
+"""What a holder asks its coordinator for when an epoch is to begin, and what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.net import cbor
+from p2ptrain.training.assigning import placed_of
+from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.options import Recovery
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text
+from p2ptrain.training.recovery.change import ChangeAsk, Reason
+from p2ptrain.training.recovery.choose import Choice, GlobalCopy, Lost, Past
+from p2ptrain.training.recovery.holdings import Kind, read_version, version_fields
+from p2ptrain.training.recovery.lineage import Lineage
+
+DEVICES_LIMIT = 4096
+"""Most entries of a list of devices or ranges, far above any household's."""
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """The plan that a job runs by: the assignment, and `p2ptrain.plan/1`."""
+
+    assignment: Assignment
+    plan: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRequest:
+    """A question: `ask.present` is always that of `in_force`."""
+
+    planning: PlanningRequest
+    ask: ChangeAsk
+    in_force: InForce | None
+    recovery: Recovery = Recovery.LIGHT
+
+    def to_bytes(self) -> bytes:
+        """Strict CBOR."""
+        in_force = self.in_force
+        return cbor.dumps(
+            {
+                "planning": self.planning.to_bytes(),
+                "ask": _ask_fields(self.ask),
+                "assignment": None if in_force is None else in_force.assignment.to_bytes(),
+                "plan": None if in_force is None else dict(in_force.plan),
+                "recovery": self.recovery.value,
+            }
+        )
+
+    @staticmethod
+    def from_bytes(data: bytes | memoryview) -> ChangeRequest:
+        """Check and read. Raises ProtocolError."""
+        fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
+        match fields:
+            case {"planning": bytes(planning), "ask": dict(ask), "recovery": recovery} if (
+                recovery in set(Recovery)
+            ):
+                in_force = _read_in_force(fields)
+                present = None if in_force is None else placed_of(in_force.assignment)
+                return ChangeRequest(
+                    PlanningRequest.from_bytes(planning),
+                    replace(_read_ask(ask), present=present),
+                    in_force,
+                    Recovery(recovery),
+                )
+        raise ProtocolError("a request for an epoch holds a planning request and what is known")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeAnswer:
+    """Every device of the assignment is ready.
+
+    Attributes:
+        plan: `p2ptrain.plan/1`, nothing beside it.
+        changes_results: how results differ from one device's.
+        taken_bytes: by device name, what the job takes there beside the plan's peak.
+        planning_seconds: what the plan took to make.
+    """
+
+    assignment: Assignment
+    plan: Mapping[str, Any]
+    choice: Choice
+    changes_results: tuple[str, ...]
+    taken_bytes: Mapping[str, int]
+    planning_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """There is no way.
+
+    Attributes:
+        is_plan: no plan fits: the person has to change something.
+    """
+
+    reason: str
+    lost: Lost | None = None
+    is_plan: bool = False
+
+
+def reply_to_bytes(reply: ChangeAnswer | Refusal) -> bytes:
+    """Strict CBOR."""
+    if isinstance(reply, Refusal):
+        lost = reply.lost
+        return cbor.dumps(
+            {
+                "refused": reply.reason[:2048],
+                "is_plan": reply.is_plan,
+                "lost": None
+                if lost is None
+                else {
+                    "units": list(lost.units),
+                    "last_places": list(lost.last_places),
+                    "certain": lost.certain,
+                    "reason": lost.reason,
+                },
+            }
+        )
+    choice = reply.choice
+    return cbor.dumps(
+        {
+            "assignment": reply.assignment.to_bytes(),
+            "plan": dict(reply.plan),
+            "version": version_fields(choice.version),
+            "places": [list(devices) for devices in choice.places],
+            "replayed": choice.replayed,
+            "reason": choice.reason,
+            "changes_results": list(reply.changes_results),
+            "taken_bytes": dict(reply.taken_bytes),
+            "planning_seconds": reply.planning_seconds,
+        }
+    )
+
+
+def reply_from_bytes(data: bytes | memoryview) -> ChangeAnswer | Refusal:
+    """Check and read. Raises ProtocolError."""
+    fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
+    if not isinstance(fields, dict):
+        raise ProtocolError("the answer to a request for an epoch is a map")
+    if "refused" in fields:
+        lost = fields.get("lost")
+        return Refusal(
+            text(fields, "refused", 2048),
+            None if lost is None else _read_lost(lost),
+            bool(fields.get("is_plan")),
+        )
+    assignment, plan = fields.get("assignment"), fields.get("plan")
+    taken = fields.get("taken_bytes")
+    if not isinstance(assignment, bytes):
+        raise ProtocolError("an answer holds an assignment")
+    if not isinstance(plan, dict) or not isinstance(taken, dict):
+        raise ProtocolError("an answer holds a plan, and what devices need for it")
+    choice = Choice(
+        version=read_version(fields.get("version")),
+        places=tuple(_texts(devices) for devices in _list(fields, "places")),
+        replayed=integer(fields, "replayed"),
+        reason=text(fields, "reason", 2048),
+    )
+    return ChangeAnswer(
+        assignment=Assignment.from_bytes(assignment),
+        plan=plan,
+        choice=choice,
+        changes_results=_texts(_list(fields, "changes_results")),
+        taken_bytes={name: integer(taken, name) for name in taken},
+        planning_seconds=number(fields, "planning_seconds"),
+    )
+
+
+def _read_in_force(fields: Mapping[str, Any]) -> InForce | None:
+    assignment, plan = fields.get("assignment"), fields.get("plan")
+    if assignment is None and plan is None:
+        return None
+    if not isinstance(assignment, bytes) or not isinstance(plan, dict):
+        raise ProtocolError("a plan in force is an assignment and a plan")
+    return InForce(Assignment.from_bytes(assignment), plan)
+
+
+def _ask_fields(ask: ChangeAsk) -> dict[str, Any]:
+    past = ask.past
+    return {
+        "number": ask.number,
+        "epoch": ask.epoch,
+        "reason": ask.reason.value,
+        "units": ask.units,
+        "holder": ask.holder,
+        "alive": sorted(ask.alive),
+        "without": sorted(ask.without),
+        "lowered": dict(ask.lowered),
+        "lineage": past.lineage.to_fields(),
+        "reported": past.reported,
+        "copies": [
+            [version_fields(copy.version), copy.device, copy.kind.value, copy.most_replayed]
+            for copy in past.copies
+        ],
+        "places": {
+            device: [list(limits) for limits in ranges] for device, ranges in past.places.items()
+        },
+        "silent": sorted(past.silent),
+        "clips": past.clips,
+    }
+
+
+def _read_ask(fields: Mapping[str, Any]) -> ChangeAsk:
+    reason, lowered, places = fields.get("reason"), fields.get("lowered"), fields.get("places")
+    if reason not in set(Reason) or not isinstance(lowered, dict) or not isinstance(places, dict):
+        raise ProtocolError("a request for an epoch has a reason, lowered memory and places")
+    past = Past(
+        lineage=Lineage.from_fields(fields.get("lineage")),
+        reported=integer(fields, "reported"),
+        copies=tuple(_read_copy(copy) for copy in _list(fields, "copies")),
+        places={
+            text({"device": device}, "device", 64): tuple(_read_range(entry) for entry in ranges)
+            for device, ranges in places.items()
+            if isinstance(ranges, list)
+        },
+        silent=frozenset(_texts(_list(fields, "silent"))),
+        clips=bool(fields.get("clips")),
+    )
+    return ChangeAsk(
+        number=integer(fields, "number"),
+        epoch=integer(fields, "epoch"),
+        reason=Reason(reason),
+        units=integer(fields, "units", 1),
+        holder=text(fields, "holder", 64),
+        alive=frozenset(_texts(_list(fields, "alive"))),
+        past=past,
+        without=frozenset(_texts(_list(fields, "without"))),
+        lowered={device: integer(lowered, device) for device in lowered},
+    )
+
+
+def _read_copy(entry: object) -> GlobalCopy:
+    match entry:
+        case [version, str(device), str(kind), int() | None as most] if kind in set(Kind):
+            return GlobalCopy(read_version(version), device, Kind(kind), most)
+    raise ProtocolError("a whole copy has a version, a device, a kind and a limit")
+
+
+def _read_lost(entry: Any) -> Lost:
+    match entry:
+        case {"units": [*units], "last_places": [*places], "certain": bool(certain)} if all(
+            isinstance(unit, int) for unit in units
+        ):
+            return Lost(tuple(units), _texts(places), certain, text(entry, "reason", 2048))
+    raise ProtocolError("what is lost has units and last places")
+
+
+def _read_range(entry: object) -> tuple[int, int]:
+    match entry:
+        case [int(first), int(end)] if 0 <= first < end:
+            return first, end
+    raise ProtocolError("a range of units is [first, end)")
+
+
+def _list(fields: Mapping[str, Any], key: str) -> list[Any]:
+    value = fields.get(key)
+    if not isinstance(value, list):
+        raise ProtocolError(f"field {key!r} is not a list")
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > DEVICES_LIMIT:
+        raise ProtocolError(f"a list of at most {DEVICES_LIMIT} texts was expected")
+    if not all(isinstance(entry, str) and len(entry) <= 4096 for entry in value):
+        raise ProtocolError("a list of texts was expected")
+    return tuple(value)

@@ -1,0 +1,112 @@
+"""How a device gets the units that its stages begin an epoch with; see `relay` for long ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.training import relay as relay_rules
+from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.recovery.fetches import Fetch
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.state_transfer import (
+    RELAY,
+    Check,
+    StateReading,
+    StateRequest,
+    StateServer,
+)
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Units [first, end) at one version, fetched for an epoch that has not begun."""
+
+    first: int
+    end: int
+    version: Version
+    tensors: Mapping[str, Tensor]
+
+
+def version_source(version: Version) -> str:
+    """What a state of that version is asked for as."""
+    return f"version:{version.step}:{version.computed}"
+
+
+class SourceFailed(PeerError):
+    """A device could not deliver what it has.
+
+    Attributes:
+        peer: its id.
+    """
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(f"{peer[:12]} could not deliver: {why}")
+        self.peer = peer
+
+
+async def fetch(
+    mesh: Mesh, states: StateServer, assignment: Assignment, wanted: Fetch, check: Check
+) -> Fetched:
+    """The tensors of some units, from another device, handed on to the next of the stage's group.
+
+    What a device that relays cannot give comes from the holder, where that has it.
+
+    Raises:
+        SourceFailed: nobody asked could give them.
+        ProtocolError: they offer what cannot be right.
+    """
+    key, place = assignment.key, _place_of(assignment, wanted)
+    number = place.devices.index(mesh.self_id)
+    hands_on = number + 1 < len(place.devices)
+    relay = states.relays.get(key, wanted.first, wanted.end) if hands_on else None
+    reading = StateReading(mesh, check, relay)
+    source = version_source(assignment.version)
+    units = (wanted.first, wanted.end)
+    tries = [StateRequest(wanted.peer, key.job, source, *units)]
+    if wanted.relayed:
+        timeout = max(number, 1) * relay_rules.HOP_SECONDS
+        tries = [StateRequest(wanted.peer, key.job, RELAY, *units, timeout, key.epoch)]
+        if assignment.holder != mesh.self_id:
+            tries.append(StateRequest(assignment.holder, key.job, source, *units))
+    why: Exception | None = None
+    for request in tries:
+        try:
+            await reading.read_from(request)
+            return Fetched(*units, assignment.version, reading.tensors())
+        except (PeerError, TimeoutError) as error:
+            why = error
+            log.info("source_failed", source=request.source, peer=request.peer[:12], why=str(error))
+    if isinstance(why, ProtocolError):
+        raise why
+    raise SourceFailed(tries[0].peer, str(why) or "it took too long")
+
+
+def _place_of(assignment: Assignment, wanted: Fetch) -> StagePlace:
+    return next(p for p in assignment.stages if p.first <= wanted.first < p.end)
+
+
+def of_units(
+    description: ModelDescription, tensors: Mapping[str, Tensor], first: int, end: int
+) -> dict[str, Tensor]:
+    """Those of `tensors`, by `model:` and `optimizer:` names, that units [first, end) use."""
+    is_used = _used_by(description, first, end)
+    return {name: tensor for name, tensor in tensors.items() if is_used(name)}
+
+
+def _used_by(description: ModelDescription, first: int, end: int) -> Callable[[str], bool]:
+    names = frozenset(description.state_names(first, end))
+
+    def is_used(name: str) -> bool:
+        kind, _, rest = name.partition(":")
+        return (rest if kind == "model" else rest.rpartition(".")[0]) in names
+
+    return is_used

@@ -1,0 +1,485 @@
+"""A job's way from epoch to epoch, on the device that holds the data: the shell of `holder_core`.
+
+    ask a coordinator ──► all devices ready ──► begin ──► rounds ──► weights home
+            ▲                                               │ a device dies, a link breaks
+            └───────────────────────────────────────────────┘
+
+What was reported stays reported, however often steps are computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from p2ptrain.errors import (
+    DeviceLost,
+    InternalError,
+    PeerError,
+    PlanError,
+    ProtocolError,
+)
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import (
+    Coordinator,
+    CoordinatorChanged,
+    LinkLost,
+    MemberChanged,
+    MemberState,
+    Mesh,
+    MeshEvent,
+)
+from p2ptrain.net.message import Message
+from p2ptrain.observe.events import Eval, Event, Failure, Recovered, Step, Waiting, Warned
+from p2ptrain.training.assigning import placed_of
+from p2ptrain.training.change_request import (
+    ChangeAnswer,
+    ChangeRequest,
+    InForce,
+    Refusal,
+)
+from p2ptrain.training.epoch_change import ask_change
+from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory
+from p2ptrain.training.household_plan import less_memory
+from p2ptrain.training.options import Recovery
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.protocol import MEASURE_LINKS
+from p2ptrain.training.recovery import holder_events as rules
+from p2ptrain.training.recovery.change import ChangeAsk, Reason
+from p2ptrain.training.recovery.choose import GlobalCopy
+from p2ptrain.training.recovery.holder_core import HolderCore, Phase
+from p2ptrain.training.recovery.holdings import Kind
+from p2ptrain.training.recovery.reporting import OnceOnly, Reported
+from p2ptrain.training.recovery.version import Version
+
+log = get_logger(__name__)
+
+REPLAY_LIMIT_SECONDS = 60.0
+"""Most that it is worth to compute again from the first weights."""
+VERDICT_SECONDS = 3.0
+"""A stage only sees a dead link; so long the mesh has to find out who is gone."""
+PROBE_SECONDS = 0.2
+PROBE_TIMEOUT_SECONDS = 2.0
+MOST_FRUITLESS = 5
+"""Epochs in a row that ended without a new step, and nobody knows why."""
+MOST_CALLS = 60
+"""Requests in a row that one coordinator did not answer."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job does while an epoch runs.
+
+    Attributes:
+        make_epoch: an answer's epoch, before it begins.
+        train: the rounds from updates applied on, evaluations up to a step left out.
+        bring_home: reads the weights, calls the given function before the first is overwritten,
+            and writes what is asked for.
+        announce: tells people of a plan.
+    """
+
+    make_epoch: Callable[[ChangeAnswer], HolderEpoch]
+    train: Callable[[HolderEpoch, int, int], Coroutine[Any, Any, None]]
+    bring_home: Callable[[HolderEpoch, Callable[[], None]], Coroutine[Any, Any, None]]
+    announce: Callable[[ChangeAnswer, Reason], None]
+
+
+class JobEpochs:
+    """Runs a job until it is done. Create it, then `run` once.
+
+    Args:
+        units: of the model.
+        alone: only this device takes part.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        planning: PlanningRequest,
+        units: int,
+        work: Work,
+        emit: Callable[[Event], None],
+        recovery: Recovery = Recovery.LIGHT,
+    ) -> None:
+        self._mesh = mesh
+        self._planning = planning
+        self._work = work
+        self._emit = emit
+        self._recovery = recovery
+        first = planning.first_step
+        self._core = HolderCore(mesh.self_id, units, first, clips=planning.clip)
+        # What a resumed job begins with was evaluated before.
+        self._once = OnceOnly(Reported(first, first))
+        self._has_first_weights = True
+        self._todo: deque[rules.HolderInstruction] = deque()
+        self._carrying_out = False
+        self._changed = asyncio.Event()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asking: asyncio.Task[None] | None = None
+        self._calls = 0
+        self._answer: ChangeAnswer | None = None
+        self._refusal: Refusal | None = None
+        self._epoch: HolderEpoch | None = None
+        self._running: asyncio.Task[None] | None = None  # the epoch's rounds, or the way home
+        self._alive: frozenset[str] = frozenset()  # when the epoch began
+        self._fruitless = 0
+        self._sign_at: float | None = None  # of trouble that is not over
+        self._replayed = 0
+        self._last_step_at = monotonic()
+        self._began_at: float | None = None
+        self._hints: dict[str, str] = {}
+
+    @property
+    def steps_made(self) -> int:
+        """Updates made, those of an earlier run not counted."""
+        return self._once.reported.step - self._planning.first_step
+
+    @property
+    def seconds(self) -> float:
+        """Since the first epoch began."""
+        return monotonic() - (self._began_at or monotonic())
+
+    async def run(self) -> None:
+        """Train to the end, whatever happens to the devices.
+
+        Raises:
+            PlanError: nothing fits.
+            DeviceLost: what a device had is nowhere any more.
+            Error: whatever else ends the job.
+        """
+        unsubscribe = self._mesh.subscribe(self._on_mesh_event)
+        ticking = self._spawn(self._tick(), "watch the time")
+        try:
+            self._note_household()
+            self._do(self._core.start(monotonic()))
+            await self._over
+        finally:
+            unsubscribe()
+            ticking.cancel()
+            for task in list(self._tasks):
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(list(self._tasks))
+            if self._epoch is not None:
+                self._epoch.close()
+
+    # -- what was done ---------------------------------------------------------------------------
+
+    def step(self, step: int, loss: float, samples: int) -> None:
+        """`step` updates count. People hear of each once."""
+        if self._once.step(step):
+            now = monotonic()
+            if self._sign_at is not None:
+                seconds = now - self._sign_at
+                epoch = self._answer.assignment.key.epoch if self._answer else 0
+                self._emit(Recovered(epoch, seconds, self._replayed))
+                self._sign_at = None
+            seconds, self._last_step_at = now - self._last_step_at, now
+            self._fruitless = 0
+            self._emit(Step(step, loss, samples / seconds, seconds))
+        self._do(self._core.handle(rules.Committed(step), monotonic()))
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The same for an evaluation after `step` updates."""
+        if self._once.eval(step):
+            self._emit(Eval(step, metrics))
+
+    def warn(self, message: str) -> None:
+        """Something people should know."""
+        self._emit(Warned(message))
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def _note_household(self) -> None:
+        for member in self._mesh.members.values():
+            if member.state is MemberState.ALIVE:
+                self._note_member(member.id, member.state)
+        self._note_coordinator(self._mesh.coordinator)
+        self._do(self._core.handle(rules.CopiesAre(self._copies()), monotonic()))
+
+    def _on_mesh_event(self, event: MeshEvent) -> None:
+        match event:
+            case MemberChanged(member):
+                self._note_member(member.id, member.state)
+            case CoordinatorChanged(coordinator):
+                self._note_coordinator(coordinator)
+            case LinkLost(peer):
+                self.note_link(self._mesh.self_id, peer)
+
+    def _note_member(self, device: str, state: MemberState) -> None:
+        if self._planning.alone and device != self._mesh.self_id:
+            return
+        match state:
+            case MemberState.ALIVE:
+                self._post(rules.Appeared(device))
+            case MemberState.DEAD | MemberState.LEFT:
+                if self._epoch is not None and state is MemberState.DEAD:
+                    self._hints[device] = self._epoch.memory_hint(device)
+                self._post(rules.Died(device, certain=True))
+            case MemberState.SUSPECT:
+                pass  # it may refute
+
+    def _note_coordinator(self, coordinator: Coordinator | None) -> None:
+        known = (None, 0) if coordinator is None else (coordinator.id, coordinator.term)
+        self._calls = 0
+        self._post(rules.Coordinates(*known))
+
+    def note_link(self, one: str, other: str) -> None:
+        """The link between two devices broke."""
+        self._post(rules.LinkTrouble(one, other))
+        if self._core.phase is Phase.SETTLING:
+            self._spawn(self._probe(one, other), "look for a link")
+
+    async def _probe(self, one: str, other: str) -> None:
+        """The mesh dials again by itself."""
+        while self._core.phase is Phase.SETTLING:
+            if await self._is_linked(one, other):
+                self._post(rules.LinkBack(one, other))
+                return
+            await asyncio.sleep(PROBE_SECONDS)
+
+    async def _is_linked(self, one: str, other: str) -> bool:
+        asked, peers = (other, []) if one == self._mesh.self_id else (one, [other])
+        message = Message(MEASURE_LINKS, {"peers": peers})
+        try:
+            reply = await self._mesh.call(asked, message, timeout_seconds=PROBE_TIMEOUT_SECONDS)
+        except (PeerError, TimeoutError):
+            return False
+        return not peers or bool(reply.fields.get("speeds"))
+
+    async def _tick(self) -> None:
+        while True:
+            self._changed.clear()
+            due = self._core.next_wakeup
+            try:
+                async with asyncio.timeout(
+                    None if due == float("inf") else max(due - monotonic(), 0.0)
+                ):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._do(self._core.tick(monotonic()))
+
+    def _copies(self) -> tuple[GlobalCopy, ...]:
+        if not self._has_first_weights:
+            return ()
+        version = Version(self._planning.first_step, 0)
+        most = None
+        if self.steps_made:
+            most = max(1, int(REPLAY_LIMIT_SECONDS * self.steps_made / self.seconds))
+        return (GlobalCopy(version, self._mesh.self_id, Kind.INITIAL, most),)
+
+    # -- the rules -------------------------------------------------------------------------------
+
+    def _post(self, event: rules.HolderEvent) -> None:
+        now = monotonic()
+        self._do(self._core.handle(rules.CopiesAre(self._copies()), now))
+        self._do(self._core.handle(event, now))
+
+    def _do(self, instructions: list[rules.HolderInstruction]) -> None:
+        self._changed.set()
+        self._todo.extend(instructions)
+        if self._carrying_out or self._over.done():
+            return
+        self._carrying_out = True
+        try:
+            while self._todo:
+                self._carry_out(self._todo.popleft())
+        except Exception as error:  # ends the job, wherever the event came from
+            self._fail(error)
+        finally:
+            self._carrying_out = False
+
+    def _carry_out(self, instruction: rules.HolderInstruction) -> None:
+        match instruction:
+            case rules.Freeze():
+                self._freeze()
+            case rules.Journal():
+                pass  # a job lives as long as this process
+            case rules.Ask(coordinator, ask):
+                if self._asking is not None:
+                    self._asking.cancel()
+                self._asking = self._spawn(self._ask(coordinator, ask), "ask for an epoch")
+            case rules.Begin(_, choice, reason, alive):
+                self._replayed, self._alive = choice.replayed, alive
+                self._begin(reason)
+            case rules.BringHome():
+                self._run(self._go_home())
+            case rules.Failure(device):
+                self._tell_failure(device)
+            case rules.WaitFor(devices):
+                names = ", ".join(self._name(device) for device in devices)
+                self._emit(Waiting(names or "a coordinator"))
+            case rules.LetGo():
+                pass  # it hears that an epoch began without it
+            case rules.StopJob(reason, _):
+                self._stop(reason)
+            case _:
+                raise InternalError(f"nobody asked for {type(instruction).__name__}")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(task.exception() or InternalError("a task failed"))
+
+    def _name(self, device: str) -> str:
+        member = self._mesh.members.get(device)
+        return member.name if member is not None else device[:12]
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def _freeze(self) -> None:
+        if self._sign_at is None:
+            self._sign_at = monotonic()
+        if self._running is not None:
+            self._running.cancel()
+
+    async def _ask(self, coordinator: str, ask: ChangeAsk) -> None:
+        if self._running is not None:
+            await asyncio.wait([self._running])
+            self._running = None
+        if self._epoch is not None:
+            self._epoch.close()
+        in_force = None
+        if self._answer is not None:
+            in_force = InForce(self._answer.assignment, self._answer.plan)
+        request = ChangeRequest(self._planning, ask, in_force, self._recovery)
+        try:
+            reply = await ask_change(self._mesh, coordinator, request)
+        except (PeerError, TimeoutError) as error:
+            self._calls += 1
+            if self._calls > MOST_CALLS:
+                raise
+            log.info("asking_again", why=str(error) or "it took too long")
+            self._post(rules.CallFailed(ask.number))
+            return
+        self._calls = 0
+        if isinstance(reply, Refusal):
+            self._refusal = reply
+            self._post(rules.RefusedIn(ask.number, reply.reason, reply.lost))
+            return
+        if reply.assignment.key.job != self._planning.job:
+            raise ProtocolError("the coordinator answered for another job")
+        self._take(reply, ask.number)
+
+    def _take(self, reply: ChangeAnswer, number: int) -> None:
+        # The rules may refuse it; then the plan in force stays the old one.
+        old, self._answer = self._answer, reply
+        self._post(rules.AnswerIn(number, placed_of(reply.assignment), reply.choice))
+        if self._core.placed is None or self._core.placed.epoch != reply.assignment.key.epoch:
+            self._answer = old
+
+    # -- an epoch --------------------------------------------------------------------------------
+
+    def _begin(self, reason: Reason) -> None:
+        answer = self._answer
+        assert answer is not None
+        if reason is not Reason.FAILURE:
+            self._sign_at = None
+        self._work.announce(answer, reason)
+        self._epoch = self._work.make_epoch(answer)
+        if self._began_at is None:
+            self._began_at = self._last_step_at = monotonic()
+        version = answer.choice.version
+        if not self._core.finishing or version.step < self._once.reported.step:
+            self._run(self._train(self._epoch, version))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._running = self._spawn(work, "epoch")
+
+    async def _train(self, epoch: HolderEpoch, version: Version) -> None:
+        try:
+            await epoch.begin(self._alive)
+            await self._work.train(epoch, version.step, self._once.reported.evaluated)
+        except OutOfMemory as error:
+            self._note_short(error)
+        except PeerError as error:
+            self._lose_touch(epoch, error)
+        else:
+            self._post(rules.CourseDone())
+
+    async def _go_home(self) -> None:
+        epoch = self._epoch
+        assert epoch is not None
+        try:
+            await epoch.begin(self._alive)
+            await self._work.bring_home(epoch, self._give_up_first_weights)
+        except PeerError as error:
+            self._lose_touch(epoch, error)
+        else:
+            self._post(rules.Home())
+
+    def _give_up_first_weights(self) -> None:
+        """The trained ones take their place, in the same memory."""
+        self._has_first_weights = False
+
+    def _note_short(self, error: OutOfMemory) -> None:
+        """It gets less than the plan asked of it, whatever it believes to have."""
+        assert self._answer is not None
+        asked = self._answer.plan["predicted"]["peak_bytes"].get(error.name, error.memory_bytes)
+        when = f"after step {self._once.reported.step}" if self.steps_made else "in the first round"
+        self._emit(Warned(f"{error} {when}: planning with what it has"))
+        most = min(error.memory_bytes, less_memory(asked))
+        self._post(rules.MemoryShort(error.device, most))
+
+    def _lose_touch(self, epoch: HolderEpoch, error: PeerError) -> None:
+        """Something cannot be reached; the mesh finds out what, or nothing is wrong any more."""
+        log.info("epoch_disturbed", why=str(error))
+        self._spawn(self._give_time(epoch, error), "wait for a verdict")
+
+    async def _give_time(self, epoch: HolderEpoch, error: PeerError) -> None:
+        await asyncio.sleep(VERDICT_SECONDS)
+        if self._epoch is epoch and self._core.phase is Phase.TRAINING:
+            self._fruitless += 1
+            if self._fruitless > MOST_FRUITLESS:
+                raise error
+            self._post(rules.Stuck())
+
+    # -- people ----------------------------------------------------------------------------------
+
+    def _tell_failure(self, device: str) -> None:
+        member = self._mesh.members.get(device)
+        if member is not None and member.state is MemberState.LEFT:
+            return
+        name = self._name(device)
+        self._emit(Failure(name))
+        if self._epoch is not None and self._epoch.is_short(device):
+            self._emit(Warned(f"{name} is gone{self._hints.get(device, '')}"))
+
+    def _stop(self, reason: str | None) -> None:
+        if reason is None:
+            if not self._over.done():
+                self._over.set_result(None)
+            return
+        refusal = self._refusal
+        lost = None if refusal is None else refusal.lost
+        if refusal is not None and refusal.is_plan:
+            self._fail(PlanError(reason))
+        elif lost is not None:
+            self._fail(self._device_lost(reason, lost.last_places))
+        else:
+            self._fail(PeerError(reason))
+
+    def _device_lost(self, reason: str, places: tuple[str, ...]) -> DeviceLost:
+        names = [self._name(device) for device in places] or ["a device"]
+        verb = "is" if len(names) == 1 else "are"
+        hint = "".join(self._hints.get(device, "") for device in places)
+        return DeviceLost(
+            f"{', '.join(names)} {verb} gone{hint}: {reason}; start again without it, or with "
+            "--resume from the last checkpoint",
+            name=names[0],
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)

@@ -1,0 +1,602 @@
+"""This device's part in one job, epoch after epoch: the shell of `recovery.device_core`.
+
+    coordinator   epoch.inventory -> stop, say what is here      epoch.prepare -> fetch, build
+    holder        epoch.begin -> the prepared stages run         train.round, train.commit
+
+What must be done takes time; it is done in tasks of this object, which tell the rules how it went.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from p2ptrain.errors import Error, InternalError, NotCoordinator, PeerError, ProtocolError
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.optimizer_spec import optimizer_from_fields
+from p2ptrain.model.wire import copy_into
+from p2ptrain.net.message import Message
+from p2ptrain.training.allocator import trim_heap
+from p2ptrain.training.assigning import fetches_from_bytes, placed_of
+from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.budget import is_out_of_memory
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.engagement import Engagement
+from p2ptrain.training.epoch_links import Shell
+from p2ptrain.training.fetching import Fetched, SourceFailed, fetch, of_units, version_source
+from p2ptrain.training.live_stage import LiveStage
+from p2ptrain.training.protocol import (
+    INVENTORY,
+    PREPARE,
+    Commit,
+    EpochKey,
+    RoundOrder,
+    integer,
+    text,
+)
+from p2ptrain.training.recovery import device_events as rules
+from p2ptrain.training.recovery.device_core import DeviceCore, Phase
+from p2ptrain.training.recovery.fetches import Fetch
+from p2ptrain.training.recovery.holdings import (
+    Holding,
+    Inventory,
+    Kind,
+    read_coefficient,
+    read_version,
+)
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.scope import task_scope
+from p2ptrain.training.state_check import state_check
+from p2ptrain.training.state_transfer import (
+    INITIAL,
+    STAGE,
+    WEIGHTS,
+    After,
+    Check,
+    Named,
+    Source,
+    StateServer,
+    at_once,
+)
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a participation uses of its device.
+
+    Attributes:
+        model: (digest, holder) -> its description, fetched where it is not known.
+        short_of: (needed bytes) -> the memory there is in bytes, where that is too little.
+        budget_bytes: what a job may take now.
+        inventory: adds to a device's inventory what is not of one job: profile, speeds, memory.
+        on_failure: (assignment, stage, error) tells the holder.
+        told: (assignment, fields) tells the holder something else of `train.failed`.
+        changed: called after whatever has happened.
+    """
+
+    mesh: Mesh
+    compute: ComputeThread
+    states: StateServer
+    shell: Shell
+    model: Callable[[str, str], Awaitable[ModelDescription]]
+    short_of: Callable[[int], int | None]
+    budget_bytes: Callable[[], int]
+    inventory: Callable[[Inventory, str], Inventory]
+    on_failure: Callable[[Assignment, int, BaseException], Awaitable[None]]
+    told: Callable[[Assignment, Mapping[str, Any]], Awaitable[None]]
+    changed: Callable[[], None]
+
+
+class Participation:
+    """See the module. Create it in a running event loop; `close` it.
+
+    Attributes:
+        engagement: the stages of the epoch that runs here or, stopped, ran last.
+    """
+
+    def __init__(self, job: str, around: Surroundings) -> None:
+        self.job = job
+        self.holder: str | None = None
+        self.engagement: Engagement | None = None
+        self._around = around
+        self._core = DeviceCore(around.mesh.self_id)
+        self._digest = ""
+        self._others: frozenset[str] = frozenset()  # whom the coordinator sees alive
+        self._next: tuple[Assignment, int] | None = None  # asked for, with the bytes it needs
+        self._assignment: Assignment | None = None  # of the preparation under way
+        self._needed_bytes = 0
+        self._offered: set[str] = set()
+        self._prepared: Engagement | None = None
+        self._fetched: list[Fetched] = []
+        self._committed: Version | None = None  # newest that this device was told to apply
+        self._answers: dict[int, tuple[asyncio.Future[Message], type[Error]]] = {}
+        self._numbers = itertools.count(1)
+        self._todo: deque[rules.DeviceInstruction] = deque()
+        self._is_queued = False  # whether the order that is taken in counts
+        self._carrying_out = False
+        self._preparing: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether this device does something, or keeps something, for the job."""
+        return self._core.phase is not Phase.IDLE or self.engagement is not None
+
+    @property
+    def refused(self) -> int:
+        """Stale commands so far."""
+        return self._core.refused
+
+    # -- the coordinator's -----------------------------------------------------------------------
+
+    async def take_stock(self, peer: str, message: Message) -> Message:
+        """Stop, and say what is here. Raises NotCoordinator, PeerError: this is not obeyed."""
+        fields = message.fields
+        apply, coefficient = fields.get("apply"), fields.get("coefficient")
+        self._digest = text(fields, "digest", 64)
+        self._others = _ids(fields.get("alive"))
+        self.holder = text(fields, "holder", 64)
+        number = next(self._numbers)
+        asked = rules.InventoryAsked(
+            request=number,
+            peer=peer,
+            term=integer(fields, "term"),
+            epoch=integer(fields, "epoch"),
+            holder=self.holder,
+            apply=None if apply is None else read_version(apply),
+            coefficient=None if coefficient is None else read_coefficient(coefficient),
+        )
+        return await self._answer(number, asked, peer, asked.term, asked.epoch)
+
+    async def prepare(self, peer: str, message: Message) -> Message:
+        """Fetch and build what an assignment gives this device. Raises as `take_stock`."""
+        assignment = Assignment.from_bytes(message.parts[0])
+        if self._around.mesh.self_id not in assignment.devices:
+            raise ProtocolError("an assignment without this device")
+        fetches = fetches_from_bytes(message.parts[1])
+        number = next(self._numbers)
+        placed = placed_of(assignment)
+        needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)
+        asked = rules.PrepareAsked(number, peer, placed, fetches)
+        self._next = (assignment, needed_bytes)
+        return await self._answer(number, asked, peer, placed.term, placed.epoch)
+
+    async def _answer(
+        self,
+        number: int,
+        asked: rules.InventoryAsked | rules.PrepareAsked,
+        peer: str,
+        term: int,
+        epoch: int,
+    ) -> Message:
+        office = self._around.mesh.coordinator
+        known = None if office is None else (office.id, office.term)
+        stale = self._core.fence.refusal(peer, term, epoch, known) is not None
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._answers[number] = (answer, NotCoordinator if stale else PeerError)
+        try:
+            self._feed(rules.Coordinates(*(known or (None, 0))))
+            self._feed(asked)
+            return await answer
+        finally:
+            del self._answers[number]
+
+    # -- the holder's ----------------------------------------------------------------------------
+
+    def begin(self, peer: str, epoch: int) -> None:
+        """An epoch is in force."""
+        self._feed(rules.BeginHeard(peer, epoch))
+
+    async def order(self, peer: str, key: EpochKey, order: RoundOrder) -> None:
+        """A round of an epoch."""
+        self._is_queued = False
+        self._feed(rules.OrderHeard(peer, key.epoch, order.round.step, order.keep))
+        engagement = self.engagement
+        if self._is_queued and engagement is not None:
+            if order.keep:
+                step = order.round.step + 1
+                kept = partial(engagement.snapshot, step)
+                self._serve(f"snapshot:{step}", kept, engagement.applied)
+            await engagement.order(order)
+
+    def commit(self, peer: str, key: EpochKey, commit: Commit) -> None:
+        """An update counts."""
+        self._tell_progress()
+        self._feed(rules.CommitHeard(peer, key.epoch, commit.step, commit.coefficient))
+
+    def holder_is(self, state: rules.HolderState) -> None:
+        """The holder is dead or has left, or its job has ended."""
+        self._feed(rules.HolderIs(state))
+
+    def link_ended(self, peer: str) -> None:
+        """What was queued on the link to `peer` is lost."""
+        self._feed(rules.LinkEnded(peer))
+
+    async def close(self) -> None:
+        """Leave the job at once."""
+        self.holder_is(rules.HolderState.LEFT)
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    # -- the rules -------------------------------------------------------------------------------
+
+    def _feed(self, event: rules.DeviceEvent) -> None:
+        self._todo.extend(self._core.handle(event))
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        try:
+            while self._todo:
+                self._carry_out(self._todo.popleft())
+        finally:
+            self._carrying_out = False
+        self._around.changed()
+
+    def _carry_out(self, instruction: rules.DeviceInstruction) -> None:
+        match instruction:
+            case rules.AnswerInventory():
+                self._send_inventory(instruction)
+            case rules.AnswerReady():
+                self._send_ready(instruction)
+            case rules.Refuse(request, _, reason):
+                self._settle(request, error=reason)
+            case rules.Stop(epoch):
+                self._spawn(self._stop(), f"stop epoch {epoch}")
+            case rules.FetchParts(epoch, _, fetches):
+                assert self._next is not None
+                self._assignment, self._needed_bytes = self._next
+                self._preparing = self._spawn(self._fetch(epoch, fetches), f"fetch {epoch}")
+            case rules.Build(epoch):
+                self._preparing = self._spawn(self._build(epoch), f"build {epoch}")
+            case rules.CancelPrepare():
+                self._cancel_preparing()
+            case rules.Start():
+                self._start()
+            case rules.Queue():
+                self._is_queued = True
+            case rules.Apply():
+                self._apply(instruction)
+            case rules.Drop(holdings):
+                self._drop(holdings)
+            case rules.TellLink(_, _, peer):
+                self._tell_link(peer)
+            case rules.Wait():
+                log.info("holder_gone", job=self.job)
+            case rules.Release():
+                self._release()
+            case _:
+                raise InternalError(f"{type(instruction).__name__} without a copy to be kept")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _settle(self, request: int, message: Message | None = None, error: str = "") -> None:
+        answer, kind = self._answers.get(request, (None, PeerError))
+        if answer is None or answer.done():
+            return  # whoever asked has gone
+        if message is not None:
+            answer.set_result(message)
+        else:
+            answer.set_exception(kind(error))
+
+    # -- taking stock ----------------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        """No task of the old epoch is left, in no thread, when the rules hear of it."""
+        engagement = self.engagement
+        held: tuple[Holding, ...] = ()
+        if engagement is not None:
+            await engagement.stop()
+            held = engagement.held()
+            for holding in held:
+                self._offer(holding.version)
+        self._feed(rules.Stopped(held))
+
+    def _send_inventory(self, answer: rules.AnswerInventory) -> None:
+        mesh = self._around.mesh
+        inventory = Inventory(
+            mesh.self_id,
+            answer.epoch,
+            answer.term,
+            answer.holdings,
+            linked=self._others - {mesh.self_id},
+        )
+        whole = self._around.inventory(inventory, self._digest)
+        blob = memoryview(whole.to_bytes())
+        self._settle(answer.request, Message(INVENTORY, {}, (blob,)))
+
+    def _apply(self, what: rules.Apply) -> None:
+        self._committed = what.version
+        engagement = self.engagement
+        assert engagement is not None
+        if self._core.phase is Phase.RUNNING:
+            step = what.version.step - 1
+            for runner in engagement.runners.values():
+                runner.commit(Commit(0, step, what.coefficient))
+        else:
+            self._spawn(self._catch_up(engagement, what), f"apply {what.version.step}")
+
+    async def _catch_up(self, engagement: Engagement, what: rules.Apply) -> None:
+        """An update that counts elsewhere already; nothing else of the stages runs."""
+        for index, runner in engagement.runners.items():
+            live, first = runner.live, engagement.assignment.stages[index].first
+            if live.ready != what.version:
+                continue
+            try:
+                await self._around.compute.run((0,), partial(live.apply, what.coefficient))
+            except (RuntimeError, MemoryError) as error:
+                log.warning("update_failed", step=what.version.step, why=str(error))
+                self._feed(rules.Torn(what.epoch, first))
+            else:
+                self._offer(live.version)
+                self._feed(rules.Applied(what.epoch, first, live.version, live.coefficient))
+
+    def _tell_progress(self) -> None:
+        """What the stages have done since, before the rules decide by it."""
+        engagement = self.engagement
+        if engagement is None or self._core.phase is not Phase.RUNNING:
+            return
+        for index, runner in engagement.runners.items():
+            first, live = engagement.assignment.stages[index].first, runner.live
+            epoch = engagement.assignment.key.epoch
+            if live.version.computed == epoch:
+                self._feed(rules.Applied(epoch, first, live.version, live.coefficient))
+            if live.ready is not None and live.ready != self._committed:
+                self._feed(rules.GradientsReady(epoch, first, live.ready.step - 1))
+
+    # -- preparing -------------------------------------------------------------------------------
+
+    async def _fetch(self, epoch: int, fetches: tuple[Fetch, ...]) -> None:
+        assignment = self._assignment
+        assert assignment is not None
+        mesh, states = self._around.mesh, self._around.states
+        try:
+            short_bytes = self._short_of_bytes()
+            if short_bytes is not None:
+                why = "out of memory"
+                self._feed(rules.PrepareFailed(epoch, why, memory_bytes=short_bytes))
+                return
+            check = await self._check(assignment)
+
+            async def fetch_one(wanted: Fetch) -> None:
+                found = await fetch(mesh, states, assignment, wanted, check)
+                self._fetched.append(found)
+                self._offer(found.version)
+                self._feed(rules.PartFetched(epoch, found.first, found.end, found.version))
+
+            with timed(log, "weights_fetched"):
+                async with task_scope() as group:
+                    for wanted in fetches:
+                        if wanted.peer != mesh.self_id:
+                            group.create_task(fetch_one(wanted))
+        except Exception as error:  # told to the coordinator, which plans around it
+            self._failed(epoch, error)
+        else:
+            self._feed(rules.Fetched(epoch))
+
+    def _short_of_bytes(self) -> int | None:
+        """Only before the first epoch: what an old one takes is free once the new one begins."""
+        return None if self.engagement is not None else self._around.short_of(self._needed_bytes)
+
+    async def _check(self, assignment: Assignment) -> Check:
+        description = await self._around.model(assignment.digest, assignment.holder)
+        run = self._around.compute.run
+        spec = await run((0,), partial(optimizer_from_fields, assignment.optimizer))
+        return await run((0,), partial(state_check, description, spec))
+
+    async def _build(self, epoch: int) -> None:
+        assignment = self._assignment
+        assert assignment is not None
+        description = await self._around.model(assignment.digest, assignment.holder)
+        engagement = Engagement(assignment, description, self._around.shell)
+        self._prepared = engagement
+
+        async def parts(place: StagePlace) -> Named:
+            return self._named(description, assignment.version, place.first, place.end, own=True)
+
+        try:
+            read = partial(optimizer_from_fields, assignment.optimizer)
+            spec = await self._around.compute.run((0,), read)
+            with timed(log, "stages_built"):
+                await engagement.prepare(parts, spec)
+        except Exception as error:  # told to the coordinator, which plans around it
+            self._cancel_built()
+            self._failed(epoch, error)
+        else:
+            trim_heap()  # what the weights' way here has taken
+            self._feed(rules.Built(epoch))
+
+    def _failed(self, epoch: int, error: Exception) -> None:
+        memory_bytes, source = None, None
+        if is_out_of_memory(error):
+            memory_bytes = self._around.budget_bytes()
+        elif isinstance(error, SourceFailed):
+            source = error.peer
+        elif not isinstance(error, Error):
+            log.error("not_made_ready", why=repr(error), exc_info=error)
+        reason = str(error) or type(error).__name__
+        self._feed(rules.PrepareFailed(epoch, reason, source, memory_bytes))
+
+    def _cancel_preparing(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+            self._preparing = None
+        assignment = self._assignment
+        if assignment is not None:
+            why = f"{self._around.mesh.name} is made ready for another plan"
+            self._around.states.relays.give_up(assignment, self._around.mesh.self_id, why)
+        self._cancel_built()
+
+    def _cancel_built(self) -> None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            self._around.shell.switchboard.disconnect(prepared.assignment.key)
+
+    def _send_ready(self, answer: rules.AnswerReady) -> None:
+        trouble = answer.trouble
+        if trouble is None:
+            self._settle(answer.request, Message(PREPARE, {"ready": True}))
+            return
+        if self._assignment is not None:
+            why = f"{self._around.mesh.name} could not be made ready"
+            self._around.states.relays.give_up(self._assignment, self._around.mesh.self_id, why)
+        fields = {
+            "ready": False,
+            "reason": trouble.reason[:1000],
+            "source": trouble.source,
+            "memory_bytes": trouble.memory_bytes,
+        }
+        self._settle(answer.request, Message(PREPARE, fields))
+
+    # -- what is here ----------------------------------------------------------------------------
+
+    def _offer(self, version: Version) -> None:
+        """Let others read what is here of that version."""
+
+        def tensors(first: int, end: int) -> Named:
+            engagement = self.engagement or self._prepared
+            if engagement is None:
+                raise PeerError(f"{self._around.mesh.name} has nothing of that job any more")
+            return self._named(engagement.description, version, first, end)
+
+        self._serve(version_source(version), tensors)
+
+    def _serve(self, source: str, tensors: Source, after: After = at_once) -> None:
+        self._offered.add(source)
+        self._around.states.offer(self.job, source, tensors, after)
+
+    def _serve_no_more(self) -> None:
+        """What the holder itself offers stays."""
+        self._around.states.retract(self.job, self._offered)
+        self._offered.clear()
+
+    def _named(
+        self,
+        description: ModelDescription,
+        version: Version,
+        first: int,
+        end: int,
+        *,
+        own: bool = False,
+    ) -> dict[str, Tensor]:
+        """The tensors of units [first, end) at `version`, from wherever they are here.
+
+        Args:
+            own: they may be trained on: what must stay as it is, is copied.
+
+        Raises:
+            PeerError: some are not here.
+        """
+        named: dict[str, Tensor] = {}
+        unit = first
+        while unit < end:
+            stop, found = self._from(description, version, unit, end, own)
+            named = {**found, **named}
+            unit = stop
+        return named
+
+    def _from(
+        self, description: ModelDescription, version: Version, unit: int, end: int, own: bool
+    ) -> tuple[int, Named]:
+        for place, live in self._stages_here():
+            if place.first <= unit < place.end and live.version == version and not live.torn:
+                stop = min(place.end, end)
+                return stop, of_units(description, live.named(), unit, stop)
+        for part in self._fetched:
+            if part.first <= unit < part.end and part.version == version:
+                stop = min(part.end, end)
+                return stop, of_units(description, part.tensors, unit, stop)
+        if version.computed == 0:
+            initial = self._around.states.now(self.job, INITIAL, unit, end)
+            return end, _copied(initial) if own else initial
+        raise PeerError(
+            f"{self._around.mesh.name} does not have unit {unit} after update {version.step}"
+        )
+
+    def _stages_here(self) -> Iterator[tuple[StagePlace, LiveStage]]:
+        engagement = self.engagement
+        if engagement is not None:
+            for index, runner in engagement.runners.items():
+                yield engagement.assignment.stages[index], runner.live
+
+    def _drop(self, holdings: tuple[Holding, ...]) -> None:
+        for holding in holdings:
+            if holding.kind is Kind.LIVE:
+                self._drop_live()
+            units = (holding.first, holding.end, holding.version)
+            self._fetched = [p for p in self._fetched if (p.first, p.end, p.version) != units]
+
+    def _drop_live(self) -> None:
+        engagement, self.engagement = self.engagement, None
+        if engagement is not None:
+            self._around.shell.switchboard.disconnect(engagement.assignment.key)
+            why = "this device has no part any more"
+            self._around.states.relays.end(engagement.assignment.key, why)
+            self._serve_no_more()
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        engagement, self._prepared = self._prepared, None
+        assert engagement is not None
+        self.engagement, self._committed = engagement, None
+        self._preparing = self._assignment = None
+        self._around.states.relays.end(engagement.assignment.key, "training has begun")
+        self._serve_no_more()
+        self._serve(STAGE, engagement.state, engagement.applied)
+        self._serve(WEIGHTS, engagement.weights, engagement.applied)
+        engagement.start(partial(self._around.on_failure, engagement.assignment))
+        trim_heap()  # and with the old epoch what only it had
+
+    def _tell_link(self, peer: str) -> None:
+        engagement = self.engagement
+        if engagement is not None:
+            assignment = engagement.assignment
+            fields = {"cause": "link", "peer": peer, "message": "a link ended"}
+            self._spawn(self._told(assignment, fields), "tell of a link")
+
+    async def _told(self, assignment: Assignment, fields: Mapping[str, Any]) -> None:
+        await self._around.told(assignment, fields)
+
+    def _release(self) -> None:
+        engagement = self.engagement
+        self._cancel_preparing()
+        self._fetched.clear()
+        for request in list(self._answers):
+            self._settle(request, error="the job has ended")
+        self._serve_no_more()
+        if engagement is not None:
+            self._around.states.relays.end(engagement.assignment.key, "the job has ended")
+            self._spawn(self._forget(engagement), "end the job")
+
+    async def _forget(self, engagement: Engagement) -> None:
+        await engagement.stop()
+        if self.engagement is engagement:
+            self.engagement = None
+        del engagement  # and with it the weights
+        trim_heap()
+        self._around.changed()
+
+
+def _ids(value: object) -> frozenset[str]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ProtocolError("field 'alive' is not a list of ids")
+    return frozenset(value)
+
+
+def _copied(named: Named) -> Named:
+    return {name: copy_into(None, tensor) for name, tensor in named.items()}

@@ -1,0 +1,137 @@
+"""What a coordinator finds out about its household before a plan: links and profiles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from time import monotonic
+
+from p2ptrain.errors import Error, PeerError, ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import LinkSpeed, Mesh
+from p2ptrain.net import cbor
+from p2ptrain.net.message import Message
+from p2ptrain.plan.cluster import Link
+from p2ptrain.plan.plan import LeftOut
+from p2ptrain.training.household_plan import Candidate
+from p2ptrain.training.parts import limited
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.profiling import batch_sizes_to_measure
+from p2ptrain.training.protocol import (
+    BLOB_LIMIT_BYTES,
+    MEASURE_LINKS,
+    MEASURE_PROFILE,
+    integer,
+)
+from p2ptrain.training.scope import task_scope
+from p2ptrain.training.survey import LinkTable
+
+log = get_logger(__name__)
+
+PROFILE_TIMEOUT_SECONDS = 60.0
+LINK_TIMEOUT_SECONDS = 20.0
+
+
+class Surveyor:
+    """Asks the devices, and remembers the links."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._links = LinkTable()
+        self._surveying = asyncio.Lock()
+
+    def links(self, names: Mapping[str, str]) -> dict[tuple[str, str], Link]:
+        """By names, of the devices in `names` (id -> name); estimated where not measured."""
+        return {
+            (names[one], names[other]): Link(speed.bytes_per_s, speed.latency_s)
+            for (one, other), speed in self._links.speeds(list(names)).items()
+        }
+
+    def learn(self, sender: str, speeds: Sequence[tuple[str, float, float]]) -> None:
+        """What a device measured for an earlier coordinator: (receiver, bytes/s, seconds)."""
+        for receiver, bytes_per_s, latency_s in speeds:
+            speed = LinkSpeed(bytes_per_s, latency_s)
+            self._links.record(sender, receiver, speed, monotonic())
+
+    async def measure_links(self, devices: Sequence[str]) -> None:
+        """Between these devices, as far as they were not measured lately."""
+        async with self._surveying:
+            for pairs in self._links.missing(devices, monotonic()):
+                async with task_scope() as group:
+                    for one, other in pairs:
+                        group.create_task(self._measure_link(one, other))
+                        group.create_task(self._measure_link(other, one))
+
+    async def _measure_link(self, sender: str, receiver: str) -> None:
+        try:
+            reply = await self._mesh.call(
+                sender,
+                Message(MEASURE_LINKS, {"peers": [receiver]}),
+                timeout_seconds=LINK_TIMEOUT_SECONDS,
+            )
+            self.learn(sender, _speeds(reply))
+        except (PeerError, TimeoutError) as error:
+            log.info("link_not_measured", sender=sender[:12], why=str(error))
+
+    async def profile(
+        self, request: PlanningRequest, holder: str, names: Mapping[str, str], count: int
+    ) -> dict[str, Candidate | LeftOut]:
+        """Unit times of the devices in `names` (id -> name), measured side by side.
+
+        Args:
+            count: devices that may take part.
+        """
+        sizes = batch_sizes_to_measure(
+            request.batch_size, request.micro_batch, count, request.least_piece
+        )
+        answers = await asyncio.gather(
+            *(self._profile(request, holder, device, names[device], sizes) for device in names)
+        )
+        return dict(zip(names, answers, strict=True))
+
+    async def _profile(
+        self, request: PlanningRequest, holder: str, device: str, name: str, sizes: list[int]
+    ) -> Candidate | LeftOut:
+        fields = {
+            "job": request.job,
+            "digest": request.digest,
+            "holder": holder,
+            "batch_sizes": sizes,
+        }
+        try:
+            reply = await self._mesh.call(
+                device,
+                Message(MEASURE_PROFILE, fields),
+                timeout_seconds=PROFILE_TIMEOUT_SECONDS,
+                reply_parts=limited(BLOB_LIMIT_BYTES),
+            )
+            return _candidate(device, name, reply)
+        except TimeoutError:
+            return LeftOut(name, f"did not answer within {PROFILE_TIMEOUT_SECONDS:.0f} s")
+        except Error as error:
+            return LeftOut(name, str(error))
+
+
+def _candidate(device: str, name: str, reply: Message) -> Candidate:
+    content = cbor.loads(bytes(reply.parts[0]), BLOB_LIMIT_BYTES) if reply.parts else None
+    if not isinstance(content, dict) or not isinstance(content.get("measured"), dict):
+        raise ProtocolError(f"{name} sent no profile")
+    memory_bytes = content.get("memory_bytes")
+    if not isinstance(memory_bytes, int) or memory_bytes < 0:
+        raise ProtocolError(f"{name} does not say how much memory it offers")
+    taken_bytes = integer(content, "taken_bytes")
+    return Candidate(device, name, content["measured"], memory_bytes, taken_bytes)
+
+
+def _speeds(reply: Message) -> list[tuple[str, float, float]]:
+    speeds = reply.fields.get("speeds")
+    if not isinstance(speeds, list):
+        raise ProtocolError("links.measure was answered without speeds")
+    checked = []
+    for entry in speeds:
+        match entry:
+            case [str(target), float(rate), float(latency)] if rate > 0 and latency >= 0:
+                checked.append((target, rate, latency))
+            case _:
+                raise ProtocolError("a link's speed is [member, bytes/s, seconds]")
+    return checked

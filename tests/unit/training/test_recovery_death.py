@@ -1,0 +1,131 @@
+"""A device dies in the middle of training: the others go on, and nothing in the result shows it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.options import TrainOptions
+from tests.unit.training.household import Devices, devices
+from tests.unit.training.test_job_life import make_job
+
+STEPS = 12
+
+
+def _job() -> Job:
+    return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=4)
+
+
+def _options(count: int) -> TrainOptions:
+    return TrainOptions(wait_for=count, planner="pp", steps=STEPS)
+
+
+async def undisturbed(count: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    job = _job()
+    async with devices(count) as household:
+        await household.holder_run(job, _options(count)).run()
+        return household.losses, job.model.state_dict()
+
+
+async def with_kills(household: Devices, job: Job, kills: dict[int, list[str]]) -> None:
+    """Train while devices die, by the step whose report they do not outlive."""
+    killing: list[asyncio.Task[None]] = []
+
+    def listen(event: Event) -> None:
+        household.events.append(event)
+        if isinstance(event, Step):
+            dying = kills.pop(event.step, [])
+            killing.extend(asyncio.create_task(household.mesh.kill(name)) for name in dying)
+
+    await household.holder_run(job, _options(len(household.names)), listen).run()
+    await asyncio.gather(*killing)
+
+
+@pytest.mark.parametrize("name", ["b", "c"])
+async def test_training_goes_on_without_a_dead_device_bit_by_bit(name: str) -> None:
+    losses, weights = await undisturbed(3)
+    job = _job()
+    async with devices(3) as household:
+        await with_kills(household, job, {5: [name]})
+        events = household.events
+        assert [e.step for e in events if isinstance(e, Step)] == list(range(1, STEPS + 1))
+        assert household.losses == losses
+        assert [e.name for e in events if isinstance(e, Failure)] == [name]
+        plans = [e for e in events if isinstance(e, PlanEvent)]
+        assert [plan.reason for plan in plans] == ["start", "failure"]
+        assert plans[1].epoch > plans[0].epoch
+        assert {d.name for s in plans[1].stages for d in s.devices} == {"a", "b", "c"} - {name}
+        (recovered,) = (e for e in events if isinstance(e, Recovered))
+        assert recovered.epoch == plans[1].epoch
+        assert recovered.replayed_steps >= 5
+        for survivor in {"a", "b", "c"} - {name}:
+            await household.until_idle(survivor)
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, job.model.state_dict()[key]), key
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        {1: ["b"]},
+        {5: ["b", "c"]},
+        {4: ["b"], 7: ["c"]},
+        {STEPS - 1: ["c"]},
+        {STEPS: ["b"]},
+    ],
+)
+async def test_whoever_dies_and_whenever_the_curve_is_the_same(kills: dict[int, list[str]]) -> None:
+    losses, weights = await undisturbed(3)
+    job = _job()
+    dead = {name for names in kills.values() for name in names}
+    async with devices(3) as household:
+        await with_kills(household, job, dict(kills))
+        events = household.events
+        assert [e.step for e in events if isinstance(e, Step)] == list(range(1, STEPS + 1))
+        assert household.losses == losses
+        assert {e.name for e in events if isinstance(e, Failure)} <= dead
+        for survivor in {"a", "b", "c"} - dead:
+            await household.until_idle(survivor)
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, job.model.state_dict()[key]), key
+
+
+async def test_the_coordinator_may_die_with_a_part_of_the_model() -> None:
+    losses, weights = await undisturbed(3)
+    job = _job()
+    async with devices(3) as household:
+        household.mesh.elect("c")
+        await with_kills(household, job, {6: ["c"]})
+        assert household.losses == losses
+        assert household.mesh.coordinator.name == "a"
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, job.model.state_dict()[key]), key
+
+
+async def test_a_broken_link_costs_the_round_under_way_and_nothing_else() -> None:
+    """Everyone lives: the same plan goes on from what everyone has."""
+    losses, weights = await undisturbed(3)
+    job = _job()
+    async with devices(3) as household:
+        mesh = household.mesh
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == 5:
+                mesh.cut(mesh["a"], mesh["b"], "pulled")
+
+        await household.holder_run(job, _options(3), listen).run()
+        events = household.events
+        assert household.losses == losses
+        assert not [e for e in events if isinstance(e, Failure)]
+        first, second = (e for e in events if isinstance(e, PlanEvent))
+        assert second.stages == first.stages
+        assert second.epoch > first.epoch
+        (recovered,) = (e for e in events if isinstance(e, Recovered))
+        assert recovered.replayed_steps <= 1  # the step of the report may not have been made yet
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, job.model.state_dict()[key]), key
