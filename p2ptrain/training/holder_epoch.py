@@ -103,14 +103,8 @@ class HolderEpoch:
         self._coefficients: Mailbox[int, Coefficient] = Mailbox("coefficient of round", 1)
         self._outputs = self._connect_outputs(switchboard)
         self._free_bytes: dict[str, int] = {}
-<<<<<<< theirs
         self._has_begun = False
-        mesh.route(DONE, self._done)
-=======
-        self._lost: asyncio.Future[DeviceLost] = asyncio.get_running_loop().create_future()
-        self._unsubscribe = mesh.subscribe(self._on_mesh_event)
         mesh.route_now(DONE, self._done)  # all wait for the last one
->>>>>>> mine
         mesh.route(FAILED, self._failed)
         mesh.route(NORMS, self._norm)
 

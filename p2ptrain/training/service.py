@@ -240,17 +240,10 @@ class TrainingService:
         if self._part is not None and self._part.job == key.job:
             await self._part.order(peer, key, RoundOrder.read(message.fields))
 
-<<<<<<< theirs
-    async def _commit(self, peer: str, message: Message) -> None:
+    def _commit(self, peer: str, message: Message) -> None:
         key = EpochKey.read(message.fields)
         if self._part is not None and self._part.job == key.job:
             self._part.commit(peer, key, Commit.read(message.fields))
-=======
-    def _commit(self, peer: str, message: Message) -> None:
-        engagement = self._engaged(peer, message)
-        if engagement is not None:
-            engagement.commit(Commit.read(message.fields))
->>>>>>> mine
 
     async def _diagnose(self, peer: str, message: Message) -> Message:
         """Where a piece that this device still holds first stopped being finite."""
