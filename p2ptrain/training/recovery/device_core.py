@@ -170,6 +170,8 @@ class DeviceCore:
         why = self.fence.refusal(peer, term, epoch, self._coordinator)
         if why is None and self.running is not None and epoch <= self.running.epoch:
             why = f"epoch {epoch} is over: epoch {self.running.epoch} has begun"
+        if why is None and self.prepared is not None and epoch <= self.prepared.epoch:
+            why = f"epoch {epoch} is prepared already"
         if why is not None:
             self._refuse(request, peer, why)
             return False

@@ -121,7 +121,7 @@ class HolderCore:
         self._copies: tuple[GlobalCopy, ...] = ()
         self._alive = {holder}
         # until it is seen, whoever had a part before a restart may still have it
-        self._silent = set(self.placed.places()) - {holder} if self.placed else set()
+        self._silent: set[str] = set(self.placed.places() if self.placed else ()) - {holder}
         self._mourned: set[str] = set()  # devices whose death people know of
         self._broken: dict[Pair, float] = {}  # links, and until when to wait for each
         self._lowered: dict[str, int] = {}
