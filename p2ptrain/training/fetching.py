@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +10,6 @@ from torch import Tensor
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.model.description import ModelDescription
 from p2ptrain.training import relay as relay_rules
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.recovery.fetches import Fetch
@@ -92,21 +91,3 @@ async def fetch(
 
 def _place_of(assignment: Assignment, wanted: Fetch) -> StagePlace:
     return next(p for p in assignment.stages if p.first <= wanted.first < p.end)
-
-
-def of_units(
-    description: ModelDescription, tensors: Mapping[str, Tensor], first: int, end: int
-) -> dict[str, Tensor]:
-    """Those of `tensors`, by `model:` and `optimizer:` names, that units [first, end) use."""
-    is_used = _used_by(description, first, end)
-    return {name: tensor for name, tensor in tensors.items() if is_used(name)}
-
-
-def _used_by(description: ModelDescription, first: int, end: int) -> Callable[[str], bool]:
-    names = frozenset(description.state_names(first, end))
-
-    def is_used(name: str) -> bool:
-        kind, _, rest = name.partition(":")
-        return (rest if kind == "model" else rest.rpartition(".")[0]) in names
-
-    return is_used

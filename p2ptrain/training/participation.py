@@ -32,7 +32,7 @@ from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
-from p2ptrain.training.fetching import Fetched, SourceFailed, fetch, of_units, version_source
+from p2ptrain.training.fetching import Fetched, SourceFailed, fetch, version_source
 from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.protocol import (
     INVENTORY,
@@ -67,6 +67,7 @@ from p2ptrain.training.state_transfer import (
     StateServer,
     at_once,
 )
+from p2ptrain.training.versions import of_units
 
 log = get_logger(__name__)
 
