@@ -146,7 +146,11 @@ def roll_forward(inventories: Iterable[Inventory], past: Past) -> Forward | None
 
 
 def _newest_whole(units: int, inventories: Mapping[str, Inventory], past: Past) -> Choice | None:
-    offered = {copy.version for copy in past.copies if _is_worth_it(copy, past.reported)}
+    offered = {
+        copy.version
+        for copy in past.copies
+        if copy.device in inventories and _is_worth_it(copy, past.reported)
+    }
     for version in sorted(_candidates(inventories, past.lineage) | offered, reverse=True):
         copies = [copy for copy in past.copies if copy.version == version]
         places = _places(units, version, inventories, copies)

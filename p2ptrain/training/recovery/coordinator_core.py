@@ -270,7 +270,9 @@ class CoordinatorCore:
         together, left_out = clique(self._stock, links, holder)
         stock = {device: self._stock[device] for device in sorted(together)}
         past = self._ask.past
-        past = dataclasses.replace(past, silent=past.silent | set(left_out))
+        # whom the holder sees and this device does not may have what is missing
+        unheard = (self._ask.alive - stock.keys()) | set(left_out)
+        past = dataclasses.replace(past, silent=past.silent | unheard)
         found = choose(self._ask.units, stock, past)
         match found:
             case Forward(devices) if self._told_forward.issuperset(devices):

@@ -331,8 +331,9 @@ class HolderCore:
                     self._out.append(StopJob(reason, lost))
                 else:
                     self.phase = Phase.WAITING
-                    self._due = _NEVER
                     places = lost.last_places if lost is not None else ()
+                    seen = self._alive.intersection(places)  # but not by the coordinator, yet
+                    self._due = self._now + RETRY_SECONDS if seen else _NEVER
                     self._tell_waiting(tuple(sorted(self._silent.intersection(places))))
             case CallFailed():
                 self._due = min(self._due, self._now + RETRY_SECONDS)

@@ -1,0 +1,1 @@
+"""The rules of recovery in a simulated household that loses devices, links, coordinators."""

@@ -1,0 +1,287 @@
+"""The data holder's shell in the simulator: rounds, commits, the journal, what people are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.training.recovery import holder_events as h
+from p2ptrain.training.recovery.change import Reason
+from p2ptrain.training.recovery.choose import GlobalCopy, Lost
+from p2ptrain.training.recovery.committing import Committing
+from p2ptrain.training.recovery.holder_core import HolderCore, Phase
+from p2ptrain.training.recovery.holdings import Kind
+from p2ptrain.training.recovery.placed import Placed
+from p2ptrain.training.recovery.reporting import OnceOnly, Reported
+from p2ptrain.training.recovery.version import Version
+from tests.simulation.recovery.node import Node
+from tests.simulation.recovery.truth import InvariantViolated
+from tests.simulation.recovery.world import World
+
+KEEP_EVERY = 4
+ROUNDS_AHEAD = 2
+
+
+class Holder(Node):
+    """A device that also holds the data."""
+
+    holder_core_type: type[HolderCore] = HolderCore
+
+    def __init__(self, id_: str, world: World, steps: int) -> None:
+        super().__init__(id_, world)
+        self.steps = steps
+        self.over = False
+
+    def start(self) -> None:
+        """A new process, which goes on where its journal ends."""
+        super().start()
+        disk, world = self.world.disk, self.world
+        self.once = OnceOnly(Reported(disk.reported))
+        self.committing: Committing | None = None
+        self.epoch: Placed | None = None
+        self.ordered = 0
+        self.draining = False
+        self.in_progress: Version | None = None
+        self.acknowledged: set[tuple[int, int]] = set()
+        first = world.truth.first
+        for unit, state in enumerate(world.truth.of(first)):
+            self.store(unit, unit + 1, first, Kind.INITIAL, (state,))
+        journal = disk.journal
+        self.holder = self.holder_core_type(
+            self.id, world.truth.units, disk.reported, journal=journal
+        )
+        self._wakes = float("inf")
+        copy = GlobalCopy(first, self.id, Kind.INITIAL, most_replayed=world.replay_limit)
+        self.tell(h.CopiesAre((copy,)))
+        self._do_all(self.holder.start(world.now))
+
+    def tell(self, event: h.HolderEvent) -> None:
+        """Hand an event to the holder's core."""
+        self._do_all(self.holder.handle(event, self.world.now))
+
+    def _do_all(self, out: list[h.HolderInstruction]) -> None:
+        for instruction in out:
+            self._carry_out(instruction)
+        wakes = self.holder.next_wakeup
+        if wakes != float("inf") and wakes != self._wakes:
+            self._wakes = wakes
+            self.later(max(0.0, wakes - self.world.now), "tick", self._tick)
+
+    def _tick(self) -> None:
+        self._wakes = float("inf")
+        self._do_all(self.holder.tick(self.world.now))
+
+    # -- what the world tells ------------------------------------------------------------------
+
+    def on_link_up(self, peer: str, *, known: bool) -> None:
+        """A member."""
+        if known:
+            self.tell(h.LinkBack(self.id, peer))
+            return
+        self.tell(h.Appeared(peer))
+        if self.holder.phase is Phase.TRAINING and self.world.rng.random() < 0.5:
+            self.tell(h.Wanted(Reason.JOIN))
+
+    def on_link_lost(self, peer: str) -> None:
+        """To a member."""
+        super().on_link_lost(peer)
+        self.tell(h.LinkTrouble(self.id, peer))
+        if self.follows is not None and self.follows[0] == peer:
+            self.tell(h.CallFailed(self.holder.number))
+
+    def on_died(self, peer: str, *, certain: bool) -> None:
+        """A member."""
+        super().on_died(peer, certain=certain)
+        self.tell(h.Died(peer, certain))
+
+    def on_coordinator(self) -> None:
+        """The office has changed."""
+        super().on_coordinator()
+        self.tell(h.Coordinates(*(self.follows or (None, 0))))
+
+    def receive(self, peer: str, kind: str, fields: dict[str, Any]) -> None:
+        """What only a holder gets."""
+        match kind:
+            case "answer":
+                self.tell(h.AnswerIn(**fields))
+            case "refused":
+                self.tell(h.RefusedIn(**fields))
+            case "no.office":
+                self.tell(h.CallFailed(fields["number"]))
+            case "done":
+                self._on_done(peer, **fields)
+            case "kept":
+                self._on_kept(**fields)
+            case "link":
+                if self.epoch is not None and fields["epoch"] == self.epoch.epoch:
+                    self.tell(h.LinkTrouble(peer, fields["peer"]))
+            case "leaving":
+                self.tell(h.Wanted(Reason.LEAVE, peer))
+            case _:
+                super().receive(peer, kind, fields)
+
+    # -- what the core says ----------------------------------------------------------------------
+
+    def _carry_out(self, instruction: h.HolderInstruction) -> None:
+        world = self.world
+        match instruction:
+            case h.Freeze():
+                self.epoch = self.committing = None
+                self.draining = False
+            case h.Drain():
+                self.draining = True
+                self._check_drained()
+            case h.Journal():
+                world.failpoint(self)
+                world.disk.journal = instruction
+                world.failpoint(self)
+            case h.Ask(coordinator, ask):
+                if not world.send(self.id, coordinator, "change", ask=ask):
+                    number = ask.number
+                    self.later(0.001, "no link", lambda: self.tell(h.CallFailed(number)))
+            case h.Begin(placed, _, _, alive):
+                self._begin(placed, sorted(alive))
+            case h.KeepOnly(versions, alive):
+                self._tell_all(sorted(alive), "keep", versions=versions)
+            case h.LetGo(device):
+                world.send(self.id, device, "let.go")
+            case h.BringHome(placed):
+                self._bring_home(placed)
+            case h.StopJob(reason, lost):
+                self._end(reason, lost)
+
+    def _tell_all(self, devices: list[str], kind: str, **fields: Any) -> None:
+        for device in devices:
+            if kind == "begin":
+                self.world.failpoint(self)
+            if not self.world.send(self.id, device, kind, **fields) and kind != "keep":
+                self._no_link(device)
+
+    def _no_link(self, device: str) -> None:
+        self.later(0.001, "no link", lambda: self.tell(h.LinkTrouble(self.id, device)))
+
+    def _begin(self, placed: Placed, alive: list[str]) -> None:
+        self.world.truth.began(placed)
+        self.epoch = placed
+        self.committing = Committing(placed.seats, placed.version.step)
+        self.ordered = placed.version.step
+        self.draining = False
+        self.in_progress = placed.version if placed.keeps else None
+        self.acknowledged.clear()
+        self._tell_all(alive, "begin", epoch=placed.epoch)
+        if placed.version.step == self.steps and not self.holder.finishing:
+            self.tell(h.CourseDone())
+        self._order()
+
+    def _order(self) -> None:
+        epoch, committing = self.epoch, self.committing
+        if epoch is None or committing is None or self.draining:
+            return
+        while self.ordered < min(committing.decided + ROUNDS_AHEAD, self.steps):
+            step = self.ordered
+            keep = epoch.keeps and (step + 1) % KEEP_EVERY == 0 and self.in_progress is None
+            if keep:
+                self.in_progress = Version(step + 1, epoch.epoch)
+                self.acknowledged.clear()
+            self.ordered += 1
+            self._tell_all(list(epoch.devices), "order", epoch=epoch.epoch, step=step, keep=keep)
+
+    def _on_done(self, peer: str, epoch: int, stage: int, step: int) -> None:
+        placed, committing = self.epoch, self.committing
+        if placed is None or committing is None or placed.epoch != epoch:
+            return
+        try:
+            decided = committing.done((stage, peer), step)
+        except ProtocolError as error:
+            raise InvariantViolated(f"{peer}: {error}") from error
+        if decided:
+            self._decide(placed, step)
+
+    def _decide(self, placed: Placed, step: int) -> None:
+        self._report(step + 1)
+        self._commit(placed, step)
+        self.tell(h.Committed(step + 1))
+        if step + 1 == self.steps and self.epoch is placed:
+            self.tell(h.CourseDone())
+        self._check_drained()
+        self._order()
+
+    def _report(self, step: int) -> None:
+        """First the journal, then people; nothing may come between."""
+        if self.once.step(step):
+            self.world.disk.reported = step
+            self.world.reported.append(step)
+
+    def _commit(self, placed: Placed, step: int) -> None:
+        for device in reversed(placed.devices):
+            self.world.failpoint(self)
+            self._tell_all([device], "commit", epoch=placed.epoch, step=step)
+
+    def _check_drained(self) -> None:
+        committing = self.committing
+        if self.draining and committing is not None and committing.decided == self.ordered:
+            self.later(0.0, "drained", self._drained)
+
+    def _drained(self) -> None:
+        if self.draining:
+            self.tell(h.Drained())
+
+    def _on_kept(self, epoch: int, first: int, end: int, version: Version) -> None:
+        placed = self.epoch
+        if placed is None or placed.epoch != epoch or version != self.in_progress:
+            return
+        self.acknowledged.add((first, end))
+        wanted = {(s.first, s.end) for s in placed.stages if s.copies_to is not None}
+        if self.acknowledged >= wanted:
+            self.in_progress = None
+            self.tell(h.Stable(version))
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _bring_home(self, placed: Placed) -> None:
+        final = Version(self.steps, placed.epoch)
+        if placed.version.step == self.steps:
+            final = placed.version
+        missing = set(placed.stages)
+
+        def got(stage: Any, states: tuple[int, ...] | None) -> None:
+            if self.epoch is not placed:
+                return
+            if states is None:
+                self.later(0.05, "read again", lambda: read(stage))
+                return
+            if states != self.world.truth.of(final)[stage.first : stage.end]:
+                raise InvariantViolated("the weights that came home are not the trained ones")
+            missing.discard(stage)
+            if not missing:
+                self.tell(h.Home())
+
+        def read(stage: Any) -> None:
+            if self.epoch is placed:
+                units = range(stage.first, stage.end)
+                self._read(stage.devices[0], units, final, lambda states: got(stage, states))
+
+        for stage in placed.stages:
+            read(stage)
+
+    def _end(self, reason: str | None, lost: Lost | None) -> None:
+        self.over = True
+        self.world.ended = reason or "done"
+        if reason is not None and (lost is None or not self._is_really_lost(lost)):
+            raise InvariantViolated(f"the job ended, but nothing was lost: {reason} {lost}")
+        alive = [self.id, *(peer for peer, alive in self.alive.items() if alive)]
+        self._tell_all(alive, "end")
+
+    def _is_really_lost(self, lost: Lost) -> bool:
+        """Whether no version of the history is whole on processes that live, reached or not."""
+        nodes = [n for n in self.world.nodes.values() if isinstance(n, Node) and n.runs]
+        versions = {holding.version for node in nodes for holding in node.copies}
+        versions |= {seat.version for node in nodes for seat in node.seats.values()}
+        return not any(
+            all(
+                any(node.state(unit, version) is not None for node in nodes)
+                for unit in range(self.world.truth.units)
+            )
+            for version in versions
+            if version.step > 0 and self.holder.lineage.is_valid(version)
+        )

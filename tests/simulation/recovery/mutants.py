@@ -1,0 +1,215 @@
+"""Planted bugs: each a small override of one rule. The simulator must find every one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from p2ptrain.training.recovery import device_events as d
+from p2ptrain.training.recovery.coordinator_core import (
+    CoordinatorCore,
+    CoordinatorEvent,
+    CoordinatorInstruction,
+    InventoryIn,
+)
+from p2ptrain.training.recovery.device_core import DeviceCore
+from p2ptrain.training.recovery.fence import Fence
+from p2ptrain.training.recovery.holder_core import HolderCore
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
+from p2ptrain.training.recovery.placed import Placed
+from p2ptrain.training.recovery.reporting import OnceOnly, Reported
+from p2ptrain.training.recovery.version import Version
+from tests.simulation.recovery.holder import Holder
+from tests.simulation.recovery.node import Node
+from tests.simulation.recovery.run import Build
+
+
+class AppliesInAnyEpoch(DeviceCore):
+    """Takes a commit of whatever epoch for the one that runs."""
+
+    def _on_commit(self, commit: d.CommitHeard) -> None:
+        if self.running is not None and self._live:
+            version = Version(commit.step + 1, self.running.epoch)
+            self._out.append(d.Apply(self.running.epoch, version, None, keep=False))
+
+
+class AppliesWhenOrdered(DeviceCore):
+    """Does not wait for the commit."""
+
+    def _on_seat(self, event: d.GradientsReady | d.Applied | d.Torn) -> None:
+        super()._on_seat(event)
+        if isinstance(event, d.GradientsReady):
+            version = Version(event.step + 1, event.epoch)
+            self._out.append(d.Apply(event.epoch, version, None, keep=False))
+
+
+class NoFence(Fence):
+    """Obeys whoever spoke last."""
+
+    def raised(self, term: int, epoch: int) -> Fence:
+        return self
+
+    def refusal(
+        self, peer: str, term: int, epoch: int, coordinator: tuple[str, int] | None
+    ) -> str | None:
+        return None
+
+
+class ObeysAnyCoordinator(DeviceCore):
+    """Has no fence, and stops a running epoch for any."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.fence = NoFence()
+
+    def _obeys(self, request: int, peer: str, term: int, epoch: int) -> bool:
+        return True
+
+
+class ForgetsWhenParked(DeviceCore):
+    """Frees what it trained when the holder dies."""
+
+    def _rest(self) -> None:
+        self._free_live()
+        self._drop({Kind.KEPT, Kind.REPLICA})
+        super()._rest()
+
+
+class DropsTooEarly(DeviceCore):
+    """Frees the version to go back to as soon as it has copied a newer one."""
+
+    def _on_copies(self, event: d.Kept | d.OfferHeard | d.ReplicaWhole | d.KeepHeard) -> None:
+        super()._on_copies(event)
+        if isinstance(event, d.Kept):
+            self._keep_only([event.version])
+
+
+class AnswersWithoutStopping(Node):
+    """Does not wait for what has begun in the compute thread."""
+
+    flushes = False
+
+
+class AnswersWithoutStoppingHolder(Holder):
+    """The same, at the holder."""
+
+    flushes = False
+
+
+class ReadsAnyVersion(Node):
+    """Gives whatever it has of a unit, whatever was asked for."""
+
+    def state(self, unit: int, version: Version) -> int | None:
+        for holding, states in self.copies.items():
+            if holding.has(unit):
+                return states[unit - holding.first]
+        return super().state(unit, version)
+
+
+class AcknowledgesEarly(Node):
+    """Says that a copy is whole when its first unit has come."""
+
+    def _collect(self, order: d.Collect) -> None:
+        self.feed(d.ReplicaWhole(order.epoch, order.first, order.end, order.version))
+
+
+class RollsForwardAlone(CoordinatorCore):
+    """Has whoever is ready apply, though nobody has."""
+
+    def handle(self, event: CoordinatorEvent) -> list[CoordinatorInstruction]:
+        if isinstance(event, InventoryIn):
+            event = InventoryIn(event.epoch, _applied(event.inventory))
+        return super().handle(event)
+
+
+def _applied(inventory: Inventory) -> Inventory:
+    """As if every update that is ready had been applied somewhere."""
+    proof = tuple(
+        Holding(holding.first, holding.end, holding.ready, Kind.LIVE)
+        for holding in inventory.holdings
+        if holding.ready is not None
+    )
+    return dataclasses.replace(inventory, holdings=inventory.holdings + proof)
+
+
+class MixesHistories(CoordinatorCore):
+    """Takes a step for a version, whoever computed it."""
+
+    def handle(self, event: CoordinatorEvent) -> list[CoordinatorInstruction]:
+        if isinstance(event, InventoryIn):
+            inventory = event.inventory
+            merged = tuple(self._merged(holding) for holding in inventory.holdings)
+            event = InventoryIn(event.epoch, dataclasses.replace(inventory, holdings=merged))
+        return super().handle(event)
+
+    def _merged(self, holding: Holding) -> Holding:
+        eras = self._ask.past.lineage.eras
+        computed = max((era.epoch for era in eras if era.start < holding.version.step), default=0)
+        version = Version(holding.version.step, computed)
+        return dataclasses.replace(holding, version=version, ready=None)
+
+
+class GivesAnyHistory(Node):
+    """Gives a unit at a step, whoever computed it."""
+
+    def state(self, unit: int, version: Version) -> int | None:
+        for holding, states in self.copies.items():
+            if holding.has(unit) and holding.version.step == version.step:
+                return states[unit - holding.first]
+        for seat in self.seats.values():
+            if seat.version.step == version.step and seat.first <= unit < seat.end:
+                return seat.states[unit - seat.first]
+        return None
+
+
+class ReusesEpochNumbers(HolderCore):
+    """Does not write down which epoch numbers it has given away."""
+
+    def _write_down(self) -> None:
+        self.next_epoch = (self.placed.epoch if self.placed else 0) + 1
+        super()._write_down()
+
+
+class ReportsAgain(Holder):
+    """Forgets at every epoch what people were told."""
+
+    def _begin(self, placed: Placed, alive: list[str]) -> None:
+        self.once = OnceOnly(Reported(placed.version.step))
+        super()._begin(placed, alive)
+
+
+class CommitsFirst(Holder):
+    """Sends the commit before the journal has it."""
+
+    def _decide(self, placed: Placed, step: int) -> None:
+        self._commit(placed, step)
+        super()._decide(placed, step)
+
+
+class SkipsAStep(Holder):
+    """Goes on one round too late."""
+
+    def _begin(self, placed: Placed, alive: list[str]) -> None:
+        super()._begin(placed, alive)
+        self.ordered += 1
+
+
+_DEVICE = (
+    AppliesInAnyEpoch,
+    AppliesWhenOrdered,
+    ObeysAnyCoordinator,
+    ForgetsWhenParked,
+    DropsTooEarly,
+)
+MUTANTS: dict[str, Build] = (
+    {mutant.__name__: Build(device_core=mutant) for mutant in _DEVICE}
+    | {mutant.__name__: Build(node=mutant) for mutant in (ReadsAnyVersion, AcknowledgesEarly)}
+    | {
+        "AnswersWithoutStopping": Build(
+            node=AnswersWithoutStopping, holder=AnswersWithoutStoppingHolder
+        )
+    }
+    | {m.__name__: Build(coordinator_core=m) for m in (RollsForwardAlone,)}
+    | {"MixesHistories": Build(node=GivesAnyHistory, coordinator_core=MixesHistories)}
+    | {m.__name__: Build(holder_core=m) for m in (ReusesEpochNumbers,)}
+    | {m.__name__: Build(holder=m) for m in (ReportsAgain, CommitsFirst, SkipsAStep)}
+)

@@ -1,0 +1,544 @@
+"""A simulated device: the shells around the cores, a compute thread, memory that holds numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from p2ptrain.training.recovery import device_events as d
+from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
+from p2ptrain.training.recovery.device_core import DeviceCore
+from p2ptrain.training.recovery.fetches import Fetch
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
+from p2ptrain.training.recovery.placed import Placed
+from p2ptrain.training.recovery.version import Version
+from tests.simulation.recovery.coordinating import Coordinating
+from tests.simulation.recovery.truth import backward, forward, mix
+from tests.simulation.recovery.world import World
+
+
+@dataclass(slots=True)
+class Seat:
+    """A stage that this device trains."""
+
+    index: int
+    first: int
+    end: int
+    version: Version
+    states: list[int]
+    ready: Version | None = None
+    gradients: list[int] = field(default_factory=list)
+    forwards: list[int] = field(default_factory=list)
+    step: int = -1  # of the round under way
+    keep: bool = False
+    came: dict[tuple[str, int], int] = field(default_factory=dict)  # (what, step) -> number
+    sums: dict[int, set[str]] = field(default_factory=dict)
+    own_sum: bool = False
+
+
+@dataclass(slots=True)
+class Task:
+    """Work for the compute thread."""
+
+    seconds: float
+    action: Callable[[], None]
+
+
+class Node:
+    """One device. What a process knows goes with it; `instance` counts processes."""
+
+    core_type: type[DeviceCore] = DeviceCore
+    coordinator_type: type[CoordinatorCore] = CoordinatorCore
+    flushes = True
+
+    def __init__(self, id_: str, world: World) -> None:
+        self.id = id_
+        self.world = world
+        self.runs = self.frozen = self.left = False
+        self.instance = 0
+        self.alive: dict[str, bool] = {}
+        self.follows: tuple[str, int] | None = None
+        self.term = 0  # on disk
+        self.wants_to_leave = False
+        self.waited_for: list[str] = []
+        world.nodes[id_] = self
+
+    def start(self) -> None:
+        """A new process: empty."""
+        self.instance += 1
+        self.runs, self.frozen, self.left = True, False, False
+        self.alive, self.follows = {}, None
+        self.core = self.core_type(self.id)
+        self.seats: dict[int, Seat] = {}
+        self.next_seats: dict[int, Seat] = {}
+        self.copies: dict[Holding, tuple[int, ...]] = {}
+        self.engaged: int | None = None
+        self.early: list[tuple[str, dict[str, Any]]] = []
+        self.orders: list[tuple[int, bool]] = []
+        self.tasks: list[Task] = []
+        self.computing: Task | None = None
+        self.calls: dict[int, tuple[str, Callable[[dict[str, Any] | None], None]]] = {}
+        self.asked_for: list[tuple[str, int, int, Version, int]] = []  # relays that wait
+        self.collecting = 0
+        self._call = 0
+        self.wants_to_leave = False
+        self.coordinating = Coordinating(self)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.runs = self.frozen = False
+        self.world.process_ended(self.id, left=self.left)
+
+    def later(self, seconds: float, label: str, action: Callable[[], None]) -> None:
+        """As an event loop: not while frozen, not after the end of this process."""
+        instance = self.instance
+
+        def run() -> None:
+            if self.instance == instance and self.runs:
+                if self.frozen:
+                    self.later(0.05, label, action)
+                else:
+                    action()
+
+        self.world.after(seconds, f"{label} {self.id}", run)
+
+    # -- what the world tells ------------------------------------------------------------------
+
+    def on_link_up(self, peer: str, *, known: bool) -> None:
+        """A link is up; `known`: the peer was alive all the time."""
+
+    def on_link_lost(self, peer: str) -> None:
+        """A link broke."""
+        self._fail_calls(peer)
+        self.coordinating.on_link_lost(peer)
+        self.feed(d.LinkEnded(peer))
+
+    def on_died(self, peer: str, *, certain: bool) -> None:
+        """A device is dead."""
+        self._fail_calls(peer)
+        self.coordinating.on_died(peer)
+        if peer == self.core._holder:
+            self.feed(d.HolderIs(d.HolderState.GONE))
+
+    def on_left(self, peer: str) -> None:
+        """A device said goodbye."""
+        self.on_died(peer, certain=True)
+
+    def on_coordinator(self) -> None:
+        """Whom this device follows has changed."""
+        self.feed(d.Coordinates(*(self.follows or (None, 0))))
+        self.coordinating.on_office()
+
+    # -- messages --------------------------------------------------------------------------
+
+    def call(
+        self, peer: str, kind: str, then: Callable[[dict[str, Any] | None], None], **fields: Any
+    ) -> None:
+        """Ask; `then` gets the answer, or None where the link ended."""
+        self._call += 1
+        self.calls[self._call] = (peer, then)
+        if not self.world.send(self.id, peer, kind, request=self._call, **fields):
+            number = self._call
+            self.later(0.001, "no link", lambda: self._answered(number, None))
+
+    def _answered(self, number: int, fields: dict[str, Any] | None) -> None:
+        found = self.calls.pop(number, None)
+        if found is not None:
+            found[1](fields)
+
+    def _fail_calls(self, peer: str) -> None:
+        for number in [n for n, (p, _) in self.calls.items() if p == peer]:
+            self._answered(number, None)
+
+    def reply(self, peer: str, request: int, **fields: Any) -> None:
+        """Answer a call."""
+        self.world.send(self.id, peer, "reply", number=request, **fields)
+
+    def receive(self, peer: str, kind: str, fields: dict[str, Any]) -> None:
+        """A message arrived."""
+        match kind:
+            case "reply":
+                number = fields.pop("number")
+                self._answered(number, fields)
+            case "inventory":
+                self.feed(d.InventoryAsked(peer=peer, **fields))
+            case "prepare":
+                self.feed(d.PrepareAsked(peer=peer, **fields))
+            case "begin":
+                self.feed(d.BeginHeard(peer, fields["epoch"]))
+            case "order":
+                self.feed(d.OrderHeard(peer, **fields))
+            case "commit":
+                self.feed(d.CommitHeard(peer, **fields))
+            case "offer":
+                self.feed(d.OfferHeard(peer, **fields))
+            case "keep":
+                self.feed(d.KeepHeard(peer, fields["versions"]))
+            case "end":
+                if peer == self.core._holder:
+                    self.feed(d.HolderIs(d.HolderState.LEFT))
+            case "read":
+                self._on_read(peer, **fields)
+            case "value":
+                self._on_value(fields)
+            case "let.go":
+                self.left = True
+                self.kill()
+            case _:
+                self.coordinating.receive(peer, kind, fields)
+
+    # -- the core --------------------------------------------------------------------------
+
+    def feed(self, event: d.DeviceEvent) -> None:
+        """Hand an event to the core and do what it says."""
+        for instruction in self.core.handle(event):
+            self._do(instruction)
+        self._pass_on()
+
+    def _do(self, instruction: d.DeviceInstruction) -> None:
+        match instruction:
+            case d.AnswerInventory(request, peer, epoch, term, holdings):
+                inventory = Inventory(
+                    self.id, epoch, term, (*holdings, *self.extra_holdings()), self._linked()
+                )
+                self.reply(peer, request, inventory=inventory)
+            case d.AnswerReady(request, peer, epoch, trouble):
+                self.world.failpoint(self)
+                self.reply(peer, request, trouble=trouble)
+            case d.Refuse(request, peer, reason):
+                self.reply(peer, request, refused=reason)
+            case d.Stop(epoch):
+                self._stop(epoch)
+            case d.FetchParts():
+                self._fetch(instruction)
+            case d.Build(epoch):
+                self.later(self.world.rng.uniform(0.01, 0.2), "build", lambda: self._build(epoch))
+            case d.CancelPrepare():
+                self.next_seats.clear()
+                self.early.clear()
+            case d.Start(placed):
+                self._start(placed)
+            case d.Queue(_, step, keep):
+                self.orders.append((step, keep))
+                self._work()
+            case d.Apply():
+                self._apply(instruction)
+            case d.Copy(epoch, version):
+                self._task(lambda: self._copy(version), epoch)
+            case d.Offer(keeper, epoch, first, end, version):
+                self.world.send(
+                    self.id, keeper, "offer", epoch=epoch, first=first, end=end, version=version
+                )
+            case d.Collect():
+                self._collect(instruction)
+            case d.Drop(holdings):
+                for holding in holdings:
+                    self.copies.pop(holding, None)
+                    if holding.kind is Kind.LIVE:
+                        self.seats.pop(holding.first, None)
+            case d.TellReplica(holder, epoch, first, end, version):
+                self.world.send(
+                    self.id, holder, "kept", epoch=epoch, first=first, end=end, version=version
+                )
+            case d.TellLink(holder, epoch, peer):
+                self.world.send(self.id, holder, "link", epoch=epoch, peer=peer)
+            case d.Wait(holder):
+                self.waited_for.append(holder)
+            case d.Release():
+                self._stop(self.engaged or 0)
+                self.seats.clear()
+                self.copies.clear()
+
+    def _linked(self) -> frozenset[str]:
+        return frozenset(peer for peer in self.world.nodes if self.world.linked(self.id, peer))
+
+    def extra_holdings(self) -> tuple[Holding, ...]:
+        """Beside what the core knows."""
+        return ()
+
+    # -- the compute thread ------------------------------------------------------------------
+
+    def _task(self, action: Callable[[], None], epoch: int) -> None:
+        """In the compute thread, while the epoch is not stopped."""
+        self._enqueue(Task(self.world.rng.uniform(0.002, 0.03), action))
+
+    def _enqueue(self, task: Task) -> None:
+        self.tasks.append(task)
+        if self.computing is None:
+            self._compute()
+
+    def _compute(self) -> None:
+        if not self.tasks:
+            return
+        task = self.computing = self.tasks.pop(0)
+
+        def done() -> None:
+            self.computing = None
+            task.action()
+            if self.computing is None:
+                self._compute()
+
+        self.later(task.seconds, "computed", done)
+
+    def _stop(self, epoch: int) -> None:
+        """What has begun in the thread runs to its end; what waits is cancelled."""
+        self.tasks.clear()
+        self.orders.clear()
+        self.collecting += 1
+        self.engaged = None
+        if self.flushes:
+            self._enqueue(Task(0.0, self._stopped))
+        else:
+            self._stopped()
+
+    def _stopped(self) -> None:
+        held = [
+            Holding(seat.first, seat.end, seat.version, Kind.LIVE, seat.ready)
+            for seat in self.seats.values()
+        ]
+        self.feed(d.Stopped(tuple(held)))
+
+    # -- rounds ----------------------------------------------------------------------------
+
+    def _start(self, placed: Placed) -> None:
+        self.seats, self.next_seats = self.next_seats, {}
+        self.engaged = placed.epoch
+        self.orders.clear()
+        early, self.early = self.early, []
+        for kind, fields in early:
+            self.receive("", kind, fields)
+
+    def _on_value(self, fields: dict[str, Any]) -> None:
+        epoch, first = fields["epoch"], fields["first"]
+        prepared = self.core.prepared
+        if self.engaged != epoch:
+            if prepared is not None and prepared.epoch == epoch:
+                self.early.append(("value", fields))  # it overtook the word that the epoch begins
+            return
+        seat = self.seats[first]
+        if fields["what"] == "sum":
+            seat.sums.setdefault(fields["step"], set()).add(fields["device"])
+        else:
+            seat.came[fields["what"], fields["step"]] = fields["number"]
+        self._work()
+
+    def _work(self) -> None:
+        for seat in self.seats.values():
+            self._advance(seat)
+
+    def _advance(self, seat: Seat) -> None:
+        epoch = self.engaged
+        if epoch is None:
+            return
+        if seat.step < 0 and self.orders and self.orders[0][0] == seat.version.step:
+            step, keep = self.orders[0]
+            came = mix(step) if seat.first == 0 else seat.came.pop(("forward", step), None)
+            if came is not None:
+                self.orders.pop(0)
+                seat.step, seat.keep = step, keep
+                self._task(lambda: self._forward(seat, epoch, came), epoch)
+        if seat.step >= 0 and seat.forwards and not seat.gradients:
+            came_back = seat.came.pop(("backward", seat.step), None)
+            if came_back is not None:
+                seat.gradients = [0]
+                self._task(lambda: self._backward(seat, epoch, came_back), epoch)
+        self._check_ready(seat, epoch)
+
+    def _forward(self, seat: Seat, epoch: int, came: int) -> None:
+        if self.engaged != epoch:
+            return
+        seat.forwards = forward(came, seat.states)
+        placed = self._placed()
+        if seat.end == self.world.truth.units:
+            seat.came["backward", seat.step] = mix(seat.forwards[-1], seat.step)
+        else:
+            stage = placed.stages[seat.index + 1]
+            for device in stage.devices:
+                self._send_value(device, stage.first, "forward", seat, seat.forwards[-1])
+        self._work()
+
+    def _backward(self, seat: Seat, epoch: int, came: int) -> None:
+        if self.engaged != epoch:
+            return
+        seat.gradients = backward(came, seat.forwards, seat.states)
+        placed = self._placed()
+        if seat.index and placed.stages[seat.index].devices[0] == self.id:
+            stage = placed.stages[seat.index - 1]
+            for device in stage.devices:
+                self._send_value(device, stage.first, "backward", seat, seat.gradients[0])
+        seat.own_sum = True
+        for device in placed.stages[seat.index].devices:
+            if device != self.id:
+                self._send_value(device, seat.first, "sum", seat, 0)
+        self._work()
+
+    def _placed(self) -> Placed:
+        assert self.core.running is not None
+        return self.core.running
+
+    def _send_value(self, device: str, first: int, what: str, seat: Seat, number: int) -> None:
+        fields = {"what": what, "step": seat.step, "number": number, "device": self.id}
+        self.world.send(self.id, device, "value", epoch=self.engaged, first=first, **fields)
+
+    def _check_ready(self, seat: Seat, epoch: int) -> None:
+        if not seat.own_sum or seat.ready is not None:
+            return
+        placed = self._placed()
+        mates = set(placed.stages[seat.index].devices) - {self.id}
+        if seat.sums.get(seat.step, set()) >= mates:
+            seat.ready = Version(seat.step + 1, epoch)
+            self.feed(d.GradientsReady(epoch, seat.first, seat.step))
+            self.world.send(
+                self.id, placed.holder, "done", epoch=epoch, stage=seat.index, step=seat.step
+            )
+
+    def _apply(self, order: d.Apply) -> None:
+        for seat in self.seats.values():
+            seconds = self.world.rng.uniform(0.002, 0.03)
+            self._enqueue(Task(seconds, partial(self._update, seat, order)))
+
+    def _update(self, seat: Seat, order: d.Apply) -> None:
+        running = self._placed()
+        salt = running.epoch if len(running.stages[seat.index].devices) > 1 else 0
+        seat.states = [
+            mix(state, gradient, salt)
+            for state, gradient in zip(seat.states, seat.gradients or [0] * 99, strict=False)
+        ]
+        self.world.failpoint(self)
+        seat.version = order.version
+        seat.ready, seat.gradients, seat.forwards = None, [], []
+        seat.sums.pop(seat.step, None)
+        seat.step, seat.own_sum = -1, False
+        self.feed(d.Applied(order.epoch, seat.first, order.version))
+        if order.keep:
+            self._keep(seat)
+        self._work()
+
+    # -- copies and what others read -----------------------------------------------------------
+
+    def _copy(self, version: Version) -> None:
+        for seat in self.seats.values():
+            if seat.version == version:
+                self._keep(seat)
+
+    def _keep(self, seat: Seat) -> None:
+        self.store(seat.first, seat.end, seat.version, Kind.KEPT, tuple(seat.states))
+        self.feed(d.Kept(seat.first, seat.end, seat.version))
+
+    def store(
+        self, first: int, end: int, version: Version, kind: Kind, states: tuple[int, ...]
+    ) -> None:
+        """Put it into memory."""
+        self.copies[Holding(first, end, version, kind)] = states
+
+    def state(self, unit: int, version: Version) -> int | None:
+        """The unit at that version, from whatever is here."""
+        for seat in self.seats.values():
+            if seat.version == version and seat.first <= unit < seat.end:
+                return seat.states[unit - seat.first]
+        for holding, states in self.copies.items():
+            if holding.version == version and holding.has(unit):
+                return states[unit - holding.first]
+        return None
+
+    def _on_read(self, peer: str, request: int, unit: int, version: Version, relayed: int) -> None:
+        state = self.state(unit, version)
+        if state is None and self.core.fence.epoch <= relayed:
+            self.asked_for.append((peer, request, unit, version, relayed))
+            return
+        self.reply(peer, request, state=state)
+
+    def _pass_on(self) -> None:
+        """What others wait for may have arrived, or never will."""
+        if not self.asked_for:
+            return
+        waiting, self.asked_for = self.asked_for, []
+        for entry in waiting:
+            self._on_read(*entry)
+
+    def _read(
+        self,
+        peer: str,
+        units: range,
+        version: Version,
+        then: Callable[[tuple[int, ...] | None], None],
+        *,
+        relayed: int = 0,
+    ) -> None:
+        """Unit by unit, one after the other."""
+        found: list[int] = []
+
+        def got(fields: dict[str, Any] | None) -> None:
+            state = None if fields is None else fields.get("state")
+            if state is None:
+                then(None)
+                return
+            found.append(state)
+            ask()
+
+        def ask() -> None:
+            if len(found) == len(units):
+                then(tuple(found))
+                return
+            unit = units[len(found)]
+            self.call(peer, "read", got, unit=unit, version=version, relayed=relayed)
+
+        ask()
+
+    def _fetch(self, order: d.FetchParts) -> None:
+        missing = set(order.fetches)
+
+        def one(fetch: Fetch) -> None:
+            def got(states: tuple[int, ...] | None) -> None:
+                prepared = self.core.prepared
+                if prepared is None or prepared.epoch != order.epoch or fetch not in missing:
+                    return
+                if states is None:
+                    self.feed(d.PrepareFailed(order.epoch, "a source failed", fetch.peer))
+                    return
+                missing.discard(fetch)
+                if fetch.peer != self.id:
+                    self.store(fetch.first, fetch.end, order.version, Kind.FETCHED, states)
+                    part = d.PartFetched(order.epoch, fetch.first, fetch.end, order.version)
+                    self.feed(part)
+                if not missing:
+                    self.feed(d.Fetched(order.epoch))
+
+            relayed = order.epoch if fetch.relayed else 0
+            units = range(fetch.first, fetch.end)
+            self._read(fetch.peer, units, order.version, got, relayed=relayed)
+
+        for fetch in order.fetches:
+            one(fetch)
+
+    def _build(self, epoch: int) -> None:
+        prepared = self.core.prepared
+        if prepared is None or prepared.epoch != epoch:
+            return
+        seats: dict[int, Seat] = {}
+        for index, stage in enumerate(prepared.stages):
+            if self.id not in stage.devices:
+                continue
+            states = [self.state(u, prepared.version) for u in range(stage.first, stage.end)]
+            if any(state is None for state in states):
+                self.feed(d.PrepareFailed(epoch, "what was fetched is gone"))
+                return
+            whole = [state for state in states if state is not None]
+            seats[stage.first] = Seat(index, stage.first, stage.end, prepared.version, whole)
+        self.next_seats = seats
+        self.feed(d.Built(epoch))
+
+    def _collect(self, order: d.Collect) -> None:
+        """Read a copy from its owner; a stop ends it."""
+        number = self.collecting
+
+        def got(states: tuple[int, ...] | None) -> None:
+            if states is None or number != self.collecting:
+                return
+            self.world.failpoint(self)
+            self.store(order.first, order.end, order.version, Kind.REPLICA, states)
+            self.feed(d.ReplicaWhole(order.epoch, order.first, order.end, order.version))
+
+        self._read(order.owner, range(order.first, order.end), order.version, got)

@@ -1,0 +1,311 @@
+"""One seed: faults for a while, then none; what must hold meanwhile, and what must follow.
+
+gentle   one device at a time is killed or cut off, with time to recover: nothing may ever be lost
+rough    everything at once, the holder too: never silently wrong, and training goes on afterwards
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
+from p2ptrain.training.recovery.device_core import DeviceCore
+from p2ptrain.training.recovery.holder_core import HolderCore
+from p2ptrain.training.recovery.holdings import Kind
+from tests.simulation.recovery.holder import Holder
+from tests.simulation.recovery.node import Node
+from tests.simulation.recovery.truth import InvariantViolated
+from tests.simulation.recovery.world import Process, World
+
+PROGRESS_SECONDS = 30.0
+UNITS = 6
+
+
+class NoProgress(InvariantViolated):
+    """Faults are over, but training does not go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What runs everywhere: the shells and cores, a mutant's where a bug is planted."""
+
+    node: type[Node] = Node
+    holder: type[Holder] = Holder
+    device_core: type[DeviceCore] = DeviceCore
+    coordinator_core: type[CoordinatorCore] = CoordinatorCore
+    holder_core: type[HolderCore] = HolderCore
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What happened.
+
+    Attributes:
+        steps: reported.
+        epochs: the last epoch's number.
+        events: executed.
+        event_hash: of all of them.
+        ended: why the job ended, None where it goes on.
+        resumed_seconds: from the end of the faults to the next new step.
+    """
+
+    seed: int
+    steps: int
+    epochs: int
+    events: int
+    faults: int
+    event_hash: str
+    ended: str | None
+    resumed_seconds: float
+
+
+_BUILD = Build()
+
+
+class Household:
+    """A holder and some devices, watched."""
+
+    def __init__(self, seed: int, build: Build) -> None:
+        self.rng = Random(f"recovery {seed}")
+        self.world = World(self.rng.getrandbits(64), UNITS)
+        self.gentle = self.rng.random() < 0.5
+        self.faults: list[str] = []
+        self.stopped = False
+        self.pace = self.rng.choice((1.0, 2.5, 6.0))
+        self._seen_reported = 0
+        self._seen_epoch = 0
+        if self.gentle:
+            self.world.groups = False
+        steps = self.rng.choice((60, 10**6, 10**6))
+        self.holder = build.holder("h", self.world, steps)
+        self.devices = [
+            build.node(f"{name}", self.world) for name in "abcde"[: self.rng.randint(1, 5)]
+        ]
+        for node in (self.holder, *self.devices):
+            node.core_type = build.device_core
+            node.coordinator_type = build.coordinator_core
+        self.holder.holder_core_type = build.holder_core
+        self.nodes: list[Node] = [self.holder, *self.devices]
+        self.world.check = self.check
+        self.world.kill = self._kill_inside
+        if not self.gentle:
+            self.world.kill_rate = self.rng.choice((0.0, 0.001, 0.01))
+            self.world.late_share = self.rng.choice((0.0, 0.0, 0.01))
+
+    # -- invariants --------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """What must hold after every event."""
+        world = self.world
+        for number in world.reported[self._seen_reported :]:
+            if number != self._seen_reported + 1:
+                raise InvariantViolated(f"step {number} reported after {self._seen_reported}")
+            self._seen_reported += 1
+        journal = world.disk.journal
+        epoch = journal.placed.epoch if journal is not None and journal.placed else 0
+        if epoch < self._seen_epoch:
+            raise InvariantViolated(f"epoch {epoch} after {self._seen_epoch}")
+        self._seen_epoch = epoch
+        for node in self.nodes:
+            if node.runs:
+                self._check_node(node)
+
+    @property
+    def copied(self) -> bool:
+        """Whether the plan in force has every unit on two devices."""
+        placed = self.holder.holder.placed
+        return placed is not None and all(
+            stage.copies_to is not None or len(stage.devices) > 1 for stage in placed.stages
+        )
+
+    def _check_node(self, node: Node) -> None:
+        truth, holder = self.world.truth, self.holder
+        for seat in node.seats.values():
+            if tuple(seat.states) != truth.of(seat.version)[seat.first : seat.end]:
+                raise InvariantViolated(
+                    f"{node.id}: units from {seat.first} are not {seat.version}"
+                )
+            if seat.version.step > self.world.disk.reported:
+                raise InvariantViolated(f"{node.id} applied {seat.version} before it counted")
+            running = holder.epoch if holder.runs else None
+            if running is not None and node.engaged == running.epoch and holder.committing:
+                behind = holder.committing.decided - seat.version.step
+                if behind not in (0, 1):
+                    raise InvariantViolated(f"{node.id} is {behind} versions behind")
+        for holding, states in node.copies.items():
+            if states != truth.of(holding.version)[holding.first : holding.end]:
+                raise InvariantViolated(f"{node.id}: {holding} is something else")
+        kept = {c.version for c in node.copies if c.kind in (Kind.KEPT, Kind.REPLICA)}
+        if len(kept) > 4:
+            raise InvariantViolated(f"{node.id} keeps {len(kept)} versions")
+
+    # -- faults ------------------------------------------------------------------------------
+
+    def inject(self) -> None:
+        """One fault, and the next after a while."""
+        if self.stopped:
+            return
+        if not self.world.ended:
+            what = self._gentle_fault() if self.gentle else self._rough_fault()
+            self.faults.append(f"{self.world.now:.2f} {what}")
+        seconds = 12.0 if self.gentle else self.pace * self.rng.expovariate(1.0)
+        self.world.after(seconds, "fault", self.inject)
+
+    @property
+    def mean(self) -> float:
+        """Seconds between rough faults."""
+        return 2.5
+
+    def haunt(self) -> None:
+        """Old commands come again, in some households."""
+        if not self.stopped:
+            self.world.repeat_command()
+            self.world.after(self.rng.uniform(0.2, 2.0), "haunt", self.haunt)
+
+    def _gentle_fault(self) -> str:
+        kinds = ("kill", "kill inside", "kill inside", "cut", "freeze", "leave", "kill holder")
+        kind = self.rng.choice(kinds)
+        if kind == "kill inside":
+            self.world.kill_rate = 0.05  # until it kills somebody
+            return kind
+        node = self.rng.choice(self.devices)
+        if kind == "kill holder":
+            node = self.holder
+        if not node.runs or node.frozen:
+            self._restart(node)
+            return f"start {node.id}"
+        if kind == "cut":
+            return self._cut()
+        if kind == "freeze":
+            return self._freeze(node, self.rng.uniform(0.2, 3.0))
+        if kind == "leave":
+            return self._leave(node)
+        return self._kill(node, self.rng.uniform(0.05, 3.0))
+
+    def _rough_fault(self) -> str:
+        node = self.rng.choice(self.nodes)
+        if not node.runs or node.frozen:
+            return "nothing"
+        match self.rng.randrange(6):
+            case 0:
+                return self._kill(node, self.rng.choice((0.05, 1.0, 6.0)))
+            case 1:
+                return self._freeze(node, self.rng.choice((0.5, 3.0, 9.0)))
+            case 2:
+                return self._split()
+            case 3 if node is not self.holder:
+                return self._leave(node)
+            case 4:
+                leader = next((n for n in self.nodes if n.follows and n.follows[0] == n.id), node)
+                return self._freeze(leader, 7.0) if leader.runs else "nothing"
+            case _:
+                return self._cut()
+
+    def _kill(self, node: Node, seconds: float) -> str:
+        node.kill()
+        self.world.after(seconds, "restart", lambda: self._restart(node))
+        return f"kill {node.id} for {seconds:.2f} s"
+
+    def _kill_inside(self, node: Process) -> None:
+        assert isinstance(node, Node)
+        if self.gentle:
+            self.world.kill_rate = 0.0
+        self._kill(node, self.rng.choice((0.05, 1.0, 5.0)))
+
+    def _restart(self, node: Node) -> None:
+        if not node.runs and not self.world.ended:
+            node.start()
+
+    def _freeze(self, node: Node, seconds: float) -> str:
+        node.frozen = True
+        instance = node.instance
+
+        def thaw() -> None:
+            if node.instance == instance:
+                self._thaw(node)
+
+        self.world.after(seconds, "thaw", thaw)
+        return f"freeze {node.id} for {seconds:.2f} s"
+
+    def _thaw(self, node: Node) -> None:
+        if node.frozen:
+            node.frozen = False
+            self.world.thawed(node.id)
+
+    def _cut(self) -> str:
+        one, other = self.rng.sample([node.id for node in self.nodes], 2)
+        self.world.cut(frozenset((one, other)))
+        return f"cut {one} {other}"
+
+    def _split(self) -> str:
+        ids = [node.id for node in self.nodes]
+        part = self.rng.sample(ids, self.rng.randint(1, len(ids) - 1))
+        rest = [id_ for id_ in ids if id_ not in part]
+        pairs = [frozenset((a, b)) for a in part for b in rest if self.rng.random() < 0.9]
+        seconds = self.rng.choice((1.0, 6.0, 15.0))
+        self.world.block(pairs)
+        self.world.after(seconds, "heal", lambda: self.world.unblock(pairs))
+        return f"split {part} from {rest} for {seconds} s"
+
+    def _leave(self, node: Node) -> str:
+        if self.world.linked(node.id, "h"):
+            self.world.send(node.id, "h", "leaving")
+        return f"{node.id} wants to leave"
+
+    def end_faults(self) -> None:
+        """Nothing breaks any more; everybody is back."""
+        self.stopped = True
+        self.world.kill_rate = 0.0
+        for node in self.nodes:
+            self._thaw(node)
+            self._restart(node)
+
+
+def run_seed(seed: int, build: Build = _BUILD, *, fault_seconds: float = 60.0) -> Result:
+    """Play it.
+
+    Raises:
+        InvariantViolated: the message names the seed and the last faults.
+    """
+    household = Household(seed, build)
+    world = household.world
+    world.replay_limit = 60 if household.gentle else household.rng.choice((None, 100))
+    try:
+        return _play(household, seed, fault_seconds)
+    except InvariantViolated as violation:
+        last = "; ".join(household.faults[-4:] + world.killed_inside[-3:])
+        mode = "gentle" if household.gentle else "rough"
+        text = f"seed {seed} ({mode}) at {world.now:.3f} s: {violation} (last faults: {last})"
+        raise type(violation)(text) from violation
+
+
+def _play(household: Household, seed: int, fault_seconds: float) -> Result:
+    world = household.world
+    for node in household.nodes:
+        node.start()
+    world.start()
+    world.after(3.0 if household.gentle else 1.0, "fault", household.inject)
+    if household.rng.random() < 0.5:
+        household.haunt()
+    world.kernel.run_until(fault_seconds)
+    household.end_faults()
+    world.kernel.run_until(fault_seconds + 18.0)  # whatever lasts longer has ended by then
+    household.end_faults()
+    before, since = len(world.reported), world.now
+    while len(world.reported) == before and world.ended is None:
+        world.kernel.run_until(world.now + 0.25)
+        if world.now - since > PROGRESS_SECONDS:
+            raise NoProgress(f"no step after {before} for {PROGRESS_SECONDS} s")
+    if household.gentle and world.ended not in (None, "done") and household.copied:
+        raise InvariantViolated(f"one failure at a time, and the job ended: {world.ended}")
+    return Result(
+        seed,
+        len(world.reported),
+        household._seen_epoch,
+        world.kernel.executed,
+        len(household.faults) + len(world.killed_inside),
+        world.kernel.event_hash,
+        world.ended,
+        world.now - since,
+    )

@@ -1,0 +1,31 @@
+"""Recovery under faults, on a sample of seeds; tools/simulate_recovery.py runs thousands."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.recovery.mutants import MUTANTS
+from tests.simulation.recovery.run import run_seed
+from tests.simulation.recovery.truth import InvariantViolated
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_training_survives_faults_and_is_never_silently_wrong(first: int) -> None:
+    for seed in range(first, first + 10):
+        result = run_seed(seed, fault_seconds=20.0)
+        assert result.ended is not None or result.resumed_seconds <= 30.0
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_planted_bugs_are_found(mutant: str) -> None:
+    for seed in range(200):
+        try:
+            run_seed(seed, MUTANTS[mutant], fault_seconds=20.0)
+        except InvariantViolated:
+            return
+    pytest.fail(f"{mutant} survived 200 seeds")
+
+
+def test_the_same_seed_gives_the_same_events() -> None:
+    first, again = (run_seed(7, fault_seconds=10.0) for _ in range(2))
+    assert first == again
