@@ -96,6 +96,13 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
         help="round activations and gradients between devices: half or a quarter of the bytes, "
         "results change a little (docs/wire.md)",
     )
+    group.add_argument(
+        "--recovery",
+        choices=("light", "heavy", "respipe"),
+        default="light",
+        help="after a failure: a plan close to the old one, one from zero, or the dead device's "
+        "part to the device after it",
+    )
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -195,7 +202,7 @@ def override(job: Job, args: argparse.Namespace) -> Job:
 def train_options(args: argparse.Namespace) -> TrainOptions:
     """How to run the job."""
     from p2ptrain.model.wire_format import WireFormat
-    from p2ptrain.training.options import TrainOptions
+    from p2ptrain.training.options import Recovery, TrainOptions
 
     return TrainOptions(
         wait_for=args.wait_for,
@@ -211,6 +218,7 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         fresh=args.fresh,
         replan=not args.no_replan,
         wire=WireFormat(args.wire),
+        recovery=Recovery(args.recovery),
     )
 
 
