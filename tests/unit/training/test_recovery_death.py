@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
 
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.options import Recovery, TrainOptions
 from tests.unit.training.household import Devices, devices
 from tests.unit.training.test_job_life import make_job
 
@@ -31,7 +32,12 @@ async def undisturbed(count: int) -> tuple[list[float], dict[str, torch.Tensor]]
         return household.losses, job.model.state_dict()
 
 
-async def with_kills(household: Devices, job: Job, kills: dict[int, list[str]]) -> None:
+async def with_kills(
+    household: Devices,
+    job: Job,
+    kills: dict[int, list[str]],
+    recovery: Recovery = Recovery.LIGHT,
+) -> None:
     """Train while devices die, by the step whose report they do not outlive."""
     killing: list[asyncio.Task[None]] = []
 
@@ -41,7 +47,8 @@ async def with_kills(household: Devices, job: Job, kills: dict[int, list[str]]) 
             dying = kills.pop(event.step, [])
             killing.extend(asyncio.create_task(household.mesh.kill(name)) for name in dying)
 
-    await household.holder_run(job, _options(len(household.names)), listen).run()
+    options = replace(_options(len(household.names)), recovery=recovery)
+    await household.holder_run(job, options, listen).run()
     await asyncio.gather(*killing)
 
 
@@ -92,6 +99,17 @@ async def test_whoever_dies_and_whenever_the_curve_is_the_same(kills: dict[int, 
             await household.until_idle(survivor)
     for key, tensor in weights.items():
         assert torch.equal(tensor, job.model.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("recovery", Recovery)
+async def test_every_way_to_plan_after_a_failure_has_the_same_result(recovery: Recovery) -> None:
+    losses, _ = await undisturbed(3)
+    async with devices(3) as household:
+        await with_kills(household, _job(), {5: ["b"]}, recovery)
+        assert household.losses == losses
+        used = [d.name for stage in household.plan.stages for d in stage.devices]
+        assert used == ["a", "c"] or recovery is not Recovery.RESPIPE
+        assert "b" not in used
 
 
 async def test_the_coordinator_may_die_with_a_part_of_the_model() -> None:
