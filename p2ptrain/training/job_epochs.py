@@ -92,8 +92,10 @@ class JobEpochs:
     """Runs a job until it is done. Create it, then `run` once.
 
     Args:
+        planning: what the coordinator is asked first.
         units: of the model.
-        alone: only this device takes part.
+        work: what the job does in an epoch.
+        recovery: how it is planned after a device is gone.
     """
 
     def __init__(
