@@ -133,10 +133,18 @@ def plan_change(
     folds = request.private_first > 0
 
     def change(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
-        if present.planner == "pp":  # straight, and stays so: to the last bit the same results
-            here = frozenset(device.name for device in cluster.devices)
-            used = {device.name for stage in present.stages for device in stage.devices}
-            wanted = replace(wanted, groups=False, required=here & used)
+        if present.planner != "pp":
+            return again(profile, cluster, wanted)
+        # It is straight, and stays so: to the last bit the same results.
+        here = frozenset(device.name for device in cluster.devices)
+        used = {device.name for stage in present.stages for device in stage.devices}
+        straight = replace(wanted, groups=False)
+        try:
+            return again(profile, cluster, replace(straight, required=here & used))
+        except PlanError:  # one of them has too little memory by now
+            return again(profile, cluster, straight)
+
+    def again(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
         if recovery is Recovery.HEAVY or folds:  # a private plan's units are folded: from zero
             return make_plan(profile, cluster, fixed(present, wanted))
         replanner = replan if recovery is Recovery.LIGHT else respipe

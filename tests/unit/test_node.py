@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import p2ptrain
-from p2ptrain.errors import OptionError, PlanError, ScriptError
+from p2ptrain.errors import OptionError, ScriptError
 from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.observe.events import Done, Event, MemberEvent, PlanEvent, Ready, Step
 from tests.unit.mesh.household import CODE, FakeDiscovery, FakeNetwork
@@ -123,7 +123,7 @@ async def test_a_device_that_works_for_another_job_cannot_hold_one(start: Start)
     desk, shelf = await start("desk"), await start("shelf")
     first = await desk.train(make_job(epochs=5000), over(2))
     await events_until(first, Step)
-    with pytest.raises(PlanError, match="shelf already works for another job"):
+    with pytest.raises(OptionError, match="this device has a part in the job of desk"):
         await (await shelf.train(make_job())).result()
     await first.cancel()
 
