@@ -100,13 +100,8 @@ class Prefix(NamedTuple):
         return self.flags >= LAST
 
 
-def encode_prefix(prefix: Prefix) -> bytes:
-    """The prefix's PREFIX_BYTES bytes."""
-    return pack_prefix(*prefix)
-
-
 def pack_prefix(lane: int, flags: int, header_bytes: int, payload_bytes: int, number: int) -> bytes:
-    """The same, of a `Prefix` that need not be made."""
+    """The PREFIX_BYTES bytes of a `Prefix`, which need not be made for it."""
     return _PREFIX.pack(MAGIC, VERSION, lane, flags, 0, header_bytes, payload_bytes, number)
 
 

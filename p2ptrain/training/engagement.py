@@ -14,7 +14,6 @@ from typing import TypeAlias
 from torch import Tensor
 
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.logs import get_logger, timed
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.optimizer_spec import OptimizerSpec
@@ -28,9 +27,7 @@ from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.scope import first_error
 from p2ptrain.training.stage_lines import StageLines
 from p2ptrain.training.stage_runner import StageRunner
-from p2ptrain.training.versions import VersionStore, of_units
-
-log = get_logger(__name__)
+from p2ptrain.training.versions import Named, VersionStore, of_units
 
 FetchState: TypeAlias = Callable[[StagePlace], Awaitable[Mapping[str, Tensor]]]
 """A stage's place -> its tensors by `model:` and `optimizer:` names."""
@@ -64,9 +61,7 @@ class Engagement:
         """Fetch the weights and build the stages. Raises what `fetch` raises."""
         for index in self.assignment.stages_of(self._shell.mesh.self_id):
             place = self.assignment.stages[index]
-            with timed(log, "weights_fetched"):
-                state = await fetch(place)
-            await self._build(index, state, spec)
+            await self._build(index, await fetch(place), spec)
 
     def start(self, on_failure: OnFailure) -> None:
         """Run the stages until `stop`; `on_failure` is told what ends one early."""
@@ -156,13 +151,24 @@ class Engagement:
     def named(self, first: int, end: int, version: Version) -> dict[str, Tensor] | None:
         """The stages' own tensors of units [first, end); None unless all are here at `version`."""
         found: dict[str, Tensor] = {}
-        missing = set(range(first, end))
+        while first < end:
+            part = self.named_from(first, end, version)
+            if part is None:
+                return None
+            first, tensors = part
+            found |= tensors
+        return found
+
+    def named_from(self, first: int, end: int, version: Version) -> tuple[int, Named] | None:
+        """As `named`, of as many units from `first` on as one stage has: where they end, tensors.
+
+        None where no stage here has unit `first` at `version`.
+        """
         for place, live in self._whole():
-            if live.version == version:
-                here = (max(first, place.first), min(end, place.end))
-                found |= of_units(self.description, live.named(), *here)
-                missing.difference_update(range(*here))
-        return None if missing else found
+            if place.first <= first < place.end and live.version == version:
+                stop = min(end, place.end)
+                return stop, of_units(self.description, live.named(), first, stop)
+        return None
 
     def _whole(self) -> Iterator[tuple[StagePlace, LiveStage]]:
         for index, runner in self.runners.items():

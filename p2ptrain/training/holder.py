@@ -136,8 +136,7 @@ class HolderRun:
         description = prepared.captured.description
         model = description.to_bytes()
         self._service.know_model(description)
-        first = version_source(Version(prepared.first_step, 0))
-        for source in (INITIAL, first):
+        for source in _sources_of_first_weights(prepared):
             self._service.states.offer(self._id, source, prepared.slice_state)
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
 
@@ -283,8 +282,7 @@ class HolderRun:
         if whole_bytes <= HOME_SHARE * usable_memory_bytes():
             await epoch.bring_home(arrived.append)
         overwriting()
-        for source in (INITIAL, version_source(Version(prepared.first_step, 0))):
-            self._service.states.retract(self._id, [source])
+        self._service.states.retract(self._id, _sources_of_first_weights(prepared))
         if not arrived:
             await epoch.bring_home(load)
         for state in arrived:
@@ -304,6 +302,11 @@ class HolderRun:
     async def _diagnosis(self, prepared: Prepared, epoch: HolderEpoch, error: LossNotFinite) -> str:
         finding = await epoch.diagnose(error.micro_batch)
         return f"{error}{_where(prepared, finding, error.micro_batch)}"
+
+
+def _sources_of_first_weights(prepared: Prepared) -> tuple[str, str]:
+    """By name, and as the version that every device asks for."""
+    return INITIAL, version_source(Version(prepared.first_step, 0))
 
 
 def _where(prepared: Prepared, finding: Finding | None, micro_batch: int) -> str:

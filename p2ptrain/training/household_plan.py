@@ -81,13 +81,13 @@ class MeasuredHousehold:
     links: Mapping[tuple[str, str], Link]
     holder: str
 
-    def cluster(self, request: PlanningRequest, reserved: Mapping[str, int]) -> Cluster:
+    def cluster(self, times: Mapping[str, TimeTable], reserved: Mapping[str, int]) -> Cluster:
         """As the planners read it: with the memory that units may take.
 
         Args:
+            times: of each device, by name.
             reserved: name -> bytes of a device that are not for units.
         """
-        times = _tables(self.candidates, request.batch_size)
         devices = tuple(
             Device(
                 name=c.name,
@@ -112,7 +112,7 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
     """
     if len(household.candidates) > 1:
         request.sharing.check(request.planner)
-    return _within_memory(request, household, lambda *question: make_plan(*question))
+    return _within_memory(request, household, make_plan)
 
 
 def plan_change(
@@ -161,13 +161,13 @@ def _within_memory(
 ) -> Plan:
     holder = next(c for c in household.candidates if c.name == household.holder)
     profile = to_profile(holder.measured, request)
-    times = _tables(household.candidates, request.batch_size)[holder.name]
-    profile = replace(profile, times=times)
+    times = _tables(household.candidates, request.batch_size)
+    profile = replace(profile, times=times[holder.name])
     reserved = {
         c.name: reserved_bytes(profile, request, holder=c is holder) for c in household.candidates
     }
     for _ in range(MOST_PLANS):
-        plain = _plan_within(household.cluster(request, reserved), profile, request, planning)
+        plain = _plan_within(household.cluster(times, reserved), profile, request, planning)
         plan = with_all_memory(plain, profile, request, household.holder)
         needed, counted = plan.predicted.peak_bytes, plain.predicted.peak_bytes
         short = [c for c in household.candidates if needed.get(c.name, 0) > c.memory_bytes]

@@ -12,9 +12,6 @@ has made sure that the thread does nothing of this stage (`ComputeThread.flush`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
-
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
@@ -25,9 +22,7 @@ from p2ptrain.model.wire import copy_into
 from p2ptrain.model.written import SavedBuffers, written_names
 from p2ptrain.training.protocol import Coefficient, RoundOrder
 from p2ptrain.training.recovery.version import Version
-
-Named: TypeAlias = Mapping[str, Tensor]
-"""Tensors by `model:` and `optimizer:` names."""
+from p2ptrain.training.versions import Named
 
 
 class LiveStage:

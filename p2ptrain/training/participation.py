@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,7 +33,6 @@ from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
 from p2ptrain.training.fetching import Fetched, SourceFailed, fetch, version_source
-from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.protocol import (
     INVENTORY,
     PREPARE,
@@ -62,12 +61,11 @@ from p2ptrain.training.state_transfer import (
     WEIGHTS,
     After,
     Check,
-    Named,
     Source,
     StateServer,
     at_once,
 )
-from p2ptrain.training.versions import of_units
+from p2ptrain.training.versions import Named, of_units
 
 log = get_logger(__name__)
 
@@ -95,7 +93,7 @@ class Surroundings:
     budget_bytes: Callable[[], int]
     inventory: Callable[[Inventory, str], Inventory]
     on_failure: Callable[[Assignment, int, BaseException], Awaitable[None]]
-    told: Callable[[Assignment, Mapping[str, Any]], Awaitable[None]]
+    told: Callable[[Assignment, Mapping[str, Any]], Coroutine[Any, Any, None]]
     changed: Callable[[], None]
 
 
@@ -160,9 +158,11 @@ class Participation:
         )
         return await self._answer(number, asked, peer, asked.term, asked.epoch)
 
-    async def prepare(self, peer: str, message: Message) -> Message:
-        """Fetch and build what an assignment gives this device. Raises as `take_stock`."""
-        assignment = Assignment.from_bytes(message.parts[0])
+    async def prepare(self, peer: str, assignment: Assignment, message: Message) -> Message:
+        """Fetch and build what the message's `assignment` gives this device.
+
+        Raises as `take_stock`.
+        """
         if self._around.mesh.self_id not in assignment.devices:
             raise ProtocolError("an assignment without this device")
         fetches = fetches_from_bytes(message.parts[1])
@@ -325,9 +325,7 @@ class Participation:
         engagement = self.engagement
         assert engagement is not None
         if self._core.phase is Phase.RUNNING:
-            step = what.version.step - 1
-            for runner in engagement.runners.values():
-                runner.commit(Commit(0, step, what.coefficient))
+            engagement.commit(Commit(0, what.version.step - 1, what.coefficient))
         else:
             self._spawn(self._catch_up(engagement, what), f"apply {what.version.step}")
 
@@ -513,10 +511,10 @@ class Participation:
     def _from(
         self, description: ModelDescription, version: Version, unit: int, end: int, own: bool
     ) -> tuple[int, Named]:
-        for place, live in self._stages_here():
-            if place.first <= unit < place.end and live.version == version and not live.torn:
-                stop = min(place.end, end)
-                return stop, of_units(description, live.named(), unit, stop)
+        if self.engagement is not None:
+            here = self.engagement.named_from(unit, end, version)
+            if here is not None:
+                return here
         for part in self._fetched:
             if part.first <= unit < part.end and part.version == version:
                 stop = min(part.end, end)
@@ -527,12 +525,6 @@ class Participation:
         raise PeerError(
             f"{self._around.mesh.name} does not have unit {unit} after update {version.step}"
         )
-
-    def _stages_here(self) -> Iterator[tuple[StagePlace, LiveStage]]:
-        engagement = self.engagement
-        if engagement is not None:
-            for index, runner in engagement.runners.items():
-                yield engagement.assignment.stages[index], runner.live
 
     def _drop(self, holdings: tuple[Holding, ...]) -> None:
         for holding in holdings:
@@ -568,10 +560,7 @@ class Participation:
         if engagement is not None:
             assignment = engagement.assignment
             fields = {"cause": "link", "peer": peer, "message": "a link ended"}
-            self._spawn(self._told(assignment, fields), "tell of a link")
-
-    async def _told(self, assignment: Assignment, fields: Mapping[str, Any]) -> None:
-        await self._around.told(assignment, fields)
+            self._spawn(self._around.told(assignment, fields), "tell of a link")
 
     def _release(self) -> None:
         engagement = self.engagement

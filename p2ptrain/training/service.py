@@ -210,11 +210,11 @@ class TrainingService:
 
     async def _prepare(self, peer: str, message: Message) -> Message:
         """Take a part in an epoch: fetch the weights, build the stages, be ready."""
-        key = Assignment.from_bytes(message.parts[0]).key
+        assignment = Assignment.from_bytes(message.parts[0])
         part = self._part
-        if part is None or part.job != key.job:
+        if part is None or part.job != assignment.key.job:
             raise PeerError(f"{self.mesh.name} was not asked what it has of that job")
-        return await part.prepare(peer, message)
+        return await part.prepare(peer, assignment, message)
 
     async def _begin(self, peer: str, message: Message) -> None:
         key = EpochKey.read(message.fields)

@@ -134,10 +134,5 @@ def _few(leaves: Sequence[Tensor]) -> list[Tensor]:
     return [leaf[:: SEEN // SAMPLES].contiguous() for leaf in leaves]
 
 
-def changes_of(plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a planning answer's plan says of changed results."""
-    return tuple(str(text) for text in plan.get("changes_results", ()))
-
-
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _TEXT_LIMIT

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -42,8 +42,8 @@ from p2ptrain.training.protocol import (
 )
 from p2ptrain.training.relay import Entries, Relay, Relays
 from p2ptrain.training.scope import task_scope
+from p2ptrain.training.versions import Named
 
-Named: TypeAlias = Mapping[str, Tensor]
 Source: TypeAlias = Callable[[int, int], Named]
 """(first unit, end unit) -> the tensors by name."""
 After: TypeAlias = Callable[[], Awaitable[None]]

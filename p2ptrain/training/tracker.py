@@ -9,13 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.stage_ends import RoundReport
-
-Seat: TypeAlias = tuple[int, str]
-"""A stage and one of its devices."""
 
 
 @dataclass(slots=True)

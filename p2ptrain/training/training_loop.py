@@ -21,10 +21,10 @@ from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.loader import Loaded, PieceLoader
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
+from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.rounds import Course, Mode, Round
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.stage_ends import RoundReport
-from p2ptrain.training.tracker import Seat
 
 ROUNDS_AHEAD = 2
 

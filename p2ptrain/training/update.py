@@ -15,11 +15,11 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.training.budget import is_out_of_memory
-from p2ptrain.training.live_stage import LiveStage, Named
+from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.protocol import Commit, RoundOrder
 from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.versions import VersionStore
+from p2ptrain.training.versions import Named, VersionStore
 
 T = TypeVar("T")
 

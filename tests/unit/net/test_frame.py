@@ -11,7 +11,7 @@ from p2ptrain.net.frame import (
     FrameFlag,
     Prefix,
     decode_prefix,
-    encode_prefix,
+    pack_prefix,
 )
 from p2ptrain.net.message import HEADER_LIMIT_BYTES, Priority
 
@@ -31,7 +31,7 @@ def test_round_trip(
 ) -> None:
     flags = (FIRST if first else FrameFlag(0)) | (LAST if last else FrameFlag(0))
     prefix = Prefix(lane, flags, header_bytes if first else 0, payload_bytes, number)
-    data = encode_prefix(prefix)
+    data = pack_prefix(*prefix)
     assert len(data) == PREFIX_BYTES
     assert decode_prefix(data) == prefix
     assert (prefix.first, prefix.last) == (first, last)
@@ -43,7 +43,7 @@ def test_round_trip(
     ids=["magic", "magic", "lane", "lane", "flags", "flags", "reserved"],
 )
 def test_refuses_a_wrong_byte(at: int, value: int) -> None:
-    data = bytearray(encode_prefix(Prefix(Priority.BULK, FIRST, 5, 10, 0)))
+    data = bytearray(pack_prefix(*Prefix(Priority.BULK, FIRST, 5, 10, 0)))
     data[at] = value
     with pytest.raises(ProtocolError):
         decode_prefix(bytes(data))
@@ -63,11 +63,11 @@ def test_refuses_a_wrong_byte(at: int, value: int) -> None:
 )
 def test_refuses_lengths_before_anything_is_read(prefix: Prefix) -> None:
     with pytest.raises(ProtocolError):
-        decode_prefix(encode_prefix(prefix))
+        decode_prefix(pack_prefix(*prefix))
 
 
 def test_another_version_says_so() -> None:
-    data = bytearray(encode_prefix(Prefix(Priority.BULK, FIRST, 5, 10, 0)))
+    data = bytearray(pack_prefix(*Prefix(Priority.BULK, FIRST, 5, 10, 0)))
     data[2] = 2
     with pytest.raises(VersionMismatch, match="version 2"):
         decode_prefix(bytes(data))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.net.blocks import BLOCK_BYTES, STORED, encode_block
 from p2ptrain.net.decoder import DecoderSink, FrameDecoder
-from p2ptrain.net.frame import CHUNK_BYTES, Codec, FrameFlag, Prefix, encode_prefix
+from p2ptrain.net.frame import CHUNK_BYTES, Codec, FrameFlag, Prefix, pack_prefix
 from p2ptrain.net.header import Header, encode_header
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.net.outgoing import OutgoingMessage
@@ -181,7 +181,7 @@ def test_frames_out_of_order_are_refused(
 
 def raw_frame(flags: FrameFlag, header: bytes, payload: bytes, claimed: int | None = None) -> bytes:
     size = len(payload) if claimed is None else claimed
-    return encode_prefix(Prefix(TENSOR, flags, len(header), size, 0)) + header + payload
+    return pack_prefix(*Prefix(TENSOR, flags, len(header), size, 0)) + header + payload
 
 
 def test_a_body_longer_than_its_parts_is_refused() -> None:
