@@ -18,6 +18,9 @@
       |<- train.done ---------------------------------|   gradients complete, or all evaluated
       |-- train.commit ------------------------------>|   all are done: the update counts, apply it
       |<- train.failed -- train.diagnose ------------>|
+      |        replica.offer: a stage's device -> the one that keeps its copies (reads: state.read)
+      |<- replica.kept -------------------------------|   whole there, or why it is not
+      |-- versions.keep ----------------------------->|   to all: what is older may go
       |-- job.end ----------------------------------->|
 
 Every frame carries (job, epoch): an epoch is one plan in force. Frames of another job or epoch are
@@ -32,6 +35,7 @@ from typing import Any, TypeAlias
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire_format import WireFormat
+from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Mode, Round
 
 CHANGE = "epoch.change"
@@ -53,12 +57,19 @@ DONE = "train.done"
 COMMIT = "train.commit"
 FAILED = "train.failed"
 DIAGNOSE = "train.diagnose"
+REPLICA_OFFER = "replica.offer"
+REPLICA_KEPT = "replica.kept"
+VERSIONS_KEEP = "versions.keep"
 END = "job.end"
 
 MODEL_LIMIT_BYTES = 64 << 20
 """Most bytes a model's description may take; a 12-layer GPT-2 takes about 100 kB."""
 BLOB_LIMIT_BYTES = 16 << 20
 """Most bytes of a plan, a profile or a manifest."""
+VERSIONS_LIMIT = 8
+"""Most versions named at once: those to go back to, and those that a checkpoint is written of."""
+REASON_LIMIT = 1024
+"""Most characters of why something was not done."""
 
 
 def integer(fields: Mapping[str, Any], key: str, least: int = 0, most: int = 2**53) -> int:
@@ -210,3 +221,89 @@ class RoundOrder:
             bool(fields.get("keep")),
             bool(fields.get("outputs")),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOffer:
+    """A device's copy of units [first, end), which the receiver is to keep too.
+
+    Attributes:
+        nbytes: of all tensors.
+    """
+
+    version: Version
+    first: int
+    end: int
+    nbytes: int
+
+    def fields(self) -> dict[str, Any]:
+        """As frame fields, beside the epoch's."""
+        return {**_copy_fields(self.version, self.first, self.end), "bytes": self.nbytes}
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> ReplicaOffer:
+        """Check and read them."""
+        return ReplicaOffer(*_read_copy(fields), integer(fields, "bytes"))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaKept:
+    """What has become of an offer.
+
+    Attributes:
+        failed: why the copy is not kept; None = it is, whole.
+    """
+
+    version: Version
+    first: int
+    end: int
+    failed: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As frame fields, beside the epoch's."""
+        fields = _copy_fields(self.version, self.first, self.end)
+        return fields if self.failed is None else {**fields, "failed": self.failed[:REASON_LIMIT]}
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> ReplicaKept:
+        """Check and read them."""
+        failed = text(fields, "failed", REASON_LIMIT) if "failed" in fields else None
+        return ReplicaKept(*_read_copy(fields), failed)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsKeep:
+    """Which versions of a job are kept; older ones go."""
+
+    job: str
+    versions: tuple[Version, ...]
+
+    def fields(self) -> dict[str, Any]:
+        """As frame fields."""
+        named = [[version.step, version.computed] for version in self.versions]
+        return {"job": self.job, "versions": named}
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> VersionsKeep:
+        """Check and read them."""
+        named = fields.get("versions")
+        if not isinstance(named, list) or len(named) > VERSIONS_LIMIT:
+            raise ProtocolError(f"field 'versions' is not a list of at most {VERSIONS_LIMIT}")
+        return VersionsKeep(text(fields, "job", 64), tuple(_read_version(one) for one in named))
+
+
+def _copy_fields(version: Version, first: int, end: int) -> dict[str, Any]:
+    return {"step": version.step, "computed": version.computed, "first": first, "end": end}
+
+
+def _read_copy(fields: Mapping[str, Any]) -> tuple[Version, int, int]:
+    version = Version(integer(fields, "step"), integer(fields, "computed"))
+    first = integer(fields, "first")
+    return version, first, integer(fields, "end", first + 1)
+
+
+def _read_version(value: object) -> Version:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ProtocolError("a version is a step and the epoch that computed it")
+    named = dict(zip(("step", "computed"), value, strict=True))
+    return Version(integer(named, "step"), integer(named, "computed"))

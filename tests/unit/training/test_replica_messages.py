@@ -1,0 +1,89 @@
+"""What is said about copies of stages, as fields of frames: read strictly, as it was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.net import cbor
+from p2ptrain.training.protocol import (
+    REASON_LIMIT,
+    VERSIONS_LIMIT,
+    ReplicaKept,
+    ReplicaOffer,
+    VersionsKeep,
+)
+from p2ptrain.training.recovery.version import Version
+
+numbers = st.integers(0, 2**53)
+versions = st.builds(Version, numbers, numbers)
+units = st.tuples(st.integers(0, 1000), st.integers(1, 1000)).map(lambda p: (p[0], p[0] + p[1]))
+
+
+def sent(fields: dict[str, Any]) -> dict[str, Any]:
+    """What the other side gets to read."""
+    received: dict[str, Any] = cbor.loads(cbor.dumps(fields), 4096)
+    return received
+
+
+@given(versions, units, numbers)
+def test_an_offer_is_read_as_it_was_made(
+    version: Version, place: tuple[int, int], nbytes: int
+) -> None:
+    offer = ReplicaOffer(version, *place, nbytes)
+    assert ReplicaOffer.read(sent(offer.fields())) == offer
+
+
+@given(versions, units, st.none() | st.text(max_size=40))
+def test_so_is_what_became_of_it(
+    version: Version, place: tuple[int, int], failed: str | None
+) -> None:
+    kept = ReplicaKept(version, *place, failed)
+    assert ReplicaKept.read(sent(kept.fields())) == kept
+
+
+@given(st.lists(versions, max_size=VERSIONS_LIMIT))
+def test_so_are_the_versions_to_keep(named: list[Version]) -> None:
+    keep = VersionsKeep("job", tuple(named))
+    assert VersionsKeep.read(sent(keep.fields())) == keep
+
+
+def test_a_long_reason_is_cut_and_not_refused() -> None:
+    kept = ReplicaKept(Version(3, 1), 0, 2, "x" * 5000)
+    assert ReplicaKept.read(sent(kept.fields())).failed == "x" * REASON_LIMIT
+
+
+GOOD = {"step": 3, "computed": 1, "first": 2, "end": 4, "bytes": 100}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"end": 2}, {"first": -1}, {"step": "3"}, {"computed": True}, {"bytes": None}, {"end": 4.0}],
+    ids=str,
+)
+def test_a_malformed_offer_is_refused(wrong: dict[str, Any]) -> None:
+    assert ReplicaOffer.read(GOOD) == ReplicaOffer(Version(3, 1), 2, 4, 100)
+    with pytest.raises(ProtocolError):
+        ReplicaOffer.read({**GOOD, **wrong})
+
+
+@pytest.mark.parametrize(
+    "failed", [None, 3, "x" * (REASON_LIMIT + 1)], ids=["none", "number", "long"]
+)
+def test_a_malformed_reason_is_refused(failed: object) -> None:
+    with pytest.raises(ProtocolError, match="failed"):
+        ReplicaKept.read({**GOOD, "failed": failed})
+
+
+@pytest.mark.parametrize(
+    "named",
+    [None, [[1]], [[1, 2, 3]], [[-1, 0]], ["1:0"], [[1, 0]] * (VERSIONS_LIMIT + 1)],
+    ids=["none", "short", "long", "negative", "text", "many"],
+)
+def test_malformed_versions_are_refused(named: object) -> None:
+    with pytest.raises(ProtocolError, match=r"version|step"):
+        VersionsKeep.read({"job": "job", "versions": named})
