@@ -7,7 +7,7 @@ most one unfinished message a lane. All integers are big-endian.
      0        2         3      4       5          6              8              12           16
     +--------+---------+------+-------+----------+--------------+--------------+------------+
     | magic  | version | lane | flags | reserved | header bytes | payload bytes| number     |
-    | "p2"   | 1       | 0..3 | 1 | 2 | 0        | u16 <= 4096  | u32 <= 256 Ki| u32        |
+    | "p2"   | 1       | 0..4 | 1 | 2 | 0        | u16 <= 4096  | u32 <= 256 Ki| u32        |
     +--------+---------+------+-------+----------+--------------+--------------+------------+
     | header (CBOR, `header.py`): only in a message's first frame, flag FIRST               |
     +---------------------------------------------------------------------------------------+

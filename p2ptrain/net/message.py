@@ -31,7 +31,9 @@ class Priority(IntEnum):
     COLLECTIVE = 2
     """All-reduce and tied-gradient sums."""
     BULK = 3
-    """Weights, replicas, checkpoints, profiles."""
+    """Weights, checkpoints, profiles."""
+    REPLICA = 4
+    """Copies against a death that has not come: what no other lane needs."""
 
 
 class PartKind(IntEnum):

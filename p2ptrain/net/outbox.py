@@ -1,4 +1,4 @@
-"""What waits to be sent on a link: four lanes, each bounded, the most urgent first.
+"""What waits to be sent on a link: five lanes, each bounded, the most urgent first.
 
 A lane sends one message at a time; between two frames any more urgent lane goes first. Each lane
 has its own budget of queued bytes, so that bulk data can never keep a heartbeat out.

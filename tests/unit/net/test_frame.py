@@ -39,7 +39,7 @@ def test_round_trip(
 
 @pytest.mark.parametrize(
     ("at", "value"),
-    [(0, 0), (1, 0x33), (3, 4), (3, 255), (4, 4), (4, 128), (5, 1)],
+    [(0, 0), (1, 0x33), (3, 5), (3, 255), (4, 4), (4, 128), (5, 1)],
     ids=["magic", "magic", "lane", "lane", "flags", "flags", "reserved"],
 )
 def test_refuses_a_wrong_byte(at: int, value: int) -> None:

@@ -44,6 +44,17 @@ def test_the_most_urgent_lane_goes_first_even_inside_a_message() -> None:
     assert not box
 
 
+def test_copies_wait_for_everything_else_that_is_on_its_way() -> None:
+    box = outbox()
+    box.put(outgoing(2 * CHUNK_BYTES, Priority.REPLICA))
+    begun = box.next_frame()
+    assert begun is not None
+    for lane in (BULK, Priority.COLLECTIVE, TENSOR, CONTROL):
+        box.put(outgoing(CHUNK_BYTES // 2, lane))
+    order = ["CONTROL", "TENSOR", "COLLECTIVE", "BULK", "REPLICA", "REPLICA"]
+    assert lanes_in_order(box) == order
+
+
 def test_a_lane_keeps_its_order() -> None:
     box = outbox()
     kinds = ["first", "second", "third"]
