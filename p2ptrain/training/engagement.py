@@ -113,12 +113,16 @@ class Engagement:
             raise PeerError(f"no copy of units {first} to {end} after step {step}")
         return kept
 
+    def disconnect(self) -> None:
+        """Nothing arrives any more. May be called again."""
+        self._shell.switchboard.disconnect(self.assignment.key)
+
     async def stop(self) -> None:
         """End all tasks, disconnect, and wait until no thread works on the stages either.
 
         May be called again. The stages stay until this object goes.
         """
-        self._shell.switchboard.disconnect(self.assignment.key)
+        self.disconnect()
         for task in self._tasks:
             task.cancel()
         if self._tasks:

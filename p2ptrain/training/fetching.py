@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from torch import Tensor
-
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
@@ -21,18 +16,9 @@ from p2ptrain.training.state_transfer import (
     StateRequest,
     StateServer,
 )
+from p2ptrain.training.versions import Named
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """Units [first, end) at one version, fetched for an epoch that has not begun."""
-
-    first: int
-    end: int
-    version: Version
-    tensors: Mapping[str, Tensor]
 
 
 def version_source(version: Version) -> str:
@@ -54,7 +40,7 @@ class SourceFailed(PeerError):
 
 async def fetch(
     mesh: Mesh, states: StateServer, assignment: Assignment, wanted: Fetch, check: Check
-) -> Fetched:
+) -> Named:
     """The tensors of some units, from another device, handed on to the next of the stage's group.
 
     What a device that relays cannot give comes from the holder, where that has it.
@@ -80,7 +66,7 @@ async def fetch(
     for request in tries:
         try:
             await reading.read_from(request)
-            return Fetched(*units, assignment.version, reading.tensors())
+            return reading.tensors()
         except (PeerError, TimeoutError) as error:
             why = error
             log.info("source_failed", source=request.source, peer=request.peer[:12], why=str(error))

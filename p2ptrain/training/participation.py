@@ -16,23 +16,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from p2ptrain.errors import Error, InternalError, NotCoordinator, PeerError, ProtocolError
-from p2ptrain.logs import get_logger, timed
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.optimizer_spec import optimizer_from_fields
-from p2ptrain.model.wire import copy_into
 from p2ptrain.net.message import Message
 from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.assigning import fetches_from_bytes, placed_of
-from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.budget import is_out_of_memory
+from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
-from p2ptrain.training.fetching import Fetched, SourceFailed, fetch, version_source
+from p2ptrain.training.job_store import JobStore
+from p2ptrain.training.making_ready import MakingReady, Model, NotReady
 from p2ptrain.training.protocol import (
     INVENTORY,
     PREPARE,
@@ -48,24 +43,13 @@ from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import (
     Holding,
     Inventory,
-    Kind,
     read_coefficient,
     read_version,
 )
 from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.scope import task_scope
-from p2ptrain.training.state_check import state_check
 from p2ptrain.training.state_transfer import (
-    INITIAL,
-    STAGE,
-    WEIGHTS,
-    After,
-    Check,
-    Source,
     StateServer,
-    at_once,
 )
-from p2ptrain.training.versions import Named, of_units
 
 log = get_logger(__name__)
 
@@ -88,7 +72,7 @@ class Surroundings:
     compute: ComputeThread
     states: StateServer
     shell: Shell
-    model: Callable[[str, str], Awaitable[ModelDescription]]
+    model: Model
     short_of: Callable[[int], int | None]
     budget_bytes: Callable[[], int]
     inventory: Callable[[Inventory, str], Inventory]
@@ -98,26 +82,19 @@ class Surroundings:
 
 
 class Participation:
-    """See the module. Create it in a running event loop; `close` it.
-
-    Attributes:
-        engagement: the stages of the epoch that runs here or, stopped, ran last.
-    """
+    """See the module. Create it in a running event loop; `close` it."""
 
     def __init__(self, job: str, around: Surroundings) -> None:
         self.job = job
         self.holder: str | None = None
-        self.engagement: Engagement | None = None
         self._around = around
+        self._store = JobStore(job, around.states, around.mesh.name)
         self._core = DeviceCore(around.mesh.self_id)
         self._digest = ""
         self._others: frozenset[str] = frozenset()  # whom the coordinator sees alive
         self._next: tuple[Assignment, int] | None = None  # asked for, with the bytes it needs
-        self._assignment: Assignment | None = None  # of the preparation under way
-        self._needed_bytes = 0
-        self._offered: set[str] = set()
+        self._ready: MakingReady | None = None  # the preparation under way, or done
         self._prepared: Engagement | None = None
-        self._fetched: list[Fetched] = []
         self._committed: Version | None = None  # newest that this device was told to apply
         self._answers: dict[int, tuple[asyncio.Future[Message], type[Error]]] = {}
         self._numbers = itertools.count(1)
@@ -126,6 +103,11 @@ class Participation:
         self._carrying_out = False
         self._preparing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def engagement(self) -> Engagement | None:
+        """The stages of the epoch that runs here or, stopped, ran last."""
+        return self._store.engagement
 
     @property
     def is_busy(self) -> bool:
@@ -206,9 +188,7 @@ class Participation:
         engagement = self.engagement
         if self._is_queued and engagement is not None:
             if order.keep:
-                step = order.round.step + 1
-                kept = partial(engagement.snapshot, step)
-                self._serve(f"snapshot:{step}", kept, engagement.applied)
+                self._store.offer_snapshot(order.round.step + 1)
             await engagement.order(order)
 
     def commit(self, peer: str, key: EpochKey, commit: Commit) -> None:
@@ -255,13 +235,12 @@ class Participation:
             case rules.Stop(epoch):
                 self._spawn(self._stop(), f"stop epoch {epoch}")
             case rules.FetchParts(epoch, _, fetches):
-                assert self._next is not None
-                self._assignment, self._needed_bytes = self._next
-                self._preparing = self._spawn(self._fetch(epoch, fetches), f"fetch {epoch}")
+                self._make_ready(epoch, fetches)
             case rules.Build(epoch):
-                self._preparing = self._spawn(self._build(epoch), f"build {epoch}")
+                assert self._ready is not None
+                self._preparing = self._spawn(self._build(self._ready), f"build {epoch}")
             case rules.CancelPrepare():
-                self._cancel_preparing()
+                self._cancel_preparing("is made ready for another plan")
             case rules.Start():
                 self._start()
             case rules.Queue():
@@ -269,7 +248,7 @@ class Participation:
             case rules.Apply():
                 self._apply(instruction)
             case rules.Drop(holdings):
-                self._drop(holdings)
+                self._store.drop(holdings)
             case rules.TellLink(_, _, peer):
                 self._tell_link(peer)
             case rules.Wait():
@@ -304,7 +283,7 @@ class Participation:
             await engagement.stop()
             held = engagement.held()
             for holding in held:
-                self._offer(holding.version)
+                self._store.offer(holding.version)
         self._feed(rules.Stopped(held))
 
     def _send_inventory(self, answer: rules.AnswerInventory) -> None:
@@ -341,7 +320,7 @@ class Participation:
                 log.warning("update_failed", step=what.version.step, why=str(error))
                 self._feed(rules.Torn(what.epoch, first))
             else:
-                self._offer(live.version)
+                self._store.offer(live.version)
                 self._feed(rules.Applied(what.epoch, first, live.version, live.coefficient))
 
     def _tell_progress(self) -> None:
@@ -359,100 +338,52 @@ class Participation:
 
     # -- preparing -------------------------------------------------------------------------------
 
-    async def _fetch(self, epoch: int, fetches: tuple[Fetch, ...]) -> None:
-        assignment = self._assignment
-        assert assignment is not None
-        mesh, states = self._around.mesh, self._around.states
+    def _make_ready(self, epoch: int, fetches: tuple[Fetch, ...]) -> None:
+        assert self._next is not None
+        assignment, needed_bytes = self._next
+        around = self._around
+        self._ready = MakingReady(
+            assignment, around.shell, around.states, self._store, around.model, around.budget_bytes
+        )
+        # Only before the first epoch: what an old one takes is free once the new one begins.
+        short_bytes = around.short_of(needed_bytes) if self.engagement is None else None
+        work = self._fetch(self._ready, fetches, short_bytes)
+        self._preparing = self._spawn(work, f"fetch {epoch}")
+
+    async def _fetch(
+        self, ready: MakingReady, fetches: tuple[Fetch, ...], short_bytes: int | None
+    ) -> None:
         try:
-            short_bytes = self._short_of_bytes()
-            if short_bytes is not None:
-                why = "out of memory"
-                self._feed(rules.PrepareFailed(epoch, why, memory_bytes=short_bytes))
-                return
-            check = await self._check(assignment)
-
-            async def fetch_one(wanted: Fetch) -> None:
-                found = await fetch(mesh, states, assignment, wanted, check)
-                self._fetched.append(found)
-                self._offer(found.version)
-                self._feed(rules.PartFetched(epoch, found.first, found.end, found.version))
-
-            with timed(log, "weights_fetched"):
-                async with task_scope() as group:
-                    for wanted in fetches:
-                        if wanted.peer != mesh.self_id:
-                            group.create_task(fetch_one(wanted))
-        except Exception as error:  # told to the coordinator, which plans around it
-            self._failed(epoch, error)
+            await ready.fetch(fetches, self._feed, short_bytes)
+        except NotReady as error:
+            self._feed(error.event)
         else:
-            self._feed(rules.Fetched(epoch))
+            self._feed(rules.Fetched(ready.assignment.key.epoch))
 
-    def _short_of_bytes(self) -> int | None:
-        """Only before the first epoch: what an old one takes is free once the new one begins."""
-        return None if self.engagement is not None else self._around.short_of(self._needed_bytes)
-
-    async def _check(self, assignment: Assignment) -> Check:
-        description = await self._around.model(assignment.digest, assignment.holder)
-        run = self._around.compute.run
-        spec = await run((0,), partial(optimizer_from_fields, assignment.optimizer))
-        return await run((0,), partial(state_check, description, spec))
-
-    async def _build(self, epoch: int) -> None:
-        assignment = self._assignment
-        assert assignment is not None
-        description = await self._around.model(assignment.digest, assignment.holder)
-        engagement = Engagement(assignment, description, self._around.shell)
-        self._prepared = engagement
-
-        async def parts(place: StagePlace) -> Named:
-            return self._named(description, assignment.version, place.first, place.end, own=True)
-
+    async def _build(self, ready: MakingReady) -> None:
         try:
-            read = partial(optimizer_from_fields, assignment.optimizer)
-            spec = await self._around.compute.run((0,), read)
-            with timed(log, "stages_built"):
-                await engagement.prepare(parts, spec)
-        except Exception as error:  # told to the coordinator, which plans around it
-            self._cancel_built()
-            self._failed(epoch, error)
+            self._prepared = await ready.build()
+        except NotReady as error:
+            self._feed(error.event)
         else:
             trim_heap()  # what the weights' way here has taken
-            self._feed(rules.Built(epoch))
+            self._feed(rules.Built(ready.assignment.key.epoch))
 
-    def _failed(self, epoch: int, error: Exception) -> None:
-        memory_bytes, source = None, None
-        if is_out_of_memory(error):
-            memory_bytes = self._around.budget_bytes()
-        elif isinstance(error, SourceFailed):
-            source = error.peer
-        elif not isinstance(error, Error):
-            log.error("not_made_ready", why=repr(error), exc_info=error)
-        reason = str(error) or type(error).__name__
-        self._feed(rules.PrepareFailed(epoch, reason, source, memory_bytes))
-
-    def _cancel_preparing(self) -> None:
+    def _cancel_preparing(self, why: str) -> None:
         if self._preparing is not None:
             self._preparing.cancel()
             self._preparing = None
-        assignment = self._assignment
-        if assignment is not None:
-            why = f"{self._around.mesh.name} is made ready for another plan"
-            self._around.states.relays.give_up(assignment, self._around.mesh.self_id, why)
-        self._cancel_built()
-
-    def _cancel_built(self) -> None:
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None:
-            self._around.shell.switchboard.disconnect(prepared.assignment.key)
+        if self._ready is not None:
+            self._ready.give_up(f"{self._around.mesh.name} {why}")
+            self._ready = self._prepared = None
 
     def _send_ready(self, answer: rules.AnswerReady) -> None:
         trouble = answer.trouble
         if trouble is None:
             self._settle(answer.request, Message(PREPARE, {"ready": True}))
             return
-        if self._assignment is not None:
-            why = f"{self._around.mesh.name} could not be made ready"
-            self._around.states.relays.give_up(self._assignment, self._around.mesh.self_id, why)
+        self._preparing = None
+        self._cancel_preparing("could not be made ready")
         fields = {
             "ready": False,
             "reason": trouble.reason[:1000],
@@ -461,97 +392,13 @@ class Participation:
         }
         self._settle(answer.request, Message(PREPARE, fields))
 
-    # -- what is here ----------------------------------------------------------------------------
-
-    def _offer(self, version: Version) -> None:
-        """Let others read what is here of that version."""
-
-        def tensors(first: int, end: int) -> Named:
-            engagement = self.engagement or self._prepared
-            if engagement is None:
-                raise PeerError(f"{self._around.mesh.name} has nothing of that job any more")
-            return self._named(engagement.description, version, first, end)
-
-        self._serve(version_source(version), tensors)
-
-    def _serve(self, source: str, tensors: Source, after: After = at_once) -> None:
-        self._offered.add(source)
-        self._around.states.offer(self.job, source, tensors, after)
-
-    def _serve_no_more(self) -> None:
-        """What the holder itself offers stays."""
-        self._around.states.retract(self.job, self._offered)
-        self._offered.clear()
-
-    def _named(
-        self,
-        description: ModelDescription,
-        version: Version,
-        first: int,
-        end: int,
-        *,
-        own: bool = False,
-    ) -> dict[str, Tensor]:
-        """The tensors of units [first, end) at `version`, from wherever they are here.
-
-        Args:
-            own: they may be trained on: what must stay as it is, is copied.
-
-        Raises:
-            PeerError: some are not here.
-        """
-        named: dict[str, Tensor] = {}
-        unit = first
-        while unit < end:
-            stop, found = self._from(description, version, unit, end, own)
-            named = {**found, **named}
-            unit = stop
-        return named
-
-    def _from(
-        self, description: ModelDescription, version: Version, unit: int, end: int, own: bool
-    ) -> tuple[int, Named]:
-        if self.engagement is not None:
-            here = self.engagement.named_from(unit, end, version)
-            if here is not None:
-                return here
-        for part in self._fetched:
-            if part.first <= unit < part.end and part.version == version:
-                stop = min(part.end, end)
-                return stop, of_units(description, part.tensors, unit, stop)
-        if version.computed == 0:
-            initial = self._around.states.now(self.job, INITIAL, unit, end)
-            return end, _copied(initial) if own else initial
-        raise PeerError(
-            f"{self._around.mesh.name} does not have unit {unit} after update {version.step}"
-        )
-
-    def _drop(self, holdings: tuple[Holding, ...]) -> None:
-        for holding in holdings:
-            if holding.kind is Kind.LIVE:
-                self._drop_live()
-            units = (holding.first, holding.end, holding.version)
-            self._fetched = [p for p in self._fetched if (p.first, p.end, p.version) != units]
-
-    def _drop_live(self) -> None:
-        engagement, self.engagement = self.engagement, None
-        if engagement is not None:
-            self._around.shell.switchboard.disconnect(engagement.assignment.key)
-            why = "this device has no part any more"
-            self._around.states.relays.end(engagement.assignment.key, why)
-            self._serve_no_more()
-
     # -- running ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
         engagement, self._prepared = self._prepared, None
         assert engagement is not None
-        self.engagement, self._committed = engagement, None
-        self._preparing = self._assignment = None
-        self._around.states.relays.end(engagement.assignment.key, "training has begun")
-        self._serve_no_more()
-        self._serve(STAGE, engagement.state, engagement.applied)
-        self._serve(WEIGHTS, engagement.weights, engagement.applied)
+        self._store.train(engagement)
+        self._committed = self._preparing = self._ready = None
         engagement.start(partial(self._around.on_failure, engagement.assignment))
         trim_heap()  # and with the old epoch what only it had
 
@@ -563,21 +410,14 @@ class Participation:
             self._spawn(self._around.told(assignment, fields), "tell of a link")
 
     def _release(self) -> None:
-        engagement = self.engagement
-        self._cancel_preparing()
-        self._fetched.clear()
+        self._cancel_preparing("has left the job")
+        self._store.release()
         for request in list(self._answers):
             self._settle(request, error="the job has ended")
-        self._serve_no_more()
-        if engagement is not None:
-            self._around.states.relays.end(engagement.assignment.key, "the job has ended")
-            self._spawn(self._forget(engagement), "end the job")
+        self._spawn(self._end(), "end the job")
 
-    async def _forget(self, engagement: Engagement) -> None:
-        await engagement.stop()
-        if self.engagement is engagement:
-            self.engagement = None
-        del engagement  # and with it the weights
+    async def _end(self) -> None:
+        await self._store.end()
         trim_heap()
         self._around.changed()
 
@@ -586,7 +426,3 @@ def _ids(value: object) -> frozenset[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise ProtocolError("field 'alive' is not a list of ids")
     return frozenset(value)
-
-
-def _copied(named: Named) -> Named:
-    return {name: copy_into(None, tensor) for name, tensor in named.items()}

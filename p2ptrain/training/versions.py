@@ -75,6 +75,16 @@ class VersionStore:
         found = (of_units(self._description, e.tensors, first, end) for e in entries)
         return {name: tensor for tensors in found for name, tensor in tensors.items()}
 
+    def named_from(self, first: int, end: int, version: Version) -> tuple[int, Named] | None:
+        """As `named`, of as many units from `first` on as are here: where they end, tensors.
+
+        None where unit `first` is not here at `version`.
+        """
+        absent = self.missing(first, end, version)
+        stop = absent[0][0] if absent else end
+        named = self.named(first, stop, version) if stop > first else None
+        return None if named is None else (stop, named)
+
     def crcs(self, first: int, end: int, version: Version) -> dict[str, int]:
         """Checksums of what `named` gives, as far as they were taken."""
         entries = self._covering(first, end, version) or []
@@ -96,6 +106,12 @@ class VersionStore:
         """Memory for the next kept copy of units [first, end), given away; None = there is none."""
         return self._spare.pop((first, end), None)
 
+    def discard(self, holding: Holding) -> None:
+        """Forget this one, if it is here; as `drop`."""
+        entry = self._entries.pop(holding, None)
+        if entry is not None and holding.kind is Kind.KEPT:
+            self._spare[holding.first, holding.end] = entry.tensors
+
     def drop(self, kind: Kind | None = None, *, but: Collection[Version] = ()) -> None:
         """Forget what is of this kind (None: of any), except these versions.
 
@@ -103,9 +119,7 @@ class VersionStore:
         """
         for holding in list(self._entries):
             if kind in (None, holding.kind) and holding.version not in but:
-                entry = self._entries.pop(holding)
-                if holding.kind is Kind.KEPT:
-                    self._spare[holding.first, holding.end] = entry.tensors
+                self.discard(holding)
         if kind is None and not but:
             self._spare.clear()
 

@@ -80,7 +80,7 @@ class _Group:
         number = chain.index(memory_id(name))
         wanted = Fetch(0, 1, chain[number - 1], True) if number else Fetch(0, 1, holder)
         mesh, states = self.mesh[name], self.states[name]
-        return (await fetch(mesh, states, self.assignment, wanted, _check)).tensors
+        return await fetch(mesh, states, self.assignment, wanted, _check)
 
     def sent(self, sender: str, receiver: str) -> int:
         """Bytes of tensors and manifests."""

@@ -1,0 +1,161 @@
+"""One epoch made ready on this device: what its stages begin with fetched, the stages built."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from p2ptrain.errors import Error, PeerError
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.optimizer_spec import OptimizerSpec, optimizer_from_fields
+from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.budget import is_out_of_memory
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.engagement import Engagement
+from p2ptrain.training.epoch_links import Shell
+from p2ptrain.training.fetching import SourceFailed, fetch
+from p2ptrain.training.job_store import JobStore
+from p2ptrain.training.recovery.device_events import PartFetched, PrepareFailed
+from p2ptrain.training.recovery.fetches import Fetch
+from p2ptrain.training.recovery.holdings import Kind
+from p2ptrain.training.scope import task_scope
+from p2ptrain.training.state_check import state_check
+from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.training.versions import Named
+
+log = get_logger(__name__)
+
+Model = Callable[[str, str], Awaitable[ModelDescription]]
+"""(digest, holder) -> its description, fetched where it is not known."""
+
+
+class NotReady(PeerError):
+    """It will not stand.
+
+    Attributes:
+        event: the same for the rules.
+    """
+
+    def __init__(self, event: PrepareFailed) -> None:
+        super().__init__(event.reason)
+        self.event = event
+
+
+class MakingReady:
+    """The way from an assignment to stages that may begin. `fetch`, then `build`; or `give_up`."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        shell: Shell,
+        states: StateServer,
+        store: JobStore,
+        model: Model,
+        budget_bytes: Callable[[], int],
+    ) -> None:
+        """Nothing is done yet.
+
+        Args:
+            store: where what is fetched goes.
+            budget_bytes: what a job may take now.
+        """
+        self.assignment = assignment
+        self._shell = shell
+        self._states = states
+        self._store = store
+        self._model = model
+        self._budget_bytes = budget_bytes
+        self._built: Engagement | None = None
+
+    @property
+    def _compute(self) -> ComputeThread:
+        return self._shell.compute
+
+    @property
+    def _mesh(self) -> Mesh:
+        return self._shell.mesh
+
+    async def fetch(
+        self,
+        fetches: tuple[Fetch, ...],
+        arrived: Callable[[PartFetched], None],
+        short_bytes: int | None,
+    ) -> None:
+        """Read what other devices have; `arrived` hears of each part, which can be read from here.
+
+        Args:
+            short_bytes: the memory there is, where that is known to be too little.
+
+        Raises:
+            NotReady: something is in the way.
+        """
+        epoch = self.assignment.key.epoch
+        if short_bytes is not None:
+            raise NotReady(PrepareFailed(epoch, "out of memory", memory_bytes=short_bytes))
+        try:
+            with timed(log, "weights_fetched"):
+                await self._fetch(fetches, arrived)
+        except Exception as error:  # told to the coordinator, which plans around it
+            raise self._not_ready(error) from error
+
+    async def _fetch(
+        self, fetches: tuple[Fetch, ...], arrived: Callable[[PartFetched], None]
+    ) -> None:
+        assignment, version = self.assignment, self.assignment.version
+        description = await self._description()
+        versions = self._store.versions(description)
+        spec = await self._spec()
+        check = await self._compute.run((0,), partial(state_check, description, spec))
+
+        async def fetch_one(wanted: Fetch) -> None:
+            named = await fetch(self._mesh, self._states, assignment, wanted, check)
+            versions.put(Kind.FETCHED, wanted.first, wanted.end, version, named, {})
+            self._store.offer(version)
+            arrived(PartFetched(assignment.key.epoch, wanted.first, wanted.end, version))
+
+        async with task_scope() as group:
+            for wanted in fetches:
+                if wanted.peer != self._mesh.self_id:
+                    group.create_task(fetch_one(wanted))
+
+    async def build(self) -> Engagement:
+        """The stages, from what is here now. Raises NotReady."""
+        assignment = self.assignment
+        try:
+            self._built = Engagement(assignment, await self._description(), self._shell)
+
+            async def parts(place: StagePlace) -> Named:
+                return self._store.named(assignment.version, place.first, place.end, own=True)
+
+            with timed(log, "stages_built"):
+                await self._built.prepare(parts, await self._spec())
+        except Exception as error:  # told to the coordinator, which plans around it
+            raise self._not_ready(error) from error
+        return self._built
+
+    def give_up(self, why: str) -> None:
+        """Neither others wait for what was to be handed on, nor anything arrives here."""
+        self._states.relays.give_up(self.assignment, self._mesh.self_id, why)
+        if self._built is not None:
+            self._built.disconnect()
+            self._built = None
+
+    async def _description(self) -> ModelDescription:
+        return await self._model(self.assignment.digest, self.assignment.holder)
+
+    async def _spec(self) -> OptimizerSpec:
+        read = partial(optimizer_from_fields, self.assignment.optimizer)
+        return await self._compute.run((0,), read)
+
+    def _not_ready(self, error: Exception) -> NotReady:
+        memory_bytes, source = None, None
+        if is_out_of_memory(error):
+            memory_bytes = self._budget_bytes()
+        elif isinstance(error, SourceFailed):
+            source = error.peer
+        elif not isinstance(error, Error):
+            log.error("not_made_ready", why=repr(error), exc_info=error)
+        reason = str(error) or type(error).__name__
+        return NotReady(PrepareFailed(self.assignment.key.epoch, reason, source, memory_bytes))
