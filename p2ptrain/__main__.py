@@ -13,12 +13,27 @@ from p2ptrain.cli import early
 def main() -> int:
     """Run the command line; returns the exit code."""
     early.keep()
+    if "P2PTRAIN_FAILPOINT" in os.environ and not _arm_failpoints():
+        return 2
     from p2ptrain.cli.main import main as run  # after `keep`: it loads for a second
 
     exit_code = run()
     if "torch" in sys.modules:
         _leave(exit_code)
     return exit_code
+
+
+def _arm_failpoints() -> bool:
+    """What developers have happen to this process, see `failpoints`; whether it can be read."""
+    from p2ptrain import failpoints
+    from p2ptrain.errors import OptionError
+
+    try:
+        failpoints.arm_from(os.environ)
+    except OptionError as error:
+        sys.stderr.write(f"p2ptrain: error: {error}\n")
+        return False
+    return True
 
 
 def _leave(exit_code: int) -> NoReturn:

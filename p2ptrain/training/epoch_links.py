@@ -23,6 +23,7 @@ from time import monotonic
 
 from torch import Tensor
 
+from p2ptrain import failpoints
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model import clip, ties
 from p2ptrain.model.description import ModelDescription
@@ -125,14 +126,22 @@ class EpochLinks:
             await self._credits[device].acquire()
         line = self._line(self._index + 1, "activations")
         send = self._shell.switchboard.send_values
+        if failpoints.armed:
+            await self._reach("forward.send.before")
         await send(device, line, piece, values, wire=self._assignment.wire)
+        if failpoints.armed:
+            await self._reach("forward.send.after")
 
     async def send_backward(self, device: str, piece: Piece, values: Sequence[Value]) -> None:
         """Gradients to a device of the stage before."""
         line = self._line(self._index - 1, "gradients")
         send = self._shell.switchboard.send_values
         wire = self._assignment.wire
+        if failpoints.armed:
+            await self._reach("backward.send.before")
         await send(device, line, piece, values, PartKind.GRADIENT, wire=wire)
+        if failpoints.armed:
+            await self._reach("backward.send.after")
 
     async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
         """Outputs to the holder."""
@@ -157,9 +166,13 @@ class EpochLinks:
             return
         piece = Piece.whole(PieceKey(order.round.index, 0), Mode.TRAIN, 1)
         if self._leads:
+            if failpoints.armed:
+                await self._reach("ties.send.before", order.round.step)
             await self._exchange_as_leader(piece)
         for owner, names in self._received.items():
             gathered = await self._summed[owner].take(piece.key)
+            if failpoints.armed:
+                await self._reach("ties.receive.after", order.round.step)
             self._replace(names, gathered.join())
 
     async def send_norms(self, order: RoundOrder) -> None:
@@ -167,6 +180,8 @@ class EpochLinks:
         if self._leads and self._assignment.clip:
             owned = {name: self._gradient(name) for name in self._owned_names()}
             norms = await self._shell.compute.run((0,), lambda: clip.tensor_norms(owned))
+            if failpoints.armed:
+                await self._reach("norms.send.before", order.round.step)
             await self._report_norms(order, norms)
 
     async def report(self, report: RoundReport) -> None:
@@ -182,6 +197,10 @@ class EpochLinks:
         await self._shell.mesh.send(self._assignment.holder, Message(DONE, fields))
 
     # -- inside ----------------------------------------------------------------------------------
+
+    async def _reach(self, name: str, step: int = -1) -> None:
+        device = self._shell.mesh.self_id
+        await failpoints.reach(name, device=device, stage=self._index, step=step)
 
     def _owned_names(self) -> list[str]:
         """Trainable parameters whose norm this stage reports: not those an earlier stage owns."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from p2ptrain import failpoints
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.model.rounding import decoded, encode, encoded_bytes
 from p2ptrain.net.message import Fields
@@ -144,6 +145,7 @@ class GroupReduction:
             own: this device.
             switchboard: where frames come and go.
         """
+        self._own = own
         place = devices.index(own)
         self._ring = Ring(place, len(devices))
         self._next = devices[(place + 1) % len(devices)]
@@ -248,6 +250,9 @@ class GroupReduction:
             self._receive(frame, values)
 
     def _receive(self, frame: _Frame, values: Tensor) -> None:
+        if failpoints.armed:
+            stage = self._line.stage
+            failpoints.reach_now("bucket.receive.after", device=self._own, stage=stage)
         following = self._sums[frame.bucket].receive(frame.step, frame.present, values)
         if following is not None:
             self._outgoing.put_nowait((frame.bucket, following))
@@ -288,6 +293,9 @@ class GroupReduction:
             }
             encoded = encode(chunk, self._summed.wire(bucket))
             parts = [_bytes_of(encoded)] if chunk.numel() else []
+            if failpoints.armed:
+                place = {"stage": self._line.stage, "step": self._order.round.step}
+                await failpoints.reach("bucket.send.before", device=self._own, **place)
             await self._switchboard.send_frame(self._next, self._line, fields, parts)
             total.sent()
             self._complete(index)

@@ -32,6 +32,7 @@ from typing import TypeAlias, TypeVar
 
 from torch import Tensor
 
+from p2ptrain import failpoints
 from p2ptrain.errors import TrainingError
 from p2ptrain.plan.schedule import Action, ZeroBubble, one_f_one_b
 from p2ptrain.training.compute import ComputeThread
@@ -130,7 +131,9 @@ class StageRunner:
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
         self._compute_seconds = 0.0
         run = partial(self._run, (0, task.index))
-        self.update = Update(live, run, store, stage=task.index, keeps=task.keeps)
+        self.update = Update(
+            live, run, store, device=task.device, stage=task.index, keeps=task.keeps
+        )
         self._is_first = True
         self._is_saved = False  # what the forwards of this round write
 
@@ -160,7 +163,11 @@ class StageRunner:
 
     async def _report(self, order: RoundOrder, loss: float) -> None:
         seconds, self._compute_seconds = self._compute_seconds, 0.0
+        if failpoints.armed:
+            await self._reach("done.send.before", order)
         await self._links.report(RoundReport(order.round.index, loss, seconds))
+        if failpoints.armed:
+            await self._reach("done.send.after", order)
 
     # -- training --------------------------------------------------------------------------------
 
@@ -183,7 +190,8 @@ class StageRunner:
                 loss += await self._forward(order, piece)
             else:
                 final = self._final() if number == len(actions) - 1 else None
-                await self._backward(piece, partial(self.live.stage.backward, final=final))
+                backward = partial(self.live.stage.backward, final=final)
+                await self._backward(order, piece, backward)
         return loss
 
     async def _in_two_parts(self, order: RoundOrder, held: int) -> float:
@@ -199,10 +207,10 @@ class StageRunner:
             if action.kind == "forward":
                 loss += await self._forward(order, piece)
             elif action.kind == "backward":
-                await self._backward(piece, self.live.stage.backward_inputs)
+                await self._backward(order, piece, self.live.stage.backward_inputs)
             else:
-                await self._weights(action.micro_batch)
-        await self._weights(*schedule.pending, final=self._final())
+                await self._weights(order, action.micro_batch)
+        await self._weights(order, *schedule.pending, final=self._final())
         return loss
 
     def _has_inputs(self, action: Action, key: PieceKey) -> bool:
@@ -221,7 +229,7 @@ class StageRunner:
     async def _forward(self, order: RoundOrder, piece: Piece) -> float:
         """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
         number, weight = piece.key.micro_batch, piece.samples / order.round.samples
-        inputs, targets = await self._inputs(piece)
+        inputs, targets = await self._inputs(order, piece)
         forward = partial(
             self.live.stage.forward,
             number,
@@ -234,6 +242,8 @@ class StageRunner:
         if not self._is_saved:
             run = partial(self._saving, run)
         outputs = await self._run((1, -self.task.index), run)
+        if failpoints.armed:
+            await self._reach("forward.compute.after", order)
         if self._lines.forward is not None:
             await self._lines.forward.put(piece, outputs)
             return 0.0
@@ -245,17 +255,27 @@ class StageRunner:
         self._is_saved = True
         return run()
 
-    async def _backward(self, piece: Piece, compute: _Backward) -> None:
+    async def _backward(self, order: RoundOrder, piece: Piece, compute: _Backward) -> None:
         inlet = self._lines.gradients
+        if failpoints.armed:
+            await self._reach("backward.receive.before", order)
         given = None if inlet is None else await inlet.take(piece.key)
+        if failpoints.armed:
+            await self._reach("backward.receive.after", order)
         run = partial(_on_joined_gradients, compute, piece.key.micro_batch, given)
         result = await self._run((0, self.task.index), run)
+        if failpoints.armed:
+            await self._reach("backward.compute.after", order)
         if self._lines.backward is not None:
             await self._lines.backward.put(piece, result)
 
-    async def _weights(self, *keys: int, final: Callable[[str], None] | None = None) -> None:
+    async def _weights(
+        self, order: RoundOrder, *keys: int, final: Callable[[str], None] | None = None
+    ) -> None:
         run = partial(self.live.stage.backward_weights, *keys, final=final)
         await self._run((2, -self.task.index), run)
+        if failpoints.armed:
+            await self._reach("backward.weights.after", order)
 
     def _final(self) -> Callable[[str], None] | None:
         """What the last backward of a round tells which gradients are final."""
@@ -276,7 +296,7 @@ class StageRunner:
     async def _evaluate(self, order: RoundOrder) -> float:
         loss = 0.0
         for piece in self.task.pieces(order.round):
-            inputs, targets = await self._inputs(piece)
+            inputs, targets = await self._inputs(order, piece)
             run = partial(_on_joined, self.live.stage.evaluate, inputs, targets)
             outputs = await self._run((1, -self.task.index), run)
             if self._lines.forward is not None:
@@ -289,8 +309,12 @@ class StageRunner:
 
     # -- both ------------------------------------------------------------------------------------
 
-    async def _inputs(self, piece: Piece) -> tuple[Gathered, Gathered | None]:
+    async def _inputs(self, order: RoundOrder, piece: Piece) -> tuple[Gathered, Gathered | None]:
+        if failpoints.armed:
+            await self._reach("forward.receive.before", order)
         inputs = await self._lines.activations.take(piece.key)
+        if failpoints.armed:
+            await self._reach("forward.receive.after", order)
         await self._links.send_started(piece, targets=False)
         if not self.task.uses_targets:
             return inputs, None
@@ -302,6 +326,10 @@ class StageRunner:
         result, seconds = await self._compute.run_timed(urgency, function)
         self._compute_seconds += seconds
         return result
+
+    async def _reach(self, name: str, order: RoundOrder) -> None:
+        task, step = self.task, order.round.step
+        await failpoints.reach(name, device=task.device, stage=task.index, step=step)
 
     @staticmethod
     def _checked_loss(loss: float, order: RoundOrder, key: PieceKey) -> float:

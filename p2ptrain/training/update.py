@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
+from p2ptrain import failpoints
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.live_stage import LiveStage
@@ -42,12 +43,20 @@ class Update:
     """
 
     def __init__(
-        self, live: LiveStage, run: Run, store: VersionStore, *, stage: int, keeps: bool
+        self,
+        live: LiveStage,
+        run: Run,
+        store: VersionStore,
+        *,
+        device: str,
+        stage: int,
+        keeps: bool,
     ) -> None:
         """Update `live`.
 
         Args:
             store: where copies go.
+            device: this one.
             stage: its number, for `on_kept`.
             keeps: whether this device copies when a round's order says so.
         """
@@ -55,6 +64,7 @@ class Update:
         self._live = live
         self._run = run
         self._store = store
+        self._device = device
         self._stage = stage
         self._keeps = keeps
         self._commit: asyncio.Future[Commit] | None = None  # of the update that is ready
@@ -69,7 +79,11 @@ class Update:
         try:
             await say_done()
             commit = await self._commit
-            await self._apply(commit, order.keep and self._keeps)
+            if failpoints.armed:
+                await self._reach("update.before", order)
+            await self._apply(order, commit)
+            if failpoints.armed:
+                await self._reach("version.after", order)
         finally:
             self._settled.set()
 
@@ -79,6 +93,9 @@ class Update:
         Raises:
             ProtocolError: it is ready for another one, or for none.
         """
+        if failpoints.armed:
+            place = {"stage": self._stage, "step": commit.step}
+            failpoints.reach_now("commit.receive.before", device=self._device, **place)
         ready = self._live.ready
         if self._commit is None or self._commit.done() or ready is None:
             raise ProtocolError(f"a commit of update {commit.step} while none is awaited")
@@ -96,25 +113,33 @@ class Update:
         if self._live.torn or self._live.ready is not None:
             raise PeerError(f"update {self._live.version.step} was not made here")
 
-    async def _apply(self, commit: Commit, keep: bool) -> None:
-        if not keep:
-            await self._run(partial(self._live.apply, commit.coefficient))
-            return
-        slot = self._store.slot(*self._units) or {}
+    async def _apply(self, order: RoundOrder, commit: Commit) -> None:
+        keeps = order.keep and self._keeps
+        slot = (self._store.slot(*self._units) or {}) if keeps else None
         kept = await self._run(partial(self._apply_and_copy, commit, slot))
+        if failpoints.armed:
+            await self._reach("update.after", order)
+        if not keeps:
+            return
         if kept is not None:
             self._store.put(Kind.KEPT, *self._units, self._live.version, kept, {})
         self.on_kept(self._stage, self._live.version, None if kept is not None else "no memory")
 
-    def _apply_and_copy(self, commit: Commit, slot: Named) -> Named | None:
-        """None where the copy finds no memory; the update is whole all the same."""
+    def _apply_and_copy(self, commit: Commit, slot: Named | None) -> Named | None:
+        """None without a slot, or where the copy finds no memory: the update is whole then too."""
         self._live.apply(commit.coefficient)
+        if slot is None:
+            return None
         try:
             return self._live.copied(slot)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             return None
+
+    async def _reach(self, name: str, order: RoundOrder) -> None:
+        place = {"stage": self._stage, "step": order.round.step}
+        await failpoints.reach(name, device=self._device, **place)
 
     @property
     def _units(self) -> tuple[int, int]:

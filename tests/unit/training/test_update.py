@@ -44,7 +44,7 @@ class Kept:
         self.live: LiveStage = make_live(captured)
         self.units = (self.live.stage.first, self.live.stage.end)
         self.store = VersionStore(captured.description)
-        self.update = Update(self.live, run_here, self.store, stage=3, keeps=keeps)
+        self.update = Update(self.live, run_here, self.store, device="a", stage=3, keeps=keeps)
         self.told: list[tuple[int, Version, str | None]] = []
         self.update.on_kept = lambda *what: self.told.append(what)
 

@@ -1,0 +1,204 @@
+"""Named places in the code where a test can make a device die, stop or be cut off.
+
+Off unless something is armed, and then one look at a global variable:
+
+    if failpoints.armed:
+        await failpoints.reach("update.before", device=me, stage=0, step=3)
+
+In a test `arm` says what happens; several devices may live in one process, so a place says which
+one has come there. A real process takes it from P2PTRAIN_FAILPOINT, see `arm_from`:
+
+    P2PTRAIN_FAILPOINT="update.before:stage=1:step=3:kill"
+
+Each name stands in the code once, so that it says one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from p2ptrain.errors import InternalError, OptionError
+
+ENVIRONMENT: Final = "P2PTRAIN_FAILPOINT"
+
+NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "forward.receive.before": "a stage waits for a piece",
+        "forward.receive.after": "the piece is there, its sender has not been told",
+        "forward.compute.after": "the piece is computed",
+        "forward.send.before": "its activations are about to be sent",
+        "forward.send.after": "they have been given to the link",
+        "backward.receive.before": "a stage waits for the gradients of a piece",
+        "backward.receive.after": "they are there",
+        "backward.compute.after": "the piece's backward is computed",
+        "backward.send.before": "its gradients are about to be sent",
+        "backward.send.after": "they have been given to the link",
+        "backward.weights.after": "put-off gradients of weights are computed",
+        "bucket.send.before": "a chunk of a group's sum is about to be sent",
+        "bucket.receive.after": "a chunk of a group's sum has come",
+        "ties.send.before": "gradients of shared tensors are about to be sent",
+        "ties.receive.after": "their sum has come",
+        "norms.send.before": "the stage's norms are about to be sent",
+        "done.send.before": "a stage is ready, and nobody knows",
+        "done.send.after": "it has said so",
+        "commit.receive.before": "a stage hears that its update counts",
+        "update.before": "the update is about to be made",
+        "update.after": "it is made",
+        "version.after": "it is made, and a copy that was asked for is kept",
+    }
+)
+"""Where each one is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A device has come to a place.
+
+    Attributes:
+        device: its id.
+        stage: the stage it works on; -1 where it is none's.
+        step: updates applied when the round began; -1 where the place does not know.
+    """
+
+    name: str
+    device: str
+    stage: int
+    step: int
+
+
+Action: TypeAlias = Callable[[Reached], asyncio.Future[None] | None]
+"""Done at once; what is returned is waited for before the code goes on. Where a place cannot wait
+it is not: whoever kills a device must have silenced it by then."""
+
+
+@dataclass(slots=True)
+class _Armed:
+    name: str
+    action: Action
+    device: str | None
+    stage: int | None
+    step: int | None
+    left: int
+
+    def is_meant(self, reached: Reached) -> bool:
+        """Whether it fires now."""
+        wanted = (self.device, self.stage, self.step)
+        found = (reached.device, reached.stage, reached.step)
+        if self.name != reached.name or self.left == 0:
+            return False
+        if any(want is not None and want != has for want, has in zip(wanted, found, strict=True)):
+            return False
+        self.left -= 1
+        return self.left == 0
+
+
+armed: bool = False
+"""Whether anything is; set by `arm` and `disarm` alone."""
+_all: list[_Armed] = []
+
+
+def arm(
+    name: str,
+    action: Action,
+    *,
+    device: str | None = None,
+    stage: int | None = None,
+    step: int | None = None,
+    count: int = 1,
+) -> None:
+    """Have `action` done once, the `count`-th time that a place is reached as described.
+
+    Args:
+        device: id of the device; None = any. `stage` and `step` alike.
+
+    Raises:
+        InternalError: there is no such place.
+    """
+    global armed
+    if name not in NAMES:
+        raise InternalError(f"there is no failpoint {name}")
+    _all.append(_Armed(name, action, device, stage, step, count))
+    armed = True
+
+
+def disarm() -> None:
+    """Nothing happens any more."""
+    global armed
+    _all.clear()
+    armed = False
+
+
+async def reach(name: str, *, device: str, stage: int = -1, step: int = -1) -> None:
+    """A device has come to a place. Only call it where `armed`."""
+    for wait in _fire(Reached(name, device, stage, step)):
+        await wait
+
+
+def reach_now(name: str, *, device: str, stage: int = -1, step: int = -1) -> None:
+    """The same at a place that cannot wait; also in a thread."""
+    _fire(Reached(name, device, stage, step))
+
+
+def _fire(reached: Reached) -> list[asyncio.Future[None]]:
+    if reached.name not in NAMES:
+        raise InternalError(f"there is no failpoint {reached.name}")
+    waits = [one.action(reached) for one in list(_all) if one.is_meant(reached)]
+    return [wait for wait in waits if wait is not None]
+
+
+# -- a process's own end -------------------------------------------------------------------------
+
+
+def _signal(number: signal.Signals, reached: Reached) -> None:
+    os.kill(os.getpid(), number)
+
+
+def _exit(reached: Reached) -> None:
+    os._exit(1)
+
+
+_ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
+    {
+        "kill": partial(_signal, signal.SIGKILL),
+        "freeze": partial(_signal, signal.SIGSTOP),
+        "exit": _exit,
+    }
+)
+
+
+def arm_from(environment: Mapping[str, str]) -> None:
+    """Arm what `ENVIRONMENT` says: NAME[:stage=N][:step=N][:count=N]:ACTION, commas between.
+
+    `kill` and `freeze` are the signals, sent to this process by itself; `exit` ends it:
+    these are the actions.
+
+    Raises:
+        OptionError: it cannot be read, or names no place.
+    """
+    for words in filter(None, environment.get(ENVIRONMENT, "").split(",")):
+        name, *settings = words.split(":")
+        action = settings.pop() if settings else ""
+        if name not in NAMES or action not in _ACTIONS:
+            raise OptionError(f"{ENVIRONMENT}: there is no {words!r}; see p2ptrain/failpoints.py")
+        numbers = dict(_number(setting, words) for setting in settings)
+        arm(
+            name,
+            _ACTIONS[action],
+            stage=numbers.get("stage"),
+            step=numbers.get("step"),
+            count=numbers.get("count", 1),
+        )
+
+
+def _number(setting: str, words: str) -> tuple[str, int]:
+    key, _, value = setting.partition("=")
+    if key not in ("stage", "step", "count") or not value.isdecimal():
+        raise OptionError(f"{ENVIRONMENT}: {setting!r} in {words!r} is no stage, step or count")
+    return key, int(value)
