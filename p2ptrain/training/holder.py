@@ -206,7 +206,8 @@ class HolderRun:
         async def bring_home(epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
             await self._bring_home(prepared, epoch, overwriting)
             failure = checkpointer.failure if checkpointer is not None else None
-            self._finish(prepared, epochs.steps_made, epochs.seconds, failure)
+            reports = epochs.reports
+            self._finish(prepared, reports.steps_made, reports.seconds, failure)
 
         epochs = JobEpochs(
             self._mesh,

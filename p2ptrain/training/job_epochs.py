@@ -17,7 +17,6 @@ from time import monotonic
 from typing import Any
 
 from p2ptrain.errors import (
-    DeviceLost,
     InternalError,
     PeerError,
     PlanError,
@@ -25,16 +24,9 @@ from p2ptrain.errors import (
 )
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import (
-    Coordinator,
-    CoordinatorChanged,
-    LinkLost,
-    MemberChanged,
-    MemberState,
     Mesh,
-    MeshEvent,
 )
-from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Eval, Event, Failure, Recovered, Step, Waiting, Warned
+from p2ptrain.observe.events import Event
 from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.change_request import (
     ChangeAnswer,
@@ -45,15 +37,15 @@ from p2ptrain.training.change_request import (
 from p2ptrain.training.epoch_change import ask_change
 from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory
 from p2ptrain.training.household_plan import less_memory
+from p2ptrain.training.household_signs import HouseholdSigns
+from p2ptrain.training.job_reports import JobReports
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import MEASURE_LINKS
 from p2ptrain.training.recovery import holder_events as rules
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import GlobalCopy
 from p2ptrain.training.recovery.holder_core import HolderCore, Phase
 from p2ptrain.training.recovery.holdings import Kind
-from p2ptrain.training.recovery.reporting import OnceOnly, Reported
 from p2ptrain.training.recovery.version import Version
 
 log = get_logger(__name__)
@@ -62,8 +54,6 @@ REPLAY_LIMIT_SECONDS = 60.0
 """Most that it is worth to compute again from the first weights."""
 VERDICT_SECONDS = 3.0
 """A stage only sees a dead link; so long the mesh has to find out who is gone."""
-PROBE_SECONDS = 0.2
-PROBE_TIMEOUT_SECONDS = 2.0
 MOST_FRUITLESS = 5
 """Epochs in a row that ended without a new step, and nobody knows why."""
 MOST_CALLS = 60
@@ -91,6 +81,9 @@ class Work:
 class JobEpochs:
     """Runs a job until it is done. Create it, then `run` once.
 
+    Attributes:
+        reports: what people hear.
+
     Args:
         planning: what the coordinator is asked first.
         units: of the model.
@@ -110,12 +103,11 @@ class JobEpochs:
         self._mesh = mesh
         self._planning = planning
         self._work = work
-        self._emit = emit
         self._recovery = recovery
         first = planning.first_step
         self._core = HolderCore(mesh.self_id, units, first, clips=planning.clip)
-        # What a resumed job begins with was evaluated before.
-        self._once = OnceOnly(Reported(first, first))
+        self.reports = JobReports(mesh, first, emit)
+        self._signs = HouseholdSigns(mesh, planning.alone, self._on_sign)
         self._has_first_weights = True
         self._todo: deque[rules.HolderInstruction] = deque()
         self._carrying_out = False
@@ -130,21 +122,7 @@ class JobEpochs:
         self._running: asyncio.Task[None] | None = None  # the epoch's rounds, or the way home
         self._alive: frozenset[str] = frozenset()  # when the epoch began
         self._fruitless = 0
-        self._sign_at: float | None = None  # of trouble that is not over
         self._replayed = 0
-        self._last_step_at = monotonic()
-        self._began_at: float | None = None
-        self._hints: dict[str, str] = {}
-
-    @property
-    def steps_made(self) -> int:
-        """Updates made, those of an earlier run not counted."""
-        return self._once.reported.step - self._planning.first_step
-
-    @property
-    def seconds(self) -> float:
-        """Since the first epoch began."""
-        return monotonic() - (self._began_at or monotonic())
 
     async def run(self) -> None:
         """Train to the end, whatever happens to the devices.
@@ -154,10 +132,10 @@ class JobEpochs:
             DeviceLost: what a device had is nowhere any more.
             Error: whatever else ends the job.
         """
-        unsubscribe = self._mesh.subscribe(self._on_mesh_event)
+        unsubscribe = self._signs.watch()
         ticking = self._spawn(self._tick(), "watch the time")
         try:
-            self._note_household()
+            self._do(self._core.handle(rules.CopiesAre(self._copies()), monotonic()))
             self._do(self._core.start(monotonic()))
             await self._over
         finally:
@@ -174,85 +152,38 @@ class JobEpochs:
 
     def step(self, step: int, loss: float, samples: int) -> None:
         """`step` updates count. People hear of each once."""
-        if self._once.step(step):
-            now = monotonic()
-            if self._sign_at is not None:
-                seconds = now - self._sign_at
-                epoch = self._answer.assignment.key.epoch if self._answer else 0
-                self._emit(Recovered(epoch, seconds, self._replayed))
-                self._sign_at = None
-            seconds, self._last_step_at = now - self._last_step_at, now
+        epoch = self._answer.assignment.key.epoch if self._answer else 0
+        if self.reports.step(step, loss, samples, epoch, self._replayed):
             self._fruitless = 0
-            self._emit(Step(step, loss, samples / seconds, seconds))
         self._do(self._core.handle(rules.Committed(step), monotonic()))
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """The same for an evaluation after `step` updates."""
-        if self._once.eval(step):
-            self._emit(Eval(step, metrics))
+        self.reports.evaluation(step, metrics)
 
     def warn(self, message: str) -> None:
         """Something people should know."""
-        self._emit(Warned(message))
+        self.reports.warn(message)
 
     # -- what happens ----------------------------------------------------------------------------
 
-    def _note_household(self) -> None:
-        for member in self._mesh.members.values():
-            if member.state is MemberState.ALIVE:
-                self._note_member(member.id, member.state)
-        self._note_coordinator(self._mesh.coordinator)
-        self._do(self._core.handle(rules.CopiesAre(self._copies()), monotonic()))
-
-    def _on_mesh_event(self, event: MeshEvent) -> None:
-        match event:
-            case MemberChanged(member):
-                self._note_member(member.id, member.state)
-            case CoordinatorChanged(coordinator):
-                self._note_coordinator(coordinator)
-            case LinkLost(peer):
-                self.note_link(self._mesh.self_id, peer)
-
-    def _note_member(self, device: str, state: MemberState) -> None:
-        if self._planning.alone and device != self._mesh.self_id:
-            return
-        match state:
-            case MemberState.ALIVE:
-                self._post(rules.Appeared(device))
-            case MemberState.DEAD | MemberState.LEFT:
-                if self._epoch is not None and state is MemberState.DEAD:
-                    self._hints[device] = self._epoch.memory_hint(device)
-                self._post(rules.Died(device, certain=True))
-            case MemberState.SUSPECT:
-                pass  # it may refute
-
-    def _note_coordinator(self, coordinator: Coordinator | None) -> None:
-        known = (None, 0) if coordinator is None else (coordinator.id, coordinator.term)
-        self._calls = 0
-        self._post(rules.Coordinates(*known))
-
     def note_link(self, one: str, other: str) -> None:
         """The link between two devices broke."""
-        self._post(rules.LinkTrouble(one, other))
-        if self._core.phase is Phase.SETTLING:
-            self._spawn(self._probe(one, other), "look for a link")
+        self._on_sign(rules.LinkTrouble(one, other))
 
-    async def _probe(self, one: str, other: str) -> None:
-        """The mesh dials again by itself."""
-        while self._core.phase is Phase.SETTLING:
-            if await self._is_linked(one, other):
-                self._post(rules.LinkBack(one, other))
-                return
-            await asyncio.sleep(PROBE_SECONDS)
+    def _on_sign(self, sign: rules.HolderEvent) -> None:
+        match sign:
+            case rules.Coordinates():
+                self._calls = 0
+            case rules.Died(device) if self._epoch is not None:
+                self.reports.hint(device, self._epoch.memory_hint(device))
+        self._post(sign)
+        if isinstance(sign, rules.LinkTrouble) and self._is_settling():
+            look = self._signs.look_for_link(sign.one, sign.other, self._is_settling)
+            self._spawn(look, "look for a link")
 
-    async def _is_linked(self, one: str, other: str) -> bool:
-        asked, peers = (other, []) if one == self._mesh.self_id else (one, [other])
-        message = Message(MEASURE_LINKS, {"peers": peers})
-        try:
-            reply = await self._mesh.call(asked, message, timeout_seconds=PROBE_TIMEOUT_SECONDS)
-        except (PeerError, TimeoutError):
-            return False
-        return not peers or bool(reply.fields.get("speeds"))
+    def _is_settling(self) -> bool:
+        return self._core.phase is Phase.SETTLING
 
     async def _tick(self) -> None:
         while True:
@@ -271,8 +202,9 @@ class JobEpochs:
             return ()
         version = Version(self._planning.first_step, 0)
         most = None
-        if self.steps_made:
-            most = max(1, int(REPLAY_LIMIT_SECONDS * self.steps_made / self.seconds))
+        made = self.reports.steps_made
+        if made:
+            most = max(1, int(REPLAY_LIMIT_SECONDS * made / self.reports.seconds))
         return (GlobalCopy(version, self._mesh.self_id, Kind.INITIAL, most),)
 
     # -- the rules -------------------------------------------------------------------------------
@@ -312,10 +244,10 @@ class JobEpochs:
             case rules.BringHome():
                 self._run(self._go_home())
             case rules.Failure(device):
-                self._tell_failure(device)
+                is_short = self._epoch is not None and self._epoch.is_short(device)
+                self.reports.failure(device, is_short=is_short)
             case rules.WaitFor(devices):
-                names = ", ".join(self._name(device) for device in devices)
-                self._emit(Waiting(names or "a coordinator"))
+                self.reports.waiting(devices)
             case rules.LetGo():
                 pass  # it hears that an epoch began without it
             case rules.StopJob(reason, _):
@@ -334,15 +266,10 @@ class JobEpochs:
         if not task.cancelled() and task.exception() is not None:
             self._fail(task.exception() or InternalError("a task failed"))
 
-    def _name(self, device: str) -> str:
-        member = self._mesh.members.get(device)
-        return member.name if member is not None else device[:12]
-
     # -- asking ----------------------------------------------------------------------------------
 
     def _freeze(self) -> None:
-        if self._sign_at is None:
-            self._sign_at = monotonic()
+        self.reports.trouble()
         if self._running is not None:
             self._running.cancel()
 
@@ -386,14 +313,11 @@ class JobEpochs:
     def _begin(self, reason: Reason) -> None:
         answer = self._answer
         assert answer is not None
-        if reason is not Reason.FAILURE:
-            self._sign_at = None
         self._work.announce(answer, reason)
         self._epoch = self._work.make_epoch(answer)
-        if self._began_at is None:
-            self._began_at = self._last_step_at = monotonic()
+        self.reports.begin(after_trouble=reason is Reason.FAILURE)
         version = answer.choice.version
-        if not self._core.finishing or version.step < self._once.reported.step:
+        if not self._core.finishing or version.step < self.reports.reported.step:
             self._run(self._train(self._epoch, version))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -402,7 +326,7 @@ class JobEpochs:
     async def _train(self, epoch: HolderEpoch, version: Version) -> None:
         try:
             await epoch.begin(self._alive)
-            await self._work.train(epoch, version.step, self._once.reported.evaluated)
+            await self._work.train(epoch, version.step, self.reports.reported.evaluated)
         except OutOfMemory as error:
             self._note_short(error)
         except PeerError as error:
@@ -429,8 +353,12 @@ class JobEpochs:
         """It gets less than the plan asked of it, whatever it believes to have."""
         assert self._answer is not None
         asked = self._answer.plan["predicted"]["peak_bytes"].get(error.name, error.memory_bytes)
-        when = f"after step {self._once.reported.step}" if self.steps_made else "in the first round"
-        self._emit(Warned(f"{error} {when}: planning with what it has"))
+        when = (
+            f"after step {self.reports.reported.step}"
+            if self.reports.steps_made
+            else "in the first round"
+        )
+        self.reports.warn(f"{error} {when}: planning with what it has")
         most = min(error.memory_bytes, less_memory(asked))
         self._post(rules.MemoryShort(error.device, most))
 
@@ -447,16 +375,7 @@ class JobEpochs:
                 raise error
             self._post(rules.Stuck())
 
-    # -- people ----------------------------------------------------------------------------------
-
-    def _tell_failure(self, device: str) -> None:
-        member = self._mesh.members.get(device)
-        if member is not None and member.state is MemberState.LEFT:
-            return
-        name = self._name(device)
-        self._emit(Failure(name))
-        if self._epoch is not None and self._epoch.is_short(device):
-            self._emit(Warned(f"{name} is gone{self._hints.get(device, '')}"))
+    # -- the end ---------------------------------------------------------------------------------
 
     def _stop(self, reason: str | None) -> None:
         if reason is None:
@@ -468,19 +387,9 @@ class JobEpochs:
         if refusal is not None and refusal.is_plan:
             self._fail(PlanError(reason))
         elif lost is not None:
-            self._fail(self._device_lost(reason, lost.last_places))
+            self._fail(self.reports.lost(reason, lost.last_places))
         else:
             self._fail(PeerError(reason))
-
-    def _device_lost(self, reason: str, places: tuple[str, ...]) -> DeviceLost:
-        names = [self._name(device) for device in places] or ["a device"]
-        verb = "is" if len(names) == 1 else "are"
-        hint = "".join(self._hints.get(device, "") for device in places)
-        return DeviceLost(
-            f"{', '.join(names)} {verb} gone{hint}: {reason}; start again without it, or with "
-            "--resume from the last checkpoint",
-            name=names[0],
-        )
 
     def _fail(self, error: BaseException) -> None:
         if not self._over.done():

@@ -1,0 +1,123 @@
+"""What people hear of a job: every number once, however often steps are computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from p2ptrain.errors import DeviceLost
+from p2ptrain.mesh.interface import MemberState, Mesh
+from p2ptrain.observe.events import Eval, Event, Failure, Recovered, Step, Waiting, Warned
+from p2ptrain.training.recovery.reporting import OnceOnly, Reported
+
+
+class JobReports:
+    """See the module.
+
+    Args:
+        first_step: updates made before this job began; what it begins with was evaluated before.
+    """
+
+    def __init__(self, mesh: Mesh, first_step: int, emit: Callable[[Event], None]) -> None:
+        self._mesh = mesh
+        self._first_step = first_step
+        self._emit = emit
+        self._once = OnceOnly(Reported(first_step, first_step))
+        self._began_at: float | None = None
+        self._last_step_at = monotonic()
+        self._sign_at: float | None = None  # of trouble that is not over
+        self._hints: dict[str, str] = {}  # of the dead, by id
+
+    @property
+    def reported(self) -> Reported:
+        """What people have heard of."""
+        return self._once.reported
+
+    @property
+    def steps_made(self) -> int:
+        """Updates made, those of an earlier run not counted."""
+        return self._once.reported.step - self._first_step
+
+    @property
+    def seconds(self) -> float:
+        """Since the first epoch began."""
+        return monotonic() - (self._began_at or monotonic())
+
+    # -- the course ------------------------------------------------------------------------------
+
+    def begin(self, *, after_trouble: bool) -> None:
+        """An epoch begins."""
+        if not after_trouble:
+            self._sign_at = None
+        if self._began_at is None:
+            self._began_at = self._last_step_at = monotonic()
+
+    def trouble(self) -> None:
+        """Training stands still, since now if it did not before."""
+        if self._sign_at is None:
+            self._sign_at = monotonic()
+
+    def step(self, step: int, loss: float, samples: int, epoch: int, replayed: int) -> bool:
+        """`step` updates count, in an epoch that began that many `replayed` steps back.
+
+        Returns whether it is a new one.
+        """
+        if not self._once.step(step):
+            return False
+        now = monotonic()
+        if self._sign_at is not None:
+            self._emit(Recovered(epoch, now - self._sign_at, replayed))
+            self._sign_at = None
+        seconds, self._last_step_at = now - self._last_step_at, now
+        self._emit(Step(step, loss, samples / seconds, seconds))
+        return True
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics after `step` updates."""
+        if self._once.eval(step):
+            self._emit(Eval(step, metrics))
+
+    # -- trouble ---------------------------------------------------------------------------------
+
+    def warn(self, message: str) -> None:
+        """Something people should know."""
+        self._emit(Warned(message))
+
+    def hint(self, device: str, hint: str) -> None:
+        """What may have killed a device: ` (...)`, or nothing."""
+        self._hints[device] = hint
+
+    def failure(self, device: str, *, is_short: bool) -> None:
+        """A device is gone that trained. One that said farewell is none.
+
+        Args:
+            is_short: it was short of memory.
+        """
+        member = self._mesh.members.get(device)
+        if member is not None and member.state is MemberState.LEFT:
+            return
+        name = self.name(device)
+        self._emit(Failure(name))
+        if is_short:
+            self.warn(f"{name} is gone{self._hints.get(device, '')}")
+
+    def waiting(self, devices: tuple[str, ...]) -> None:
+        """Nothing goes on without these; none = without a coordinator."""
+        names = ", ".join(self.name(device) for device in devices)
+        self._emit(Waiting(names or "a coordinator"))
+
+    def lost(self, reason: str, places: tuple[str, ...]) -> DeviceLost:
+        """What was only on the devices in `places` is nowhere any more."""
+        names = [self.name(device) for device in places] or ["a device"]
+        verb = "is" if len(names) == 1 else "are"
+        hint = "".join(self._hints.get(device, "") for device in places)
+        return DeviceLost(
+            f"{', '.join(names)} {verb} gone{hint}: {reason}; start again without it, or with "
+            "--resume from the last checkpoint",
+            name=names[0],
+        )
+
+    def name(self, device: str) -> str:
+        """A member's name; of who was never one, the beginning of its id."""
+        member = self._mesh.members.get(device)
+        return member.name if member is not None else device[:12]
