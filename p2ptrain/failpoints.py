@@ -52,6 +52,23 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "update.before": "the update is about to be made",
         "update.after": "it is made",
         "version.after": "it is made, and a copy that was asked for is kept",
+        "decide.before": "holder: every stage is ready, and nothing is decided",
+        "report.after": "holder: the update counts and people know, no device does",
+        "commit.send.between": "holder: one more device has been told",
+        "inventory.receive.before": "a device is asked to stop and take stock",
+        "inventory.answer.before": "it has stopped, and has not said what is here",
+        "planned.after": "coordinator: the plan is made",
+        "prepare.send.between": "coordinator: one more device is about to be told of it",
+        "prepare.receive.before": "a device is told",
+        "fetch.between": "a part that the device lacked has come",
+        "build.after": "its stages stand",
+        "ready.send.before": "it is ready, and has not said so",
+        "answer.before": "coordinator: all are ready, the holder does not know",
+        "begin.send.between": "holder: one more device has been told to begin",
+        "begin.receive.before": "a device is told to begin",
+        "replay.first": "holder: the first round of an epoch is about to be ordered",
+        "checkpoint.gather.between": "holder: a stage's part of a checkpoint has come",
+        "home.between": "holder: a stage's trained weights have come home",
     }
 )
 """Where each one is."""

@@ -9,6 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+from p2ptrain import failpoints
 from p2ptrain.errors import Error, LinkClosed, NotCoordinator, PlanError, UserError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
@@ -106,6 +107,8 @@ class Change:
         finally:
             unsubscribe()
         assert self._reply is not None
+        if failpoints.armed:
+            await self._reach("answer.before")
         return self._reply
 
     def _carry_out(
@@ -135,6 +138,9 @@ class Change:
         gone = (MemberState.DEAD, MemberState.LEFT)
         if isinstance(event, MemberChanged) and event.member.state in gone:
             self._events.put_nowait(rules.MemberGone(event.member.id))
+
+    async def _reach(self, name: str) -> None:
+        await failpoints.reach(name, device=self._mesh.self_id)
 
     def _name(self, device: str) -> str:
         member = self._mesh.members.get(device)
@@ -187,6 +193,8 @@ class Change:
         except UserError as error:
             self._refuse_plan(make.epoch, str(error))
             return
+        if failpoints.armed:
+            await self._reach("planned.after")
         self._made[make.epoch] = _Made(plan, candidates, left_out, monotonic() - started)
         ids = {self._name(device): device for device in make.devices}
         stages = stages_of(plan, ids)
@@ -308,6 +316,8 @@ class Change:
         parts = (memoryview(assignment.to_bytes()), memoryview(fetches_to_bytes(wanted)))
         needed_bytes = made.plan.predicted.peak_bytes.get(name, 0)
         trouble: PrepareFailed | None = None
+        if failpoints.armed:
+            await self._reach("prepare.send.between")
         try:
             reply = await self._mesh.call(
                 device,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from p2ptrain import failpoints
 from p2ptrain.errors import (
     InternalError,
     PeerError,
@@ -131,6 +132,8 @@ class HolderEpoch:
         message = Message(BEGIN, self.assignment.key.fields())
         for device in self.assignment.devices:
             await self._mesh.send(device, message)
+            if failpoints.armed:
+                await self.reach("begin.send.between")
         for device in sorted(set(members) - set(self.assignment.devices)):
             try:
                 await self._mesh.send(device, message)
@@ -163,6 +166,8 @@ class HolderEpoch:
                 await self._mesh.send(device, message)
             except PeerError as error:
                 trouble = trouble or error
+            if failpoints.armed:
+                await self.reach("commit.send.between", commit.step)
         if trouble is not None:
             raise trouble
 
@@ -183,6 +188,8 @@ class HolderEpoch:
                 return
             request = StateRequest(keeper, job, source, place.first, place.end)
             parts[index] = await read_state(self._mesh, request, self._check)
+            if failpoints.armed:
+                await self.reach("checkpoint.gather.between")
 
         async with task_scope() as group:
             for index in range(len(parts)):
@@ -202,6 +209,8 @@ class HolderEpoch:
             else:
                 request = StateRequest(keeper, job, WEIGHTS, *units)
                 load(await read_state(self._mesh, request, self._check))
+            if failpoints.armed:
+                await self.reach("home.between")
 
     async def diagnose(self, micro_batch: int) -> Finding | None:
         """The first unit whose values for that piece are not finite, if a stage can still tell."""
@@ -225,6 +234,10 @@ class HolderEpoch:
             return Finding(device, None, parameters)
         unit = integer(reply.fields, "unit", 0, len(self._description.units) - 1)
         return Finding(device, unit, parameters)
+
+    async def reach(self, name: str, step: int = -1) -> None:
+        """The holder has come to a place; see `failpoints`."""
+        await failpoints.reach(name, device=self._mesh.self_id, step=step)
 
     def close(self) -> None:
         """Listen no more."""

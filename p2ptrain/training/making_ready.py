@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from p2ptrain import failpoints
 from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
@@ -113,6 +114,8 @@ class MakingReady:
             named = await fetch(self._mesh, self._states, assignment, wanted, check)
             versions.put(Kind.FETCHED, wanted.first, wanted.end, version, named, {})
             self._store.offer(version)
+            if failpoints.armed:
+                await failpoints.reach("fetch.between", device=self._mesh.self_id)
             arrived(PartFetched(assignment.key.epoch, wanted.first, wanted.end, version))
 
         async with task_scope() as group:
@@ -133,6 +136,8 @@ class MakingReady:
                 await self._built.prepare(parts, await self._spec())
         except Exception as error:  # told to the coordinator, which plans around it
             raise self._not_ready(error) from error
+        if failpoints.armed:
+            await failpoints.reach("build.after", device=self._mesh.self_id)
         return self._built
 
     def give_up(self, why: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from p2ptrain import failpoints
 from p2ptrain.errors import Error, InternalError, NotCoordinator, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
@@ -123,6 +124,8 @@ class Participation:
 
     async def take_stock(self, peer: str, message: Message) -> Message:
         """Stop, and say what is here. Raises NotCoordinator, PeerError: this is not obeyed."""
+        if failpoints.armed:
+            await self._reach("inventory.receive.before")
         fields = message.fields
         apply, coefficient = fields.get("apply"), fields.get("coefficient")
         self._digest = text(fields, "digest", 64)
@@ -138,13 +141,18 @@ class Participation:
             apply=None if apply is None else read_version(apply),
             coefficient=None if coefficient is None else read_coefficient(coefficient),
         )
-        return await self._answer(number, asked, peer, asked.term, asked.epoch)
+        answer = await self._answer(number, asked, peer, asked.term, asked.epoch)
+        if failpoints.armed:
+            await self._reach("inventory.answer.before")
+        return answer
 
     async def prepare(self, peer: str, assignment: Assignment, message: Message) -> Message:
         """Fetch and build what the message's `assignment` gives this device.
 
         Raises as `take_stock`.
         """
+        if failpoints.armed:
+            await self._reach("prepare.receive.before")
         if self._around.mesh.self_id not in assignment.devices:
             raise ProtocolError("an assignment without this device")
         fetches = fetches_from_bytes(message.parts[1])
@@ -153,7 +161,10 @@ class Participation:
         needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)
         asked = rules.PrepareAsked(number, peer, placed, fetches)
         self._next = (assignment, needed_bytes)
-        return await self._answer(number, asked, peer, placed.term, placed.epoch)
+        answer = await self._answer(number, asked, peer, placed.term, placed.epoch)
+        if failpoints.armed:
+            await self._reach("ready.send.before")
+        return answer
 
     async def _answer(
         self,
@@ -179,6 +190,8 @@ class Participation:
 
     def begin(self, peer: str, epoch: int) -> None:
         """An epoch is in force."""
+        if failpoints.armed:
+            failpoints.reach_now("begin.receive.before", device=self._around.mesh.self_id)
         self._feed(rules.BeginHeard(peer, epoch))
 
     async def order(self, peer: str, key: EpochKey, order: RoundOrder) -> None:
@@ -209,6 +222,9 @@ class Participation:
         self.holder_is(rules.HolderState.LEFT)
         while self._tasks:
             await asyncio.wait(list(self._tasks))
+
+    async def _reach(self, name: str) -> None:
+        await failpoints.reach(name, device=self._around.mesh.self_id)
 
     # -- the rules -------------------------------------------------------------------------------
 

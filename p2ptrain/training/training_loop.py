@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from p2ptrain import failpoints
 from p2ptrain.model.left_out import DEFAULT_IGNORED, DefaultIgnored
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.training.checkpointer import Checkpointer
@@ -78,6 +79,8 @@ class TrainingLoop:
 
     async def run(self) -> None:
         """Run every round. Raises what failed first, here or on any device."""
+        if failpoints.armed:
+            await self._epoch.reach("replay.first", self._start)
         async with task_scope() as group:
             watch = group.create_task(self._epoch.tracker.failed())
             group.create_task(self._order_rounds())
@@ -148,10 +151,14 @@ class TrainingLoop:
     async def _finish_step(self, order: RoundOrder, group: asyncio.TaskGroup) -> None:
         reports = await self._epoch.tracker.complete(order.round.index)
         coefficient = await self._epoch.coefficient(order.round)
+        if failpoints.armed:
+            await self._epoch.reach("decide.before", order.round.step)
         # Every stage is ready: the update counts from here on, whatever happens to anybody. Between
         # this and the first commit nothing is awaited, so that no step counts without being told.
         step = order.round.step + 1
         self._reports.step(step, _loss(reports), order.round.samples)
+        if failpoints.armed:
+            await self._epoch.reach("report.after", order.round.step)
         await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
         if order.keep and self._checkpointer is not None:
             group.create_task(self._checkpointer.take(step))
