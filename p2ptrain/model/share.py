@@ -26,6 +26,9 @@ class Span:
         """Wall by CPU time, at least 1."""
         return max(1.0, self.wall / self.cpu) if self.cpu > 0 else 1.0
 
+    def __add__(self, other: Span) -> Span:
+        return Span(self.wall + other.wall, self.cpu + other.cpu)
+
 
 def wall_by_cpu(spans: Sequence[Span]) -> float:
     """How many seconds one of CPU time takes: the median over windows, by their CPU time."""
@@ -44,13 +47,9 @@ def _windows(spans: Iterable[Span]) -> list[Span]:
     windows: list[Span] = []
     for span in spans:
         if windows and windows[-1].wall < WINDOW_SECONDS:
-            span = _sum(windows.pop(), span)
+            span = windows.pop() + span
         windows.append(span)
     if len(windows) > 1 and windows[-1].wall < WINDOW_SECONDS:
         rest = windows.pop()
-        windows[-1] = _sum(windows[-1], rest)
+        windows[-1] += rest
     return windows
-
-
-def _sum(one: Span, other: Span) -> Span:
-    return Span(one.wall + other.wall, one.cpu + other.cpu)

@@ -15,9 +15,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, TypeAlias, TypeVar
 
+from p2ptrain.model.share import Span
 from p2ptrain.training.background import in_background
 
 T = TypeVar("T")
@@ -72,13 +73,13 @@ class ComputeThread:
 
     async def run_timed(
         self, urgency: tuple[int, ...], function: Callable[[], T]
-    ) -> tuple[T, float]:
+    ) -> tuple[T, Span]:
         """As `run`, with the seconds that `function` took; waiting for its turn does not count."""
 
-        def timed() -> tuple[T, float]:
-            started = perf_counter()
+        def timed() -> tuple[T, Span]:
+            started, cpu = perf_counter(), thread_time()
             result = function()
-            return result, perf_counter() - started
+            return result, Span(perf_counter() - started, thread_time() - cpu)
 
         return await self.run(urgency, timed)
 

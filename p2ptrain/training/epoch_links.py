@@ -191,7 +191,8 @@ class EpochLinks:
             "stage": self._index,
             "round": report.round,
             "loss": report.loss,
-            "compute_seconds": report.compute_seconds,
+            "busy_seconds": report.busy.wall,
+            "cpu_seconds": report.busy.cpu,
             "free_bytes": self._free_memory.bytes_now(monotonic()),
         }
         await self._shell.mesh.send(self._assignment.holder, Message(DONE, fields))

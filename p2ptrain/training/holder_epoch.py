@@ -17,6 +17,7 @@ from p2ptrain.errors import (
 from p2ptrain.logs import get_logger
 from p2ptrain.model import clip
 from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.share import Span
 from p2ptrain.net.message import Message
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.clipping import NormGathering
@@ -253,7 +254,7 @@ class HolderEpoch:
             report = RoundReport(
                 integer(message.fields, "round"),
                 number(message.fields, "loss"),
-                number(message.fields, "compute_seconds"),
+                Span(number(message.fields, "busy_seconds"), number(message.fields, "cpu_seconds")),
             )
             self._free_bytes[peer] = integer(message.fields, "free_bytes")
             self.tracker.report((stage, peer), report)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from p2ptrain.model.share import Span
 from p2ptrain.training.inlet import Inlet, Piece, Value
 from p2ptrain.training.outlets import Outlets
 from p2ptrain.training.protocol import RoundOrder
@@ -17,12 +18,12 @@ class RoundReport:
 
     Attributes:
         loss: weighted sum of the pieces' losses; 0.0 except at the last stage.
-        compute_seconds: what its tasks took in the compute thread since the last report.
+        busy: what its tasks took in the compute thread since the last report.
     """
 
     round: int
     loss: float
-    compute_seconds: float
+    busy: Span
 
 
 class StageLinks(Protocol):

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.errors import TrainingError
+from p2ptrain.model.share import Span
 from p2ptrain.plan.schedule import Action, ZeroBubble, one_f_one_b
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.division import Division
@@ -129,7 +130,7 @@ class StageRunner:
         self._lines = lines
         self._compute = compute
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
-        self._compute_seconds = 0.0
+        self._busy = Span(0.0, 0.0)
         run = partial(self._run, (0, task.index))
         self.update = Update(
             live, run, store, device=task.device, stage=task.index, keeps=task.keeps
@@ -162,10 +163,10 @@ class StageRunner:
                 await self._report(order, await self._evaluate(order))
 
     async def _report(self, order: RoundOrder, loss: float) -> None:
-        seconds, self._compute_seconds = self._compute_seconds, 0.0
+        busy, self._busy = self._busy, Span(0.0, 0.0)
         if failpoints.armed:
             await self._reach("done.send.before", order)
-        await self._links.report(RoundReport(order.round.index, loss, seconds))
+        await self._links.report(RoundReport(order.round.index, loss, busy))
         if failpoints.armed:
             await self._reach("done.send.after", order)
 
@@ -323,8 +324,8 @@ class StageRunner:
         return inputs, targets
 
     async def _run(self, urgency: tuple[int, ...], function: Callable[[], T]) -> T:
-        result, seconds = await self._compute.run_timed(urgency, function)
-        self._compute_seconds += seconds
+        result, spent = await self._compute.run_timed(urgency, function)
+        self._busy += spent
         return result
 
     async def _reach(self, name: str, order: RoundOrder) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from p2ptrain.model.share import Span
 from p2ptrain.training import compute as module
 from p2ptrain.training.compute import ComputeThread
 
@@ -121,10 +122,11 @@ async def test_the_time_in_a_queue_is_not_a_tasks_own(
 
     first = await held.begin(compute)
     monkeypatch.setattr(module, "perf_counter", clock)
+    monkeypatch.setattr(module, "thread_time", lambda: float(len(log)))
     waiting = asyncio.create_task(compute.run_timed((0,), lambda: log.append("works")))
     await asyncio.sleep(0)
     log.append("waits")
     held.go.set()
     await first
-    assert await waiting == (None, 20.0)
+    assert await waiting == (None, Span(wall=20.0, cpu=2.0))
     assert log == ["asked", "waits", "clock", "works", "clock"]
