@@ -138,19 +138,23 @@ class Engagement:
             for place, live in self._whole()
         )
 
-    async def apply_ready(self, version: Version, coefficient: Coefficient | None) -> None:
-        """Make the update to `version`, which others have made; who has made it stays as it is.
+    async def apply_ready(
+        self, version: Version, coefficient: Coefficient | None
+    ) -> dict[int, Exception | None]:
+        """Make the update to `version`, which others have made, where a stage is ready for it.
 
-        Raises:
-            PeerError: a stage here is not ready for it; no stage has been changed.
-            RuntimeError, MemoryError: torch's; that stage is torn now.
+        Returns for each of these stages, by first unit, what has torn it; None: it is there.
         """
-        behind = [r.live for r in self.runners.values() if r.live.version != version]
-        for live in behind:
-            if live.torn or live.ready != version:
-                raise PeerError(f"not ready for {version}: at {live.version}, {live.ready} next")
-        for live in behind:
-            await self._shell.compute.run((0,), partial(live.apply, coefficient))
+        outcome: dict[int, Exception | None] = {}
+        for place, live in list(self._whole()):
+            if live.ready != version:
+                continue
+            outcome[place.first] = None
+            try:
+                await self._shell.compute.run((0,), partial(live.apply, coefficient))
+            except (RuntimeError, MemoryError) as error:
+                outcome[place.first] = error
+        return outcome
 
     def named(self, first: int, end: int, version: Version) -> dict[str, Tensor] | None:
         """The stages' own tensors of units [first, end); None unless all are here at `version`."""

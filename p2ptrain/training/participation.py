@@ -326,18 +326,14 @@ class Participation:
 
     async def _catch_up(self, engagement: Engagement, what: rules.Apply) -> None:
         """An update that counts elsewhere already; nothing else of the stages runs."""
-        for index, runner in engagement.runners.items():
-            live, first = runner.live, engagement.assignment.stages[index].first
-            if live.ready != what.version:
-                continue
-            try:
-                await self._around.compute.run((0,), partial(live.apply, what.coefficient))
-            except (RuntimeError, MemoryError) as error:
+        outcome = await engagement.apply_ready(what.version, what.coefficient)
+        for first, error in outcome.items():
+            if error is not None:
                 log.warning("update_failed", step=what.version.step, why=str(error))
                 self._feed(rules.Torn(what.epoch, first))
             else:
-                self._store.offer(live.version)
-                self._feed(rules.Applied(what.epoch, first, live.version, live.coefficient))
+                self._store.offer(what.version)
+                self._feed(rules.Applied(what.epoch, first, what.version, what.coefficient))
 
     def _tell_progress(self) -> None:
         """What the stages have done since, before the rules decide by it."""
