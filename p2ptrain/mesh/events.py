@@ -29,6 +29,7 @@ class MemberRecord:
         info: what the device says of itself; at most 1 KiB in CBOR.
         instance: drawn anew by every process, so that a restart is never mistaken for the
             process before it. Empty in the record given to `Membership`: it draws one.
+        certain: in state "dead" only: that process is known to have ended; else it was silent.
     """
 
     id: str
@@ -37,6 +38,7 @@ class MemberRecord:
     state: MemberState = MemberState.ALIVE
     info: Info = field(default_factory=dict)
     instance: str = ""
+    certain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,10 +53,19 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True)
 class MemberChanged:
-    """A member appeared or changed its state or its name."""
+    """A member appeared or changed its state or its name.
+
+    Attributes:
+        certain: with "dead" and "left": what its process had is gone for good, because that process
+            is known to have ended (nobody listens at its address, a new process of the same device
+            showed up, it said good-bye) or because the device was removed. False: it was silent for
+            too long, and may be running where it cannot be heard. May be told later, by a second
+            "dead".
+    """
 
     member: Member
     reason: str
+    certain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,14 @@ class LinkLost:
     reason: str
 
 
-MeshEvent: TypeAlias = MemberChanged | CoordinatorChanged | LinkLost
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """A link to a member is there, for the first time or again."""
+
+    peer_id: str
+
+
+MeshEvent: TypeAlias = MemberChanged | CoordinatorChanged | LinkLost | LinkUp
 Handler: TypeAlias = Callable[[str, Message], Awaitable[Message | None]]
 """(peer id, message) -> the reply of a `call`, or None. A handler's `Error` becomes the caller's:
 UserError and PeerError travel by class name and text. Handlers of one (peer, kind) run one after
@@ -101,6 +117,10 @@ class Mesh(Protocol):
     @property
     def members(self) -> Mapping[str, Member]:
         """By id, this device included; the dead and the departed stay listed for a while."""
+
+    @property
+    def connected(self) -> frozenset[str]:
+        """Ids of the devices to which there is a link now; this device is not among them."""
 
     @property
     def coordinator(self) -> Coordinator | None:

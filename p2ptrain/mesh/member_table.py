@@ -1,8 +1,8 @@
 """What a member believes of all members, and which claims may change that.
 
-Claims about one device are ordered by (incarnation, state): alive < suspect < dead < left. Only
-the device itself raises its incarnation, so it has the last word about itself, whatever is said
-meanwhile (SWIM, Das et al. 2002, section 4.2).
+Claims about one device are ordered by (incarnation, state): alive < suspect < dead < dead for
+certain < left. Only the device itself raises its incarnation, so it has the last word about itself,
+whatever is said meanwhile (SWIM, Das et al. 2002, section 4.2).
 
 Poison is kept out here: ids that are not trusted, and incarnations so high that their owner could
 not outbid them. What a device says of itself over its own link is exempt from the second rule.
@@ -34,8 +34,8 @@ def supersedes(claim: MemberRecord, known: MemberRecord) -> bool:
     return _order(claim) > _order(known)
 
 
-def _order(record: MemberRecord) -> tuple[int, int]:
-    return record.incarnation, _RANK[record.state]
+def _order(record: MemberRecord) -> tuple[int, int, bool]:
+    return record.incarnation, _RANK[record.state], record.certain
 
 
 class MemberTable:

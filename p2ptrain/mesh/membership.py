@@ -228,11 +228,12 @@ class Membership:
         self._links.lost(peer)
         self._detector.link_lost(peer)
         record = self._table.records.get(peer)
-        if record is None or record.state in GONE:
-            self._links.forget_loss(peer)
-        elif refused:
+        unsure = record is not None and record.state is not MemberState.LEFT and not record.certain
+        if record is not None and refused and unsure:
             reason = "its link ended and nobody listens at its address: its process ended"
-            self._on_finding(Finding(peer, certain=True, reason=reason))
+            self._declare_dead(record, reason, certain=True)
+        elif record is None or record.state in GONE:
+            self._links.forget_loss(peer)
         else:
             if not self._just_woke():  # else others may have closed it because we were silent
                 self._accuse(record, "the link to it ended")
@@ -255,7 +256,7 @@ class Membership:
             self._drop_traces(record.id)
             self._sending.stop_spreading(record.id)
             if record.state in LIVE:
-                dead = dataclasses.replace(record, state=MemberState.DEAD)
+                dead = dataclasses.replace(record, state=MemberState.DEAD, certain=True)
                 self._emit(Changed(dead, record.state, "it is no longer paired"))
 
     # -- claims of others ------------------------------------------------------------------
@@ -337,9 +338,11 @@ class Membership:
         """
         if known is None:
             return None
-        if known.instance == record.instance or known.state in GONE or record.state in GONE:
+        if known.instance == record.instance or record.state in GONE:
             return known.state
-        dead = dataclasses.replace(known, state=MemberState.DEAD)
+        if known.certain or known.state is MemberState.LEFT:
+            return known.state
+        dead = dataclasses.replace(known, state=MemberState.DEAD, certain=True)
         self._emit(Changed(dead, known.state, "a new process of the same device replaced it"))
         return MemberState.DEAD
 
@@ -352,7 +355,7 @@ class Membership:
     ) -> None:
         if known is None and record.state in GONE:
             return  # gone before we came: remembered, but nothing that happened here
-        same = known is not None and (known.name, known.info) == (record.name, record.info)
+        same = known is not None and _shown(known) == _shown(record)
         if record.state is not previous or not same:
             self._emit(Changed(record, previous, reason))
 
@@ -401,8 +404,9 @@ class Membership:
                 reason = f"suspect for {seconds:.1f} s without contradicting; found so by {names}"
                 self._declare_dead(self._table.records[device], reason)
 
-    def _declare_dead(self, record: MemberRecord, reason: str) -> None:
-        self._adopt(dataclasses.replace(record, state=MemberState.DEAD), reason, (), None)
+    def _declare_dead(self, record: MemberRecord, reason: str, *, certain: bool = False) -> None:
+        dead = dataclasses.replace(record, state=MemberState.DEAD, certain=certain)
+        self._adopt(dead, reason, (), None)
 
     def _drop_traces(self, device: str) -> None:
         """A member that is gone has no probes, no suspicion and no lost link."""
@@ -430,3 +434,8 @@ class Membership:
     def _hearsay(self, record: MemberRecord, peer: str) -> str:
         source = "it says so itself" if peer == record.id else f"{self._name(peer)} says so"
         return f"{record.state.value}: {source}"
+
+
+def _shown(record: MemberRecord) -> tuple[object, ...]:
+    """What of a record people and the rooms above are told of, but for its state."""
+    return record.name, record.info, record.certain

@@ -87,7 +87,7 @@ _FIELDS: dict[Kind, tuple[str, ...]] = {
 }
 _KINDS: dict[str, Kind] = {kind.value: kind for kind in Kind}
 _ALLOWED = {kind: frozenset({"kind", "claims", *names}) for kind, names in _FIELDS.items()}
-_CLAIM_FIELDS = frozenset({"id", "name", "inc", "state", "info", "run", "by"})
+_CLAIM_FIELDS = frozenset({"id", "name", "inc", "state", "info", "run", "by", "sure"})
 
 
 def encode(message: MembershipMessage) -> Payload:
@@ -118,6 +118,8 @@ def _encode_claim(claim: Claim) -> Payload:
         "info": dict(record.info),
         "run": record.instance,
     }
+    if record.certain:
+        payload["sure"] = True
     if claim.accusers:
         payload["by"] = list(claim.accusers)
     return payload
@@ -167,7 +169,10 @@ def _decode_claim(body: dict[Any, Any]) -> Claim:
         state=state,
         info=_info(body.get("info")),
         instance=_text(body, "run"),
+        certain="sure" in body and _flag(body, "sure"),
     )
+    if record.certain and state is not MemberState.DEAD:
+        raise ProtocolError("membership claim of a certain end of what has not ended")
     return Claim(record, _accusers(body.get("by", [])))
 
 

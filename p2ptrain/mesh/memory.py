@@ -2,43 +2,33 @@
 
 `--local` runs on a household of one; tests run on as many devices as they like. What leaves a
 device is really encoded, decoded and copied into the receiver's buffers, so that whatever works
-here has passed the same limits and the same allocators as on a network. Membership and election
-are decided from outside (`kill`, `leave`, `elect`): a test says what happens and when.
+here has passed the same limits and the same allocators as on a network. Membership, election and
+faults are decided from outside (`kill`, `freeze`, `partition`, `elect`, ...): a test says what
+happens and when, and every device is told what it would hear of it on a network, in that order.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType, TracebackType
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
 from typing import Self
 
-from p2ptrain.errors import InternalError, LinkClosed, ProtocolError
-from p2ptrain.logs import get_logger
-from p2ptrain.mesh import probe
+from p2ptrain.errors import InternalError
 from p2ptrain.mesh.interface import (
     Coordinator,
-    CoordinatorChanged,
-    Handler,
     LinkLost,
     LinkSpeed,
-    LinkStatistics,
+    LinkUp,
     Member,
-    MemberChanged,
     MemberState,
-    MeshEvent,
-    Take,
 )
-from p2ptrain.mesh.router import Router
-from p2ptrain.net.header import decode_header, encode_header
-from p2ptrain.net.message import Message, PartsAllocator, Priority
+from p2ptrain.mesh.memory_mesh import MemoryMesh
 
-log = get_logger(__name__)
+__all__ = ["MemoryHousehold", "MemoryMesh", "memory_id"]
 
 Info = Mapping[str, int | float | str]
-
 
 _UP = (MemberState.ALIVE, MemberState.SUSPECT)
 
@@ -69,10 +59,18 @@ class MemoryHousehold:
         """
         self._infos = dict(infos or {})
         self._link_speed = link_speed
-        self._states = dict.fromkeys(names, MemberState.ALIVE)
+        self._names = {memory_id(name): name for name in names}
         self._term = 1
-        self._coordinator = Coordinator(*_identity(coordinator or min(names)), term=self._term)
-        self._meshes = {name: self._new_mesh(name) for name in names}
+        first = Coordinator(*_identity(coordinator or min(names)), term=self._term)
+        self._numbers = itertools.count(1)
+        self._links: dict[frozenset[str], int] = {}  # ids of two devices -> their link's number
+        self._unlinked: set[frozenset[str]] = set()  # ids of two devices that cannot reach another
+        self._up: set[str] = set(self._names)  # ids of the processes that run
+        self._meshes = {name: MemoryMesh(self, memory_id(name), name, first) for name in names}
+        for mesh in self._meshes.values():
+            mesh.seen = dict.fromkeys(self._names, MemberState.ALIVE)
+        for one, other in itertools.combinations(self._names, 2):
+            self._links[frozenset((one, other))] = next(self._numbers)
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,29 +88,42 @@ class MemoryHousehold:
         return self._meshes[name]
 
     @property
+    def coordinator(self) -> Coordinator:
+        """Who was elected last, of those whom the devices that run follow."""
+        followed = [m.coordinator for m in self._meshes.values() if m.coordinator is not None]
+        return max(followed, key=lambda coordinator: coordinator.term)
+
+    # -- what the devices ask (`memory_mesh.Surroundings`) ---------------------------------------
+
+    @property
     def link_speed(self) -> LinkSpeed | None:
         """The given speed of every link, or None: measure."""
         return self._link_speed
 
-    @property
-    def coordinator(self) -> Coordinator:
-        """Who coordinates now."""
-        return self._coordinator
-
-    @property
-    def members(self) -> dict[str, Member]:
-        """Every device that ever was here, by id."""
-        return {memory_id(name): self._member(name) for name in self._states}
+    def member(self, device_id: str, state: MemberState) -> Member:
+        """What others know of that device."""
+        name = self._names[device_id]
+        return Member(device_id, name, state, self._infos.get(name, {}))
 
     def running(self, device_id: str) -> MemoryMesh | None:
-        """The device, if it is up."""
-        for mesh in self._meshes.values():
-            if mesh.self_id == device_id and self._states[mesh.name] in _UP:
-                return mesh
-        return None
+        """The device, if its process runs."""
+        return self._meshes[self._names[device_id]] if device_id in self._up else None
+
+    def link(self, one: MemoryMesh, other: MemoryMesh) -> int | None:
+        """A number that no other link has, or None: there is none between them now."""
+        return self._links.get(frozenset((one.self_id, other.self_id)))
+
+    def peers(self, mesh: MemoryMesh) -> frozenset[str]:
+        """Ids of those to whom `mesh` has a link."""
+        if self.running(mesh.self_id) is not mesh:
+            return frozenset()
+        pairs = [pair for pair in self._links if mesh.self_id in pair]
+        return frozenset().union(*pairs) - {mesh.self_id}
+
+    # -- devices come and go ---------------------------------------------------------------------
 
     async def kill(self, name: str) -> None:
-        """The device dies at once: members see it dead, calls to it raise LinkClosed."""
+        """The device dies at once: its links end, and it is seen dead for certain."""
         await self._remove(name, MemberState.DEAD, "killed")
 
     async def leave(self, name: str) -> None:
@@ -121,192 +132,199 @@ class MemoryHousehold:
 
     async def join(self, name: str) -> MemoryMesh:
         """A device comes, or comes back with the same id and nothing routed."""
-        if self._states.get(name) is MemberState.ALIVE:
+        device = memory_id(name)
+        if device in self._up:
             raise InternalError(f"{name} is here already")
-        self._states[name] = MemberState.ALIVE
-        self._meshes[name] = self._new_mesh(name)
-        self._tell(MemberChanged(self._member(name), "joined"))
-        return self._meshes[name]
+        self._names[device] = name
+        self._up.add(device)
+        mesh = MemoryMesh(self, device, name, self.coordinator)
+        self._meshes[name] = mesh
+        for peer in self._others(mesh):
+            mesh.seen |= peer.seen
+            self._join(mesh, peer)
+        for seer in self._running():
+            seer.see(device, MemberState.ALIVE, "joined", certain=False)
+        return mesh
+
+    async def restart(self, name: str) -> MemoryMesh:
+        """The device's process ends, and a new one comes at once with nothing routed."""
+        await self.kill(name)
+        return await self.join(name)
 
     def suspect(self, name: str) -> None:
         """The others suspect a device that lives and works on."""
-        self._mark(name, MemberState.SUSPECT, "silent")
+        self._mark(name, MemberState.SUSPECT, "silent", self._running())
 
     def refute(self, name: str) -> None:
         """A suspected device was heard of again."""
-        self._mark(name, MemberState.ALIVE, "refuted")
-
-    def _mark(self, name: str, state: MemberState, reason: str) -> None:
-        self._states[name] = state
-        self._tell(MemberChanged(self._member(name), reason))
+        self._mark(name, MemberState.ALIVE, "refuted", self._running())
 
     def elect(self, name: str) -> None:
-        """Make the device coordinator, in a new term."""
+        """Make the device coordinator, in a new term, of all that it can reach."""
         self._term += 1
-        self._coordinator = Coordinator(*_identity(name), term=self._term)
-        self._tell(CoordinatorChanged(self._coordinator))
+        office = Coordinator(*_identity(name), term=self._term)
+        for mesh in self._running():
+            if mesh.name == name or self._is_near(mesh, self._meshes[name]):
+                mesh.follow(office)
+
+    # -- links -----------------------------------------------------------------------------------
 
     def cut(self, one: MemoryMesh, other: MemoryMesh, why: str) -> None:
         """The link between two devices ends; a new one is there at once."""
-        for mesh, peer in ((one, other), (other, one)):
-            mesh.router.lost(peer.self_id, f"the link to {peer.name} ended: {why}")
-            mesh.tell(LinkLost(peer.self_id, why))
+        self._part(one, other, why)
+        self._join(one, other)
+
+    def cut_link(self, one: str, other: str, why: str = "unplugged") -> None:
+        """The link between two devices ends, and there is none until `heal_link`.
+
+        Nobody is declared dead: the others hear both.
+        """
+        self._unlinked.add(frozenset((memory_id(one), memory_id(other))))
+        self._part(self[one], self[other], why)
+
+    def heal_link(self, one: str, other: str) -> None:
+        """Two devices can reach each other again."""
+        self._unlinked.discard(frozenset((memory_id(one), memory_id(other))))
+        self._join(self[one], self[other])
+
+    def partition(self, *groups: Iterable[str]) -> None:
+        """Split the network: each group sees the others silent, then dead, and elects its own.
+
+        Args:
+            groups: names; whoever stands in none is in one further group.
+        """
+        sides = [{memory_id(name) for name in group} for group in groups]
+        sides.append(set(self._names).difference(*sides))
+        for one, other in itertools.combinations(sides, 2):
+            for pair in itertools.product(sorted(one), sorted(other)):
+                self._unlinked.add(frozenset(pair))
+                self._part_ids(pair, "the network is split")
+        for side in sides:
+            for mesh in [mesh for mesh in self._running() if mesh.self_id in side]:
+                for device in sorted(set(mesh.seen) - side):
+                    if mesh.seen[device] in _UP:
+                        mesh.see(device, MemberState.DEAD, "silent", certain=False)
+            self._replace_coordinator(side)
+
+    def heal(self) -> None:
+        """Every device reaches every other again; all follow the coordinator elected last."""
+        self._unlinked.clear()
+        for one, other in itertools.combinations(self._running(), 2):
+            self._join(one, other)
+        self._meet(self._running())
+
+    # -- frozen devices --------------------------------------------------------------------------
+
+    def freeze(self, name: str) -> None:
+        """The device stands still: what is sent to it waits, what it sends waits, no link ends."""
+        self[name].freeze()
+
+    def declare_dead(self, name: str) -> None:
+        """The others see a silent device dead, end their links to it and elect another one."""
+        silent = self[name]
+        others = self._others(silent)
+        self._mark(name, MemberState.DEAD, "silent", others)
+        for mesh in others:
+            self._unlinked.add(frozenset((mesh.self_id, silent.self_id)))
+            self._part(mesh, silent, f"{name} was declared dead")
+        self._replace_coordinator({mesh.self_id for mesh in others})
+
+    async def thaw(self, name: str, *, told: bool = True) -> None:
+        """The device goes on, first with what had reached it, then over new links.
+
+        Args:
+            name: the device.
+            told: whether it hears at once who coordinates now; else only by `tell_coordinator`, so
+                that it acts as the coordinator it was.
+        """
+        mesh = self[name]
+        await mesh.thaw()
+        self._unlinked = {pair for pair in self._unlinked if mesh.self_id not in pair}
+        others = self._others(mesh)
+        for other in others:
+            self._join(other, mesh)
+        self._meet([*others, mesh], follow=False)
+        if told:
+            self.tell_coordinator(name)
+
+    def tell_coordinator(self, name: str) -> None:
+        """The device hears who coordinates, if it follows another one."""
+        if self[name].coordinator != self.coordinator:
+            self[name].follow(self.coordinator)
+
+    # -- how ---------------------------------------------------------------------------------------
 
     async def _remove(self, name: str, state: MemberState, reason: str) -> None:
         gone = self._meshes[name]
-        self._states[name] = state
+        near = [mesh for mesh in self._others(gone) if self._is_near(mesh, gone)]
+        self._up.discard(gone.self_id)
         await gone.close()
         for mesh in self._running():
-            mesh.router.lost(gone.self_id, f"{name} is {state}")
-        self._tell(MemberChanged(self._member(name), reason))
-        survivors = [mesh.name for mesh in self._running()]
-        if self._coordinator.name == name and survivors:
-            self.elect(min(survivors))
+            self._part(mesh, gone, f"{name} is {state}")
+        self._mark(name, state, reason, near, certain=True)
+        self._replace_coordinator(self._up)
 
-    def _new_mesh(self, name: str) -> MemoryMesh:
-        return MemoryMesh(self, name)
+    def _mark(
+        self,
+        name: str,
+        state: MemberState,
+        reason: str,
+        seers: Sequence[MemoryMesh],
+        *,
+        certain: bool = False,
+    ) -> None:
+        for mesh in seers:
+            mesh.see(memory_id(name), state, reason, certain=certain)
 
-    def _member(self, name: str) -> Member:
-        return Member(memory_id(name), name, self._states[name], self._infos.get(name, {}))
+    def _replace_coordinator(self, side: Iterable[str]) -> None:
+        """Where the devices of `side` have lost their coordinator, the first by name follows."""
+        group = [mesh for mesh in self._running() if mesh.self_id in set(side)]
+        here = {mesh.self_id for mesh in group}
+        office = {mesh.coordinator.id for mesh in group if mesh.coordinator is not None}
+        if group and not office <= here:
+            self.elect(min(mesh.name for mesh in group))
+
+    def _meet(self, meshes: Sequence[MemoryMesh], *, follow: bool = True) -> None:
+        """These devices hear each other, perhaps again."""
+        newest = self.coordinator
+        for mesh in meshes:
+            for other in meshes:
+                if mesh.seen[other.self_id] is not MemberState.ALIVE:
+                    mesh.see(other.self_id, MemberState.ALIVE, "heard of again", certain=False)
+            if follow and mesh.coordinator != newest:
+                mesh.follow(newest)
+
+    def _part(self, one: MemoryMesh, other: MemoryMesh, why: str) -> None:
+        if self._links.pop(frozenset((one.self_id, other.self_id)), None) is None:
+            return
+        for mesh, peer in ((one, other), (other, one)):
+            mesh.stir()
+            if mesh.self_id in self._up:
+                mesh.router.lost(peer.self_id, f"the link to {peer.name} ended: {why}")
+                mesh.tell(LinkLost(peer.self_id, why))
+
+    def _part_ids(self, pair: Sequence[str], why: str) -> None:
+        one, other = (self._meshes[self._names[device]] for device in pair)
+        self._part(one, other, why)
+
+    def _join(self, one: MemoryMesh, other: MemoryMesh) -> None:
+        pair = frozenset((one.self_id, other.self_id))
+        if pair in self._links or pair in self._unlinked or not pair <= self._up:
+            return
+        self._links[pair] = next(self._numbers)
+        one.tell(LinkUp(other.self_id))
+        other.tell(LinkUp(one.self_id))
+
+    def _is_near(self, one: MemoryMesh, other: MemoryMesh) -> bool:
+        """Whether news travels between the two: over a link or through a third device."""
+        mine = self.peers(one)
+        return other.self_id in mine or bool(mine & self.peers(other))
+
+    def _others(self, mesh: MemoryMesh) -> list[MemoryMesh]:
+        return [other for other in self._running() if other is not mesh]
 
     def _running(self) -> list[MemoryMesh]:
-        return [m for m in self._meshes.values() if self._states[m.name] in _UP]
-
-    def _tell(self, event: MeshEvent) -> None:
-        for mesh in self._running():
-            mesh.tell(event)
-
-
-class MemoryMesh:
-    """One device of a `MemoryHousehold`; see `Mesh` for what each method promises."""
-
-    def __init__(self, household: MemoryHousehold, name: str) -> None:
-        self.router = Router(name, self.send)
-        self._household = household
-        self._name = name
-        self._id = memory_id(name)
-        self._callbacks: list[Callable[[MeshEvent], None]] = []
-        self._order: defaultdict[tuple[str, Priority], asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._statistics: dict[str, LinkStatistics] = {}
-        probe.ProbeReceiver().install(self)
-
-    @property
-    def self_id(self) -> str:
-        return self._id
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def members(self) -> Mapping[str, Member]:
-        return MappingProxyType(self._household.members)
-
-    @property
-    def coordinator(self) -> Coordinator | None:
-        return self._household.coordinator
-
-    def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
-
-    def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:
-        self.router.route(kind, handler, parts)
-
-    def route_now(self, kind: str, take: Take, parts: PartsAllocator | None = None) -> None:
-        self.router.route_now(kind, take, parts)
-
-    def unroute(self, kind: str) -> None:
-        self.router.unroute(kind)
-
-    async def send(
-        self, peer_id: str, message: Message, priority: Priority = Priority.CONTROL
-    ) -> None:
-        if peer_id == self._id:
-            self._peer(peer_id)
-            await self.router.deliver(self._id, message)
-            return
-        async with self._order[peer_id, priority]:
-            # Let others run, as waiting for a socket would; handlers would starve without it.
-            await asyncio.sleep(0)
-            await self._carry(self._peer(peer_id), message)
-
-    async def call(
-        self,
-        peer_id: str,
-        message: Message,
-        *,
-        timeout_seconds: float,
-        priority: Priority = Priority.CONTROL,
-        reply_parts: PartsAllocator | None = None,
-    ) -> Message:
-        return await self.router.call(peer_id, message, timeout_seconds, priority, reply_parts)
-
-    def link_statistics(self, peer_id: str) -> LinkStatistics | None:
-        return self._statistics.get(peer_id)
-
-    async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
-        self._peer(peer_id)
-        return self._household.link_speed or await probe.measure(self, peer_id, duration_seconds)
-
-    def tell(self, event: MeshEvent) -> None:
-        """Hand an event to the subscribers."""
-        for callback in tuple(self._callbacks):
-            callback(event)
-
-    def count(self, peer_id: str, sent_bytes: int, received_bytes: int, parts_bytes: int) -> None:
-        """Add to the counters of the link to `peer_id`."""
-        old = self._statistics.get(peer_id, LinkStatistics(0, 0, 0))
-        self._statistics[peer_id] = LinkStatistics(
-            old.sent_bytes + sent_bytes,
-            old.received_bytes + received_bytes,
-            old.sent_parts_bytes + parts_bytes,
-        )
-
-    async def close(self) -> None:
-        """Stop the handlers; calls of this device raise LinkClosed."""
-        for member_id in self._household.members:
-            self.router.lost(member_id, f"{self._name} stopped")
-        await self.router.close()
-
-    async def _carry(self, receiver: MemoryMesh, message: Message) -> None:
-        sizes = [part.nbytes for part in message.parts]
-        encoded = encode_header(message.kind, message.fields, sizes, message.part_kinds)
-        try:
-            arrived = receiver.take_in(self._id, encoded, message)
-            await receiver.router.deliver(self._id, arrived)
-        except ProtocolError as error:
-            log.warning("link_closed", peer=receiver.name, why=str(error))
-            self._household.cut(self, receiver, str(error))
-            raise LinkClosed(f"the link to {receiver.name} ended: {error}") from error
-        self.count(receiver.self_id, len(encoded) + message.parts_bytes, 0, message.parts_bytes)
-        receiver.count(self._id, 0, len(encoded) + message.parts_bytes, 0)
-
-    def take_in(self, peer_id: str, encoded: bytes, sent: Message) -> Message:
-        """Decode a header and copy the parts into the buffers that its route opens for them.
-
-        Returns:
-            The message, without its parts where its kind is not routed.
-        """
-        header = decode_header(encoded)
-        if not header.part_bytes:
-            return Message(header.kind, header.fields)
-        buffers = self.router.open_parts(peer_id, header.kind, header.fields, header.part_bytes)
-        if buffers is None:
-            return Message(header.kind, header.fields)
-        if [buffer.nbytes for buffer in buffers] != list(header.part_bytes):
-            raise ProtocolError(f"the parts of {header.kind!r} do not have the expected sizes")
-        for buffer, part in zip(buffers, sent.parts, strict=True):
-            buffer[:] = part
-        return Message(header.kind, header.fields, tuple(buffers), header.part_kinds)
-
-    def _peer(self, peer_id: str) -> MemoryMesh:
-        if self._household.running(self._id) is not self:
-            raise LinkClosed(f"{self._name} has stopped")
-        peer = self._household.running(peer_id)
-        if peer is None:
-            raise LinkClosed(f"there is no link to the device {peer_id[:16]}")
-        return peer
+        return [mesh for mesh in self._meshes.values() if mesh.self_id in self._up]
 
 
 def _identity(name: str) -> tuple[str, str]:

@@ -34,6 +34,7 @@ from p2ptrain.mesh.interface import (
     LinkLost,
     LinkSpeed,
     LinkStatistics,
+    LinkUp,
     Member,
     MemberChanged,
     MeshEvent,
@@ -289,6 +290,10 @@ class NetworkMesh:
         return MappingProxyType(self._roster.members)
 
     @property
+    def connected(self) -> frozenset[str]:
+        return frozenset(self._connections.connected())
+
+    @property
     def coordinator(self) -> Coordinator | None:
         return self._roster.coordinator
 
@@ -396,6 +401,7 @@ class NetworkMesh:
         self._roster.link_up(peer_id)
         self._exchange.link_up(peer_id)
         self._names.heard(peer_id, self.self_id, hello.name)
+        self._tell(LinkUp(peer_id))
 
     def _on_lost(self, peer_id: str, refused: bool) -> None:
         self._roster.link_lost(peer_id, refused)

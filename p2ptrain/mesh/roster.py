@@ -211,7 +211,8 @@ class Roster:
         log.info(
             "member", name=record.name, id=record.id[:16], state=record.state, why=change.reason
         )
-        self._hooks.tell(MemberChanged(_member(record), change.reason))
+        certain = record.certain or record.state is MemberState.LEFT
+        self._hooks.tell(MemberChanged(_member(record), change.reason, certain))
         self._rename_coordinator(record)
         if record.state is MemberState.DEAD and record.id != self._self_id:
             self._hooks.on_dead(record.id)

@@ -81,7 +81,7 @@ def test_news_of_a_restart_that_comes_before_the_device_itself_is_no_attack(
     member.handle(LinkUp("c"), 0.2)
     out = member.handle(gossip("b", claim("c", ALIVE, 2, "new")), 0.2)
     states = [i.record.state for i in out if isinstance(i, Changed)]
-    assert states == [ALIVE]
+    assert states == ([DEAD, ALIVE] if gone is DEAD else [ALIVE])  # now it is known to have ended
 
 
 def test_a_description_spreads() -> None:
@@ -168,7 +168,7 @@ def test_a_refused_redial_is_a_death() -> None:
     cluster = Cluster("ab")
     out = cluster.feed("a", LinkLost("b", refused=True))
     changes = [i for i in out if isinstance(i, Changed)]
-    assert [change.record.state for change in changes] == [DEAD]
+    assert [(change.record.state, change.record.certain) for change in changes] == [(DEAD, True)]
     assert "process ended" in changes[0].reason
 
 
@@ -177,6 +177,46 @@ def test_links_lost_by_all_are_a_death() -> None:
     cluster.silent.add("d")
     cluster.lose_links("d", refused=False)
     assert [cluster.state(observer, "d") for observer in "abc"] == [DEAD] * 3
+    assert not cluster.members["a"].members["d"].certain  # it may have lost its network
+
+
+def test_a_silent_death_becomes_certain_by_a_refused_redial_and_all_hear_of_it() -> None:
+    cluster = Cluster("abcd")
+    cluster.silent.add("d")
+    cluster.run_for(5.0)
+    assert [cluster.members[observer].members["d"].certain for observer in "abc"] == [False] * 3
+    cluster.feed("a", LinkLost("d"))
+    cluster.feed("a", LinkLost("d", refused=True))
+    cluster.run_for(0.5)
+    for observer in "abc":
+        told = [(c.record.state, c.record.certain) for by, c in cluster.changes if by == observer]
+        assert told[-2:] == [(DEAD, False), (DEAD, True)]
+    cluster.feed("a", LinkLost("d", refused=True))
+    assert sum(by == "a" and c.record.certain for by, c in cluster.changes) == 1
+
+
+def test_a_new_process_makes_the_silent_death_of_the_old_one_certain() -> None:
+    cluster = Cluster("abc")
+    cluster.silent.add("c")
+    cluster.run_for(5.0)
+    cluster.silent.clear()
+    cluster.add("c")
+    told = [c.record for by, c in cluster.changes if by == "a" and c.record.id == "c"]
+    assert [(r.state, r.certain) for r in told[-3:]] == [
+        (DEAD, False),
+        (DEAD, True),
+        (ALIVE, False),
+    ]
+
+
+def test_a_silent_device_that_is_heard_again_never_ended() -> None:
+    cluster = Cluster("abc")
+    cluster.silent.add("c")
+    cluster.run_for(5.0)
+    cluster.silent.clear()
+    cluster.run_for(5.0)
+    assert cluster.state("a", "c") is ALIVE
+    assert not any(change.record.certain for _, change in cluster.changes)
 
 
 def test_a_link_lost_by_one_only_is_refuted_through_the_others() -> None:

@@ -252,6 +252,8 @@ _records = st.builds(
     state=st.sampled_from(MemberState),
     info=_info,
     instance=_ids,
+) | st.builds(
+    MemberRecord, id=_ids, name=_names, state=st.just(MemberState.DEAD), certain=st.booleans()
 )
 _claims = st.builds(Claim, _records, st.lists(_ids, max_size=4).map(tuple))
 _messages = st.one_of(
@@ -347,6 +349,8 @@ def test_bad_fields_are_refused(change: dict[str, object]) -> None:
         {"run": None},
         {"by": ["a"] * 5},
         {"by": [1]},
+        {"sure": True},
+        {"sure": 1, "state": "dead"},
     ],
 )
 def test_bad_claims_are_refused(change: dict[str, object]) -> None:

@@ -18,6 +18,7 @@ from p2ptrain.mesh.interface import (
     CoordinatorChanged,
     LinkLost,
     LinkSpeed,
+    LinkUp,
     MemberChanged,
     MemberState,
     Mesh,
@@ -150,8 +151,11 @@ async def test_killing_a_device_ends_pending_calls_and_tells_the_others() -> Non
         with pytest.raises(LinkClosed):
             await house["a"].send(house["b"].self_id, Message("hang"))
         assert house["b"].members[memory_id("a")].state is MemberState.DEAD
-        dead, elected = events
+        lost, dead, elected = events
+        assert lost == LinkLost(memory_id("a"), "a is dead")
         assert isinstance(dead, MemberChanged)
+        assert dead.certain
+        assert house["b"].connected == {memory_id("c")}
         assert isinstance(elected, CoordinatorChanged)
         assert elected.coordinator is not None
         assert (elected.coordinator.name, elected.coordinator.term) == ("b", 2)
@@ -235,6 +239,8 @@ async def test_a_cut_link_is_told_on_both_sides() -> None:
         assert told == [
             ("a", LinkLost(household["b"].self_id, "the cable is loose")),
             ("b", LinkLost(household["a"].self_id, "the cable is loose")),
+            ("a", LinkUp(household["b"].self_id)),
+            ("b", LinkUp(household["a"].self_id)),
         ]
 
 

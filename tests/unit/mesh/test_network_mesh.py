@@ -13,7 +13,7 @@ import pytest
 from p2ptrain.errors import LinkClosed, NotPaired, OptionError, PeerError, UserError
 from p2ptrain.mesh.hello import Hello, to_message
 from p2ptrain.mesh.identity import load_or_create
-from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.net.endpoint import dial, dial_unpaired
 from p2ptrain.net.header import Header
@@ -88,6 +88,31 @@ async def test_messages_with_parts_travel_both_ways(home: Household) -> None:
     assert statistics.sent_parts_bytes >= 100_000
     speed = await anna.mesh.measure_link(bert.mesh.self_id, 0.02)
     assert speed.bytes_per_s > 1e5
+
+
+async def test_links_are_told_of_when_they_end_and_when_they_are_back(home: Household) -> None:
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+    peer = bert.mesh.self_id
+    assert anna.mesh.connected == {peer}
+    heard: list[MeshEvent] = []
+    anna.mesh.subscribe(heard.append)
+    bert.mesh._connections.cut(anna.mesh.self_id, "pulled")
+    await anna.until(lambda: LinkUp(peer) in heard)
+    links = [event for event in heard if isinstance(event, LinkLost | LinkUp)]
+    assert [type(event) for event in links] == [LinkLost, LinkUp]
+    assert anna.mesh.connected == {peer}
+
+
+async def test_a_good_bye_is_an_end_for_certain(home: Household) -> None:
+    heard: list[MeshEvent] = []
+    async with home.running("bert") as bert:
+        anna = await home.start("anna")
+        await together(anna, bert)
+        anna.mesh.subscribe(heard.append)
+    await anna.until(lambda: MemberEvent("bert", "left") in anna.events)
+    gone = [event for event in heard if isinstance(event, MemberChanged)]
+    assert [(event.member.state, event.certain) for event in gone] == [(MemberState.LEFT, True)]
 
 
 async def test_parts_that_nobody_expects_do_not_end_the_link(home: Household) -> None:
