@@ -184,6 +184,7 @@ class Unpacking:
         meta: as the peer sent it.
         expected: dtype and shape by this device's own plan.
         wire: the job's format.
+        slot: memory of a tensor that nobody wants any more, used where it lies as this one is to.
 
     Raises:
         ProtocolError: the meta is not what `pack` makes of a tensor of that dtype and shape.
@@ -195,6 +196,7 @@ class Unpacking:
         meta: object,
         expected: tuple[torch.dtype, tuple[int, ...]],
         wire: WireFormat = WireFormat.EXACT,
+        slot: torch.Tensor | None = None,
     ) -> None:
         if not isinstance(meta, list) or not _META_LENGTH <= len(meta) <= _META_LENGTH + 1:
             raise ProtocolError("a tensor's description is malformed")
@@ -205,6 +207,7 @@ class Unpacking:
         self._requires_grad = self._checked_requires_grad(meta[3])
         self._offset_bytes = self._checked_offset(meta[4])
         self._wire = self._checked_wire(meta[_META_LENGTH:], wire)
+        self._slot = slot
 
     @property
     def part_bytes(self) -> int:
@@ -235,7 +238,18 @@ class Unpacking:
     @cached_property
     def _flat(self) -> torch.Tensor:
         """Where the part arrives: dense memory is used as it is, on the sender's grid offset."""
-        return self._allocate(self._layout.compact_elements)
+        elements = self._layout.compact_elements
+        if self._slot is not None and self._suits(self._slot):
+            return self._slot.detach().as_strided((elements,), (1,))
+        return self._allocate(elements)
+
+    def _suits(self, slot: torch.Tensor) -> bool:
+        lies_so = (tuple(slot.shape), tuple(slot.stride()), _grid_offset(slot)) == (
+            self._layout.shape,
+            self._layout.strides,
+            self._offset_bytes,
+        )
+        return slot.dtype == self._dtype and self._layout.is_dense and lies_so
 
     @cached_property
     def _encoded(self) -> torch.Tensor | None:

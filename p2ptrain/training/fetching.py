@@ -9,14 +9,8 @@ from p2ptrain.training import relay as relay_rules
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.state_transfer import (
-    RELAY,
-    Check,
-    StateReading,
-    StateRequest,
-    StateServer,
-)
-from p2ptrain.training.versions import Named
+from p2ptrain.training.state_reading import State, StateReading, StateRequest
+from p2ptrain.training.state_transfer import RELAY, Check, StateServer
 
 log = get_logger(__name__)
 
@@ -40,7 +34,7 @@ class SourceFailed(PeerError):
 
 async def fetch(
     mesh: Mesh, states: StateServer, assignment: Assignment, wanted: Fetch, check: Check
-) -> Named:
+) -> State:
     """The tensors of some units, from another device, handed on to the next of the stage's group.
 
     What a device that relays cannot give comes from the holder, where that has it.
@@ -66,7 +60,7 @@ async def fetch(
     for request in tries:
         try:
             await reading.read_from(request)
-            return reading.tensors()
+            return reading.state()
         except (PeerError, TimeoutError) as error:
             why = error
             log.info("source_failed", source=request.source, peer=request.peer[:12], why=str(error))

@@ -47,7 +47,8 @@ from p2ptrain.training.scope import task_scope
 from p2ptrain.training.service import TrainingService
 from p2ptrain.training.stage_ends import RoundReport
 from p2ptrain.training.stage_lines import contents_at
-from p2ptrain.training.state_transfer import WEIGHTS, Check, StateRequest, read_state
+from p2ptrain.training.state_reading import StateRequest, read_state
+from p2ptrain.training.state_transfer import WEIGHTS, Check
 from p2ptrain.training.switchboard import Line, Switchboard
 from p2ptrain.training.tracker import Tracker
 

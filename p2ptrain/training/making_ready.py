@@ -111,8 +111,9 @@ class MakingReady:
         check = await self._compute.run((0,), partial(state_check, description, spec))
 
         async def fetch_one(wanted: Fetch) -> None:
-            named = await fetch(self._mesh, self._states, assignment, wanted, check)
-            versions.put(Kind.FETCHED, wanted.first, wanted.end, version, named, {})
+            state = await fetch(self._mesh, self._states, assignment, wanted, check)
+            units = (wanted.first, wanted.end)
+            versions.put(Kind.FETCHED, *units, version, state.tensors, state.digests)
             self._store.offer(version)
             if failpoints.armed:
                 await failpoints.reach("fetch.between", device=self._mesh.self_id)

@@ -1,13 +1,15 @@
-"""Moving named tensors from one device to another: a manifest first, then ranges of it.
+"""Moving named tensors from one device to another: the side that has them.
 
     reader                                    server
       |-- state.manifest {source, units} ------->|   which tensors, with their wire forms
-      |<------------- [[name, meta], ...] -------|
-      |-- state.read {first, end} -------------->|   several at once, to keep the link full
-      |<------------- parts ---------------------|
+      |<--- [[name, meta, digest], ...] ---------|   (digest: where the server knows it already)
+      |-- state.read {from, to} ---------------->|   several at once, to keep the link full
+      |<------- parts, their checksums ----------|
 
 A server is the data holder, or a device that hands on what it is reading itself (`relay`): its
-answers come as soon as there is something to answer.
+answers come as soon as there is something to answer. A tensor too large for one answer travels in
+pieces of whole chunks, `state.read {from, to, begin, stop}`. Where what arrived does not fit its
+checksums, a reader asks once more and says so (`again`); the server then looks at its own memory.
 
 Names are `model:<state name>` and `optimizer:<parameter name>.<slot>`. A reader knows dtype and
 shape of every model tensor from its description and refuses others; an optimizer slot has its
@@ -16,33 +18,28 @@ parameter's shape or is a scalar.
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.model.wire import PackedTensor, Unpacking, copy_into, pack
+from p2ptrain.model.wire import PackedTensor, copy_into, pack
 from p2ptrain.net import cbor
-from p2ptrain.net.message import Fields, Message, PartKind, Priority
-from p2ptrain.training.parts import limited
-from p2ptrain.training.protocol import (
-    BLOB_LIMIT_BYTES,
-    STATE_MANIFEST,
-    STATE_READ,
-    EpochKey,
-    integer,
-    text,
-)
+from p2ptrain.net.message import Fields, Message, PartKind
+from p2ptrain.training.background import in_background
+from p2ptrain.training.digests import CHUNK_BYTES, DamagedState, Digest, chunks, digest_of
+from p2ptrain.training.protocol import STATE_MANIFEST, STATE_READ, EpochKey, integer, text
 from p2ptrain.training.relay import Entries, Relay, Relays
-from p2ptrain.training.scope import task_scope
 from p2ptrain.training.versions import Named
+
+log = get_logger(__name__)
 
 Source: TypeAlias = Callable[[int, int], Named]
 """(first unit, end unit) -> the tensors by name."""
@@ -50,6 +47,8 @@ After: TypeAlias = Callable[[], Awaitable[None]]
 """What a reader waits for; raises PeerError where it will not come."""
 Check: TypeAlias = Callable[[str], tuple[torch.dtype, tuple[int, ...]]]
 """Name -> the dtype and shape it must have; raises ProtocolError for an unknown name."""
+KnownDigests: TypeAlias = Callable[[int, int], Mapping[str, Digest]]
+"""(first unit, end unit) -> digests by name, of those tensors whose digest was taken before."""
 
 _Key: TypeAlias = tuple[str, str, str, int, int]
 """(job, source, reader, first unit, end unit)."""
@@ -62,24 +61,44 @@ STAGE = "stage"
 """What a stage has now, its optimizer's part included."""
 WEIGHTS = "weights"
 """The same without that part: what comes home in the end."""
-RANGE_BYTES = 2 << 20
-RANGE_TENSORS = 32
-READS_IN_FLIGHT = 3
-READ_TIMEOUT_SECONDS = 300.0
 
 
 async def at_once() -> None:
     """Nothing to wait for."""
 
 
+def none_known(first: int, end: int) -> Mapping[str, Digest]:
+    """Of tensors that change: their checksums are taken as they leave."""
+    return {}
+
+
+def nothing() -> None:
+    """Nobody is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    tensors: Source
+    after: After
+    digests: KnownDigests
+    on_damage: Callable[[], None]
+
+
 class _Served(Protocol):
     """A state that a reader has opened."""
+
+    @property
+    def digests(self) -> Mapping[str, Digest]:
+        """Those that are known."""
 
     async def entries(self) -> Entries:
         """The manifest."""
 
     async def parts(self, first: int, end: int) -> Sequence[memoryview]:
         """The bytes of tensors [first, end)."""
+
+    async def look(self, first: int, end: int) -> None:
+        """Raises DamagedState: what is here of tensors [first, end) is not what it was."""
 
     def served(self) -> None:
         """The reader has everything."""
@@ -88,7 +107,11 @@ class _Served(Protocol):
 class _Packed:
     """A state that is here."""
 
-    def __init__(self, named: Named) -> None:
+    def __init__(
+        self, named: Named, digests: Mapping[str, Digest], on_damage: Callable[[], None]
+    ) -> None:
+        self.digests = digests
+        self._on_damage = on_damage
         self._tensors: list[tuple[str, PackedTensor]] = [(n, pack(t)) for n, t in named.items()]
 
     async def entries(self) -> Entries:
@@ -97,8 +120,29 @@ class _Packed:
     async def parts(self, first: int, end: int) -> Sequence[memoryview]:
         return [tensor.part for _, tensor in self._tensors[first:end]]
 
+    async def look(self, first: int, end: int) -> None:
+        for name, tensor in self._tensors[first:end]:
+            known = self.digests.get(name)
+            if known is not None and await in_background(partial(digest_of, tensor.part)) != known:
+                log.error("damaged_in_memory", tensor=name)
+                self._on_damage()
+                raise DamagedState(f"{name} has changed in this device's memory")
+
     def served(self) -> None:
         self._tensors = []
+
+
+class _Relayed:
+    """A state that this device hands on as it arrives."""
+
+    digests: Mapping[str, Digest] = {}
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self.entries, self.parts, self.served = relay.entries, relay.parts, relay.served
+
+    async def look(self, first: int, end: int) -> None:
+        """Nothing is known of it but what has been checked on its way here."""
 
 
 class StateServer:
@@ -110,14 +154,28 @@ class StateServer:
 
     def __init__(self, mesh: Mesh) -> None:
         self.relays = Relays()
-        self._sources: dict[tuple[str, str], tuple[Source, After]] = {}
+        self._sources: dict[tuple[str, str], _Offer] = {}
         self._opened: dict[_Key, _Opened] = {}
         mesh.route(STATE_MANIFEST, self._manifest)
         mesh.route(STATE_READ, self._read)
 
-    def offer(self, job: str, source: str, tensors: Source, after: After = at_once) -> None:
-        """Serve `tensors` under (job, source) until `withdraw`; `after` is awaited each time."""
-        self._sources[job, source] = (tensors, after)
+    def offer(
+        self,
+        job: str,
+        source: str,
+        tensors: Source,
+        after: After = at_once,
+        *,
+        digests: KnownDigests = none_known,
+        on_damage: Callable[[], None] = nothing,
+    ) -> None:
+        """Serve `tensors` under (job, source) until `withdraw`; `after` is awaited each time.
+
+        Args:
+            digests: what is known of the tensors' digests, which then do not change any more.
+            on_damage: told where what is here does not fit such a digest any more.
+        """
+        self._sources[job, source] = _Offer(tensors, after, digests, on_damage)
 
     def withdraw(self, job: str, *, keep: Collection[str] = ()) -> None:
         """Serve nothing of this job any more, but the sources in `keep`."""
@@ -132,7 +190,7 @@ class StateServer:
 
     def now(self, job: str, source: str, first: int, end: int) -> Named:
         """The tensors themselves, whatever a reader would wait for."""
-        return self._source(job, source)[0](first, end)
+        return self._source(job, source).tensors(first, end)
 
     async def local(self, job: str, source: str, first: int, end: int) -> dict[str, Tensor]:
         """The same tensors for this device itself, copied; laid out as they are."""
@@ -141,38 +199,48 @@ class StateServer:
 
     async def here(self, job: str, source: str, first: int, end: int) -> Named:
         """The same tensors themselves."""
-        tensors, after = self._source(job, source)
-        await after()
-        return tensors(first, end)
+        offer = self._source(job, source)
+        await offer.after()
+        return offer.tensors(first, end)
 
     async def _manifest(self, peer: str, message: Message) -> Message:
         key = self._key(peer, message.fields)
         served = await self._serve(message.fields, key)
-        entries = await served.entries()
-        self._opened[key] = _Opened(served, len(entries))
-        blob = cbor.dumps([list(entry) for entry in entries])
-        return Message(STATE_MANIFEST, {}, (memoryview(blob),))
+        entries, digests = await served.entries(), served.digests
+        self._opened[key] = _Opened(served, tuple(name for name, _ in entries))
+        blob = cbor.dumps([[name, meta, _listed(digests.get(name))] for name, meta in entries])
+        return Message(STATE_MANIFEST, {"digest": crc32(blob)}, (memoryview(blob),))
 
     async def _read(self, peer: str, message: Message) -> Message:
-        key = self._key(peer, message.fields)
+        key, fields = self._key(peer, message.fields), message.fields
         opened = self._opened.get(key)
         if opened is None:
             raise ProtocolError("state.read without a manifest")
-        first = integer(message.fields, "from", 0, opened.tensors)
-        end = integer(message.fields, "to", first, opened.tensors)
-        parts = tuple(await opened.served.parts(first, end))
-        if end == opened.tensors:
+        first = integer(fields, "from", 0, len(opened.names))
+        end = integer(fields, "to", first, len(opened.names))
+        if fields.get("again"):
+            await opened.served.look(first, end)
+        found = await opened.served.parts(first, end)
+        pieces = _pieces(fields, found)
+        parts = tuple(part[piece] for part, piece in zip(found, pieces, strict=True))
+        sums: list[int] = []
+        for name, part, piece in zip(opened.names[first:end], parts, pieces, strict=True):
+            known = opened.served.digests.get(name)
+            sums += digest_of(part) if known is None else known[chunks(piece.start, piece.stop)]
+        is_whole = not pieces or pieces[-1].stop == found[-1].nbytes
+        if end == len(opened.names) and is_whole:
             self._opened.pop(key, None)
             opened.served.served()
-        return Message(STATE_READ, {}, parts, (PartKind.WEIGHT,) * len(parts))
+        return Message(STATE_READ, {"digests": sums}, parts, (PartKind.WEIGHT,) * len(parts))
 
     async def _serve(self, fields: Fields, key: _Key) -> _Served:
         job, source, _, first, end = key
         if source == RELAY:
-            return self.relays.get(EpochKey.read(fields), first, end)
-        return _Packed(await self.here(job, source, first, end))
+            return _Relayed(self.relays.get(EpochKey.read(fields), first, end))
+        named, offer = await self.here(job, source, first, end), self._source(job, source)
+        return _Packed(named, offer.digests(first, end), offer.on_damage)
 
-    def _source(self, job: str, source: str) -> tuple[Source, After]:
+    def _source(self, job: str, source: str) -> _Offer:
         if (job, source) not in self._sources:
             raise PeerError(f"this device has no state {source!r} of that job")
         return self._sources[job, source]
@@ -191,160 +259,21 @@ class StateServer:
 @dataclass(frozen=True, slots=True)
 class _Opened:
     served: _Served
-    tensors: int
+    names: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class StateRequest:
-    """What to read from whom.
-
-    Attributes:
-        timeout_seconds: for the manifest, and for each range.
-        epoch: of the plan that is prepared; told to a device that hands on what it reads.
-    """
-
-    peer: str
-    job: str
-    source: str
-    first: int
-    end: int
-    timeout_seconds: float = READ_TIMEOUT_SECONDS
-    epoch: int = 0
-
-    def fields(self) -> dict[str, Any]:
-        """As frame fields."""
-        return {
-            "job": self.job,
-            "epoch": self.epoch,
-            "source": self.source,
-            "first": self.first,
-            "end": self.end,
-        }
+def _pieces(fields: Fields, parts: Sequence[memoryview]) -> list[slice]:
+    """Which bytes of each part are asked for: all, or whole chunks of a part alone."""
+    if "begin" not in fields:
+        return [slice(0, part.nbytes) for part in parts]
+    if len(parts) != 1:
+        raise ProtocolError("a piece is of one tensor")
+    begin = integer(fields, "begin", 0, parts[0].nbytes)
+    end = integer(fields, "stop", begin, parts[0].nbytes)
+    if begin % CHUNK_BYTES or (end % CHUNK_BYTES and end != parts[0].nbytes):
+        raise ProtocolError("a piece is of whole chunks")
+    return [slice(begin, end)]
 
 
-async def read_state(mesh: Mesh, request: StateRequest, check: Check) -> dict[str, Tensor]:
-    """Fetch every tensor of `request`, at bulk priority.
-
-    Raises:
-        ProtocolError: the other side offers what `check` refuses.
-        LinkClosed, TimeoutError, PeerError: it is gone, too slow, or has no such state.
-    """
-    reading = StateReading(mesh, check)
-    await reading.read_from(request)
-    return reading.tensors()
-
-
-class StateReading:
-    """A state on its way to this device, from one device or from several in turn.
-
-    Args:
-        onward: is told what arrives, to hand it on.
-    """
-
-    def __init__(self, mesh: Mesh, check: Check, onward: Relay | None = None) -> None:
-        self._mesh = mesh
-        self._check = check
-        self._onward = onward
-        self._entries: list[_Entry] | None = None
-        self._tensors: dict[str, Tensor] = {}
-
-    async def read_from(self, request: StateRequest) -> None:
-        """Fetch what is still missing. Raises as `read_state`; what has come by then is kept."""
-        self._open(await self._manifest(request))
-        gate = asyncio.Semaphore(READS_IN_FLIGHT)
-
-        async def read(first: int, end: int) -> None:
-            async with gate:
-                await self._read_range(request, first, end)
-
-        # The last range is read alone: it tells the server that the manifest has served.
-        *ranges, last = self._missing() or [(0, 0)]
-        async with task_scope() as group:
-            for first, end in ranges:
-                group.create_task(read(first, end))
-        await self._read_range(request, *last)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything by name, in the order of the manifest, once `read_from` has returned."""
-        return {name: self._tensors[name] for name, _, _ in self._entries or ()}
-
-    async def _manifest(self, request: StateRequest) -> list[_Entry]:
-        reply = await self._mesh.call(
-            request.peer,
-            Message(STATE_MANIFEST, request.fields()),
-            timeout_seconds=request.timeout_seconds,
-            priority=Priority.TENSOR,
-            reply_parts=limited(BLOB_LIMIT_BYTES),
-        )
-        return _check_manifest(bytes(reply.parts[0]), self._check)
-
-    def _open(self, entries: list[_Entry]) -> None:
-        if self._entries is None:
-            self._entries = entries
-            if self._onward is not None:
-                self._onward.begin([(name, meta) for name, meta, _ in entries])
-        elif self._entries != entries:
-            raise ProtocolError("two devices offer different tensors as the same state")
-
-    def _missing(self) -> list[tuple[int, int]]:
-        entries = self._entries or []
-        ranges = _ranges([_entry_bytes(*expected) for _, _, expected in entries])
-        return [limits for limits in ranges if entries[limits[0]][0] not in self._tensors]
-
-    async def _read_range(self, request: StateRequest, first: int, end: int) -> None:
-        entries = (self._entries or [])[first:end]
-        received = [Unpacking(meta, expected) for _, meta, expected in entries]
-        buffers = [item.buffer for item in received]
-        await self._mesh.call(
-            request.peer,
-            Message(STATE_READ, {**request.fields(), "from": first, "to": end}),
-            timeout_seconds=request.timeout_seconds,
-            priority=Priority.BULK,
-            reply_parts=partial(_exactly, buffers),
-        )
-        for (name, _, _), item in zip(entries, received, strict=True):
-            self._tensors[name] = item.tensor()
-        if self._onward is not None:
-            self._onward.arrived(first, buffers)
-
-
-_Entry: TypeAlias = tuple[str, Any, tuple[torch.dtype, tuple[int, ...]]]
-
-
-def _check_manifest(blob: bytes, check: Check) -> list[_Entry]:
-    manifest = cbor.loads(blob, BLOB_LIMIT_BYTES)
-    if not isinstance(manifest, list):
-        raise ProtocolError("a manifest is a list")
-    entries: list[_Entry] = []
-    for entry in manifest:
-        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)):
-            raise ProtocolError("a manifest's entry is [name, meta]")
-        entries.append((entry[0], entry[1], check(entry[0])))
-    return entries
-
-
-def _exactly(
-    buffers: list[memoryview], peer: str, fields: Fields, sizes: Sequence[int]
-) -> list[memoryview]:
-    if [buffer.nbytes for buffer in buffers] != list(sizes):
-        raise ProtocolError("the tensors that came are not those of the manifest")
-    return buffers
-
-
-def _entry_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    return dtype.itemsize * math.prod(shape)
-
-
-def _ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Consecutive ranges of at most RANGE_BYTES (or one tensor) and RANGE_TENSORS."""
-    ranges: list[tuple[int, int]] = []
-    first, total = 0, 0
-    for index, size in enumerate(sizes):
-        full = total + size > RANGE_BYTES or index - first >= RANGE_TENSORS
-        if full and index > first:
-            ranges.append((first, index))
-            first, total = index, 0
-        total += size
-    if first < len(sizes):
-        ranges.append((first, len(sizes)))
-    return ranges
+def _listed(digest: Digest | None) -> list[int] | None:
+    return None if digest is None else list(digest)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.description import ModelDescription
+from p2ptrain.training.digests import Digest
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.version import Version
 
@@ -24,7 +25,7 @@ Named: TypeAlias = Mapping[str, Tensor]
 @dataclass(frozen=True, slots=True)
 class _Entry:
     tensors: Named
-    crcs: Mapping[str, int]
+    digests: Mapping[str, Digest]
 
 
 class VersionStore:
@@ -49,14 +50,14 @@ class VersionStore:
         end: int,
         version: Version,
         tensors: Named,
-        crcs: Mapping[str, int],
+        digests: Mapping[str, Digest],
     ) -> None:
         """Have units [first, end) at `version`, whole; the same again is replaced.
 
         Args:
             kind: not LIVE.
             tensors: all of their tensors; of the optimizer's those that there are.
-            crcs: checksums of the tensors' bytes by name, as far as they were taken.
+            digests: of the tensors by name, as far as they were taken.
 
         Raises:
             InternalError: a parameter or buffer is missing.
@@ -65,7 +66,7 @@ class VersionStore:
         lacking = [name for name in wanted if name not in tensors]
         if lacking or kind is Kind.LIVE:
             raise InternalError(f"{kind} copy of units {first} to {end} lacks {lacking[:3]}")
-        self._entries[Holding(first, end, version, kind)] = _Entry(dict(tensors), dict(crcs))
+        self._entries[Holding(first, end, version, kind)] = _Entry(dict(tensors), dict(digests))
 
     def named(self, first: int, end: int, version: Version) -> dict[str, Tensor] | None:
         """The tensors of units [first, end) at `version` themselves; None unless all are here."""
@@ -85,10 +86,10 @@ class VersionStore:
         named = self.named(first, stop, version) if stop > first else None
         return None if named is None else (stop, named)
 
-    def crcs(self, first: int, end: int, version: Version) -> dict[str, int]:
-        """Checksums of what `named` gives, as far as they were taken."""
+    def digests(self, first: int, end: int, version: Version) -> dict[str, Digest]:
+        """Of what `named` gives, as far as they were taken."""
         entries = self._covering(first, end, version) or []
-        return {name: crc for entry in entries for name, crc in entry.crcs.items()}
+        return {name: digest for entry in entries for name, digest in entry.digests.items()}
 
     def missing(self, first: int, end: int, version: Version) -> tuple[tuple[int, int], ...]:
         """The ranges of units in [first, end) that are not here at `version`, ascending."""

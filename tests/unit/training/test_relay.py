@@ -17,7 +17,7 @@ from torch import Tensor
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.mesh.memory import MemoryHousehold, memory_id
 from p2ptrain.model.wire_format import WireFormat
-from p2ptrain.training import relay, state_transfer
+from p2ptrain.training import relay, state_reading
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.fetching import fetch, version_source
 from p2ptrain.training.protocol import STATE_MANIFEST, STATE_READ, EpochKey
@@ -38,7 +38,7 @@ FIRST = version_source(Version(0, 0))
 
 @pytest.fixture(autouse=True)
 def _small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_transfer, "RANGE_BYTES", RANGE_BYTES)
+    monkeypatch.setattr(state_reading, "RANGE_BYTES", RANGE_BYTES)
 
 
 def _check(name: str) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -80,7 +80,7 @@ class _Group:
         number = chain.index(memory_id(name))
         wanted = Fetch(0, 1, chain[number - 1], True) if number else Fetch(0, 1, holder)
         mesh, states = self.mesh[name], self.states[name]
-        return await fetch(mesh, states, self.assignment, wanted, _check)
+        return (await fetch(mesh, states, self.assignment, wanted, _check)).tensors
 
     def sent(self, sender: str, receiver: str) -> int:
         """Bytes of tensors and manifests."""

@@ -66,13 +66,13 @@ def test_a_range_is_put_together_of_several_kinds(description: ModelDescription)
     units = len(description.units)
     middle = units // 2
     store = VersionStore(description)
-    store.put(Kind.KEPT, 0, middle, OLD, _tensors(description, 0, middle, 1.0), {"model:a": 1})
+    store.put(Kind.KEPT, 0, middle, OLD, _tensors(description, 0, middle, 1.0), {"model:a": (1,)})
     assert store.named(0, units, OLD) is None
     assert store.missing(0, units, OLD) == ((middle, units),)
     assert store.missing(0, units, NEW) == ((0, units),)
     assert store.missing(0, middle, OLD) == ()
     rest = _tensors(description, middle, units, 1.0)
-    store.put(Kind.FETCHED, middle, units, OLD, rest, {"model:b": 2})
+    store.put(Kind.FETCHED, middle, units, OLD, rest, {"model:b": (2, 3)})
     store.put(Kind.REPLICA, middle, units, NEW, _tensors(description, middle, units, 2.0), {})
     found = store.named(0, units, OLD)
     assert found is not None
@@ -80,8 +80,8 @@ def test_a_range_is_put_together_of_several_kinds(description: ModelDescription)
         description.state_names(0, units)
     )
     assert all(tensor.abs().max() == 1.0 for tensor in found.values())
-    assert store.crcs(0, units, OLD) == {"model:a": 1, "model:b": 2}
-    assert store.crcs(0, units, NEW) == {}
+    assert store.digests(0, units, OLD) == {"model:a": (1,), "model:b": (2, 3)}
+    assert store.digests(0, units, NEW) == {}
 
 
 def test_holes_between_ranges_are_told(description: ModelDescription) -> None:

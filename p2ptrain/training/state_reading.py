@@ -1,0 +1,356 @@
+"""Moving named tensors from one device to another: the side that wants them (see `state_transfer`).
+
+    manifest ──► what is here already, unchanged ──► taken as it is
+             └─► ranges of at most RANGE_BYTES ────► read, checked, put where they belong
+
+Several small tensors are a range, or some chunks of a large one. Each is checked as it arrives; one
+that does not fit its checksums is read once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+from zlib import crc32
+
+from torch import Tensor
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.model.wire import Unpacking, pack
+from p2ptrain.net import cbor
+from p2ptrain.net.message import Message, Priority
+from p2ptrain.training.digests import (
+    CHUNK_BYTES,
+    DamagedState,
+    Digest,
+    chunks,
+    digest_of,
+    read_digest,
+    split_digests,
+)
+from p2ptrain.training.parts import limited
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, STATE_MANIFEST, STATE_READ, integer
+from p2ptrain.training.relay import Relay
+from p2ptrain.training.scope import task_scope
+from p2ptrain.training.state_transfer import Check
+
+log = get_logger(__name__)
+
+RANGE_BYTES = 2 << 20
+RANGE_TENSORS = 32
+READS_IN_FLIGHT = 3
+READ_TIMEOUT_SECONDS = 300.0
+
+Pace: TypeAlias = Callable[[int], Awaitable[None]]
+"""Awaited with the bytes of each read before it."""
+Known: TypeAlias = Mapping[str, tuple[Tensor, Digest]]
+"""Tensors that are here, by name, with their digests."""
+
+
+async def at_once(nbytes: int) -> None:
+    """As fast as it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequest:
+    """What to read from whom.
+
+    Attributes:
+        timeout_seconds: for the manifest, and for each range.
+        epoch: of the plan that is prepared; told to a device that hands on what it reads.
+        priority: of the tensors' bytes.
+        range_bytes: most of one read that is not one chunk; 0 = RANGE_BYTES.
+        reads_in_flight: at once.
+    """
+
+    peer: str
+    job: str
+    source: str
+    first: int
+    end: int
+    timeout_seconds: float = READ_TIMEOUT_SECONDS
+    epoch: int = 0
+    priority: Priority = Priority.BULK
+    range_bytes: int = 0
+    reads_in_flight: int = READS_IN_FLIGHT
+
+    def fields(self) -> dict[str, Any]:
+        """As frame fields."""
+        return {
+            "job": self.job,
+            "epoch": self.epoch,
+            "source": self.source,
+            "first": self.first,
+            "end": self.end,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Tensors by name, and their digests, which they fitted when they arrived."""
+
+    tensors: dict[str, Tensor]
+    digests: dict[str, Digest]
+
+
+async def read_state(mesh: Mesh, request: StateRequest, check: Check) -> dict[str, Tensor]:
+    """Fetch every tensor of `request`.
+
+    Raises:
+        ProtocolError: the other side offers what `check` refuses.
+        DamagedState: bytes do not fit their checksums, nor did they when read again.
+        LinkClosed, TimeoutError, PeerError: it is gone, too slow, or has no such state.
+    """
+    reading = StateReading(mesh, check)
+    await reading.read_from(request)
+    return reading.state().tensors
+
+
+class StateReading:
+    """A state on its way to this device, from one device or from several in turn."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        check: Check,
+        onward: Relay | None = None,
+        *,
+        known: Known | None = None,
+        slot: Mapping[str, Tensor] | None = None,
+        pace: Pace = at_once,
+    ) -> None:
+        """Read through `mesh`.
+
+        Args:
+            check: what tensors there may be.
+            onward: is told what arrives, to hand it on.
+            known: tensors to be taken instead of others with the same digest under the same name.
+            slot: memory that may be written to, by name, where it suits.
+            pace: when the next read may begin.
+        """
+        self._mesh = mesh
+        self._check = check
+        self._onward = onward
+        self._known = known or {}
+        self._slot = slot or {}
+        self._pace = pace
+        self._entries: list[_Entry] | None = None
+        self._tensors: dict[str, Tensor] = {}
+        self._digests: dict[str, Digest] = {}
+        self._sums: dict[str, dict[int, int]] = {}  # of tensors under way: by chunk
+
+    async def read_from(self, request: StateRequest) -> None:
+        """Fetch what is still missing. Raises as `read_state`; what has come by then is kept."""
+        self._open(await self._manifest(request))
+        gate = asyncio.Semaphore(request.reads_in_flight)
+
+        async def read(span: _Span) -> None:
+            async with gate:
+                await self._pace(span.nbytes)
+                await self._read_span(request, span)
+
+        # The last range is read alone: it tells the server that the manifest has served.
+        *spans, last = self._missing(request.range_bytes or RANGE_BYTES)
+        async with task_scope() as group:
+            for span in spans:
+                group.create_task(read(span))
+        await read(last)
+
+    def state(self) -> State:
+        """Everything, in the order of the manifest, once `read_from` has returned."""
+        names = [entry.name for entry in self._entries or ()]
+        return State({n: self._tensors[n] for n in names}, {n: self._digests[n] for n in names})
+
+    # -- the manifest ----------------------------------------------------------------------------
+
+    async def _manifest(self, request: StateRequest) -> list[_Entry]:
+        for is_last in (False, True):
+            waited_for = request.priority is Priority.BULK
+            reply = await self._mesh.call(
+                request.peer,
+                Message(STATE_MANIFEST, request.fields()),
+                timeout_seconds=request.timeout_seconds,
+                priority=Priority.TENSOR if waited_for else request.priority,
+                reply_parts=limited(BLOB_LIMIT_BYTES),
+            )
+            blob = reply.parts[0]
+            if crc32(blob) == integer(reply.fields, "digest"):
+                return self._read_manifest(bytes(blob))
+            self._complain(request.peer, "the manifest", give_up=is_last)
+        raise AssertionError("unreachable")
+
+    def _read_manifest(self, blob: bytes) -> list[_Entry]:
+        manifest = cbor.loads(blob, BLOB_LIMIT_BYTES)
+        if not isinstance(manifest, list):
+            raise ProtocolError("a manifest is a list")
+        return [self._entry(entry) for entry in manifest]
+
+    def _entry(self, entry: object) -> _Entry:
+        match entry:
+            case [str(name), meta, digest]:
+                unpacking = Unpacking(meta, self._check(name), slot=self._slot.get(name))
+                known = None if digest is None else read_digest(digest, unpacking.part_bytes)
+                return _Entry(name, meta, unpacking, known)
+        raise ProtocolError("a manifest's entry is [name, meta, digest]")
+
+    def _open(self, entries: list[_Entry]) -> None:
+        if self._entries is not None:
+            if [(e.name, e.meta) for e in self._entries] != [(e.name, e.meta) for e in entries]:
+                raise ProtocolError("two devices offer different tensors as the same state")
+            return
+        self._entries = entries
+        for entry in entries:
+            here = self._known.get(entry.name)
+            if here is not None and entry.is_like(*here):
+                self._tensors[entry.name], self._digests[entry.name] = here
+        if self._onward is not None:
+            self._onward.begin([(entry.name, entry.meta) for entry in entries])
+
+    def _missing(self, range_bytes: int) -> list[_Span]:
+        """Ends with the span at which a server knows that it has served."""
+        entries = self._entries or []
+        sizes = [
+            None if entry.name in self._tensors else entry.unpacking.part_bytes for entry in entries
+        ]
+        missing = [span for span in _spans(sizes, range_bytes) if not self._has(span)]
+        if not missing or missing[-1].end < len(entries):
+            missing.append(_Span(len(entries), len(entries), 0))
+        return missing
+
+    def _has(self, span: _Span) -> bool:
+        """Whether it is a piece that has come, of a tensor that is not whole yet."""
+        if span.piece is None:
+            return False
+        name = (self._entries or [])[span.first].name
+        return span.piece.start // CHUNK_BYTES in self._sums.get(name, {})
+
+    # -- ranges ----------------------------------------------------------------------------------
+
+    async def _read_span(self, request: StateRequest, span: _Span) -> None:
+        entries = (self._entries or [])[span.first : span.end]
+        buffers = [entry.unpacking.buffer[span.bytes_of(entry)] for entry in entries]
+        fields = {**request.fields(), **span.fields()}
+        for is_last in (False, True):
+            reply = await self._mesh.call(
+                request.peer,
+                Message(STATE_READ, {**fields, "again": True} if is_last else fields),
+                timeout_seconds=request.timeout_seconds,
+                priority=request.priority,
+                reply_parts=partial(_exactly, buffers),
+            )
+            told = split_digests(reply.fields.get("digests"), [b.nbytes for b in buffers])
+            wrong = None
+            for entry, buffer, digest in zip(entries, buffers, told, strict=True):
+                found = digest_of(buffer)
+                if found != entry.expected(span, digest):
+                    wrong = entry.name
+                    break
+                self._arrived(entry, span, found)
+            if wrong is None:
+                break
+            self._complain(request.peer, wrong, give_up=is_last)
+            await self._manifest(request)  # the server may have taken this range for the last one
+        self._hand_on(span, entries)
+
+    def _arrived(self, entry: _Entry, span: _Span, found: Digest) -> None:
+        if span.piece is None:
+            self._digests[entry.name] = found
+            self._tensors[entry.name] = entry.unpacking.tensor()
+            return
+        sums = self._sums.setdefault(entry.name, {})
+        sums.update(enumerate(found, span.piece.start // CHUNK_BYTES))
+        if len(sums) * CHUNK_BYTES >= entry.unpacking.part_bytes:
+            self._digests[entry.name] = tuple(sums[chunk] for chunk in range(len(sums)))
+            self._tensors[entry.name] = entry.unpacking.tensor()
+
+    def _hand_on(self, span: _Span, entries: Sequence[_Entry]) -> None:
+        if self._onward is not None and all(entry.name in self._tensors for entry in entries):
+            self._onward.arrived(span.first, [entry.unpacking.buffer for entry in entries])
+
+    def _complain(self, peer: str, what: str, *, give_up: bool) -> None:
+        member = self._mesh.members.get(peer)
+        name = peer[:12] if member is None else member.name
+        log.warning("damaged_on_arrival", what=what, peer=name, again=not give_up)
+        if give_up:
+            raise DamagedState(f"{what} from {name} does not fit its checksum, read twice")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One tensor of a manifest."""
+
+    name: str
+    meta: Any
+    unpacking: Unpacking
+    digest: Digest | None
+
+    def is_like(self, tensor: Tensor, digest: Digest) -> bool:
+        """Whether `tensor`, which has that digest, is this one."""
+        return digest == self.digest and pack(tensor).meta == self.meta
+
+    def expected(self, span: _Span, told: Digest) -> Digest:
+        """What the bytes of the span must have as their digest."""
+        piece = span.bytes_of(self)
+        return told if self.digest is None else self.digest[chunks(piece.start, piece.stop)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Tensors [first, end), or some bytes of one."""
+
+    first: int
+    end: int
+    nbytes: int
+    piece: slice | None = None
+
+    def bytes_of(self, entry: _Entry) -> slice:
+        return self.piece or slice(0, entry.unpacking.part_bytes)
+
+    def fields(self) -> dict[str, Any]:
+        fields = {"from": self.first, "to": self.end}
+        if self.piece is not None:
+            fields |= {"begin": self.piece.start, "stop": self.piece.stop}
+        return fields
+
+
+def _exactly(
+    buffers: list[memoryview], peer: str, fields: Mapping[str, Any], sizes: Sequence[int]
+) -> list[memoryview]:
+    if [buffer.nbytes for buffer in buffers] != list(sizes):
+        raise ProtocolError("the tensors that came are not those of the manifest")
+    return buffers
+
+
+def _spans(sizes: Sequence[int | None], range_bytes: int) -> list[_Span]:
+    """Consecutive ranges of at most `range_bytes` and RANGE_TENSORS, or pieces of one tensor.
+
+    None: a tensor that is not wanted.
+    """
+    spans: list[_Span] = []
+    first, total = 0, 0
+    for index, size in enumerate([*sizes, None]):
+        is_full = index - first >= RANGE_TENSORS or total + (size or 0) > range_bytes
+        if index > first and (is_full or size is None):
+            spans += _cut(first, index, total, range_bytes)
+            first, total = index, 0
+        if size is None:
+            first = index + 1
+        else:
+            total += size
+    return spans
+
+
+def _cut(first: int, end: int, nbytes: int, range_bytes: int) -> list[_Span]:
+    """The range as it is, or one large tensor in pieces of whole chunks."""
+    step = max(range_bytes // CHUNK_BYTES, 1) * CHUNK_BYTES
+    if end - first > 1 or nbytes <= step:
+        return [_Span(first, end, nbytes)]
+    stops = [min(begin + step, nbytes) for begin in range(0, nbytes, step)]
+    begins = [0, *stops[:-1]]
+    pieces = [slice(begin, stop) for begin, stop in zip(begins, stops, strict=True)]
+    return [_Span(first, end, piece.stop - piece.start, piece) for piece in pieces]
