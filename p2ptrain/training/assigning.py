@@ -34,7 +34,8 @@ def placed_of(assignment: Assignment, tied: Sequence[tuple[int, int]] = ()) -> P
         lineage=assignment.lineage,
         stages=stages,
         tied=tuple(tied),
-        keeps=any(stage.copies_to is not None for stage in stages),
+        keeps=assignment.keeps,
+        stable=assignment.stable,
     )
 
 
@@ -74,6 +75,8 @@ def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assig
         version=placed.version,
         lineage=placed.lineage,
         wire=request.wire,
+        stable=placed.stable,
+        keeps=placed.keeps,
     )
 
 

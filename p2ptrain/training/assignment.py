@@ -83,6 +83,8 @@ class Assignment:
         version: the state that the epoch begins with.
         lineage: the job's history before this epoch.
         wire: how activations, gradients and the parts of all-reduces travel.
+        stable: the newest version of which every copy was acknowledged; None = there is none.
+        keeps: whether the state that the epoch begins with is copied at once.
     """
 
     key: EpochKey
@@ -98,6 +100,8 @@ class Assignment:
     version: Version
     lineage: Lineage = FIRST
     wire: WireFormat = WireFormat.EXACT
+    stable: Version | None = None
+    keeps: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -130,6 +134,8 @@ class Assignment:
                 "version": version_fields(self.version),
                 "lineage": self.lineage.to_fields(),
                 "wire": self.wire.value,
+                "stable": None if self.stable is None else version_fields(self.stable),
+                "keeps": self.keeps,
             }
         )
 
@@ -140,7 +146,7 @@ class Assignment:
         if not isinstance(fields, dict):
             raise ProtocolError("an assignment is a map")
         optimizer = fields.get("optimizer")
-        stages = fields.get("stages")
+        stages, stable = fields.get("stages"), fields.get("stable")
         if not isinstance(optimizer, dict) or not isinstance(stages, list) or not stages:
             raise ProtocolError("an assignment names an optimizer and its stages")
         assignment = Assignment(
@@ -157,6 +163,8 @@ class Assignment:
             version=read_version(fields.get("version")),
             lineage=Lineage.from_fields(fields.get("lineage")),
             wire=wire_format(fields),
+            stable=None if stable is None else read_version(stable),
+            keeps=bool(fields.get("keeps")),
         )
         assignment.check()
         return assignment

@@ -191,6 +191,7 @@ def _ask_fields(ask: ChangeAsk) -> dict[str, Any]:
         "alive": sorted(ask.alive),
         "without": sorted(ask.without),
         "lowered": dict(ask.lowered),
+        "stable": None if ask.stable is None else version_fields(ask.stable),
         "lineage": past.lineage.to_fields(),
         "reported": past.reported,
         "copies": [
@@ -231,6 +232,7 @@ def _read_ask(fields: Mapping[str, Any]) -> ChangeAsk:
         past=past,
         without=frozenset(_texts(_list(fields, "without"))),
         lowered={device: integer(lowered, device) for device in lowered},
+        stable=None if fields.get("stable") is None else read_version(fields["stable"]),
     )
 
 

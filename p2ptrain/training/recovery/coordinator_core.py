@@ -24,6 +24,7 @@ from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch, fetches
 from p2ptrain.training.recovery.holdings import Inventory
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.recovery.protect import is_covered
 from p2ptrain.training.recovery.reach import clique
 
 ATTEMPTS_LIMIT = 8
@@ -322,13 +323,24 @@ class CoordinatorCore:
             lineage=self._ask.past.lineage,
             stages=planned.stages,
             tied=planned.tied,
-            keeps=any(stage.copies_to is not None for stage in planned.stages),
             stable=self._ask.stable,
         )
+        placed = dataclasses.replace(placed, keeps=self._is_kept_at_once(placed))
         self._placed = placed
         self._waiting = set(placed.devices)
         wanted = fetches(choice, placed.needs, planned.senders)
         self._out += [Prepare(device, placed, wanted[device]) for device in placed.devices]
+
+    def _is_kept_at_once(self, placed: Placed) -> bool:
+        """Unless there is something to go back to whoever dies next; at first the holder has it."""
+        if not placed.protects or placed.version.computed == 0:
+            return False
+        stable = placed.stable
+        if stable is None or not self._ask.past.lineage.is_valid(stable):
+            return True
+        # only those of the plan: whoever else goes, goes unnoticed
+        here = {device: self._stock[device] for device in placed.devices if device in self._stock}
+        return not is_covered(stable, placed.stages, here)
 
     def _on_ready(self, device: str, trouble: PrepareFailed | None) -> None:
         placed, choice = self._placed, self._choice

@@ -35,7 +35,7 @@ class Placed:
         lineage: as it was before this epoch.
         stages: in pipeline order.
         tied: pairs of stages that share weights, and so exchange gradients.
-        keeps: whether devices keep versions to go back to, from the first one on.
+        keeps: whether the version that the epoch begins with is kept at once.
         stable: the newest version of which every copy was acknowledged; None = there is none.
     """
 
@@ -53,6 +53,11 @@ class Placed:
     def devices(self) -> tuple[str, ...]:
         """Ids, in pipeline order, each once."""
         return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
+
+    @property
+    def protects(self) -> bool:
+        """Whether devices keep versions to go back to, and copies of them for others."""
+        return any(stage.copies_to is not None for stage in self.stages)
 
     @property
     def seats(self) -> tuple[tuple[int, str], ...]:

@@ -179,7 +179,7 @@ class Holder(Node):
             return
         while self.ordered < min(committing.decided + ROUNDS_AHEAD, self.steps):
             step = self.ordered
-            keep = epoch.keeps and (step + 1) % KEEP_EVERY == 0 and self.in_progress is None
+            keep = epoch.protects and (step + 1) % KEEP_EVERY == 0 and self.in_progress is None
             if keep:
                 self.in_progress = Version(step + 1, epoch.epoch)
                 self.acknowledged.clear()

@@ -27,6 +27,8 @@ def shared(*shares: int, allocation: Allocation = Allocation.SAMPLES) -> StagePl
 def test_a_good_one_survives() -> None:
     good = assignment(shared(3, 1))
     assert Assignment.from_bytes(good.to_bytes()) == good
+    told = replace(good, stable=Version(4, 1), keeps=True)
+    assert Assignment.from_bytes(told.to_bytes()) == told
 
 
 @pytest.mark.parametrize("shares", [(0,), (4, 0), (0, 4), (5, -1)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from p2ptrain.training.recovery import coordinator_core as c
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import Forward, GlobalCopy, Past
@@ -17,10 +19,10 @@ _STAGES = (PlacedStage(0, 2, ("h",), "a"), PlacedStage(2, 4, ("a",), "h"))
 _PRESENT = Placed(1, 1, "h", Version(0, 0), Lineage(), _STAGES)
 
 
-def _core(alive: frozenset[str] = _ALL) -> c.CoordinatorCore:
+def _core(alive: frozenset[str] = _ALL, stable: Version | None = None) -> c.CoordinatorCore:
     first = GlobalCopy(Version(0, 0), "h", Kind.INITIAL)
     past = Past(_LINEAGE, 5, (first,), _PRESENT.places())
-    ask = ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT)
+    ask = ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT, stable)
     return c.CoordinatorCore(ask, 2, alive)
 
 
@@ -126,3 +128,47 @@ def test_an_error_that_stays_ends_the_attempts() -> None:
     assert isinstance(refusal, c.RefuseHolder)
     assert "no such operator" in refusal.reason
     assert not refusal.again
+
+
+def _copies(first: int, end: int, version: Version) -> tuple[Holding, ...]:
+    """Its own, and the other's."""
+    own = Holding(first, end, version, Kind.KEPT)
+    return own, Holding(2 - first, 6 - end, version, Kind.REPLICA)
+
+
+@pytest.mark.parametrize(
+    ("stable", "lost", "keeps"),
+    [
+        (None, "", True),
+        (Version(4, 1), "", False),  # whoever dies next, one goes back to it
+        (Version(4, 1), "a", True),
+        (Version(4, 7), "", True),  # of another history
+    ],
+)
+def test_what_an_epoch_begins_with_is_kept_unless_something_is_already(
+    stable: Version | None, lost: str, keeps: bool
+) -> None:
+    core = _core(stable=stable)
+    core.start()
+    kept = stable or Version(4, 1)
+    held = {
+        "h": (_live(0, 2, 5), *_copies(0, 2, kept)),
+        "a": (_live(2, 4, 5), *_copies(2, 4, kept)),
+    }
+    for device, holdings in held.items():
+        _feed(core, _in(device, *(holdings[:1] if device == lost else holdings)))
+    _feed(core, _in("b"))
+    prepare, _ = _feed(core, c.Planned(10, _STAGES))
+    assert isinstance(prepare, c.Prepare)
+    assert prepare.placed.stable == stable
+    assert prepare.placed.keeps == keeps
+
+
+def test_the_first_weights_are_not_kept_the_holder_has_them() -> None:
+    core = _core()
+    core.start()
+    _feed(core, _in("h"), _in("a"), _in("b"))
+    prepare, _ = _feed(core, c.Planned(10, _STAGES))
+    assert isinstance(prepare, c.Prepare)
+    assert prepare.placed.version == Version(0, 0)
+    assert not prepare.placed.keeps

@@ -1,0 +1,146 @@
+"""Whose copies are kept where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
+from p2ptrain.training.recovery.placed import PlacedStage
+from p2ptrain.training.recovery.protect import (
+    SLOTS,
+    Protection,
+    Unprotected,
+    is_covered,
+    keepers_of,
+    protect,
+)
+from p2ptrain.training.recovery.version import Version
+
+R = Version(8, 3)
+PLENTY = 1 << 40
+
+
+def pipeline(*devices: str) -> tuple[PlacedStage, ...]:
+    """A unit a stage; "bc" is a group of b and c."""
+    return tuple(PlacedStage(p, p + 1, tuple(names)) for p, names in enumerate(devices))
+
+
+def kept_by(found: Protection) -> list[str | None]:
+    return [stage.copies_to for stage in found.stages]
+
+
+def protected(*devices: str, **spare: int) -> Protection:
+    stages = pipeline(*devices)
+    names = {name for stage in stages for name in stage.devices}
+    return protect(stages, [100] * len(stages), dict.fromkeys(names, PLENTY) | spare)
+
+
+def test_the_next_stage_keeps_and_for_the_last_one_the_one_before() -> None:
+    found = protected("a", "b", "c")
+    assert kept_by(found) == ["b", "c", "b"]
+    assert not found.unprotected
+
+
+def test_a_group_needs_no_copies_and_keeps_those_of_others_in_turn() -> None:
+    found = protected("a", "bc", "d")
+    assert kept_by(found)[1] is None
+    assert {kept_by(found)[0], kept_by(found)[2]} == {"b", "c"}
+
+
+def test_nothing_is_kept_by_one_device_or_by_groups_alone() -> None:
+    assert kept_by(protected("a")) == [None]
+    assert kept_by(protected("a", "a")) == [None, None]
+    assert kept_by(protected("ab", "cd")) == [None, None]
+    assert not protected("a").unprotected
+
+
+def test_a_stage_of_the_same_device_is_no_place_for_a_copy() -> None:
+    """A private job: the holder has both ends."""
+    assert kept_by(protected("a", "b", "a")) == ["b", "a", "b"]
+
+
+def test_the_neighbour_with_more_memory_keeps() -> None:
+    assert kept_by(protected("a", "bc", b=500, c=600))[0] == "c"
+
+
+def test_whoever_has_room_keeps_where_no_neighbour_has() -> None:
+    assert kept_by(protected("a", "b", "c", "d", b=200, c=PLENTY))[0] == "c"
+
+
+def test_without_room_a_stage_is_unprotected_and_the_others_are_not() -> None:
+    found = protected("a", "b", a=200, b=400)
+    assert kept_by(found) == ["b", None]
+    assert found.unprotected == (Unprotected(1, "b"),)
+
+
+def test_nobody_keeps_anything_where_one_has_no_room_for_its_own() -> None:
+    """A version that lacks a stage is no version to go back to."""
+    found = protected("a", "bc", "d", c=199)
+    assert kept_by(found) == [None, None, None]
+    assert found.unprotected == (Unprotected(0, "a", "c"), Unprotected(2, "d", "c"))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[tuple[PlacedStage, ...], list[int], dict[str, int]]:
+    devices = list(draw(st.permutations("abcdef")))[: draw(st.integers(1, 6))]
+    groups: list[list[str]] = [[devices[0]]]
+    for device in devices[1:]:
+        if draw(st.booleans()):
+            groups.append([])
+        groups[-1].append(device)
+    stages = tuple(PlacedStage(p, p + 1, tuple(names)) for p, names in enumerate(groups))
+    sizes = [draw(st.integers(0, 50)) for _ in stages]
+    spare = {d: draw(st.integers(0, 400)) for d in devices}
+    return stages, sizes, spare
+
+
+@given(plans())
+def test_nobody_is_given_more_than_it_has_room_for(
+    plan: tuple[tuple[PlacedStage, ...], list[int], dict[str, int]],
+) -> None:
+    stages, sizes, spare = plan
+    found = protect(stages, sizes, spare)
+    kept = [stage.copies_to for stage in found.stages]
+    assert [replace(stage, copies_to=None) for stage in found.stages] == list(stages)
+    if any(kept):
+        for device, room in spare.items():
+            own = sum(n for n, s in zip(sizes, stages, strict=True) if device in s.devices)
+            others = sum(n for n, keeper in zip(sizes, kept, strict=True) if keeper == device)
+            assert SLOTS * (own + others) <= room
+    for p, (stage, keeper) in enumerate(zip(stages, kept, strict=True)):
+        alone = len(stage.devices) == 1 and len({d for s in stages for d in s.devices}) > 1
+        told = p in {missing.stage for missing in found.unprotected}
+        assert alone == ((keeper is not None) or told)
+        assert keeper is None or keeper in keepers_of(stages, p)
+
+
+def having(**holdings: list[Holding]) -> dict[str, Inventory]:
+    return {device: Inventory(device, holdings=tuple(held)) for device, held in holdings.items()}
+
+
+def copy(first: int, end: int, kind: Kind, version: Version = R) -> Holding:
+    return Holding(first, end, version, kind)
+
+
+def test_a_version_is_covered_where_every_unit_is_kept_twice() -> None:
+    stages = (PlacedStage(0, 2, ("a",), "b"), PlacedStage(2, 4, ("b",), "a"))
+    whole = having(
+        a=[copy(0, 2, Kind.KEPT), copy(2, 4, Kind.REPLICA)],
+        b=[copy(2, 4, Kind.KEPT), copy(0, 2, Kind.REPLICA)],
+    )
+    assert is_covered(R, stages, whole)
+    assert not is_covered(Version(9, 3), stages, whole)
+    assert not is_covered(R, stages, {"a": whole["a"]})
+    for kind in (Kind.LIVE, Kind.FETCHED):  # gone or another version soon
+        moving = having(a=[copy(0, 4, kind)], b=[copy(0, 4, Kind.KEPT)])
+        assert not is_covered(R, stages, moving)
+
+
+def test_a_stage_without_a_keeper_need_only_be_there() -> None:
+    stages = (PlacedStage(0, 1, ("a",), "b"), PlacedStage(1, 2, ("b",)))
+    held = having(a=[copy(0, 1, Kind.KEPT)], b=[copy(0, 1, Kind.REPLICA), copy(1, 2, Kind.KEPT)])
+    assert is_covered(R, stages, held)
+    assert not is_covered(R, stages, {"a": held["a"], "b": Inventory("b")})
