@@ -20,6 +20,7 @@
       |<- train.failed -- train.diagnose ------------>|
       |        replica.offer: a stage's device -> the one that keeps its copies (reads: state.read)
       |<- replica.kept -------------------------------|   whole there, or why it is not
+      |-- replica.keeper ---------------------------->|   offer it to another device instead
       |-- versions.keep ----------------------------->|   to all: what is older may go
       |-- job.end ----------------------------------->|
 
@@ -29,7 +30,7 @@ dropped and counted, whoever sent them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -59,6 +60,7 @@ FAILED = "train.failed"
 DIAGNOSE = "train.diagnose"
 REPLICA_OFFER = "replica.offer"
 REPLICA_KEPT = "replica.kept"
+REPLICA_KEEPER = "replica.keeper"
 VERSIONS_KEEP = "versions.keep"
 END = "job.end"
 
@@ -181,6 +183,7 @@ class RoundOrder:
         round: the round's shape.
         lr_factor: what the schedule gives for this update; 1.0 without one.
         keep: keep a copy of the state after this round's update.
+        stay: with it, the versions that stay; older ones that are not named go before it is made.
         outputs: eval only: send the model's outputs to the holder (metrics need them).
     """
 
@@ -188,6 +191,7 @@ class RoundOrder:
     lr_factor: float = 1.0
     keep: bool = False
     outputs: bool = False
+    stay: tuple[Version, ...] = ()
 
     def fields(self) -> dict[str, Any]:
         """As frame fields."""
@@ -200,6 +204,7 @@ class RoundOrder:
             "lr_factor": self.lr_factor,
             "keep": self.keep,
             "outputs": self.outputs,
+            "stay": _version_list(self.stay),
         }
 
     @staticmethod
@@ -220,6 +225,7 @@ class RoundOrder:
             number(fields, "lr_factor"),
             bool(fields.get("keep")),
             bool(fields.get("outputs")),
+            _read_versions(fields, "stay"),
         )
 
 
@@ -272,6 +278,25 @@ class ReplicaKept:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaKeeper:
+    """Copies of units [first, end), from `version` on, go to `keeper`, an id."""
+
+    version: Version
+    first: int
+    end: int
+    keeper: str
+
+    def fields(self) -> dict[str, Any]:
+        """As frame fields, beside the epoch's."""
+        return {**_copy_fields(self.version, self.first, self.end), "keeper": self.keeper}
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> ReplicaKeeper:
+        """Check and read them."""
+        return ReplicaKeeper(*_read_copy(fields), text(fields, "keeper", 64))
+
+
+@dataclass(frozen=True, slots=True)
 class VersionsKeep:
     """Which versions of a job are kept; older ones go."""
 
@@ -280,16 +305,12 @@ class VersionsKeep:
 
     def fields(self) -> dict[str, Any]:
         """As frame fields."""
-        named = [[version.step, version.computed] for version in self.versions]
-        return {"job": self.job, "versions": named}
+        return {"job": self.job, "versions": _version_list(self.versions)}
 
     @staticmethod
     def read(fields: Mapping[str, Any]) -> VersionsKeep:
         """Check and read them."""
-        named = fields.get("versions")
-        if not isinstance(named, list) or len(named) > VERSIONS_LIMIT:
-            raise ProtocolError(f"field 'versions' is not a list of at most {VERSIONS_LIMIT}")
-        return VersionsKeep(text(fields, "job", 64), tuple(_read_version(one) for one in named))
+        return VersionsKeep(text(fields, "job", 64), _read_versions(fields, "versions"))
 
 
 def _copy_fields(version: Version, first: int, end: int) -> dict[str, Any]:
@@ -300,6 +321,17 @@ def _read_copy(fields: Mapping[str, Any]) -> tuple[Version, int, int]:
     version = Version(integer(fields, "step"), integer(fields, "computed"))
     first = integer(fields, "first")
     return version, first, integer(fields, "end", first + 1)
+
+
+def _version_list(versions: Collection[Version]) -> list[list[int]]:
+    return [[version.step, version.computed] for version in versions]
+
+
+def _read_versions(fields: Mapping[str, Any], key: str) -> tuple[Version, ...]:
+    named = fields.get(key)
+    if not isinstance(named, list) or len(named) > VERSIONS_LIMIT:
+        raise ProtocolError(f"field {key!r} is not a list of at most {VERSIONS_LIMIT}")
+    return tuple(_read_version(one) for one in named)
 
 
 def _read_version(value: object) -> Version:

@@ -32,6 +32,7 @@ from p2ptrain.training.recovery.device_events import (
     CommitHeard,
     Coordinates,
     Copy,
+    CopyFailed,
     DeviceEvent,
     DeviceInstruction,
     Drop,
@@ -41,6 +42,7 @@ from p2ptrain.training.recovery.device_events import (
     HolderIs,
     HolderState,
     InventoryAsked,
+    KeeperIs,
     KeepHeard,
     Kept,
     LinkEnded,
@@ -111,6 +113,7 @@ class DeviceCore:
         self._park = False  # the stop under way is because the holder is gone
         self._left_out = False  # it is because an epoch began without this device
         self._keeps: dict[int, bool] = {}  # by step, of orders not committed
+        self._keepers: dict[tuple[int, int], str] = {}  # by units, other than the plan says
         self._out: list[DeviceInstruction] = []
 
     @property
@@ -139,7 +142,7 @@ class DeviceCore:
                 self._on_seat(event)
             case CommitHeard():
                 self._on_commit(event)
-            case Kept() | OfferHeard() | ReplicaWhole() | KeepHeard():
+            case Kept() | OfferHeard() | ReplicaWhole() | KeepHeard() | CopyFailed() | KeeperIs():
                 self._on_copies(event)
             case HolderIs(state):
                 self._on_holder(state)
@@ -282,6 +285,7 @@ class DeviceCore:
         self.fence = self.fence.raised(placed.term, placed.epoch)
         self.running, self.prepared = placed, None
         self.phase = Phase.RUNNING
+        self._keepers.clear()
         self._live = {
             first: Holding(first, end, placed.version, Kind.LIVE)
             for first, end in placed.ranges_of(self._device)
@@ -366,7 +370,9 @@ class DeviceCore:
 
     # -- copies ----------------------------------------------------------------------------
 
-    def _on_copies(self, event: Kept | OfferHeard | ReplicaWhole | KeepHeard) -> None:
+    def _on_copies(
+        self, event: Kept | OfferHeard | ReplicaWhole | KeepHeard | CopyFailed | KeeperIs
+    ) -> None:
         match event:
             case Kept(first, end, version):
                 self._put(Holding(first, end, version, Kind.KEPT))
@@ -376,9 +382,14 @@ class DeviceCore:
                     self._out.append(Collect(peer, epoch, first, end, version))
             case ReplicaWhole(epoch, first, end, version):
                 self._put(Holding(first, end, version, Kind.REPLICA))
-                if self.running is not None and self.running.epoch == epoch:
-                    holder = self.running.holder
-                    self._out.append(TellReplica(holder, epoch, first, end, version))
+                self._tell_replica(epoch, first, end, version)
+            case CopyFailed(epoch, first, end, version, reason):
+                self._tell_replica(epoch, first, end, version, reason)
+            case KeeperIs(peer, epoch, first, end, version, keeper):
+                if self._is_of_running(peer, epoch):
+                    self._keepers[first, end] = keeper
+                    if Holding(first, end, version, Kind.KEPT) in self._copies:
+                        self._offer(first, end, version)
             case KeepHeard(peer, versions):
                 if peer == self._holder and versions:
                     self._keep_only(versions)
@@ -387,9 +398,18 @@ class DeviceCore:
         running = self.running
         if self.phase is not Phase.RUNNING or running is None:
             return
-        keeper = running.keeper_of(first, end)
+        keeper = self._keepers.get((first, end)) or running.keeper_of(first, end)
         if keeper is not None:
             self._out.append(Offer(keeper, running.epoch, first, end, version))
+        elif running.protects:
+            self._tell_replica(running.epoch, first, end, version)
+
+    def _tell_replica(
+        self, epoch: int, first: int, end: int, version: Version, failed: str | None = None
+    ) -> None:
+        running = self.running
+        if running is not None and running.epoch == epoch:
+            self._out.append(TellReplica(running.holder, epoch, first, end, version, failed))
 
     def _keep_only(self, versions: Collection[Version]) -> None:
         """Free what is older than the newest of them; a younger copy may be on its way to count."""

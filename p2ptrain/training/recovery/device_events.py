@@ -180,6 +180,29 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyFailed:
+    """A copy of units [first, end) at `version` could not be had: an own one, or one offered."""
+
+    epoch: int
+    first: int
+    end: int
+    version: Version
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperIs:
+    """The holder has the copies of units [first, end) kept by `keeper` from `version` on."""
+
+    peer: str
+    epoch: int
+    first: int
+    end: int
+    version: Version
+    keeper: str
+
+
+@dataclass(frozen=True, slots=True)
 class OfferHeard:
     """`peer` has a copy of units [first, end) to be kept here."""
 
@@ -238,6 +261,8 @@ DeviceEvent: TypeAlias = (
     | Applied
     | Torn
     | Kept
+    | CopyFailed
+    | KeeperIs
     | OfferHeard
     | ReplicaWhole
     | KeepHeard
@@ -378,13 +403,17 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class TellReplica:
-    """Tell the holder that a copy is whole here."""
+    """Tell the holder that a copy is whole here, or why it is not.
+
+    Of another's stage where this device keeps it, of its own where nobody else does.
+    """
 
     holder: str
     epoch: int
     first: int
     end: int
     version: Version
+    failed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,10 +184,10 @@ class HolderCore:
                 self._trouble()
             case Committed(step):
                 self._reported = max(self._reported, step)
-            case Stable(version):
+            case Stable(version, besides):
                 self.stable = version
                 self._write_down()
-                self._out.append(KeepOnly((version,), frozenset(self._alive)))
+                self._out.append(KeepOnly((version, *besides), frozenset(self._alive)))
             case CopiesAre(copies):
                 self._copies = copies
             case Coordinates(device, term):
@@ -342,6 +342,8 @@ class HolderCore:
         back_to = self.stable.step if self.stable is not None else 0
         oldest = min([placed.version.step, back_to, *(c.version.step for c in self._copies)])
         self.lineage = self.lineage.begun(placed.epoch, placed.version).pruned(oldest)
+        if self.stable is not None and not self.lineage.is_valid(self.stable):
+            self.stable = None  # training goes on from before it
         self.next_epoch = placed.epoch + 1
         self.placed = placed
         self.phase = Phase.TRAINING

@@ -75,9 +75,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Stable:
-    """Every copy that `version` needs to be whole without any one device is acknowledged."""
+    """Every copy that `version` needs to be whole without any one device is acknowledged.
+
+    Attributes:
+        besides: versions that somebody still reads.
+    """
 
     version: Version
+    besides: tuple[Version, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class Coordinating:
         """Whom this device follows has changed: what it was about is no longer its business."""
         follows = self._node.follows
         if follows is None or follows[0] != self._node.id:
+            if self._core is not None and not self._core.over:
+                self._tell("no.office", number=self._number)
             self._core = None
 
     def on_died(self, peer: str) -> None:

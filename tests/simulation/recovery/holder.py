@@ -6,6 +6,7 @@ from typing import Any
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.training.recovery import holder_events as h
+from p2ptrain.training.recovery import keeping as k
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.choose import GlobalCopy, Lost
 from p2ptrain.training.recovery.committing import Committing
@@ -26,11 +27,13 @@ class Holder(Node):
     """A device that also holds the data."""
 
     holder_core_type: type[HolderCore] = HolderCore
+    keeping_type: type[k.Keeping] = k.Keeping
 
     def __init__(self, id_: str, world: World, steps: int) -> None:
         super().__init__(id_, world)
         self.steps = steps
         self.over = False
+        self.abandoned = 0  # versions
 
     def start(self) -> None:
         """A new process, which goes on where its journal ends."""
@@ -41,8 +44,7 @@ class Holder(Node):
         self.epoch: Placed | None = None
         self.ordered = 0
         self.draining = False
-        self.in_progress: Version | None = None
-        self.acknowledged: set[tuple[int, int]] = set()
+        self.keeping = self.keeping_type()
         first = world.truth.first
         for unit, state in enumerate(world.truth.of(first)):
             self.store(unit, unit + 1, first, Kind.INITIAL, (state,))
@@ -111,7 +113,7 @@ class Holder(Node):
             case "done":
                 self._on_done(peer, **fields)
             case "kept":
-                self._on_kept(**fields)
+                self._on_kept(peer, **fields)
             case "link":
                 if self.epoch is not None and fields["epoch"] == self.epoch.epoch:
                     self.tell(h.LinkTrouble(peer, fields["peer"]))
@@ -166,8 +168,7 @@ class Holder(Node):
         self.committing = Committing(placed.seats, placed.version.step)
         self.ordered = placed.version.step
         self.draining = False
-        self.in_progress = placed.version if placed.keeps else None
-        self.acknowledged.clear()
+        self.keeping.begin(placed)
         self._tell_all(alive, "begin", epoch=placed.epoch)
         if placed.version.step == self.steps and not self.holder.finishing:
             self.tell(h.CourseDone())
@@ -179,12 +180,15 @@ class Holder(Node):
             return
         while self.ordered < min(committing.decided + ROUNDS_AHEAD, self.steps):
             step = self.ordered
-            keep = epoch.protects and (step + 1) % KEEP_EVERY == 0 and self.in_progress is None
+            keep = self.keeping.protects and (step + 1) % KEEP_EVERY == 0
+            keep = keep and not self.keeping.under_way
             if keep:
-                self.in_progress = Version(step + 1, epoch.epoch)
-                self.acknowledged.clear()
+                self.keeping.ordered(Version(step + 1, epoch.epoch))
             self.ordered += 1
-            self._tell_all(list(epoch.devices), "order", epoch=epoch.epoch, step=step, keep=keep)
+            order = {"epoch": epoch.epoch, "step": step, "keep": keep}
+            stable = () if self.holder.stable is None else (self.holder.stable,)
+            stay = (*stable, *self.keeping.under_way)
+            self._tell_all(list(epoch.devices), "order", **order, stay=stay)
 
     def _on_done(self, peer: str, epoch: int, stage: int, step: int) -> None:
         placed, committing = self.epoch, self.committing
@@ -226,15 +230,20 @@ class Holder(Node):
         if self.draining:
             self.tell(h.Drained())
 
-    def _on_kept(self, epoch: int, first: int, end: int, version: Version) -> None:
-        placed = self.epoch
-        if placed is None or placed.epoch != epoch or version != self.in_progress:
+    def _on_kept(
+        self, peer: str, epoch: int, first: int, end: int, version: Version, failed: str | None
+    ) -> None:
+        if self.epoch is None:
             return
-        self.acknowledged.add((first, end))
-        wanted = {(s.first, s.end) for s in placed.stages if s.copies_to is not None}
-        if self.acknowledged >= wanted:
-            self.in_progress = None
-            self.tell(h.Stable(version))
+        for result in self.keeping.acknowledged(peer, epoch, (first, end), version, failed):
+            match result:
+                case k.Whole(version):
+                    self.tell(h.Stable(version))
+                case k.TryKeeper(owner, keeper):
+                    units = {"first": result.first, "end": result.end, "version": version}
+                    self.world.send(self.id, owner, "keeper", epoch=epoch, keeper=keeper, **units)
+                case k.Abandoned():
+                    self.abandoned += 1
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from p2ptrain.training.recovery.device_core import DeviceCore
 from p2ptrain.training.recovery.fence import Fence
 from p2ptrain.training.recovery.holder_core import HolderCore
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
+from p2ptrain.training.recovery.keeping import Keeping, KeepingResult
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.reporting import OnceOnly, Reported
 from p2ptrain.training.recovery.version import Version
@@ -110,6 +111,37 @@ class AcknowledgesEarly(Node):
 
     def _collect(self, order: d.Collect) -> None:
         self.feed(d.ReplicaWhole(order.epoch, order.first, order.end, order.version))
+
+
+class TrustsTheFirst(Keeping):
+    """Takes a version for whole when the first device has a copy."""
+
+    def ordered(self, version: Version) -> None:
+        super().ordered(version)
+        for missing in self._missing.values():
+            while len(missing) > 1:
+                missing.pop()
+
+    def acknowledged(
+        self,
+        device: str,
+        epoch: int,
+        units: tuple[int, int],
+        version: Version,
+        failed: str | None = None,
+    ) -> list[KeepingResult]:
+        for missing in self._missing.values():
+            stage = self._stage_of(units)
+            if stage is not None:
+                missing.clear()
+                missing.add((stage, device))
+        return super().acknowledged(device, epoch, units, version, failed)
+
+
+class TrustsTheFirstHolder(Holder):
+    """The same, at the holder."""
+
+    keeping_type = TrustsTheFirst
 
 
 class RollsForwardAlone(CoordinatorCore):
@@ -208,6 +240,7 @@ MUTANTS: dict[str, Build] = (
             node=AnswersWithoutStopping, holder=AnswersWithoutStoppingHolder
         )
     }
+    | {"TrustsTheFirst": Build(holder=TrustsTheFirstHolder)}
     | {m.__name__: Build(coordinator_core=m) for m in (RollsForwardAlone,)}
     | {"MixesHistories": Build(node=GivesAnyHistory, coordinator_core=MixesHistories)}
     | {m.__name__: Build(holder_core=m) for m in (ReusesEpochNumbers,)}

@@ -169,11 +169,16 @@ class Node:
             case "begin":
                 self.feed(d.BeginHeard(peer, fields["epoch"]))
             case "order":
+                stay = fields.pop("stay")
+                if fields["keep"]:
+                    self.feed(d.KeepHeard(peer, stay))
                 self.feed(d.OrderHeard(peer, **fields))
             case "commit":
                 self.feed(d.CommitHeard(peer, **fields))
             case "offer":
                 self.feed(d.OfferHeard(peer, **fields))
+            case "keeper":
+                self.feed(d.KeeperIs(peer, **fields))
             case "keep":
                 self.feed(d.KeepHeard(peer, fields["versions"]))
             case "end":
@@ -238,10 +243,9 @@ class Node:
                     self.copies.pop(holding, None)
                     if holding.kind is Kind.LIVE:
                         self.seats.pop(holding.first, None)
-            case d.TellReplica(holder, epoch, first, end, version):
-                self.world.send(
-                    self.id, holder, "kept", epoch=epoch, first=first, end=end, version=version
-                )
+            case d.TellReplica(holder, epoch, first, end, version, failed):
+                copy = {"epoch": epoch, "first": first, "end": end, "version": version}
+                self.world.send(self.id, holder, "kept", **copy, failed=failed)
             case d.TellLink(holder, epoch, peer):
                 self.world.send(self.id, holder, "link", epoch=epoch, peer=peer)
             case d.Wait(holder):
@@ -533,6 +537,9 @@ class Node:
     def _collect(self, order: d.Collect) -> None:
         """Read a copy from its owner; a stop ends it."""
         number = self.collecting
+        if self.world.rng.random() < self.world.no_memory_share:
+            self.feed(d.CopyFailed(order.epoch, order.first, order.end, order.version, "no memory"))
+            return
 
         def got(states: tuple[int, ...] | None) -> None:
             if states is None or number != self.collecting:

@@ -76,6 +76,7 @@ class World:
         self.groups = self.rng.random() < 0.5
         self.replay_limit: int | None = None
         self.slow = self.rng.choice((0.002, 0.002, 0.02))
+        self.no_memory_share = self.rng.choice((0.0, 0.0, 0.2))  # of copies offered
         self.late_share = 0.0  # of messages, which come up to three seconds late
         self._links: dict[Pair, int] = {}  # generation, by pair; absent = no link
         self._generation = 0
@@ -293,6 +294,7 @@ class World:
         if pair in self._links:
             if self._passes(one, other):
                 self._broken_since.pop(pair, None)
+                self._gossip(self.nodes[one], self.nodes[other])
             elif self.now - self._broken_since.setdefault(pair, self.now) > LINK_TIMEOUT_SECONDS:
                 self._broken_since.pop(pair)
                 self.cut(pair)
@@ -304,6 +306,12 @@ class World:
         self._links[pair] = self._generation
         for device, peer in ((one, other), (other, one)):
             self._meet(self.nodes[device], self.nodes[peer])
+
+    def _gossip(self, one: Process, other: Process) -> None:
+        """Whom they follow; it may have been elected while one of them did not listen."""
+        for node, peer in ((one, other), (other, one)):
+            if peer.follows is not None and peer.follows[1] > node.term:
+                self._hear_of_coordinator(node, *peer.follows)
 
     def _meet(self, node: Process, peer: Process) -> None:
         key = (node.id, peer.id)

@@ -13,11 +13,14 @@ from p2ptrain.net import cbor
 from p2ptrain.training.protocol import (
     REASON_LIMIT,
     VERSIONS_LIMIT,
+    ReplicaKeeper,
     ReplicaKept,
     ReplicaOffer,
+    RoundOrder,
     VersionsKeep,
 )
 from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.rounds import Mode, Round
 
 numbers = st.integers(0, 2**53)
 versions = st.builds(Version, numbers, numbers)
@@ -50,6 +53,18 @@ def test_so_is_what_became_of_it(
 def test_so_are_the_versions_to_keep(named: list[Version]) -> None:
     keep = VersionsKeep("job", tuple(named))
     assert VersionsKeep.read(sent(keep.fields())) == keep
+
+
+@given(st.lists(versions, max_size=VERSIONS_LIMIT))
+def test_an_order_names_them_too(named: list[Version]) -> None:
+    order = RoundOrder(Round(4, Mode.TRAIN, 4, 32, 8), keep=True, stay=tuple(named))
+    assert RoundOrder.read(sent(order.fields())) == order
+
+
+@given(versions, units, st.text(max_size=64))
+def test_so_is_another_keeper(version: Version, place: tuple[int, int], keeper: str) -> None:
+    other = ReplicaKeeper(version, *place, keeper)
+    assert ReplicaKeeper.read(sent(other.fields())) == other
 
 
 def test_a_long_reason_is_cut_and_not_refused() -> None:

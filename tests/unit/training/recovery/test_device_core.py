@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from p2ptrain.training.recovery import device_events as d
 from p2ptrain.training.recovery.device_core import DeviceCore, Phase
 from p2ptrain.training.recovery.fetches import Fetch
@@ -199,3 +201,40 @@ def test_a_broken_link_is_told_where_it_matters() -> None:
     _feed(other, _ask(3), d.PrepareAsked(1, "k", _placed(3), ()), d.Fetched(3), d.Built(3))
     _feed(other, d.BeginHeard("h", 3))
     assert _feed(other, d.LinkEnded("b")) == []  # the holder sees its own links
+
+
+def _kept(version: Version) -> d.Kept:
+    return d.Kept(2, 4, version)
+
+
+def test_a_copy_goes_to_its_keeper_or_to_whom_the_holder_names_instead() -> None:
+    core = _running()
+    new = Version(4, 3)
+    assert _feed(core, _kept(new)) == [d.Offer("h", 3, 2, 4, new)]
+    refused = core.refused
+    assert _feed(core, d.KeeperIs("k", 3, 2, 4, new, "x")) == []  # only the holder says so
+    assert core.refused == refused + 1
+    assert _feed(core, d.KeeperIs("h", 3, 2, 4, new, "x")) == [d.Offer("x", 3, 2, 4, new)]
+    later = Version(6, 3)
+    assert _feed(core, d.KeeperIs("h", 3, 2, 4, later, "y")) == []  # no copy of that one yet
+    assert _feed(core, _kept(later)) == [d.Offer("y", 3, 2, 4, later)]
+
+
+def test_who_copies_for_itself_alone_says_so() -> None:
+    """In a group, or where nobody has room: without it a version would not be whole."""
+    core = DeviceCore("b")
+    stages = (PlacedStage(0, 2, ("h",), "b"), PlacedStage(2, 4, ("b", "c")))
+    placed = dataclasses.replace(_placed(3), stages=stages)
+    _feed(core, d.Coordinates("k", 1), _ask(3))
+    _feed(core, d.PrepareAsked(1, "k", placed, ()), d.Fetched(3), d.Built(3))
+    _feed(core, d.BeginHeard("h", 3))
+    new = Version(4, 3)
+    assert _feed(core, _kept(new)) == [d.TellReplica("h", 3, 2, 4, new)]
+
+
+def test_a_copy_that_failed_is_told_while_its_epoch_runs() -> None:
+    core = _running()
+    new = Version(4, 3)
+    told = d.TellReplica("h", 3, 0, 2, new, "no memory")
+    assert _feed(core, d.CopyFailed(3, 0, 2, new, "no memory")) == [told]
+    assert _feed(core, d.CopyFailed(2, 0, 2, new, "no memory")) == []

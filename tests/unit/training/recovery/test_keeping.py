@@ -1,0 +1,147 @@
+"""When a version is something to go back to."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.training.recovery.keeping import (
+    UNDER_WAY_LIMIT,
+    Abandoned,
+    Keeping,
+    TryKeeper,
+    Whole,
+)
+from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.recovery.version import Version
+
+EPOCH = 3
+BEGUN = Version(10, 2)
+V = Version(12, EPOCH)
+CHAIN = (
+    PlacedStage(0, 2, ("a",), "b"),
+    PlacedStage(2, 4, ("b", "c")),
+    PlacedStage(4, 6, ("d",), "c"),
+)
+ACKNOWLEDGEMENTS = (("b", (0, 2)), ("b", (2, 4)), ("c", (2, 4)), ("c", (4, 6)))
+
+
+def placed(*stages: PlacedStage, epoch: int = EPOCH, keeps: bool = False) -> Placed:
+    return Placed(epoch, 1, "a", BEGUN, Lineage(), stages or CHAIN, keeps=keeps)
+
+
+def keeping(*stages: PlacedStage, keeps: bool = False) -> Keeping:
+    found = Keeping()
+    found.begin(placed(*stages, keeps=keeps))
+    return found
+
+
+@given(st.permutations(ACKNOWLEDGEMENTS), st.data())
+def test_a_version_is_whole_once_everybody_has_said_so(
+    order: list[tuple[str, tuple[int, int]]], data: st.DataObject
+) -> None:
+    """In any order, however often, and whatever is said of other versions and epochs."""
+    account = keeping()
+    account.ordered(V)
+    for number, (device, units) in enumerate(order, start=1):
+        twice = data.draw(st.booleans())
+        if twice and number < len(order):
+            assert account.acknowledged(device, EPOCH, units, V) == []
+        assert account.acknowledged(device, EPOCH - 1, units, V) == []
+        assert account.acknowledged(device, EPOCH, units, Version(12, 2)) == []
+        found = account.acknowledged(device, EPOCH, units, V)
+        assert found == ([Whole(V)] if number == len(order) else [])
+    assert account.under_way == ()
+    assert account.acknowledged("b", EPOCH, (0, 2), V) == []
+
+
+def test_only_who_should_have_a_copy_counts() -> None:
+    account = keeping()
+    account.ordered(V)
+    for device, units in (*ACKNOWLEDGEMENTS[1:], ("c", (0, 2)), ("a", (0, 2)), ("b", (0, 3))):
+        assert account.acknowledged(device, EPOCH, units, V) == []
+    assert account.acknowledged("b", EPOCH, (0, 2), V) == [Whole(V)]
+
+
+def test_what_an_epoch_begins_with_may_be_on_its_way_at_once() -> None:
+    account = keeping(keeps=True)
+    assert account.under_way == (BEGUN,)
+    for device, units in ACKNOWLEDGEMENTS[:-1]:
+        account.acknowledged(device, EPOCH, units, BEGUN)
+    assert account.acknowledged("c", EPOCH, (4, 6), BEGUN) == [Whole(BEGUN)]
+
+
+def test_a_plan_without_keepers_keeps_nothing() -> None:
+    account = keeping(PlacedStage(0, 3, ("a", "b")), PlacedStage(3, 6, ("c", "d")))
+    account.ordered(V)
+    assert not account.protects
+    assert account.under_way == ()
+    assert account.acknowledged("a", EPOCH, (0, 3), V) == []
+
+
+def test_another_keeper_is_tried_and_stays_the_keeper() -> None:
+    account = keeping()
+    account.ordered(V)
+    for device, units in ACKNOWLEDGEMENTS[1:]:
+        account.acknowledged(device, EPOCH, units, V)
+    # the next stage's other device, then the far one
+    assert account.acknowledged("b", EPOCH, (0, 2), V, "no memory") == [
+        TryKeeper("a", "c", EPOCH, 0, 2, V)
+    ]
+    assert account.acknowledged("b", EPOCH, (0, 2), V) == []  # it is not asked any more
+    assert account.acknowledged("c", EPOCH, (0, 2), V) == [Whole(V)]
+    later = Version(14, EPOCH)
+    account.ordered(later)
+    for device, units in ACKNOWLEDGEMENTS[1:]:
+        account.acknowledged(device, EPOCH, units, later)
+    assert account.acknowledged("c", EPOCH, (0, 2), later) == [Whole(later)]
+
+
+def test_when_nobody_can_keep_it_the_version_is_abandoned_and_the_next_one_is_tried() -> None:
+    account = keeping(PlacedStage(0, 2, ("a",), "b"), PlacedStage(2, 4, ("b",), "a"))
+    account.ordered(V)
+    found = account.acknowledged("b", EPOCH, (0, 2), V, "no memory")
+    assert found == [Abandoned(V, 0, "b", "no memory")]
+    assert account.under_way == ()
+    later = Version(14, EPOCH)
+    account.ordered(later)
+    assert account.acknowledged("b", EPOCH, (0, 2), later) == []
+    assert account.acknowledged("a", EPOCH, (2, 4), later) == [Whole(later)]
+
+
+def test_a_device_without_a_copy_of_its_own_ends_a_version() -> None:
+    for device, units in (("a", (0, 2)), ("c", (2, 4))):
+        account = keeping()
+        account.ordered(V)
+        (found,) = account.acknowledged(device, EPOCH, units, V, "no memory")
+        assert isinstance(found, Abandoned)
+        assert account.under_way == ()
+
+
+def test_an_epoch_ends_what_was_on_its_way() -> None:
+    account = keeping()
+    account.ordered(V)
+    account.begin(placed(epoch=EPOCH + 1))
+    assert account.under_way == ()
+    assert account.acknowledged("b", EPOCH, (0, 2), V) == []
+
+
+def test_versions_on_their_way_are_few_and_an_older_one_is_not_gone_back_to() -> None:
+    account = keeping()
+    versions = [Version(step, EPOCH) for step in (11, 12, 13, 14)]
+    for version in versions:
+        account.ordered(version)
+    assert account.under_way == tuple(versions[-UNDER_WAY_LIMIT:])
+    for device, units in ACKNOWLEDGEMENTS:
+        account.acknowledged(device, EPOCH, units, versions[-1])
+    assert account.under_way == ()
+
+
+def test_what_takes_too_long_is_given_up() -> None:
+    account = keeping()
+    assert account.give_up("too slow") == []
+    account.ordered(V)
+    account.acknowledged("b", EPOCH, (0, 2), V)
+    assert account.give_up("too slow") == [Abandoned(V, 1, "b", "too slow")]
+    assert account.under_way == ()
