@@ -51,21 +51,30 @@ def force(monkeypatch: pytest.MonkeyPatch, stages: Sequence[Stage]) -> None:
     monkeypatch.setattr(household_plan, "make_plan", partial(plan, stages))
 
 
-def plan(stages: Sequence[Stage], profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
-    """As `make_plan` would, but for its choice."""
+def plan(
+    stages: Sequence[Stage],
+    profile: Profile,
+    cluster: Cluster,
+    request: PlanRequest,
+    *,
+    names: Sequence[str] = "abcdefgh",
+) -> Plan:
+    """As `make_plan` would, but for its choice; the stages' devices in the order of `names`."""
     assert request.micro_batch is not None
     split = BatchSplit(request.batch_size, request.micro_batch)
     peaks = {device.name: 0 for device in cluster.devices}
     predicted = Predicted(round_seconds=1.0, samples_per_s=1.0, peak_bytes=peaks)
-    return Plan("forced", split, _planned(stages, len(profile.units), split), predicted)
+    return Plan("forced", split, _planned(stages, len(profile.units), split, names), predicted)
 
 
-def _planned(stages: Sequence[Stage], units: int, split: BatchSplit) -> tuple[PlannedStage, ...]:
-    names = iter("abcdefgh")
+def _planned(
+    stages: Sequence[Stage], units: int, split: BatchSplit, names: Sequence[str]
+) -> tuple[PlannedStage, ...]:
+    free = iter(names)
     planned = []
     for index, stage in enumerate(stages):
         borders = (index * units // len(stages), (index + 1) * units // len(stages))
-        members = tuple(DeviceShare(next(names), share) for share in stage.shares)
+        members = tuple(DeviceShare(next(free), share) for share in stage.shares)
         depth = min(split.micro_batches, device_count(stages[index:]) + len(stages) - index - 1)
         held = None if stage.slack is None else min(split.micro_batches, depth + stage.slack)
         planned.append(PlannedStage(borders, members, depth, stage.allocation, held=held))

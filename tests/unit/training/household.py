@@ -55,12 +55,14 @@ class Devices:
 
 
 @asynccontextmanager
-async def devices(count: int, memory_bytes: int | None = 1 << 30) -> AsyncIterator[Devices]:
-    """`count` devices called a, b, c, ..."""
+async def devices(
+    count: int, memory_bytes: int | None = 1 << 30, profiles: ProfileCache | None = None
+) -> AsyncIterator[Devices]:
+    """`count` devices called a, b, c, ...; `profiles` are what was measured before."""
     names = [chr(ord("a") + index) for index in range(count)]
     async with MemoryHousehold(names, link_speed=FAST) as mesh:
         members = {}
-        profiles = ProfileCache(None)  # one machine: measured once for all
+        profiles = profiles or ProfileCache(None)  # one machine: measured once for all
         for name in names:
             member = TrainingMember(mesh[name], profiles=profiles, memory_bytes=memory_bytes)
             members[name] = member

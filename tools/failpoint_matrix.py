@@ -1,0 +1,109 @@
+"""Who may die where: every failpoint at every stage, and random moments, on devices in memory.
+
+    python tools/failpoint_matrix.py                     all of them, some minutes
+    python tools/failpoint_matrix.py --only change       those whose name has that in it
+    python tools/failpoint_matrix.py --random 100        100 random kills instead
+    python tools/failpoint_matrix.py --part 1/4          every fourth
+
+For each: the final weights and buffers have the bits of the undisturbed run (with groups: float64
+losses within 1e-8), so have losses and evaluations; steps are told once, in order; the samples of
+every plan go on where an update that counts ended; `failure` is said once; epochs rise; survivors
+keep no stage, no task, no error that nobody took. See `tests/faults.py`.
+
+Prints a table: failpoint, and by the device that died (b, c, d: the stages; e: without work at
+first) in how many ways it was tried, or what went wrong. Exit code 1 if anything did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from time import monotonic
+
+import structlog
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.faults import (
+    Fault,
+    Outcome,
+    every_fault,
+    outcome_of,
+    problems,
+    random_fault,
+    undisturbed,
+)
+
+VICTIMS = "bcde"
+
+
+def main() -> int:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="failpoints with that in their name")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="N random kills instead")
+    parser.add_argument("--seed", type=int, default=0, help="of the first random kill")
+    parser.add_argument("--part", default="1/1", help="every n-th, from the m-th: m/n")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    part, parts = (int(number) for number in args.part.split("/"))
+    faults = [fault for fault in every_fault() if args.only in fault.name][part - 1 :: parts]
+    if args.random:
+        faults = [random_fault(args.seed + number) for number in range(args.random)]
+    started = monotonic()
+    found = asyncio.run(_run(faults))
+    _print_table(faults, found)
+    wrong = sum(bool(told) for told in found)
+    seconds = monotonic() - started
+    sys.stdout.write(f"\n{len(faults)} faults, {wrong} with traces, {seconds:.0f} s\n")
+    return 1 if wrong else 0
+
+
+async def _run(faults: Sequence[Fault]) -> list[list[str]]:
+    """What each has left a trace in."""
+    wanted: dict[Sequence[object], Outcome] = {}
+    found = []
+    for fault in faults:
+        if fault.stages not in wanted:
+            wanted[fault.stages] = await undisturbed(fault)
+        told = await _problems(fault, wanted[fault.stages])
+        if told:
+            sys.stdout.write(f"{fault}: {'; '.join(told)}\n")
+            sys.stdout.flush()
+        found.append(told)
+    return found
+
+
+async def _problems(fault: Fault, wanted: Outcome) -> list[str]:
+    try:
+        return problems(await outcome_of(fault), wanted, fault)
+    except Exception as error:  # a bug, and the next fault may find another
+        return [f"{type(error).__name__}: {error}"]
+
+
+def _print_table(faults: Sequence[Fault], found: Iterable[Sequence[str]]) -> None:
+    cells: dict[str, dict[str, list[bool]]] = {}
+    for fault, told in zip(faults, found, strict=True):
+        for victim in [fault.victim] if fault.name else [name for _, _, name in fault.kills]:
+            row = cells.setdefault(fault.name or "at any moment", {})
+            row.setdefault(victim, []).append(not told)
+    lines = ["| failpoint | " + " | ".join(VICTIMS) + " |", "|---|" + "---|" * len(VICTIMS)]
+    for name, row in cells.items():
+        told = [_cell(row.get(victim, [])) for victim in VICTIMS]
+        lines.append(f"| {name} | " + " | ".join(told) + " |")
+    sys.stdout.write("\n" + "\n".join(lines) + "\n")
+
+
+def _cell(good: Sequence[bool]) -> str:
+    if not good:
+        return "-"
+    return str(len(good)) if all(good) else f"{sum(good)} of {len(good)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
