@@ -53,6 +53,7 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "update.after": "it is made",
         "version.after": "it is made, and a copy that was asked for is kept",
         "decide.before": "holder: every stage is ready, and nothing is decided",
+        "journal.after": "holder: it is written down that the update counts, people do not know",
         "report.after": "holder: the update counts and people know, no device does",
         "commit.send.between": "holder: one more device has been told",
         "inventory.receive.before": "a device is asked to stop and take stock",

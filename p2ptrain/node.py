@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -28,6 +28,7 @@ from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.default_folder import default_state_dir
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.mesh import NetworkMesh
+from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Event, Failed
 from p2ptrain.observe.stream import EventStream
 from p2ptrain.training.allocator import keep_freed_memory
@@ -154,7 +155,8 @@ class Node:
             raise OptionError("this node already trains a job: wait for its result or cancel it")
         if self._member is None:
             raise OptionError("this node is not in the household: use it as an async context")
-        self._run = _start(self._mesh, self._member, job, options, self._emit)
+        folder = StateFolder(self._config.state_dir / "job")
+        self._run = _start(self._mesh, self._member, job, options, self._emit, folder)
         return self._run
 
     def status(self) -> dict[str, Any]:
@@ -178,8 +180,14 @@ class Node:
             ],
             "coordinator": coordinator
             and {"name": coordinator.name, "id": coordinator.id, "term": coordinator.term},
-            "job": self._board.line if self._board else None,
+            "job": self._job_line(),
         }
+
+    def _job_line(self) -> Mapping[str, Any] | None:
+        waiting_for = self._member.service.waiting_for if self._member is not None else None
+        if waiting_for is not None:
+            return {"holder": waiting_for, "waiting_for": waiting_for}
+        return self._board.line if self._board else None
 
     def _traffic(self, member: Member) -> dict[str, int]:
         """Bytes that the link to a member has carried, where there is one."""
@@ -216,6 +224,7 @@ class Node:
             profiles=ProfileCache(self._config.state_dir / "profiles"),
             memory_bytes=self._memory_bytes,
             threads=self._threads,
+            emit=self._emit,
         )
         for kind, route in member.routes.items():
             self._mesh.route(kind, route.handler, route.parts)
@@ -338,6 +347,7 @@ def _start(
     job: Job,
     options: TrainOptions,
     emit: Callable[[Event], None],
+    folder: StateFolder | None = None,
 ) -> Run:
     from p2ptrain.training.holder import HolderRun
 
@@ -360,7 +370,7 @@ def _start(
     async def run() -> None:
         reporting = asyncio.create_task(report(), name="report progress")
         try:
-            await HolderRun(mesh, member.service, job, options, announce).run()
+            await HolderRun(mesh, member.service, job, options, announce, folder).run()
         except Exception as error:
             announce(Failed(str(error)))
             raise

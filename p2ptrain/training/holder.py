@@ -5,22 +5,21 @@ capture, wait for members --> epochs (`job_epochs`), each with its rounds --> we
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
 
 from torch import Tensor
 
-from p2ptrain.errors import OptionError, PeerError, ProtocolError, TrainingError
-from p2ptrain.logs import get_logger, timed
-from p2ptrain.mesh.interface import MemberState, Mesh
+from p2ptrain.errors import OptionError, ProtocolError, TrainingError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.model.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.observe.events import Done, Event, Warned
+from p2ptrain.training import unfinished
 from p2ptrain.training.allocator import trim_heap
-from p2ptrain.training.background import in_background
 from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.checkpoint import save_weights
@@ -28,34 +27,27 @@ from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite
 from p2ptrain.training.job import Job
-from p2ptrain.training.job_epochs import JobEpochs, Work
+from p2ptrain.training.job_epochs import JobEpochs, Memory, Work
+from p2ptrain.training.journal import Journal
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.planning import (
-    office,
-    plan_event,
-    settle,
-    survey_links,
-    wait_for_members,
-)
-from p2ptrain.training.preparation import Prepared, prepare
+from p2ptrain.training.planning import plan_event
+from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.privacy import private_units
-from p2ptrain.training.protocol import END, FETCH_MODEL, text
+from p2ptrain.training.protocol import FETCH_MODEL, text
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Course
-from p2ptrain.training.scope import task_scope
 from p2ptrain.training.service import TrainingService
+from p2ptrain.training.start_of_job import Started, StartOfJob
 from p2ptrain.training.state_check import state_check
 from p2ptrain.training.state_transfer import INITIAL
 from p2ptrain.training.training_loop import TrainingLoop
 
 log = get_logger(__name__)
 
-END_TIMEOUT_SECONDS = 2.0
 HOME_SHARE = 0.25
 """Of free memory, for the trained weights beside those that the job began with."""
-REACHABLE = (MemberState.ALIVE, MemberState.SUSPECT)
 
 
 class HolderRun:
@@ -68,13 +60,18 @@ class HolderRun:
         job: Job,
         options: TrainOptions,
         emit: Callable[[Event], None],
+        folder: StateFolder | None = None,
     ) -> None:
+        """`folder`: where the job's journal stands; None = this job ends with its process."""
         self._mesh = mesh
         self._service = service
         self._job = job
         self._options = options
         self._emit = emit
-        self._id = secrets.token_hex(8)
+        self._folder = None if options.local else folder
+        self._start = StartOfJob(mesh, self._folder, options, emit)
+        self._id = ""  # until it is known which job this is
+        self._since = monotonic()
         self._epoch: HolderEpoch | None = None
 
     async def run(self) -> None:
@@ -86,19 +83,21 @@ class HolderRun:
             PeerError: the household could not do it.
         """
         self._check_free()
+        started = await self._start.run(self._job)
+        self._id = started.entry.job
+        journal = Journal(self._folder, started.entry, lambda why: self._emit(Warned(why)))
         reason = "the training has ended"
         try:
-            prepared = await self._prepare()
-            self._offer(prepared)
-            await office(self._mesh)
-            await self._train(prepared)
+            self._offer(started)
+            await self._train(started, journal)
         except BaseException as error:
             reason = str(error) or type(error).__name__
             raise
         finally:
+            journal.done()
             self._service.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
-            await self._let_go(reason)
+            await unfinished.end(self._mesh, self._id, reason)
             await self._service.drop(self._id)
 
     # -- before ----------------------------------------------------------------------------------
@@ -110,34 +109,15 @@ class HolderRun:
                 f"this device has a part in the job of {holder}: wait until it has ended"
             )
 
-    async def _prepare(self) -> Prepared:
-        """Export the model while the household gathers and measures its links."""
-        with timed(log, "captured_and_gathered"):
-            async with task_scope() as group:
-                capturing = in_background(lambda: prepare(self._job, self._options))
-                prepared = group.create_task(capturing)
-                group.create_task(self._gather_household())
-        return prepared.result()
-
-    async def _gather_household(self) -> None:
-        if self._options.local:
-            return
-        with timed(log, "members_gathered"):
-            await wait_for_members(
-                self._mesh, self._options.wait_for, self._options.wait_timeout_seconds
-            )
-            if self._options.wait_for == 1:
-                await settle(self._mesh)
-        with timed(log, "links_surveyed"):
-            await survey_links(self._mesh)
-
-    def _offer(self, prepared: Prepared) -> None:
-        """Let the others fetch the model and its weights."""
+    def _offer(self, started: Started) -> None:
+        """Let the others fetch the model and, where they are here, its first weights."""
+        prepared = started.prepared
         description = prepared.captured.description
         model = description.to_bytes()
-        self._service.know_model(description)
-        for source in _sources_of_first_weights(prepared):
-            self._service.states.offer(self._id, source, prepared.slice_state)
+        self._service.measures.know_model(description)
+        if started.has_first_weights:
+            for source in _sources_of_first_weights(prepared):
+                self._service.states.offer(self._id, source, prepared.slice_state)
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
 
     def _announce(self, prepared: Prepared, answer: ChangeAnswer, reason: Reason) -> None:
@@ -178,7 +158,8 @@ class HolderRun:
 
     # -- while -----------------------------------------------------------------------------------
 
-    async def _train(self, prepared: Prepared) -> None:
+    async def _train(self, started: Started, journal: Journal) -> None:
+        prepared = started.prepared
         description = prepared.captured.description
         check = state_check(description, self._job.optimizer)
         checkpointer = self._checkpointer(prepared)
@@ -209,11 +190,15 @@ class HolderRun:
             reports = epochs.reports
             self._finish(prepared, reports.steps_made, reports.seconds, failure)
 
+        async def free(member: str) -> None:
+            await unfinished.end_others(self._mesh, member, self._id)
+
         epochs = JobEpochs(
             self._mesh,
             self._request(prepared),
             len(description.units),
-            Work(make_epoch, train, bring_home, partial(self._announce, prepared)),
+            Work(make_epoch, train, bring_home, partial(self._announce, prepared), free),
+            Memory(started.entry, journal, started.has_first_weights, self._since),
             self._emit,
             self._options.recovery,
         )
@@ -245,25 +230,6 @@ class HolderRun:
         return await self._epoch.gather(f"snapshot:{step}")
 
     # -- after -----------------------------------------------------------------------------------
-
-    async def _let_go(self, reason: str) -> None:
-        """Free every member, also those that an abandoned plan had made ready.
-
-        Who is out of reach now notices when this device leaves, or starts another job.
-        """
-        message = Message(END, {"job": self._id, "reason": reason[:1000]})
-        members = [m.id for m in self._mesh.members.values() if m.state in REACHABLE]
-        try:
-            async with asyncio.timeout(END_TIMEOUT_SECONDS):
-                await asyncio.gather(*(self._tell(member, message) for member in members))
-        except TimeoutError:
-            log.info("end_not_delivered", reason=reason)
-
-    async def _tell(self, member: str, message: Message) -> None:
-        try:
-            await self._mesh.send(member, message)
-        except PeerError as error:
-            log.info("end_not_delivered", member=member[:12], why=str(error))
 
     async def _bring_home(
         self, prepared: Prepared, epoch: HolderEpoch, overwriting: Callable[[], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -123,24 +123,26 @@ class HolderEpoch:
         order = [tensor.name for tensor in self._description.tensors if tensor.trainable]
         self._norms = NormGathering(order, names, dtypes, max_norm)
 
-    async def begin(self, members: Collection[str]) -> None:
-        """Tell `members` that this plan is in force; those of the plan first.
+    async def begin(self) -> bool:
+        """Tell the devices of this plan that it is in force; returns whether that was news.
 
-        Raises LinkClosed: a device of the plan is out of reach.
+        Raises LinkClosed: one of them is out of reach.
         """
         if self._has_begun:
-            return
+            return False
         self._has_begun = True
-        message = Message(BEGIN, self.assignment.key.fields())
         for device in self.assignment.devices:
-            await self._mesh.send(device, message)
+            await self._mesh.send(device, Message(BEGIN, self.assignment.key.fields()))
             if failpoints.armed:
                 await self.reach("begin.send.between")
-        for device in sorted(set(members) - set(self.assignment.devices)):
-            try:
-                await self._mesh.send(device, message)
-            except PeerError as error:
-                log.info("begin_not_delivered", member=device[:12], why=str(error))
+        return True
+
+    async def begin_without(self, device: str) -> None:
+        """Tell a member that has no part in this plan that it is in force."""
+        try:
+            await self._mesh.send(device, Message(BEGIN, self.assignment.key.fields()))
+        except PeerError as error:
+            log.info("begin_not_delivered", member=device[:12], why=str(error))
 
     async def order(self, order: RoundOrder) -> None:
         """Tell every device what comes next. Raises LinkClosed."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -39,6 +39,7 @@ from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory
 from p2ptrain.training.household_plan import less_memory
 from p2ptrain.training.household_signs import HouseholdSigns
 from p2ptrain.training.job_reports import JobReports
+from p2ptrain.training.journal import Journal, JournalEntry
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.recovery import holder_events as rules
@@ -70,12 +71,31 @@ class Work:
         bring_home: reads the weights, calls the given function before the first is overwritten,
             and writes what is asked for.
         announce: tells people of a plan.
+        free: frees a member that comes late from an older job of this device.
     """
 
     make_epoch: Callable[[ChangeAnswer], HolderEpoch]
     train: Callable[[HolderEpoch, int, int], Coroutine[Any, Any, None]]
     bring_home: Callable[[HolderEpoch, Callable[[], None]], Coroutine[Any, Any, None]]
     announce: Callable[[ChangeAnswer, Reason], None]
+    free: Callable[[str], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a job has behind it, and where that is written down.
+
+    Attributes:
+        entry: the job; with the plan that an earlier process left in force, if one did.
+        journal: where what happens is put down.
+        has_first_weights: whether the first weights of the job are on this device.
+        since: when this process began, by `time.monotonic`.
+    """
+
+    entry: JournalEntry
+    journal: Journal
+    has_first_weights: bool
+    since: float
 
 
 class JobEpochs:
@@ -88,6 +108,7 @@ class JobEpochs:
         planning: what the coordinator is asked first.
         units: of the model.
         work: what the job does in an epoch.
+        memory: what it has behind it.
         recovery: how it is planned after a device is gone.
     """
 
@@ -97,6 +118,7 @@ class JobEpochs:
         planning: PlanningRequest,
         units: int,
         work: Work,
+        memory: Memory,
         emit: Callable[[Event], None],
         recovery: Recovery = Recovery.LIGHT,
     ) -> None:
@@ -104,11 +126,16 @@ class JobEpochs:
         self._planning = planning
         self._work = work
         self._recovery = recovery
-        first = planning.first_step
-        self._core = HolderCore(mesh.self_id, units, first, clips=planning.clip)
-        self.reports = JobReports(mesh, first, emit)
+        entry, self._journal = memory.entry, memory.journal
+        self._since = memory.since
+        self._in_force = entry.in_force
+        self._noted = None if entry.in_force is None else entry.noted  # what the journal has
+        self._core = HolderCore(
+            mesh.self_id, units, entry.reported.step, journal=self._noted, clips=planning.clip
+        )
+        self.reports = JobReports(mesh, entry.reported, emit, self._journal.committed)
         self._signs = HouseholdSigns(mesh, planning.alone, self._on_sign)
-        self._has_first_weights = True
+        self._has_first_weights = memory.has_first_weights
         self._todo: deque[rules.HolderInstruction] = deque()
         self._carrying_out = False
         self._changed = asyncio.Event()
@@ -133,14 +160,16 @@ class JobEpochs:
             Error: whatever else ends the job.
         """
         unsubscribe = self._signs.watch()
-        ticking = self._spawn(self._tick(), "watch the time")
+        self._spawn(self._tick(), "watch the time")
+        self._spawn(self._journal.keep_synced(), "sync the journal")
+        if self._in_force is not None:
+            self.reports.trouble(self._since)
         try:
-            self._do(self._core.handle(rules.CopiesAre(self._copies()), monotonic()))
-            self._do(self._core.start(monotonic()))
+            self._do(self._core.handle(rules.CopiesAre(self._copies()), self._since))
+            self._do(self._core.start(self._since))
             await self._over
         finally:
             unsubscribe()
-            ticking.cancel()
             for task in list(self._tasks):
                 task.cancel()
             if self._tasks:
@@ -177,10 +206,19 @@ class JobEpochs:
                 self._calls = 0
             case rules.Died(device) if self._epoch is not None:
                 self.reports.hint(device, self._epoch.memory_hint(device))
+            case rules.Appeared(device) if device != self._mesh.self_id:
+                self._spawn(self._welcome(device), f"welcome {device[:12]}")
         self._post(sign)
         if isinstance(sign, rules.LinkTrouble) and self._is_settling():
             look = self._signs.look_for_link(sign.one, sign.other, self._is_settling)
             self._spawn(look, "look for a link")
+
+    async def _welcome(self, device: str) -> None:
+        """What it keeps for an epoch before the one that runs, or for another job, is of no use."""
+        await self._work.free(device)
+        epoch, trains = self._epoch, self._core.phase is Phase.TRAINING
+        if epoch is not None and trains and device not in epoch.assignment.devices:
+            await epoch.begin_without(device)
 
     def _is_settling(self) -> bool:
         return self._core.phase is Phase.SETTLING
@@ -205,6 +243,9 @@ class JobEpochs:
         made = self.reports.steps_made
         if made:
             most = max(1, int(REPLAY_LIMIT_SECONDS * made / self.reports.seconds))
+        elif self._in_force is not None:
+            round_seconds = self._in_force.plan["predicted"]["round_seconds"]
+            most = max(1, int(REPLAY_LIMIT_SECONDS / round_seconds))
         return (GlobalCopy(version, self._mesh.self_id, Kind.INITIAL, most),)
 
     # -- the rules -------------------------------------------------------------------------------
@@ -233,7 +274,7 @@ class JobEpochs:
             case rules.Freeze():
                 self._freeze()
             case rules.Journal():
-                pass  # a job lives as long as this process
+                self._write_down(instruction)
             case rules.Ask(coordinator, ask):
                 if self._asking is not None:
                     self._asking.cancel()
@@ -279,10 +320,7 @@ class JobEpochs:
             self._running = None
         if self._epoch is not None:
             self._epoch.close()
-        in_force = None
-        if self._answer is not None:
-            in_force = InForce(self._answer.assignment, self._answer.plan)
-        request = ChangeRequest(self._planning, ask, in_force, self._recovery)
+        request = ChangeRequest(self._planning, ask, self._in_force, self._recovery)
         try:
             reply = await ask_change(self._mesh, coordinator, request)
         except (PeerError, TimeoutError) as error:
@@ -308,6 +346,17 @@ class JobEpochs:
         if self._core.placed is None or self._core.placed.epoch != reply.assignment.key.epoch:
             self._answer = old
 
+    def _write_down(self, noted: rules.Journal) -> None:
+        answer, old, self._noted = self._answer, self._noted, noted
+        if old is not None and replace(old, stable=noted.stable) == noted:
+            if noted.stable is not None:
+                self._journal.stable(noted.stable)
+            return
+        epoch = 0 if noted.placed is None else noted.placed.epoch
+        if answer is not None and answer.assignment.key.epoch == epoch:
+            self._in_force = InForce(answer.assignment, answer.plan)
+        self._journal.begun(noted, self._in_force)
+
     # -- an epoch --------------------------------------------------------------------------------
 
     def _begin(self, reason: Reason) -> None:
@@ -323,9 +372,15 @@ class JobEpochs:
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         self._running = self._spawn(work, "epoch")
 
+    async def _say_begun(self, epoch: HolderEpoch) -> None:
+        """To the devices of the plan; then to the others, for none of whom anybody waits."""
+        if await epoch.begin():
+            for device in sorted(self._alive - set(epoch.assignment.devices)):
+                self._spawn(epoch.begin_without(device), f"begin without {device[:12]}")
+
     async def _train(self, epoch: HolderEpoch, version: Version) -> None:
         try:
-            await epoch.begin(self._alive)
+            await self._say_begun(epoch)
             await self._work.train(epoch, version.step, self.reports.reported.evaluated)
         except OutOfMemory as error:
             self._note_short(error)
@@ -338,7 +393,7 @@ class JobEpochs:
         epoch = self._epoch
         assert epoch is not None
         try:
-            await epoch.begin(self._alive)
+            await self._say_begun(epoch)
             await self._work.bring_home(epoch, self._give_up_first_weights)
         except PeerError as error:
             self._lose_touch(epoch, error)

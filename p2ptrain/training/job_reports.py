@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from time import monotonic
 
+from p2ptrain import failpoints
 from p2ptrain.errors import DeviceLost
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.observe.events import Eval, Event, Failure, Recovered, Step, Waiting, Warned
@@ -15,14 +16,22 @@ class JobReports:
     """See the module.
 
     Args:
-        first_step: updates made before this job began; what it begins with was evaluated before.
+        reported: what people have heard of already, from an earlier process too.
+        write: puts down what they are about to hear, before they do.
     """
 
-    def __init__(self, mesh: Mesh, first_step: int, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        reported: Reported,
+        emit: Callable[[Event], None],
+        write: Callable[[Reported], None],
+    ) -> None:
         self._mesh = mesh
-        self._first_step = first_step
         self._emit = emit
-        self._once = OnceOnly(Reported(first_step, first_step))
+        self._write = write
+        self._once = OnceOnly(reported)
+        self._first_step = reported.step
         self._began_at: float | None = None
         self._last_step_at = monotonic()
         self._sign_at: float | None = None  # of trouble that is not over
@@ -35,7 +44,7 @@ class JobReports:
 
     @property
     def steps_made(self) -> int:
-        """Updates made, those of an earlier run not counted."""
+        """Updates made, those of an earlier run or process not counted."""
         return self._once.reported.step - self._first_step
 
     @property
@@ -52,10 +61,10 @@ class JobReports:
         if self._began_at is None:
             self._began_at = self._last_step_at = monotonic()
 
-    def trouble(self) -> None:
-        """Training stands still, since now if it did not before."""
+    def trouble(self, since: float | None = None) -> None:
+        """Training stands still, since now (or `since`) if it did not before."""
         if self._sign_at is None:
-            self._sign_at = monotonic()
+            self._sign_at = monotonic() if since is None else since
 
     def step(self, step: int, loss: float, samples: int, epoch: int, replayed: int) -> bool:
         """`step` updates count, in an epoch that began that many `replayed` steps back.
@@ -64,6 +73,9 @@ class JobReports:
         """
         if not self._once.step(step):
             return False
+        self._write(self._once.reported)
+        if failpoints.armed:
+            failpoints.reach_now("journal.after", device=self._mesh.self_id, step=step - 1)
         now = monotonic()
         if self._sign_at is not None:
             self._emit(Recovered(epoch, now - self._sign_at, replayed))
@@ -75,6 +87,7 @@ class JobReports:
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics after `step` updates."""
         if self._once.eval(step):
+            self._write(self._once.reported)
             self._emit(Eval(step, metrics))
 
     # -- trouble ---------------------------------------------------------------------------------
@@ -108,6 +121,13 @@ class JobReports:
 
     def lost(self, reason: str, places: tuple[str, ...]) -> DeviceLost:
         """What was only on the devices in `places` is nowhere any more."""
+        if places == (self._mesh.self_id,):
+            name = self._mesh.name
+            return DeviceLost(
+                f"what {name} had itself ended with its earlier process: {reason}; start again: "
+                "the job begins anew, or with --resume from the last checkpoint",
+                name=name,
+            )
         names = [self.name(device) for device in places] or ["a device"]
         verb = "is" if len(names) == 1 else "are"
         hint = "".join(self._hints.get(device, "") for device in places)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from p2ptrain.mesh.interface import Mesh
+from p2ptrain.observe.events import Event
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.coordinator import CoordinatorService
 from p2ptrain.training.profiling import ProfileCache
@@ -21,6 +22,7 @@ class TrainingMember:
         profiles: what was measured before; its folder may be shared with other runs.
         memory_bytes: what p2ptrain may use here, or None: what is available.
         threads: torch's threads, or None: torch's choice.
+        emit: told when a job that this device has a part in stands still.
     """
 
     def __init__(
@@ -30,12 +32,13 @@ class TrainingMember:
         profiles: ProfileCache | None = None,
         memory_bytes: int | None = None,
         threads: int | None = None,
+        emit: Callable[[Event], None] | None = None,
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
         self.compute = ComputeThread()
         cache = profiles or ProfileCache(None)
-        self.service = TrainingService(mesh, self.compute, cache, memory_bytes)
+        self.service = TrainingService(mesh, self.compute, cache, memory_bytes, emit)
         self._coordinator = CoordinatorService(mesh)
 
     @property

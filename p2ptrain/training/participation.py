@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from p2ptrain import failpoints
@@ -66,6 +67,7 @@ class Surroundings:
         inventory: adds to a device's inventory what is not of one job: profile, speeds, memory.
         on_failure: (assignment, stage, error) tells the holder.
         told: (assignment, fields) tells the holder something else of `train.failed`.
+        waits: is told that the job stands still until the device of that id is back.
         changed: called after whatever has happened.
     """
 
@@ -79,15 +81,24 @@ class Surroundings:
     inventory: Callable[[Inventory, str], Inventory]
     on_failure: Callable[[Assignment, int, BaseException], Awaitable[None]]
     told: Callable[[Assignment, Mapping[str, Any]], Coroutine[Any, Any, None]]
+    waits: Callable[[str], None]
     changed: Callable[[], None]
 
 
 class Participation:
-    """See the module. Create it in a running event loop; `close` it."""
+    """See the module. Create it in a running event loop; `close` it.
+
+    Attributes:
+        job: its id.
+        holder: id of the device with the data.
+        alone_since: when the holder's process ended, by `time.monotonic`; None while nothing says
+            that it has.
+    """
 
     def __init__(self, job: str, around: Surroundings) -> None:
         self.job = job
         self.holder: str | None = None
+        self.alone_since: float | None = None
         self._around = around
         self._store = JobStore(job, around.states, around.mesh.name)
         self._core = DeviceCore(around.mesh.self_id)
@@ -114,6 +125,22 @@ class Participation:
     def is_busy(self) -> bool:
         """Whether this device does something, or keeps something, for the job."""
         return self._core.phase is not Phase.IDLE or self.engagement is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this device has no part in the job any more, though it may still be stopping."""
+        return self._core.phase is Phase.IDLE
+
+    @property
+    def newest(self) -> Version | None:
+        """Of what is kept here, what was computed last."""
+        versions = [holding.version for holding in self._core.holdings]
+        return max(versions, key=lambda version: version.age, default=None)
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest command that was obeyed."""
+        return self._core.fence.epoch
 
     @property
     def refused(self) -> int:
@@ -192,6 +219,7 @@ class Participation:
         """An epoch is in force."""
         if failpoints.armed:
             failpoints.reach_now("begin.receive.before", device=self._around.mesh.self_id)
+        self.hear_from(peer)
         self._feed(rules.BeginHeard(peer, epoch))
 
     async def order(self, peer: str, key: EpochKey, order: RoundOrder) -> None:
@@ -209,8 +237,15 @@ class Participation:
         self._tell_progress()
         self._feed(rules.CommitHeard(peer, key.epoch, commit.step, commit.coefficient))
 
+    def hear_from(self, peer: str) -> None:
+        """A device speaks of this job; if it is the holder, it is back."""
+        if peer == self.holder:
+            self.alone_since = None
+
     def holder_is(self, state: rules.HolderState) -> None:
-        """The holder is dead or has left, or its job has ended."""
+        """What became of the holder, or of its job."""
+        if state is rules.HolderState.GONE and self.alone_since is None:
+            self.alone_since = monotonic()
         self._feed(rules.HolderIs(state))
 
     def link_ended(self, peer: str) -> None:
@@ -219,7 +254,7 @@ class Participation:
 
     async def close(self) -> None:
         """Leave the job at once."""
-        self.holder_is(rules.HolderState.LEFT)
+        self.holder_is(rules.HolderState.ENDED)
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
@@ -267,8 +302,9 @@ class Participation:
                 self._store.drop(holdings)
             case rules.TellLink(_, _, peer):
                 self._tell_link(peer)
-            case rules.Wait():
+            case rules.Wait(holder):
                 log.info("holder_gone", job=self.job)
+                self._around.waits(holder)
             case rules.Release():
                 self._release()
             case _:

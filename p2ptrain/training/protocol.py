@@ -18,6 +18,7 @@
       |<- train.done ---------------------------------|   gradients complete, or all evaluated
       |-- train.commit ------------------------------>|   all are done: the update counts, apply it
       |<- train.failed -- train.diagnose ------------>|
+      |-- job.find ---------------------------------->|   to all members: what do you keep for me?
       |        replica.offer: a stage's device -> the one that keeps its copies (reads: state.read)
       |<- replica.kept -------------------------------|   whole there, or why it is not
       |-- replica.keeper ---------------------------->|   offer it to another device instead
@@ -62,6 +63,7 @@ REPLICA_OFFER = "replica.offer"
 REPLICA_KEPT = "replica.kept"
 REPLICA_KEEPER = "replica.keeper"
 VERSIONS_KEEP = "versions.keep"
+FIND = "job.find"
 END = "job.end"
 
 MODEL_LIMIT_BYTES = 64 << 20

@@ -438,14 +438,17 @@ class DeviceCore:
     # -- trouble ---------------------------------------------------------------------------
 
     def _on_holder(self, state: HolderState) -> None:
-        if state is HolderState.LEFT:
+        parked = self._park or self.phase is Phase.PARKED
+        if state is HolderState.ENDED or (state is HolderState.LEFT and not parked):
             self._forget()
+        elif parked:
+            pass  # another process of that device came and went: the job's own is still missing
         elif self.phase is Phase.RUNNING:
             self._park = True
             self._stop()
         elif self.phase is Phase.STOPPING:
             self._park = True
-        elif self.phase is not Phase.PARKED and self._holder is not None:
+        elif self._holder is not None:
             self._abandon_preparation()
             self._rest()
 
@@ -460,8 +463,12 @@ class DeviceCore:
         self._out.append(Release())
 
     def _rest(self) -> None:
-        self.phase = Phase.PARKED
-        if self._holder is not None:
+        """Keep everything for the holder's next process; where there is nothing, await nothing."""
+        self._park = False
+        if not self.holdings:
+            self.phase = Phase.IDLE
+        elif self._holder is not None:
+            self.phase = Phase.PARKED
             self._out.append(Wait(self._holder))
 
     def _on_link_ended(self, peer: str) -> None:

@@ -19,7 +19,11 @@ class HolderState(StrEnum):
     """What has become of the device with the data."""
 
     GONE = "gone"
+    """Its process has ended, or is out of reach: it may come back and go on."""
     LEFT = "left"
+    """Its process has left the household."""
+    ENDED = "ended"
+    """It says that the job is over."""
 
 
 # -- events --------------------------------------------------------------------------------
@@ -233,7 +237,7 @@ class KeepHeard:
 
 @dataclass(frozen=True, slots=True)
 class HolderIs:
-    """The holder is dead or has left, or its job has ended."""
+    """What became of the holder, or of its job."""
 
     state: HolderState
 

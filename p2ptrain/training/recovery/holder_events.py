@@ -199,6 +199,7 @@ class Journal:
     Attributes:
         next_epoch: first number that was never used.
         placed: the plan in force, None before the first.
+        stable: newest version of which every copy was acknowledged.
     """
 
     next_epoch: int

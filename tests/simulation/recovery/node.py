@@ -183,7 +183,7 @@ class Node:
                 self.feed(d.KeepHeard(peer, fields["versions"]))
             case "end":
                 if peer == self.core._holder:
-                    self.feed(d.HolderIs(d.HolderState.LEFT))
+                    self.feed(d.HolderIs(d.HolderState.ENDED))
             case "read":
                 self._on_read(peer, **fields)
             case "value":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.mesh.memory import MemoryHousehold
-from p2ptrain.observe.events import Event, PlanEvent, Step
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.observe.events import Event, PlanEvent, Step, Waiting
 from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import Job
 from p2ptrain.training.member import TrainingMember
@@ -20,12 +22,46 @@ FAST = LinkSpeed(bytes_per_s=1e9, latency_s=1e-5)
 
 @dataclass
 class Devices:
-    """The household and what its holder, the first device, told."""
+    """The household and what its holder, the first device, told.
+
+    Attributes:
+        waiting: what the other devices told: (who, for whom).
+    """
 
     names: Sequence[str]
     mesh: MemoryHousehold
-    members: dict[str, TrainingMember]
+    memory_bytes: int | None
+    profiles: ProfileCache
+    members: dict[str, TrainingMember] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    waiting: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._said = asyncio.Event()
+        for name in self.names:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        """The device's process begins, empty. One machine: it is measured once for all."""
+
+        def emit(event: Event) -> None:
+            assert isinstance(event, Waiting)
+            self.waiting.append((name, event.waiting_for))
+            self._said.set()
+
+        mesh = self.mesh[name]
+        member = TrainingMember(
+            mesh, profiles=self.profiles, memory_bytes=self.memory_bytes, emit=emit
+        )
+        self.members[name] = member
+        for kind, route in member.routes.items():
+            mesh.route(kind, route.handler, route.parts)
+
+    async def restart(self, name: str) -> None:
+        """A device that was killed comes back, as a new process of the same device."""
+        await self.members[name].close()
+        await self.mesh.join(name)
+        self.start(name)
 
     @property
     def losses(self) -> list[float]:
@@ -42,12 +78,20 @@ class Devices:
         job: Job,
         options: TrainOptions | None = None,
         listener: Callable[[Event], None] | None = None,
+        folder: StateFolder | None = None,
     ) -> HolderRun:
         """A run of `job` on the first device."""
         name = self.names[0]
         options = options or TrainOptions(wait_for=len(self.names), planner="pp")
         service = self.members[name].service
-        return HolderRun(self.mesh[name], service, job, options, listener or self.events.append)
+        listen = listener or self.events.append
+        return HolderRun(self.mesh[name], service, job, options, listen, folder)
+
+    async def until_waiting(self, *names: str) -> None:
+        """Wait until these devices have said that they wait for somebody."""
+        while not {who for who, _ in self.waiting}.issuperset(names):
+            self._said.clear()
+            await self._said.wait()
 
     async def until_idle(self, name: str) -> None:
         """Wait until a device works for no job; the test's time limit is the deadline."""
@@ -61,15 +105,9 @@ async def devices(
     """`count` devices called a, b, c, ...; `profiles` are what was measured before."""
     names = [chr(ord("a") + index) for index in range(count)]
     async with MemoryHousehold(names, link_speed=FAST) as mesh:
-        members = {}
-        profiles = profiles or ProfileCache(None)  # one machine: measured once for all
-        for name in names:
-            member = TrainingMember(mesh[name], profiles=profiles, memory_bytes=memory_bytes)
-            members[name] = member
-            for kind, route in member.routes.items():
-                mesh[name].route(kind, route.handler, route.parts)
+        household = Devices(names, mesh, memory_bytes, profiles or ProfileCache(None))
         try:
-            yield Devices(names, mesh, members)
+            yield household
         finally:
-            for member in members.values():
+            for member in household.members.values():
                 await member.close()

@@ -164,21 +164,6 @@ async def test_a_full_disk_warns_trains_on_and_fails_in_the_end(
     assert not list((tmp_path / "c").glob(".*.partial"))
 
 
-async def test_a_dead_holder_frees_the_others() -> None:
-    async with devices(3) as household:
-        started = asyncio.Event()
-        run = household.holder_run(
-            make_job(epochs=500), listener=on_step(household, 2, started.set)
-        )
-        running = asyncio.create_task(run.run())
-        await started.wait()
-        await household.mesh.kill("a")
-        for name in ("b", "c"):
-            await household.until_idle(name)
-        running.cancel()
-        await asyncio.wait([running])
-
-
 async def test_a_cancelled_job_frees_the_others() -> None:
     async with devices(2) as household:
         started = asyncio.Event()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from p2ptrain.training.recovery import device_events as d
 from p2ptrain.training.recovery.device_core import DeviceCore, Phase
 from p2ptrain.training.recovery.fetches import Fetch
@@ -187,11 +189,55 @@ def test_a_device_parks_with_everything_while_the_holder_is_gone() -> None:
     assert isinstance(answer, d.AnswerInventory)
 
 
-def test_the_end_of_the_job_frees_all() -> None:
+def _parked() -> DeviceCore:
     core = _running()
-    assert _feed(core, d.HolderIs(d.HolderState.LEFT)) == [d.Release()]
+    _feed(core, d.HolderIs(d.HolderState.GONE), d.Stopped((_live(1, ready=True),)))
+    assert core.phase is Phase.PARKED
+    return core
+
+
+@pytest.mark.parametrize("state", [d.HolderState.LEFT, d.HolderState.GONE])
+def test_another_process_of_the_holders_device_ends_nothing(state: d.HolderState) -> None:
+    """A `join` took its place meanwhile, and steps aside for the next `train`, or dies too."""
+    core = _parked()
+    held = core.holdings
+    assert _feed(core, d.HolderIs(state)) == []
+    assert core.holdings == held
+    stopping = _running()
+    _feed(stopping, d.HolderIs(d.HolderState.GONE))
+    assert _feed(stopping, d.HolderIs(state)) == []
+    assert _feed(stopping, d.Stopped((_live(1),))) == [d.Wait("h")]
+
+
+def test_each_time_the_holder_is_gone_is_told_once() -> None:
+    core = _parked()
+    assert _feed(core, d.HolderIs(d.HolderState.GONE)) == []
+    _feed(core, _ask(4))
+    assert core.phase is Phase.STOPPED
+    assert _feed(core, d.HolderIs(d.HolderState.GONE)) == [d.Wait("h")]
+
+
+def test_a_device_that_keeps_nothing_waits_for_nobody() -> None:
+    core = DeviceCore("d")
+    _feed(core, _ask(3))
+    assert _feed(core, d.HolderIs(d.HolderState.GONE)) == []
+    assert core.phase is Phase.IDLE
+
+
+def test_an_epoch_that_began_without_it_ends_a_device_s_wait() -> None:
+    core = _parked()
+    [drop] = _feed(core, d.BeginHeard("h", 9))
+    assert isinstance(drop, d.Drop)
+    assert core.phase is Phase.IDLE
+
+
+@pytest.mark.parametrize("state", [d.HolderState.LEFT, d.HolderState.ENDED])
+def test_the_end_of_the_job_frees_all(state: d.HolderState) -> None:
+    core = _running()
+    assert _feed(core, d.HolderIs(state)) == [d.Release()]
     assert core.holdings == ()
     assert core.fence.epoch == 3
+    assert _feed(_parked(), d.HolderIs(d.HolderState.ENDED)) == [d.Release()]
 
 
 def test_a_broken_link_is_told_where_it_matters() -> None:

@@ -1,0 +1,162 @@
+"""What a device is asked about itself: unit times, links, memory, and the model they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.interface import MemberState, Mesh
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.net import cbor
+from p2ptrain.net.message import Message, Priority
+from p2ptrain.training.allocator import trim_heap
+from p2ptrain.training.budget import anonymous_bytes, available_memory_bytes, usable_memory_bytes
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.parts import limited
+from p2ptrain.training.profiling import ProfileCache, measure
+from p2ptrain.training.protocol import (
+    FETCH_MODEL,
+    MEASURE_LINKS,
+    MEASURE_PROFILE,
+    MODEL_LIMIT_BYTES,
+    text,
+)
+from p2ptrain.training.recovery.holdings import Inventory
+
+log = get_logger(__name__)
+
+FETCH_TIMEOUT_SECONDS = 120.0
+LINK_SECONDS = 0.12
+"""How long one direction of a link is measured: 1.5 MB at 100 Mbit/s, well past its slow start."""
+
+
+class DeviceMeasures:
+    """One a device; keeps the newest answers.
+
+    Args:
+        memory_bytes: what p2ptrain may use here, or None: what is available.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        compute: ComputeThread,
+        profiles: ProfileCache,
+        memory_bytes: int | None,
+    ) -> None:
+        self._mesh = mesh
+        self._compute = compute
+        self._profiles = profiles
+        self._memory_bytes = memory_bytes
+        self._idle_bytes = anonymous_bytes()
+        self._models: dict[str, ModelDescription] = {}
+        self._offers: dict[str, _Offer] = {}  # by model
+        self._speeds: dict[str, tuple[float, float]] = {}  # to a peer: bytes/s, seconds
+
+    def know_model(self, description: ModelDescription) -> None:
+        """Spare fetching a model that was captured here."""
+        self._models = {description.digest: description}
+
+    async def measure_profile(self, message: Message) -> Message:
+        """Unit times of a model on this device, and the memory it offers now."""
+        digest = text(message.fields, "digest", 64)
+        description = await self.model(digest, text(message.fields, "holder", 64))
+        sizes = _sizes(message.fields.get("batch_sizes"))
+        budget = self.budget_bytes()
+        with timed(log, "measured"):
+            measured = await measure(description, sizes, self._compute, self._profiles, budget)
+        memory_bytes = self.budget_bytes()
+        taken = max(anonymous_bytes() - self._idle_bytes, 0)
+        self._offers = {digest: _Offer(measured, memory_bytes, taken)}
+        content = {"measured": measured, "memory_bytes": memory_bytes, "taken_bytes": taken}
+        blob = cbor.dumps(content)
+        return Message(MEASURE_PROFILE, {}, (memoryview(blob),))
+
+    async def measure_links(self, peer: str, message: Message) -> Message:
+        """What this device can send to each of the given members, one after the other."""
+        peers = message.fields.get("peers")
+        if not isinstance(peers, list) or len(peers) > 64:
+            raise ProtocolError("field 'peers' is not a list of members")
+        speeds = []
+        for target in peers:
+            try:
+                speed = await self._mesh.measure_link(str(target), LINK_SECONDS)
+                speeds.append([target, speed.bytes_per_s, speed.latency_s])
+                if speed.bytes_per_s > 0:
+                    self._speeds[str(target)] = (speed.bytes_per_s, speed.latency_s)
+            except (PeerError, TimeoutError) as error:
+                log.info("link_not_measured", target=str(target)[:12], why=str(error))
+        return Message(MEASURE_LINKS, {"speeds": speeds})
+
+    def complete(self, inventory: Inventory, digest: str) -> Inventory:
+        """With what this device has measured, and what it offered when it was idle."""
+        gone = (MemberState.DEAD, MemberState.LEFT)
+        away = {m.id for m in self._mesh.members.values() if m.state in gone}
+        offer = self._offers.get(digest)
+        return replace(
+            inventory,
+            linked=inventory.linked - away,
+            budget_bytes=0 if offer is None else offer.memory_bytes,
+            taken_bytes=0 if offer is None else offer.taken_bytes,
+            speeds=tuple((peer, *speed) for peer, speed in self._speeds.items()),
+            measured=None if offer is None else offer.measured,
+        )
+
+    async def model(self, digest: str, holder: str) -> ModelDescription:
+        """A model by its digest, fetched from its holder where it is not known."""
+        if digest not in self._models:
+            with timed(log, "model_fetched"):
+                reply = await self._mesh.call(
+                    holder,
+                    Message(FETCH_MODEL, {"digest": digest}),
+                    timeout_seconds=FETCH_TIMEOUT_SECONDS,
+                    priority=Priority.TENSOR,
+                    reply_parts=limited(MODEL_LIMIT_BYTES),
+                )
+            blob = bytes(reply.parts[0])
+            with timed(log, "model_read"):
+                read = partial(ModelDescription.from_bytes, blob)
+                description = await self._compute.run((0,), read)
+            if description.digest != digest:
+                raise ProtocolError("the holder sent another model than it announced")
+            self._models = {digest: description}
+        return self._models[digest]
+
+    def short_of(self, needed_bytes: int) -> int | None:
+        """The memory there is, where a part would need more of it, now that it is to begin."""
+        trim_heap()
+        most = self._most(available_memory_bytes())
+        return self.budget_bytes() if needed_bytes > most else None
+
+    def budget_bytes(self) -> int:
+        """What a job may take now."""
+        trim_heap()  # what measuring, or a job before, has used is free for the next
+        return self._most(usable_memory_bytes())
+
+    def _most(self, free_bytes: int) -> int:
+        """What a job may take of what is free."""
+        return free_bytes if self._memory_bytes is None else min(self._memory_bytes, free_bytes)
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What this device measured of a model and offered for it, last.
+
+    Attributes:
+        taken_bytes: what the job had taken by then.
+    """
+
+    measured: Mapping[str, Any]
+    memory_bytes: int
+    taken_bytes: int
+
+
+def _sizes(value: object) -> Sequence[int]:
+    valid = isinstance(value, list) and 0 < len(value) <= 16
+    if not valid or not all(isinstance(size, int) and 0 < size <= 1 << 20 for size in value):  # type: ignore[attr-defined]
+        raise ProtocolError("field 'batch_sizes' is not a list of sizes")
+    return list(value)  # type: ignore[call-overload, no-any-return]

@@ -1,0 +1,272 @@
+"""What a holder writes down, so that a process started after it can go on with its job.
+
+    job.json    at every epoch: the job, the plan in force, the history. Replaced whole, synced.
+    reported    at every step: what people were told. Overwritten in place, synced once a second.
+
+A killed process leaves both as its last call wrote them. A power cut may lose the last second of
+`reported`, and then a step is told twice. Where something cannot be written, the journal goes: an
+old one would have epoch numbers used again, and steps told twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from p2ptrain.errors import ProtocolError, UserError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.training.assigning import placed_of
+from p2ptrain.training.assignment import FIRST, Assignment
+from p2ptrain.training.change_request import InForce
+from p2ptrain.training.protocol import integer, text
+from p2ptrain.training.recovery.holder_events import Journal as Noted
+from p2ptrain.training.recovery.holdings import read_version, version_fields
+from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery.reporting import Reported
+from p2ptrain.training.recovery.version import Version
+
+log = get_logger(__name__)
+
+FORMAT = "p2ptrain.job/1"
+JOB_FILE = "job.json"
+REPORTED_FILE = "reported"
+SYNC_SECONDS = 1.0
+
+_BINARY = getattr(os, "O_BINARY", 0)
+_REPORTED = struct.Struct("<qqQ")
+"""Step, evaluated, CRC-32 of both: 24 bytes, which one write puts down."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """An unfinished job.
+
+    Attributes:
+        job: its id.
+        fingerprint: see `fingerprint`.
+        weights: digest of what it began with, see `weights_digest`.
+        first_step: updates that those weights had behind them.
+        next_epoch: first epoch number that was never used.
+        lineage: of the job.
+        in_force: the plan it runs by; None before the first.
+        stable: newest version of which every copy was acknowledged.
+        reported: what people were told.
+    """
+
+    job: str
+    fingerprint: str
+    weights: str
+    first_step: int
+    reported: Reported
+    next_epoch: int = 1
+    lineage: Lineage = FIRST
+    in_force: InForce | None = None
+    stable: Version | None = None
+
+    @property
+    def noted(self) -> Noted:
+        """As the rules wrote it down."""
+        placed = None if self.in_force is None else placed_of(self.in_force.assignment)
+        return Noted(self.next_epoch, self.lineage, placed, self.stable)
+
+
+class Journal:
+    """One job's journal, while it is trained.
+
+    Args:
+        folder: where it stands; None = nowhere, for a job that nobody would go on with.
+        entry: the job, new or found.
+        warn: tells people, once, that nothing can be written.
+    """
+
+    def __init__(
+        self, folder: StateFolder | None, entry: JournalEntry, warn: Callable[[str], None]
+    ) -> None:
+        self._folder = folder
+        self._entry = entry
+        self._warn = warn
+        self._descriptor: int | None = None
+        self._is_synced = True
+        self._late: JournalEntry | None = None  # to be written with the next sync
+        self._writing = threading.Lock()
+
+    def begun(self, noted: Noted, in_force: InForce | None) -> None:
+        """Write down what the rules say, before anybody is told of it."""
+        self._entry = replace(
+            self._entry,
+            next_epoch=noted.next_epoch,
+            lineage=noted.lineage,
+            in_force=in_force,
+            stable=noted.stable,
+        )
+        self._late = None
+        try:
+            if self._descriptor is None:
+                self._open()
+            self._replace(self._entry)
+        except (OSError, UserError) as error:
+            self._give_up(error)
+
+    def stable(self, version: Version) -> None:
+        """The same for a version that is now safe; within a second, off the event loop."""
+        self._entry = self._late = replace(self._entry, stable=version)
+
+    def committed(self, reported: Reported) -> None:
+        """Write down what people are about to be told."""
+        self._entry = replace(self._entry, reported=reported)
+        if self._descriptor is None:
+            return
+        try:
+            os.lseek(self._descriptor, 0, os.SEEK_SET)  # os.pwrite is not everywhere
+            os.write(self._descriptor, _reported_bytes(reported))
+            self._is_synced = False
+        except OSError as error:
+            self._give_up(error)
+
+    async def keep_synced(self) -> None:
+        """Once a second, in a thread: what was written reaches the disk. Until it is cancelled."""
+        while True:
+            await asyncio.sleep(SYNC_SECONDS)
+            late, self._late = self._late, None
+            if self._folder is None or (late is None and self._is_synced):
+                continue
+            self._is_synced = True
+            try:
+                await asyncio.to_thread(self._sync, late)
+            except (OSError, UserError) as error:
+                self._give_up(error)
+
+    def done(self) -> None:
+        """The job is over: there is nothing to go on with."""
+        folder, self._folder = self._folder, None
+        self._close()
+        if folder is not None:
+            forget(folder)
+
+    def _open(self) -> None:
+        if self._folder is None:
+            return
+        self._folder.write(REPORTED_FILE, _reported_bytes(self._entry.reported))
+        self._descriptor = os.open(self._folder.path / REPORTED_FILE, os.O_WRONLY | _BINARY)
+
+    def _replace(self, entry: JournalEntry) -> None:
+        with self._writing:
+            if self._folder is not None:
+                self._folder.write_json(JOB_FILE, _to_json(entry))
+
+    def _sync(self, late: JournalEntry | None) -> None:
+        with self._writing:  # `done` and an epoch that begins meanwhile come after, or have come
+            descriptor, folder = self._descriptor, self._folder
+            if descriptor is None or folder is None:
+                return
+            os.fsync(descriptor)
+            if late is not None and late.next_epoch == self._entry.next_epoch:  # of this epoch
+                folder.write_json(JOB_FILE, _to_json(late))
+
+    def _give_up(self, error: Exception) -> None:
+        if self._folder is None:
+            return
+        self._warn(
+            f"the job's journal cannot be written ({error}): the job goes on, but would not go on "
+            "after this device's own end"
+        )
+        self.done()
+
+    def _close(self) -> None:
+        with self._writing:
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def find(folder: StateFolder) -> JournalEntry | None:
+    """The unfinished job of this folder, if there is one that can be read."""
+    try:
+        fields = folder.read_json(JOB_FILE)
+        if fields is None:
+            return None
+        return _read(fields, folder.read(REPORTED_FILE))
+    except (UserError, ProtocolError) as error:
+        log.warning("journal_unreadable", why=str(error))
+        return None
+
+
+def forget(folder: StateFolder) -> None:
+    """Remove the journal; a disk that refuses even that is only told of."""
+    for name in (JOB_FILE, REPORTED_FILE):  # without the first one, the second means nothing
+        try:
+            folder.remove(name)
+        except OSError as error:
+            log.warning("journal_not_removed", why=str(error))
+
+
+def _to_json(entry: JournalEntry) -> dict[str, Any]:
+    in_force = entry.in_force
+    assignment = None
+    if in_force is not None:
+        assignment = base64.b64encode(in_force.assignment.to_bytes()).decode()
+    return {
+        "format": FORMAT,
+        "job": entry.job,
+        "fingerprint": entry.fingerprint,
+        "weights": entry.weights,
+        "first_step": entry.first_step,
+        "next_epoch": entry.next_epoch,
+        "lineage": entry.lineage.to_fields(),
+        "assignment": assignment,
+        "plan": None if in_force is None else dict(in_force.plan),
+        "stable": None if entry.stable is None else version_fields(entry.stable),
+    }
+
+
+def _read(fields: object, reported: bytes | None) -> JournalEntry:
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise ProtocolError(f"it is not {FORMAT}")
+    stable = fields.get("stable")
+    return JournalEntry(
+        job=text(fields, "job", 64),
+        fingerprint=text(fields, "fingerprint", 64),
+        weights=text(fields, "weights", 64),
+        first_step=integer(fields, "first_step"),
+        reported=_read_reported(reported),
+        next_epoch=integer(fields, "next_epoch", 1),
+        lineage=Lineage.from_fields(fields.get("lineage")),
+        in_force=_read_in_force(fields),
+        stable=None if stable is None else read_version(stable),
+    )
+
+
+def _read_in_force(fields: Mapping[str, Any]) -> InForce | None:
+    assignment, plan = fields.get("assignment"), fields.get("plan")
+    if assignment is None and plan is None:
+        return None
+    if not isinstance(assignment, str) or not isinstance(plan, dict):
+        raise ProtocolError("a plan in force is an assignment and a plan")
+    try:
+        blob = base64.b64decode(assignment, validate=True)
+    except binascii.Error as error:
+        raise ProtocolError(f"an assignment is base64: {error}") from error
+    return InForce(Assignment.from_bytes(blob), plan)
+
+
+def _reported_bytes(reported: Reported) -> bytes:
+    numbers = struct.pack("<qq", reported.step, reported.evaluated)
+    return numbers + struct.pack("<Q", zlib.crc32(numbers))
+
+
+def _read_reported(content: bytes | None) -> Reported:
+    if content is None or len(content) != _REPORTED.size:
+        raise ProtocolError("what people were told was not written down whole")
+    step, evaluated, check = _REPORTED.unpack(content)
+    if check != zlib.crc32(content[:16]):
+        raise ProtocolError("what people were told was not written down whole")
+    return Reported(step, evaluated)

@@ -1,0 +1,101 @@
+"""Whether a job that is started goes on with an unfinished one of this device.
+
+What the journal says has to fit what is asked for, and somebody has to keep something of the job:
+a journal without weights is worth nothing, and without the journal, steps would be told twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from p2ptrain.training.recovery.version import Version
+
+
+class Start(StrEnum):
+    """How a job starts."""
+
+    ANEW = "anew"
+    GO_ON = "go on"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a member keeps of a job of this device.
+
+    Attributes:
+        job: its id.
+        newest: what was computed last of it there.
+    """
+
+    job: str
+    newest: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a job starts.
+
+    Attributes:
+        reason: for people, where they would not expect it; names no devices.
+        ending: jobs of this device that are over now.
+    """
+
+    start: Start
+    reason: str = ""
+    ending: frozenset[str] = frozenset()
+
+
+def decide(
+    asked: str,
+    found: tuple[str, bool] | None,
+    others: Collection[str],
+    kept: Mapping[str, Kept | None],
+    *,
+    fresh: bool,
+) -> Verdict:
+    """Decide.
+
+    Args:
+        asked: what ids of jobs begin with that are the one asked for.
+        found: id of the job in the journal, and whether it is the one asked for.
+        others: ids of the devices, without this one, that had a part in the journal's job.
+        kept: what each member that answered keeps.
+        fresh: the person wants to begin anew.
+    """
+    jobs = {one.job for one in kept.values() if one is not None}
+    old = jobs if found is None else jobs | {found[0]}
+    if fresh:
+        return Verdict(Start.ANEW, ending=frozenset(old))
+    if found is not None and found[1]:
+        return _with_journal(found[0], others, kept, frozenset(old))
+    if any(job.startswith(asked) for job in jobs):
+        steps = max(one.newest.step for one in kept.values() if one is not None)
+        return Verdict(
+            Start.REFUSE,
+            f"other devices keep this job unfinished, up to step {steps}, but this device has no "
+            "journal of it any more and would tell steps twice: begin anew with --fresh, or go on "
+            "from a checkpoint with --resume",
+        )
+    reason = ""
+    if old:
+        reason = "an unfinished job of this device is given up: its script or options were others"
+    return Verdict(Start.ANEW, reason, frozenset(old))
+
+
+def _with_journal(
+    job: str,
+    others: Collection[str],
+    kept: Mapping[str, Kept | None],
+    old: frozenset[str],
+) -> Verdict:
+    keepers = [device for device, one in kept.items() if one is not None and one.job == job]
+    unheard = set(others) - kept.keys()
+    if keepers or unheard:  # the rules wait for who is not heard
+        return Verdict(Start.GO_ON, ending=old - {job})
+    reason = ""
+    if others:
+        reason = "no device keeps anything of this unfinished job any more: it begins anew"
+    return Verdict(Start.ANEW, reason, old)

@@ -1,0 +1,149 @@
+"""What comes before a job's first request: its capture, the members, and what they keep of it.
+
+journal found ──► its members, 3 s at most ─┐                   ┌─► goes on: its id, its history
+none ───────────► as many as asked for ─────┼─► captured, asked ┤
+                                            │                   └─► anew: older jobs are ended
+the model is exported meanwhile ────────────┘
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from p2ptrain.errors import OptionError
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.observe.events import Event, Warned
+from p2ptrain.training import journal, unfinished
+from p2ptrain.training.background import in_background
+from p2ptrain.training.fingerprint import fingerprint, job_id, job_prefix, weights_digest
+from p2ptrain.training.job import Job
+from p2ptrain.training.journal import JournalEntry
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.planning import office, settle, survey_links, wait_for_members
+from p2ptrain.training.preparation import Prepared, prepare
+from p2ptrain.training.recovery.going_on import Start, decide
+from p2ptrain.training.recovery.holder_core import START_SECONDS
+from p2ptrain.training.recovery.reporting import Reported
+from p2ptrain.training.scope import task_scope
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job about to ask for its first, or next, epoch.
+
+    Attributes:
+        entry: as the journal has it, or is to have it.
+        has_first_weights: whether those that the job began with are here.
+    """
+
+    prepared: Prepared
+    entry: JournalEntry
+    has_first_weights: bool
+
+
+class StartOfJob:
+    """Create it as soon as this device is a member, then `run` once.
+
+    Args:
+        folder: where the journal stands; None = there is none.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        folder: StateFolder | None,
+        options: TrainOptions,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._mesh = mesh
+        self._folder = folder
+        self._options = options
+        self._emit = emit
+        self._since = monotonic()
+
+    async def run(self, job: Job) -> Started:
+        """Export the model while the household gathers; then it is known which job this is.
+
+        Raises:
+            UserError: the job, the script's data or the options have to change.
+            PeerError: the household does not agree on a coordinator.
+        """
+        found = None if self._folder is None else journal.find(self._folder)
+        wanted = None if self._options.fresh else found
+        with timed(log, "captured_and_gathered"):
+            async with task_scope() as group:
+                capturing = group.create_task(self._capture(job))
+                group.create_task(self._gather(wanted))
+        prepared, weights = capturing.result()
+        mark = fingerprint(prepared, self._options)
+        going_on = await self._decide(mark, found)
+        if going_on is not None:
+            log.info("job_goes_on", job=going_on.job, step=going_on.reported.step)
+            same = weights == going_on.weights
+            prepared = replace(prepared, first_step=going_on.first_step)
+            return Started(prepared, going_on, same)
+        if wanted is not None:
+            await self._gather(None)
+        await office(self._mesh)
+        first = prepared.first_step
+        # what a resumed job begins with was evaluated before
+        reported = Reported(first, first)
+        entry = JournalEntry(job_id(mark, secrets.token_hex(8)), mark, weights, first, reported)
+        return Started(prepared, entry, has_first_weights=True)
+
+    async def _capture(self, job: Job) -> tuple[Prepared, str]:
+        prepared = await in_background(lambda: prepare(job, self._options))
+        if self._folder is None:
+            return prepared, ""
+        with timed(log, "first_weights_digested"):
+            return prepared, await in_background(lambda: weights_digest(prepared.state))
+
+    async def _gather(self, found: JournalEntry | None) -> None:
+        """Those that had a part in the job found; without one, as many as are asked for."""
+        if self._options.local:
+            return
+        if found is not None:
+            left = self._since + START_SECONDS - monotonic()
+            await unfinished.wait_for(self._mesh, self._others(found), max(left, 0.0))
+            return
+        with timed(log, "members_gathered"):
+            await wait_for_members(
+                self._mesh, self._options.wait_for, self._options.wait_timeout_seconds
+            )
+            if self._options.wait_for == 1:
+                await settle(self._mesh)
+        with timed(log, "links_surveyed"):
+            await survey_links(self._mesh)
+
+    def _others(self, found: JournalEntry) -> frozenset[str]:
+        placed = found.noted.placed
+        return frozenset(placed.places() if placed else ()) - {self._mesh.self_id}
+
+    async def _decide(self, mark: str, found: JournalEntry | None) -> JournalEntry | None:
+        """The job to go on with, if there is one; others of this device's are over then."""
+        kept = await unfinished.ask_all(self._mesh)
+        verdict = decide(
+            job_prefix(mark),
+            None if found is None else (found.job, found.fingerprint == mark),
+            () if found is None else self._others(found),
+            kept,
+            fresh=self._options.fresh,
+        )
+        if verdict.start is Start.REFUSE:
+            raise OptionError(verdict.reason)
+        if verdict.reason:
+            self._emit(Warned(verdict.reason))
+        if verdict.ending:
+            await unfinished.end_old(self._mesh, verdict.ending)
+        if verdict.start is Start.GO_ON:
+            return found
+        if self._folder is not None:
+            journal.forget(self._folder)
+        return None

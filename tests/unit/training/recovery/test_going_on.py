@@ -1,0 +1,83 @@
+"""Which job a `train` that is started again goes on with."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain.training.recovery.going_on import Kept, Start, decide
+from p2ptrain.training.recovery.version import Version
+
+MINE = "f00d-1"
+SAME = (MINE, True)
+OTHER = ("cafe-1", False)
+KEPT = Kept(MINE, Version(7, 2))
+
+
+def start_of(
+    found: tuple[str, bool] | None, others: set[str], kept: dict[str, Kept | None]
+) -> Start:
+    return decide("f00d-", found, others, kept, fresh=False).start
+
+
+@pytest.mark.parametrize(
+    ("others", "kept"),
+    [
+        ({"b"}, {"b": KEPT}),
+        ({"b", "c"}, {"b": KEPT, "c": None}),
+        ({"b", "c"}, {"b": KEPT}),
+        ({"b"}, {"d": KEPT}),
+        ({"b"}, {}),  # it may come, and have everything
+        ({"b", "c"}, {"b": None}),
+    ],
+)
+def test_it_goes_on_while_somebody_keeps_something_or_may(
+    others: set[str], kept: dict[str, Kept | None]
+) -> None:
+    assert start_of(SAME, others, kept) is Start.GO_ON
+
+
+def test_it_begins_anew_where_all_have_lost_everything() -> None:
+    verdict = decide("f00d-", SAME, {"b"}, {"b": None}, fresh=False)
+    assert verdict.start is Start.ANEW
+    assert "begins anew" in verdict.reason
+    assert verdict.ending == {MINE}
+
+
+def test_a_job_of_this_device_alone_begins_anew_without_a_word() -> None:
+    verdict = decide("f00d-", SAME, (), {"b": None}, fresh=False)
+    assert (verdict.start, verdict.reason) == (Start.ANEW, "")
+
+
+def test_without_its_journal_steps_would_be_told_twice() -> None:
+    verdict = decide("f00d-", None, (), {"b": KEPT, "c": None}, fresh=False)
+    assert verdict.start is Start.REFUSE
+    assert "step 7" in verdict.reason
+    assert "--fresh" in verdict.reason
+
+
+def test_another_job_ends_the_unfinished_one_and_says_so() -> None:
+    kept = Kept("cafe-1", Version(3, 1))
+    verdict = decide("f00d-", OTHER, {"b"}, {"b": kept}, fresh=False)
+    assert verdict.start is Start.ANEW
+    assert verdict.ending == {"cafe-1"}
+    assert "given up" in verdict.reason
+    assert decide("f00d-", None, (), {"b": kept}, fresh=False).ending == {"cafe-1"}
+
+
+@pytest.mark.parametrize("found", [None, SAME, OTHER])
+def test_fresh_ends_whatever_there_was(found: tuple[str, bool] | None) -> None:
+    verdict = decide("f00d-", found, {"b"}, {"b": KEPT}, fresh=True)
+    assert (verdict.start, verdict.reason) == (Start.ANEW, "")
+    assert verdict.ending >= {MINE}
+
+
+def test_it_goes_on_and_older_ones_end() -> None:
+    kept = {"b": KEPT, "c": Kept("cafe-1", Version(3, 1))}
+    verdict = decide("f00d-", SAME, {"b"}, kept, fresh=False)
+    assert verdict.start is Start.GO_ON
+    assert verdict.ending == {"cafe-1"}
+
+
+def test_a_new_job_in_a_clean_household_just_begins() -> None:
+    verdict = decide("f00d-", None, (), {"b": None}, fresh=False)
+    assert (verdict.start, verdict.reason, verdict.ending) == (Start.ANEW, "", frozenset())

@@ -1,0 +1,163 @@
+"""What a holder's next process finds of its job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.errors import ProtocolError, UserError
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.training import journal
+from p2ptrain.training.change_request import InForce
+from p2ptrain.training.journal import JOB_FILE, REPORTED_FILE, Journal, JournalEntry, find
+from p2ptrain.training.recovery.holder_events import Journal as Noted
+from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery.reporting import Reported
+from p2ptrain.training.recovery.version import Version
+from tests.unit.training.test_assignment import assignment, shared
+
+NEW = JournalEntry("f00d-1", "f00d", "abc", 0, Reported(0, 0))
+IN_FORCE = InForce(assignment(shared(3, 1)), {"stages": [{"units": [0, 3]}], "micro_batch": 4})
+FIRST = Lineage().begun(1, Version(0, 0))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StateFolder:
+    return StateFolder(tmp_path / "job")
+
+
+def begun(folder: StateFolder, warnings: list[str] | None = None) -> Journal:
+    book = Journal(folder, NEW, ([] if warnings is None else warnings).append)
+    book.begun(Noted(65, Lineage(), None), None)
+    book.begun(Noted(2, FIRST, None), IN_FORCE)
+    return book
+
+
+def test_a_job_is_found_as_it_was_written_down(folder: StateFolder) -> None:
+    book = begun(folder)
+    for step in range(1, 4):
+        book.committed(Reported(step, 0))
+    found = find(folder)
+    assert found == replace(
+        NEW, reported=Reported(3, 0), next_epoch=2, lineage=FIRST, in_force=IN_FORCE
+    )
+    assert found.noted.placed is not None
+    assert found.noted.placed.devices == ("a", "b")
+
+
+def test_before_the_first_plan_the_numbers_are_reserved(folder: StateFolder) -> None:
+    Journal(folder, NEW, lambda _: None).begun(Noted(65, Lineage(), None), None)
+    found = find(folder)
+    assert found is not None
+    assert (found.next_epoch, found.in_force, found.noted.placed) == (65, None, None)
+
+
+def test_a_job_that_is_over_leaves_nothing(folder: StateFolder) -> None:
+    book = begun(folder)
+    book.done()
+    book.committed(Reported(9, 0))
+    book.begun(Noted(66, FIRST, None), IN_FORCE)
+    assert find(folder) is None
+    assert list(folder.path.iterdir()) == []
+
+
+def test_a_job_without_a_folder_writes_nothing() -> None:
+    book = Journal(None, NEW, lambda _: None)
+    book.begun(Noted(2, FIRST, None), IN_FORCE)
+    book.committed(Reported(1, 0))
+    book.done()
+
+
+@given(cut=st.integers(0, 23), flipped=st.integers(0, 24 * 8 - 1))
+def test_a_damaged_number_is_never_believed(cut: int, flipped: int) -> None:
+    whole = journal._reported_bytes(Reported(1234, 1200))
+    damaged = bytearray(whole)
+    damaged[flipped // 8] ^= 1 << flipped % 8
+    for content in (whole[:cut], bytes(damaged), None):
+        with pytest.raises(ProtocolError):
+            journal._read_reported(content)
+
+
+@pytest.mark.parametrize("name", [JOB_FILE, REPORTED_FILE])
+@pytest.mark.parametrize("content", [b"", b"{}", b"not JSON", b"[1, 2]"])
+def test_a_broken_journal_is_no_journal(folder: StateFolder, name: str, content: bytes) -> None:
+    begun(folder)
+    folder.write(name, content)
+    assert find(folder) is None
+
+
+def test_a_disk_that_fails_is_told_once_and_an_old_journal_does_not_stay(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its epoch numbers would be used again."""
+
+    def full(name: str, value: object) -> None:
+        raise UserError("job.json cannot be written: No space left on device")
+
+    warnings: list[str] = []
+    book = begun(folder, warnings)
+    monkeypatch.setattr(folder, "write_json", full)
+    book.begun(Noted(66, FIRST, None), IN_FORCE)
+    book.begun(Noted(67, FIRST, None), IN_FORCE)
+    book.committed(Reported(1, 0))
+    [warning] = warnings
+    assert "No space left on device" in warning
+    assert find(folder) is None
+
+
+def test_a_step_that_cannot_be_written_ends_the_journal(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart would tell steps twice."""
+
+    def broken(descriptor: int, data: bytes) -> int:
+        raise OSError(5, "Input/output error")
+
+    warnings: list[str] = []
+    book = begun(folder, warnings)
+    monkeypatch.setattr(os, "write", broken)
+    book.committed(Reported(1, 0))
+    monkeypatch.undo()
+    assert len(warnings) == 1
+    assert find(folder) is None
+
+
+async def test_what_is_stable_is_written_with_the_next_sync(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SYNC_SECONDS", 0.0)
+    book, loop, written = begun(folder), asyncio.get_running_loop(), asyncio.Event()
+    write = folder.write_json
+
+    def telling(name: str, value: object) -> None:
+        write(name, value)
+        loop.call_soon_threadsafe(written.set)
+
+    monkeypatch.setattr(folder, "write_json", telling)
+    syncing = asyncio.create_task(book.keep_synced())
+    book.stable(Version(40, 1))
+    book.committed(Reported(41, 0))
+    await written.wait()
+    syncing.cancel()
+    found = find(folder)
+    assert found is not None
+    assert found.stable == Version(40, 1)
+    assert found.reported == Reported(41, 0)
+
+
+async def test_a_late_word_does_not_undo_a_newer_epoch(folder: StateFolder) -> None:
+    book = begun(folder)
+    book.stable(Version(40, 1))
+    late = book._late
+    assert late is not None
+    book.begun(Noted(66, FIRST, None, Version(40, 1)), IN_FORCE)
+    book._sync(late)
+    found = find(folder)
+    assert found is not None
+    assert found.next_epoch == 66

@@ -1,0 +1,292 @@
+"""The device with the data dies and is started again: its job goes on, and nothing shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2ptrain import failpoints
+from p2ptrain.errors import OptionError, PeerError
+from p2ptrain.failpoints import Reached
+from p2ptrain.mesh.memory import memory_id
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.observe.events import Done, Eval, Event, PlanEvent, Recovered, Step, Warned
+from p2ptrain.training import service as service_module
+from p2ptrain.training.holder import HolderRun
+from p2ptrain.training.job import Job
+from p2ptrain.training.journal import JOB_FILE
+from p2ptrain.training.options import TrainOptions
+from tests.unit.training.household import Devices, devices
+from tests.unit.training.test_job_life import make_job
+from tests.unit.training.test_recovery_death import STEPS, _job, _options, undisturbed
+
+
+class Process:
+    """A holder's process that ends without a word, at a moment that a test chooses.
+
+    What it had written by then is what the next one finds; what it does afterwards does not count.
+    """
+
+    def __init__(self, household: Devices, folder: Path, job: Job, options: TrainOptions) -> None:
+        self.household = household
+        self.folder = folder
+        self.is_dead = asyncio.Event()
+        self._act: Callable[[Event], None] = lambda _: None
+        run = household.holder_run(job, options, self._listen, StateFolder(folder / "now"))
+        self._running = asyncio.create_task(run.run())
+
+    def at_step(self, step: int) -> None:
+        """It ends when people have heard of `step`."""
+
+        def act(event: Event) -> None:
+            if isinstance(event, Step) and event.step == step:
+                self.die()
+
+        self._act = act
+
+    def at(self, name: str, **where: int) -> None:
+        """It ends at a failpoint."""
+
+        def act(_: Reached) -> asyncio.Future[None]:
+            self.die()
+            return asyncio.get_running_loop().create_future()
+
+        failpoints.arm(name, act, device=memory_id("a"), **where)
+
+    def die(self) -> None:
+        """Now."""
+        self._act = lambda _: None
+        shutil.copytree(self.folder / "now", self.folder / "left")
+        self.is_dead.set()
+
+    def _listen(self, event: Event) -> None:
+        if not self.is_dead.is_set():
+            self.household.events.append(event)
+            self._act(event)
+
+    async def ended(self) -> None:
+        """Wait for its end; the others have noticed."""
+        dying = asyncio.create_task(self.is_dead.wait())
+        await asyncio.wait([dying, self._running], return_when=asyncio.FIRST_COMPLETED)
+        assert self.is_dead.is_set(), self._running.exception()
+        await self.household.mesh.kill("a")
+        self._running.cancel()
+        await asyncio.wait([self._running])
+
+    @property
+    def left(self) -> StateFolder:
+        """The folder that the next process finds."""
+        return StateFolder(self.folder / "left")
+
+
+async def again(household: Devices, process: Process, job: Job, options: TrainOptions) -> None:
+    """The device comes back, and `train` is started again in its folder."""
+    await household.restart("a")
+    await household.holder_run(job, options, folder=process.left).run()
+
+
+def steps_of(household: Devices) -> list[int]:
+    return [event.step for event in household.events if isinstance(event, Step)]
+
+
+def assert_same(job: Job, weights: dict[str, torch.Tensor]) -> None:
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, job.model.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("step", [1, 5, STEPS])
+async def test_a_killed_holder_goes_on_where_it_was_bit_by_bit(tmp_path: Path, step: int) -> None:
+    losses, weights = await undisturbed(3)
+    options = _options(3)
+    async with devices(3) as household:
+        process = Process(household, tmp_path, _job(), options)
+        process.at_step(step)
+        await process.ended()
+        await household.until_waiting("b", "c")
+        assert sorted(household.waiting) == [("b", "a"), ("c", "a")]
+        job = _job()
+        await again(household, process, job, options)
+        assert steps_of(household) == list(range(1, STEPS + 1))
+        assert household.losses == losses
+        first, *later = [event for event in household.events if isinstance(event, PlanEvent)]
+        assert {plan.reason for plan in later} == {"failure"}
+        assert all(plan.epoch > first.epoch for plan in later)
+        assert isinstance(household.events[-1], Done)
+        if step < STEPS:
+            assert len([e for e in household.events if isinstance(e, Recovered)]) == 1
+        assert list(process.left.path.iterdir()) == []
+        for name in ("b", "c"):
+            await household.until_idle(name)
+    assert_same(job, weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("decide.before", {"step": 5}),
+        ("report.after", {"step": 5}),
+        ("commit.send.between", {"step": 5}),
+        ("begin.send.between", {}),
+        ("replay.first", {}),
+        ("home.between", {}),
+    ],
+)
+async def test_a_holder_killed_at_any_moment_tells_every_step_once(
+    tmp_path: Path, name: str, where: dict[str, int]
+) -> None:
+    losses, weights = await undisturbed(3)
+    options = _options(3)
+    async with devices(3) as household:
+        process = Process(household, tmp_path, _job(), options)
+        process.at(name, **where)
+        await process.ended()
+        failpoints.disarm()
+        job = _job()
+        await again(household, process, job, options)
+        assert steps_of(household) == list(range(1, STEPS + 1))
+        assert household.losses == losses
+    assert_same(job, weights)
+
+
+async def test_a_step_written_down_and_not_told_stays_the_only_one_missing(tmp_path: Path) -> None:
+    losses, weights = await undisturbed(3)
+    async with devices(3) as household:
+        process = Process(household, tmp_path, _job(), _options(3))
+        process.at("journal.after", step=5)
+        await process.ended()
+        failpoints.disarm()
+        job = _job()
+        await again(household, process, job, _options(3))
+        assert steps_of(household) == [step for step in range(1, STEPS + 1) if step != 6]
+        assert household.losses == losses[:5] + losses[6:]
+    assert_same(job, weights)
+
+
+async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others(
+    tmp_path: Path,
+) -> None:
+    """What it had itself is nowhere else: it says so."""
+    async with devices(3) as household:
+        process = Process(household, tmp_path, _job(), _options(3))
+        process.at_step(5)
+        await process.ended()
+        job = _job()
+        with torch.no_grad():
+            for parameter in job.model.parameters():
+                parameter.add_(1.0)
+        await household.restart("a")
+        run = household.holder_run(job, _options(3), folder=process.left)
+        with pytest.raises(PeerError, match="a had itself ended with its earlier process"):
+            await run.run()
+        for name in ("b", "c"):
+            await household.until_idle(name)
+
+
+async def test_what_was_evaluated_is_not_told_again(tmp_path: Path) -> None:
+    def job() -> Job:
+        return make_job("cnn", eval_data=make_job("cnn").data, epochs=3)
+
+    options = TrainOptions(wait_for=2, planner="pp")
+    async with devices(2) as household:
+        await household.holder_run(job(), options).run()
+        undisturbed_events = household.events
+    async with devices(2) as household:
+        process = Process(household, tmp_path, job(), options)
+        process.at_step(4)
+        await process.ended()
+        await again(household, process, job(), options)
+        for kind in (Step, Eval):
+            wanted = [event.step for event in undisturbed_events if isinstance(event, kind)]
+            assert [event.step for event in household.events if isinstance(event, kind)] == wanted
+
+
+async def test_fresh_begins_anew(tmp_path: Path) -> None:
+    async with devices(2) as household:
+        process = Process(household, tmp_path, _job(), _options(2))
+        process.at_step(3)
+        await process.ended()
+        fresh = TrainOptions(wait_for=2, planner="pp", steps=STEPS, fresh=True)
+        await again(household, process, _job(), fresh)
+        assert steps_of(household) == [1, 2, 3, *range(1, STEPS + 1)]
+        await household.until_idle("b")
+
+
+async def test_another_job_of_the_same_device_takes_the_place_at_once(tmp_path: Path) -> None:
+    async with devices(2) as household:
+        process = Process(household, tmp_path, _job(), _options(2))
+        process.at_step(3)
+        await process.ended()
+        await again(household, process, make_job("cnn"), TrainOptions(wait_for=2, planner="pp"))
+        assert steps_of(household) == [1, 2, 3, *range(1, 7)]
+        [warning] = [e.message for e in household.events if isinstance(e, Warned)]
+        assert "given up" in warning
+
+
+async def test_without_the_journal_it_is_refused_and_nobody_loses_anything(tmp_path: Path) -> None:
+    async with devices(2) as household:
+        process = Process(household, tmp_path, _job(), _options(2))
+        process.at_step(3)
+        await process.ended()
+        journal = process.left.read(JOB_FILE)
+        assert journal is not None
+        process.left.remove(JOB_FILE)
+        with pytest.raises(OptionError, match="keep this job unfinished, up to step"):
+            await again(household, process, _job(), _options(2))
+        process.left.write(JOB_FILE, journal)
+        await household.holder_run(_job(), _options(2), folder=process.left).run()
+        assert steps_of(household) == list(range(1, STEPS + 1))
+
+
+async def test_members_without_anything_let_it_begin_anew(tmp_path: Path) -> None:
+    async with devices(2) as household:
+        process = Process(household, tmp_path, _job(), _options(2))
+        process.at_step(3)
+        await process.ended()
+        await household.mesh.kill("b")
+        await household.restart("b")
+        await again(household, process, _job(), _options(2))
+        assert steps_of(household) == [1, 2, 3, *range(1, STEPS + 1)]
+
+
+async def test_a_member_of_another_process_in_its_place_ends_nothing(tmp_path: Path) -> None:
+    """A `join` in the same state folder runs between the two, and steps aside with a good-bye."""
+    losses, weights = await undisturbed(3)
+    async with devices(3) as household:
+        process = Process(household, tmp_path, _job(), _options(3))
+        process.at_step(5)
+        await process.ended()
+        await household.until_waiting("b", "c")
+        await household.restart("a")
+        await household.mesh.leave("a")
+        job = _job()
+        await again(household, process, job, _options(3))
+        assert household.losses == losses
+        assert len(household.waiting) == 2
+    assert_same(job, weights)
+
+
+async def test_waiting_devices_refuse_others_until_they_have_waited_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_of_b(job: Job) -> HolderRun:
+        service = household.members["b"].service
+        options = TrainOptions(wait_for=2, planner="pp")
+        return HolderRun(household.mesh["b"], service, job, options, lambda _: None)
+
+    async with devices(3) as household:
+        process = Process(household, tmp_path, _job(), _options(3))
+        process.at_step(3)
+        await process.ended()
+        await household.until_waiting("b", "c")
+        assert household.members["b"].service.waiting_for == "a"
+        with pytest.raises(OptionError, match="a part in the job of a"):
+            await run_of_b(make_job(epochs=1)).run()
+        monkeypatch.setattr(service_module, "PARK_LEAST_SECONDS", 0.0)
+        job = make_job(epochs=1)
+        await run_of_b(job).run()
+        await household.until_idle("c")
