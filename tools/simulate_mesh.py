@@ -4,6 +4,8 @@
     detection   how soon a killed, frozen or unplugged device is declared dead
     freezes     devices frozen for up to two seconds: none may be declared dead; the same without
                 local health, to show that the rule is needed
+    crowd       a hundred members, and a thousand: what each sends, and how soon all know of a death
+                (two seeds at most: minutes each)
 
 A seed that fails is printed with its last faults; `--first SEED --seeds 1` plays it again.
 """
@@ -20,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from p2ptrain.mesh.membership_config import MembershipConfig
+from tests.simulation.crowd import measure_crowd
 from tests.simulation.detection import (
     Detection,
     Failure,
@@ -41,7 +44,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seconds", type=float, default=40.0, help="simulated seconds of faults")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    kinds = ("swarm", "detection", "freezes")
+    kinds = ("swarm", "detection", "freezes", "crowd")
     parser.add_argument("--only", choices=kinds, help="one kind instead of all")
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
@@ -50,6 +53,7 @@ def main() -> int:
             "swarm": lambda: _swarm(pool, seeds, options.seconds),
             "detection": lambda: _detection(pool, seeds),
             "freezes": lambda: _freezes(pool, seeds),
+            "crowd": lambda: _crowd(pool, seeds[:2]),
         }
         chosen = [options.only] if options.only else list(runs)
         results = [runs[kind]() for kind in chosen]
@@ -117,6 +121,21 @@ def _freeze_results(
 ) -> Iterator[FreezeResult]:
     for size in _SIZES[1:]:
         yield from pool.map(partial(measure_freezes, devices=size, build=build), seeds)
+
+
+def _crowd(pool: ProcessPoolExecutor, seeds: range) -> bool:
+    tasks = [(seed, count) for count in (100, 1000) for seed in seeds]
+    results = list(pool.map(measure_crowd, *zip(*tasks, strict=True)))
+    for result in results:
+        print(
+            f"{result.members} members: {result.quiet:.2f} messages a member and second,", end=" "
+        )
+        print(f"{result.dying:.2f} around a death, known to all in {result.agreed_seconds:.1f} s")
+    small, large = (
+        [result.quiet for result in results if result.members == count] for count in (100, 1000)
+    )
+    even = max(large) <= 1.1 * min(small) and min(large) >= 0.9 * max(small)
+    return even and max(result.agreed_seconds for result in results) <= 10.0
 
 
 def _spread(values: list[float]) -> str:

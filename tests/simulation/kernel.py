@@ -37,8 +37,9 @@ class Kernel:
         executed: events executed so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, events_per_second_limit: int = EVENTS_PER_SECOND_LIMIT) -> None:
         self.now = 0.0
+        self._limit = events_per_second_limit
         self.executed = 0
         self._order = 0
         self._second = (0, 0)  # the present second, events executed when it began
@@ -76,8 +77,8 @@ class Kernel:
         second, before = self._second
         if int(self.now) != second:
             self._second = (int(self.now), self.executed)
-        elif self.executed - before > EVENTS_PER_SECOND_LIMIT:
-            raise EventStorm(f"more than {EVENTS_PER_SECOND_LIMIT} events at {self.now:.3f} s")
+        elif self.executed - before > self._limit:
+            raise EventStorm(f"more than {self._limit} events at {self.now:.3f} s")
 
     @property
     def event_hash(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.mesh.membership_config import MembershipConfig
+from tests.simulation.crowd import measure_crowd
 from tests.simulation.detection import Failure, measure_detection, measure_freezes
 from tests.simulation.device import Build
 
@@ -36,3 +37,9 @@ def test_freezes_of_two_seconds_kill_nobody() -> None:
 
 def test_without_local_health_freezes_do_kill() -> None:
     assert _false_deaths(local_health=False) > 0
+
+
+def test_what_a_member_sends_does_not_grow_with_the_crowd() -> None:
+    small, large = (measure_crowd(0, count, quiet_seconds=4.0) for count in (30, 150))
+    assert large.quiet == pytest.approx(small.quiet, rel=0.1)
+    assert max(small.agreed_seconds, large.agreed_seconds) <= 10.0

@@ -1,0 +1,68 @@
+"""Real processes miss each other in time, and take no freeze for a death: a sample.
+
+tools/detection_times.py measures hundreds; the members here are its processes.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tools.detection.member import Settings
+from tools.detection.members import Members, Place
+from tools.detection.trials import (
+    Failure,
+    Found,
+    Zombies,
+    measure,
+    measure_freezes,
+    measure_zombies,
+    quantile,
+)
+
+pytestmark = [pytest.mark.household, pytest.mark.timeout(120)]
+
+LOOPBACK = [Place("127.0.0.1")]
+BUSY_MACHINE_SECONDS = 1.0
+"""On top of the bars that the tool holds the program to on a machine of its own."""
+
+
+def _settings(*, local_health: bool = True, load: str = "", commands: bool = False) -> Settings:
+    return Settings("", "", "", 0, (), local_health, load, commands)
+
+
+def _later(seconds: float) -> float:
+    return time.monotonic() + seconds
+
+
+async def test_killed_and_frozen_processes_are_missed_by_all_and_replaced(tmp_path: Path) -> None:
+    async with Members(tmp_path, 3, LOOPBACK, _settings()) as members:
+        killed, frozen = Found(), Found()
+        await measure(members, Failure.KILL, Random(1), 4, _later(60), killed)
+        await measure(members, Failure.FREEZE, Random(2), 1, _later(60), frozen)
+    assert killed.wrong == frozen.wrong == []
+    assert quantile(killed.verdicts, 0.5) <= 0.25
+    assert max(killed.verdicts) <= 0.25 + BUSY_MACHINE_SECONDS
+    assert min(frozen.verdicts) >= 2.0
+    assert max(frozen.verdicts) <= 5.0 + BUSY_MACHINE_SECONDS
+    elected = killed.elected + frozen.elected
+    assert elected
+    assert max(elected) <= 3.0
+
+
+async def test_freezes_under_full_load_are_no_deaths(tmp_path: Path) -> None:
+    async with Members(tmp_path, 4, LOOPBACK, _settings(load="hash")) as members:
+        freezes, deaths = await measure_freezes(members, Random(3), 12, _later(60))
+    assert freezes >= 12
+    assert deaths == []
+
+
+async def test_commands_of_a_frozen_and_thawed_coordinator_are_refused(tmp_path: Path) -> None:
+    zombies = Zombies()
+    async with Members(tmp_path, 3, LOOPBACK, _settings(commands=True)) as members:
+        await measure_zombies(members, 1, _later(60), zombies)
+    assert (zombies.trials, zombies.obeyed) == (1, 0)
+    assert max(zombies.elected) <= 3.0
