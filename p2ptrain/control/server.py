@@ -55,7 +55,7 @@ class ControlServer:
 
     async def __aenter__(self) -> Self:
         """Listen, then publish where."""
-        _sweep(self._folder)
+        sweep(self._folder)
         self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
@@ -163,8 +163,8 @@ class ControlServer:
         return socket
 
 
-def _sweep(folder: Path) -> None:
-    """Remove the socket's folder of a member that was killed here."""
+def sweep(folder: Path) -> None:
+    """Remove the socket's folder of a member that was killed with that state `folder`."""
     try:
         record = read_record(folder)
     except UserError:

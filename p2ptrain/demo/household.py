@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from p2ptrain.control.server import sweep
 from p2ptrain.demo.device_process import DeviceProcess
 from p2ptrain.errors import UserError
 
@@ -28,6 +29,8 @@ class HouseholdPlan:
         folder: room for their state folders.
         train_arguments: SCRIPT and options of the holder's `train`.
         interface: what to find each other on; None for all.
+        dies: name of the member whose process is killed on the way; None = nobody's.
+        dies_after: the step whose report it does not outlive.
     """
 
     members: Sequence[str]
@@ -36,6 +39,8 @@ class HouseholdPlan:
     folder: Path
     train_arguments: Sequence[str]
     interface: str | None = None
+    dies: str | None = None
+    dies_after: int = 0
 
     def arguments(self, name: str) -> list[str]:
         """The options that make `name` one of these devices."""
@@ -48,7 +53,7 @@ async def train_together(plan: HouseholdPlan) -> AsyncGenerator[dict[str, Any], 
     """Start all devices; yield the holder's events; leave no process behind, however it ends.
 
     Raises:
-        UserError: a device failed; the message has its name and its own words.
+        UserError: a device failed that was not meant to; the message has its name and its words.
     """
     async with _Household(plan) as household:
         members = [await household.start(name, "join") for name in plan.members]
@@ -58,6 +63,8 @@ async def train_together(plan: HouseholdPlan) -> AsyncGenerator[dict[str, Any], 
         events = holder.events()
         while (event := await household.until(anext(events, None))) is not None:
             yield event
+            if plan.dies is not None and event.get("step") == plan.dies_after:
+                await household.kill(plan.dies)
         await _expect_success(holder)
 
 
@@ -67,15 +74,15 @@ class _Household:
     def __init__(self, plan: HouseholdPlan) -> None:
         self._plan = plan
         self._devices: list[DeviceProcess] = []
-        self._watchers: list[asyncio.Task[None]] = []
+        self._watchers: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for watcher in self._watchers:
+        for watcher in self._watchers.values():
             watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await asyncio.gather(*self._watchers.values(), return_exceptions=True)
         await asyncio.gather(*(device.stop() for device in self._devices))
 
     async def start(self, name: str, command: str, *arguments: str) -> DeviceProcess:
@@ -88,14 +95,26 @@ class _Household:
 
     def watch(self, member: DeviceProcess) -> None:
         """Notice when `member` ends, which it should not."""
-        self._watchers.append(asyncio.create_task(_watch(member), name=f"watch {member.name}"))
+        task = asyncio.create_task(_watch(member), name=f"watch {member.name}")
+        self._watchers[member.name] = task
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL to a watched device, as a power cut; later calls change nothing."""
+        watcher = self._watchers.pop(name, None)
+        if watcher is None:
+            return
+        watcher.cancel()
+        await asyncio.wait([watcher])
+        await next(device for device in self._devices if device.name == name).kill()
+        sweep(self._plan.folder / name)  # nobody starts there again who would
 
     async def until(self, coming: Awaitable[T]) -> T:
         """The result of `coming`, unless a watched device ends before. Raises UserError."""
         waiting = asyncio.ensure_future(_awaited(coming))
         try:
-            await asyncio.wait([waiting, *self._watchers], return_when=asyncio.FIRST_COMPLETED)
-            for watcher in self._watchers:
+            watchers = list(self._watchers.values())
+            await asyncio.wait([waiting, *watchers], return_when=asyncio.FIRST_COMPLETED)
+            for watcher in watchers:
                 if watcher.done():
                     watcher.result()
             return await waiting

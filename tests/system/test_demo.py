@@ -48,7 +48,7 @@ def _left_behind(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.startswith("p2ptrain")]
 
 
-async def test_three_devices_train_and_the_last_line_is_the_accuracy(
+async def test_three_devices_train_one_dies_and_the_last_line_is_the_accuracy(
     demo: asyncio.subprocess.Process, tmp_path: Path
 ) -> None:
     lines = [line async for line in _lines(demo)]
@@ -58,6 +58,15 @@ async def test_three_devices_train_and_the_last_line_is_the_accuracy(
     assert 0.97 <= float(accuracy) <= 1
     stages = [line for line in lines if line.startswith("  stage ")]
     assert len({line.rsplit(maxsplit=1)[-1] for line in stages}) >= 3
+    killed = next(number for number, line in enumerate(lines) if "is killed now" in line)
+    dead = lines[killed].split()[1]
+    after = lines[killed:]
+    assert [line for line in after if dead in line and "lost" in line]
+    (plan,) = [number for number, line in enumerate(after) if line.startswith("plan ")]
+    stages = [line for line in after[plan:] if line.startswith("  stage ")]
+    assert stages
+    assert not [line for line in stages if dead in line]
+    assert [line for line in after[plan:] if line.startswith("step ")]
     assert not _left_behind(tmp_path)
 
 
