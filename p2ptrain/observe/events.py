@@ -196,13 +196,23 @@ class Failure(Event):
 class Recovered(Event):
     """Training goes on after a failure, with the next new step.
 
-    `seconds` since the first sign of it; so many steps that were reported before were done again.
+    Attributes:
+        seconds: since the first sign of it.
+        replayed_steps: that were reported before and were done again.
+        resumed_seconds: from the first sign to the first sample fed to the new plan.
+        planning_seconds: of those, what the plan took to make.
+        moved_bytes: what devices fetched of others to be ready.
+        version: updates applied to the state that the new plan began with.
     """
 
     event = "recovered"
     epoch: int
     seconds: float
     replayed_steps: int
+    resumed_seconds: float
+    planning_seconds: float
+    moved_bytes: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,22 @@ def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assig
     )
 
 
+def whole_on(present: Assignment, placed: Placed) -> Assignment:
+    """An assignment that gives all units to the one device of `placed`: where they are gathered."""
+    (stage,) = placed.stages
+    place = StagePlace(stage.first, stage.end, warmup=1, devices=stage.devices, shares=(1,))
+    return replace(
+        present,
+        key=EpochKey(present.key.job, placed.epoch),
+        term=placed.term,
+        stages=(place,),
+        version=placed.version,
+        lineage=placed.lineage,
+        stable=placed.stable,
+        keeps=False,
+    )
+
+
 def renamed(plan: Plan, assignment: Assignment, names: Mapping[str, str]) -> Plan:
     """The plan in force with the names that its devices have now; ids stay, names may not.
 

@@ -80,6 +80,7 @@ class ChangeAnswer:
         changes_results: how results differ from one device's.
         taken_bytes: by device name, what the job takes there beside the plan's peak.
         planning_seconds: what the plan took to make.
+        moved_bytes: what all devices together fetched of others to be ready.
     """
 
     assignment: Assignment
@@ -88,6 +89,7 @@ class ChangeAnswer:
     changes_results: tuple[str, ...]
     taken_bytes: Mapping[str, int]
     planning_seconds: float
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ def reply_to_bytes(reply: ChangeAnswer | Refusal) -> bytes:
             "changes_results": list(reply.changes_results),
             "taken_bytes": dict(reply.taken_bytes),
             "planning_seconds": reply.planning_seconds,
+            "moved_bytes": reply.moved_bytes,
         }
     )
 
@@ -168,6 +171,7 @@ def reply_from_bytes(data: bytes | memoryview) -> ChangeAnswer | Refusal:
         changes_results=_texts(_list(fields, "changes_results")),
         taken_bytes={name: integer(taken, name) for name in taken},
         planning_seconds=number(fields, "planning_seconds"),
+        moved_bytes=integer(fields, "moved_bytes", 0, 2**63),
     )
 
 

@@ -22,7 +22,9 @@ from p2ptrain.training.assigning import (
     passable,
     renamed,
     stages_of,
+    whole_on,
 )
+from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.background import in_background
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
 from p2ptrain.training.household_plan import (
@@ -30,6 +32,7 @@ from p2ptrain.training.household_plan import (
     MeasuredHousehold,
     plan_change,
 )
+from p2ptrain.training.options import Recovery
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, integer
@@ -75,13 +78,15 @@ class Change:
         self._term = term
         members = mesh.members.values()
         self._alive = frozenset(m.id for m in members if m.state is MemberState.ALIVE)
-        self._core = rules.CoordinatorCore(request.ask, term, self._alive)
+        gathers = request.recovery is Recovery.HEAVY and request.in_force is not None
+        self._core = rules.CoordinatorCore(request.ask, term, self._alive, gathers=gathers)
         self._events: asyncio.Queue[rules.CoordinatorEvent] = asyncio.Queue(EVENTS_LIMIT)
         self._stock: dict[str, Inventory] = {}
         self._silent: dict[str, str] = {}  # who gave no inventory, and why
         self._unable: dict[str, str] = {}  # who could not be made ready, and why
         self._short: dict[str, int] = {}  # memory in bytes that devices proved not to have
         self._made: dict[int, _Made] = {}  # by epoch
+        self._moved_bytes = 0
         self._reply: ChangeAnswer | Refusal | None = None
 
     async def answer(self) -> ChangeAnswer | Refusal:
@@ -122,6 +127,8 @@ class Change:
             match instruction:
                 case rules.AskInventory():
                     spawn(self._take_stock(instruction))
+                case rules.Gather(device, placed, fetches):
+                    spawn(self._gather(device, placed, fetches))
                 case rules.MakePlan():
                     spawn(self._plan(instruction))
                 case rules.Prepare(device, placed):
@@ -310,39 +317,61 @@ class Change:
 
     # -- making ready ----------------------------------------------------------------------------
 
+    async def _gather(self, device: str, placed: Placed, wanted: tuple[Fetch, ...]) -> None:
+        in_force = self._request.in_force
+        assert in_force is not None
+        assignment = whole_on(in_force.assignment, placed)
+        fields = {"needed_bytes": 0, "gather": True}
+        trouble = await self._made_ready(device, assignment, fields, wanted)
+        self._events.put_nowait(rules.ReadyIn(placed.epoch, device, trouble))
+
     async def _prepare(self, device: str, placed: Placed, wanted: tuple[Fetch, ...]) -> None:
         made, name = self._made[placed.epoch], self._name(device)
         assignment = assignment_of(self._request.planning, made.plan, placed)
+        fields = {"needed_bytes": made.plan.predicted.peak_bytes.get(name, 0)}
+        trouble = await self._made_ready(device, assignment, fields, wanted)
+        self._events.put_nowait(rules.ReadyIn(placed.epoch, device, trouble))
+
+    async def _made_ready(
+        self,
+        device: str,
+        assignment: Assignment,
+        fields: Mapping[str, Any],
+        wanted: tuple[Fetch, ...],
+    ) -> PrepareFailed | None:
+        """Have `device` do it; what was in the way, if anything."""
         parts = (memoryview(assignment.to_bytes()), memoryview(fetches_to_bytes(wanted)))
-        needed_bytes = made.plan.predicted.peak_bytes.get(name, 0)
-        trouble: PrepareFailed | None = None
+        epoch = assignment.key.epoch
         if failpoints.armed:
             await self._reach("prepare.send.between")
         try:
             reply = await self._mesh.call(
                 device,
-                Message(PREPARE, {"needed_bytes": needed_bytes}, parts),
+                Message(PREPARE, dict(fields), parts),
                 timeout_seconds=PREPARE_TIMEOUT_SECONDS,
             )
+            self._moved_bytes += integer(reply.fields, "moved_bytes", 0, 2**63)
             if not reply.fields.get("ready"):
-                trouble = self._trouble(device, placed.epoch, reply, made)
+                return self._trouble(device, epoch, reply, self._made.get(epoch))
         except NotCoordinator:
             raise
         except (LinkClosed, TimeoutError) as error:
-            trouble = PrepareFailed(placed.epoch, str(error) or "it took too long")
+            return PrepareFailed(epoch, str(error) or "it took too long")
         except Error as error:
-            if placed.epoch == self._core.epoch:
+            if epoch == self._core.epoch:
                 self._unable[device] = str(error)
-            trouble = PrepareFailed(placed.epoch, str(error))
-        self._events.put_nowait(rules.ReadyIn(placed.epoch, device, trouble))
+            return PrepareFailed(epoch, str(error))
+        return None
 
-    def _trouble(self, device: str, epoch: int, reply: Message, made: _Made) -> PrepareFailed:
+    def _trouble(
+        self, device: str, epoch: int, reply: Message, made: _Made | None
+    ) -> PrepareFailed:
         fields = reply.fields
         source, reason = fields.get("source"), str(fields.get("reason"))
         if fields.get("memory_bytes") is not None:
             memory_bytes = integer(fields, "memory_bytes")
             log.info("out_of_memory", device=self._name(device), has=memory_bytes)
-            if device in made.candidates:
+            if made is not None and device in made.candidates:
                 less = made.candidates[device].with_less_memory(memory_bytes)
                 memory_bytes = less.memory_bytes
             self._short[device] = memory_bytes
@@ -368,4 +397,5 @@ class Change:
             changes_results=tuple(request.sharing.changes(plan)),
             taken_bytes={c.name: c.taken_bytes for c in made.candidates.values()},
             planning_seconds=made.seconds,
+            moved_bytes=self._moved_bytes,
         )

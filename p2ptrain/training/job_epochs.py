@@ -149,7 +149,6 @@ class JobEpochs:
         self._running: asyncio.Task[None] | None = None  # the epoch's rounds, or the way home
         self._alive: frozenset[str] = frozenset()  # when the epoch began
         self._fruitless = 0
-        self._replayed = 0
 
     async def run(self) -> None:
         """Train to the end, whatever happens to the devices.
@@ -181,14 +180,17 @@ class JobEpochs:
 
     def step(self, step: int, loss: float, samples: int) -> None:
         """`step` updates count. People hear of each once."""
-        epoch = self._answer.assignment.key.epoch if self._answer else 0
-        if self.reports.step(step, loss, samples, epoch, self._replayed):
+        if self.reports.step(step, loss, samples, self._answer):
             self._fruitless = 0
         self._do(self._core.handle(rules.Committed(step), monotonic()))
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """The same for an evaluation after `step` updates."""
         self.reports.evaluation(step, metrics)
+
+    def resumed(self) -> None:
+        """The first sample of an epoch is on its way."""
+        self.reports.resumed()
 
     def warn(self, message: str) -> None:
         """Something people should know."""
@@ -279,8 +281,8 @@ class JobEpochs:
                 if self._asking is not None:
                     self._asking.cancel()
                 self._asking = self._spawn(self._ask(coordinator, ask), "ask for an epoch")
-            case rules.Begin(_, choice, reason, alive):
-                self._replayed, self._alive = choice.replayed, alive
+            case rules.Begin(_, _, reason, alive):
+                self._alive = alive
                 self._begin(reason)
             case rules.BringHome():
                 self._run(self._go_home())

@@ -9,6 +9,7 @@ from p2ptrain import failpoints
 from p2ptrain.errors import DeviceLost
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.observe.events import Eval, Event, Failure, Recovered, Step, Waiting, Warned
+from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.recovery.reporting import OnceOnly, Reported
 
 
@@ -34,6 +35,7 @@ class JobReports:
         self._first_step = reported.step
         self._began_at: float | None = None
         self._last_step_at = monotonic()
+        self._resumed_at = monotonic()
         self._sign_at: float | None = None  # of trouble that is not over
         self._hints: dict[str, str] = {}  # of the dead, by id
 
@@ -61,16 +63,17 @@ class JobReports:
         if self._began_at is None:
             self._began_at = self._last_step_at = monotonic()
 
+    def resumed(self) -> None:
+        """The first sample of an epoch is on its way."""
+        self._resumed_at = monotonic()
+
     def trouble(self, since: float | None = None) -> None:
         """Training stands still, since now (or `since`) if it did not before."""
         if self._sign_at is None:
             self._sign_at = monotonic() if since is None else since
 
-    def step(self, step: int, loss: float, samples: int, epoch: int, replayed: int) -> bool:
-        """`step` updates count, in an epoch that began that many `replayed` steps back.
-
-        Returns whether it is a new one.
-        """
+    def step(self, step: int, loss: float, samples: int, answer: ChangeAnswer | None) -> bool:
+        """`step` updates count, in the epoch of `answer`. Returns whether it is a new one."""
         if not self._once.step(step):
             return False
         self._write(self._once.reported)
@@ -78,11 +81,23 @@ class JobReports:
             failpoints.reach_now("journal.after", device=self._mesh.self_id, step=step - 1)
         now = monotonic()
         if self._sign_at is not None:
-            self._emit(Recovered(epoch, now - self._sign_at, replayed))
+            if answer is not None:
+                self._emit(self._recovered(answer, self._sign_at, now))
             self._sign_at = None
         seconds, self._last_step_at = now - self._last_step_at, now
         self._emit(Step(step, loss, samples / seconds, seconds))
         return True
+
+    def _recovered(self, answer: ChangeAnswer, sign_at: float, now: float) -> Recovered:
+        return Recovered(
+            epoch=answer.assignment.key.epoch,
+            seconds=now - sign_at,
+            replayed_steps=answer.choice.replayed,
+            resumed_seconds=self._resumed_at - sign_at,
+            planning_seconds=answer.planning_seconds,
+            moved_bytes=answer.moved_bytes,
+            version=answer.choice.version.step,
+        )
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics after `step` updates."""

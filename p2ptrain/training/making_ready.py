@@ -45,7 +45,11 @@ class NotReady(PeerError):
 
 
 class MakingReady:
-    """The way from an assignment to stages that may begin. `fetch`, then `build`; or `give_up`."""
+    """The way from an assignment to stages that may begin. `fetch`, then `build`; or `give_up`.
+
+    Attributes:
+        moved_bytes: what came from other devices so far.
+    """
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class MakingReady:
         self._store = store
         self._model = model
         self._budget_bytes = budget_bytes
+        self.moved_bytes = 0
         self._built: Engagement | None = None
 
     @property
@@ -113,6 +118,7 @@ class MakingReady:
         async def fetch_one(wanted: Fetch) -> None:
             state = await fetch(self._mesh, self._states, assignment, wanted, check)
             units = (wanted.first, wanted.end)
+            self.moved_bytes += sum(tensor.nbytes for tensor in state.tensors.values())
             versions.put(Kind.FETCHED, *units, version, state.tensors, state.digests)
             self._store.offer(version)
             if failpoints.armed:

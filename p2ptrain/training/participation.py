@@ -105,6 +105,7 @@ class Participation:
         self._digest = ""
         self._others: frozenset[str] = frozenset()  # whom the coordinator sees alive
         self._next: tuple[Assignment, int] | None = None  # asked for, with the bytes it needs
+        self._gathers = False  # it is asked for what is fetched alone, nothing will run
         self._ready: MakingReady | None = None  # the preparation under way, or done
         self._prepared: Engagement | None = None
         self._committed: Version | None = None  # newest that this device was told to apply
@@ -188,6 +189,7 @@ class Participation:
         needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)
         asked = rules.PrepareAsked(number, peer, placed, fetches)
         self._next = (assignment, needed_bytes)
+        self._gathers = message.fields.get("gather") is True
         answer = await self._answer(number, asked, peer, placed.term, placed.epoch)
         if failpoints.armed:
             await self._reach("ready.send.before")
@@ -289,7 +291,8 @@ class Participation:
                 self._make_ready(epoch, fetches)
             case rules.Build(epoch):
                 assert self._ready is not None
-                self._preparing = self._spawn(self._build(self._ready), f"build {epoch}")
+                work = self._gathered if self._gathers else self._build
+                self._preparing = self._spawn(work(self._ready), f"build {epoch}")
             case rules.CancelPrepare():
                 self._cancel_preparing("is made ready for another plan")
             case rules.Start():
@@ -417,6 +420,10 @@ class Participation:
             trim_heap()  # what the weights' way here has taken
             self._feed(rules.Built(ready.assignment.key.epoch))
 
+    async def _gathered(self, ready: MakingReady) -> None:
+        """All that is to be built of it stands elsewhere."""
+        self._feed(rules.Built(ready.assignment.key.epoch))
+
     def _cancel_preparing(self, why: str) -> None:
         if self._preparing is not None:
             self._preparing.cancel()
@@ -427,13 +434,16 @@ class Participation:
 
     def _send_ready(self, answer: rules.AnswerReady) -> None:
         trouble = answer.trouble
+        moved_bytes = 0 if self._ready is None else self._ready.moved_bytes
         if trouble is None:
-            self._settle(answer.request, Message(PREPARE, {"ready": True}))
+            told = {"ready": True, "moved_bytes": moved_bytes}
+            self._settle(answer.request, Message(PREPARE, told))
             return
         self._preparing = None
         self._cancel_preparing("could not be made ready")
         fields = {
             "ready": False,
+            "moved_bytes": moved_bytes,
             "reason": trouble.reason[:1000],
             "source": trouble.source,
             "memory_bytes": trouble.memory_bytes,

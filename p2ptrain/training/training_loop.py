@@ -39,6 +39,9 @@ class Reports(Protocol):
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics after `step` updates."""
 
+    def resumed(self) -> None:
+        """The first sample is on its way."""
+
     def warn(self, message: str) -> None:
         """Something people should know."""
 
@@ -113,7 +116,11 @@ class TrainingLoop:
         loader = PieceLoader(
             prepared.captured, prepared.samples, prepared.order, prepared.evaluation
         )
+        has_begun = False
         async for loaded in loader.pieces(self._rounds()):
+            if not has_begun:
+                has_begun = True
+                self._reports.resumed()
             await self._keep_target(loaded)
             self._warn_of_ignored(loaded.feed)
             yield loaded.feed

@@ -26,6 +26,7 @@ from p2ptrain.training.recovery.holdings import Inventory
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.protect import is_covered
 from p2ptrain.training.recovery.reach import clique
+from p2ptrain.training.recovery.version import Version
 
 ATTEMPTS_LIMIT = 8
 """Most attempts in a row in which nobody was lost."""
@@ -107,6 +108,19 @@ class AskInventory:
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """Have `device` fetch every unit and build nothing; say `ReadyIn`.
+
+    Attributes:
+        placed: the attempt's epoch, with all units in one stage on that device.
+    """
+
+    device: str
+    placed: Placed
+    fetches: tuple[Fetch, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MakePlan:
     """Plan for these devices, in the background; say `Planned`.
 
@@ -156,7 +170,9 @@ class RefuseHolder:
     again: bool = False
 
 
-CoordinatorInstruction: TypeAlias = AskInventory | MakePlan | Prepare | AnswerHolder | RefuseHolder
+CoordinatorInstruction: TypeAlias = (
+    AskInventory | Gather | MakePlan | Prepare | AnswerHolder | RefuseHolder
+)
 
 
 class CoordinatorCore:
@@ -166,18 +182,24 @@ class CoordinatorCore:
         ask: the request.
         term: own term; a coordinator that loses its office throws this away.
         alive: devices that this device sees alive, itself included.
+        gathers: where a device of the plan in force is gone, everything goes to the device with
+            the data first, and comes from there alone (`--recovery heavy`).
 
     Attributes:
         epoch: the number of the present attempt.
         over: answered or refused; later events change nothing.
     """
 
-    def __init__(self, ask: ChangeAsk, term: int, alive: frozenset[str]) -> None:
+    def __init__(
+        self, ask: ChangeAsk, term: int, alive: frozenset[str], *, gathers: bool = False
+    ) -> None:
         self.epoch = ask.epoch
         self.over = False
         self._ask = ask
         self._term = term
         self._alive = set(ask.alive & alive)
+        self._gathers = gathers and ask.reason is Reason.FAILURE
+        self._gathered: Version | None = None  # all of it is at the device with the data
         self._lowered = dict(ask.lowered)
         self._attempts = 0
         self._last_trouble = ""  # of a device, and neither its memory nor its peers
@@ -185,6 +207,7 @@ class CoordinatorCore:
         self._stock: dict[str, Inventory] = {}
         self._told_forward: set[str] = set()
         self._choice: Choice | None = None
+        self._gathering = False
         self._placed: Placed | None = None
         self._out: list[CoordinatorInstruction] = []
 
@@ -243,6 +266,7 @@ class CoordinatorCore:
         self._stock.clear()
         self._told_forward.clear()
         self._choice = self._placed = None
+        self._gathering = False
         self._waiting = set(self._alive)
         self._out += [AskInventory(device, self.epoch) for device in sorted(self._alive)]
 
@@ -285,10 +309,47 @@ class CoordinatorCore:
             case Lost(reason=reason):
                 self._refuse(reason, found)
             case Choice():
-                self._choice = found
-                self._plan(found, frozenset(stock) - self._ask.without, left_out)
+                able = frozenset(stock) - self._ask.without
+                present = self._ask.present
+                gathers = self._gathers and present and not able.issuperset(present.devices)
+                self._choice = self._from_holder(found) if gathers else found
+                if gathers and self._gathered != found.version:
+                    self._gather(found)
+                else:
+                    self._plan(self._choice, able, left_out)
 
     # -- plan and preparation ----------------------------------------------------------------
+
+    def _gather(self, choice: Choice) -> None:
+        holder = self._ask.holder
+        placed = self._placed_as((PlacedStage(0, self._ask.units, (holder,)),), choice)
+        self._gathering, self._waiting = True, {holder}
+        wanted = fetches(choice, placed.needs)
+        self._out.append(Gather(holder, placed, wanted[holder]))
+
+    def _from_holder(self, choice: Choice) -> Choice:
+        """The same, with nobody but the device with the data to take from."""
+        holder = self._ask.holder
+        if any(holder not in places for places in choice.places):
+            return choice
+        return dataclasses.replace(choice, places=((holder,),) * self._ask.units)
+
+    def _placed_as(
+        self,
+        stages: tuple[PlacedStage, ...],
+        choice: Choice,
+        tied: tuple[tuple[int, int], ...] = (),
+    ) -> Placed:
+        return Placed(
+            epoch=self.epoch,
+            term=self._term,
+            holder=self._ask.holder,
+            version=choice.version,
+            lineage=self._ask.past.lineage,
+            stages=stages,
+            tied=tied,
+            stable=self._ask.stable,
+        )
 
     def _plan(
         self, choice: Choice, devices: frozenset[str], left_out: Mapping[str, tuple[str, ...]]
@@ -315,16 +376,7 @@ class CoordinatorCore:
         choice = self._choice
         if choice is None or self._placed is not None:
             return
-        placed = Placed(
-            epoch=self.epoch,
-            term=self._term,
-            holder=self._ask.holder,
-            version=choice.version,
-            lineage=self._ask.past.lineage,
-            stages=planned.stages,
-            tied=planned.tied,
-            stable=self._ask.stable,
-        )
+        placed = self._placed_as(planned.stages, choice, planned.tied)
         placed = dataclasses.replace(placed, keeps=self._is_kept_at_once(placed))
         self._placed = placed
         self._waiting = set(placed.devices)
@@ -344,7 +396,8 @@ class CoordinatorCore:
 
     def _on_ready(self, device: str, trouble: PrepareFailed | None) -> None:
         placed, choice = self._placed, self._choice
-        if placed is None or choice is None or device not in self._waiting:
+        ready_for_none = placed is None and not self._gathering
+        if ready_for_none or choice is None or device not in self._waiting:
             return
         if trouble is not None:
             if trouble.memory_bytes is not None:
@@ -354,7 +407,11 @@ class CoordinatorCore:
             self._try_again()
             return
         self._waiting.discard(device)
-        if not self._waiting:
+        if placed is None:
+            self._gathered = choice.version
+            self.epoch += 1
+            self._take_stock()
+        elif not self._waiting:
             self.over = True
             self._out.append(AnswerHolder(self._ask.number, placed, choice))
 

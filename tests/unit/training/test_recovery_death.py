@@ -107,6 +107,10 @@ async def test_every_way_to_plan_after_a_failure_has_the_same_result(recovery: R
     async with devices(3) as household:
         await with_kills(household, _job(), {5: ["b"]}, recovery)
         assert household.losses == losses
+        (recovered,) = (e for e in household.events if isinstance(e, Recovered))
+        assert recovered.version == 5 - recovered.replayed_steps
+        assert 0 < recovered.resumed_seconds <= recovered.seconds
+        assert recovered.moved_bytes > 0
         used = [d.name for stage in household.plan.stages for d in stage.devices]
         assert used == ["a", "c"] or recovery is not Recovery.RESPIPE
         assert "b" not in used

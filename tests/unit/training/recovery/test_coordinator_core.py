@@ -19,11 +19,13 @@ _STAGES = (PlacedStage(0, 2, ("h",), "a"), PlacedStage(2, 4, ("a",), "h"))
 _PRESENT = Placed(1, 1, "h", Version(0, 0), Lineage(), _STAGES)
 
 
-def _core(alive: frozenset[str] = _ALL, stable: Version | None = None) -> c.CoordinatorCore:
+def _core(
+    alive: frozenset[str] = _ALL, stable: Version | None = None, *, gathers: bool = False
+) -> c.CoordinatorCore:
     first = GlobalCopy(Version(0, 0), "h", Kind.INITIAL)
     past = Past(_LINEAGE, 5, (first,), _PRESENT.places())
     ask = ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT, stable)
-    return c.CoordinatorCore(ask, 2, alive)
+    return c.CoordinatorCore(ask, 2, alive, gathers=gathers)
 
 
 def _in(device: str, *holdings: Holding, epoch: int = 10, linked: str = "hab") -> c.InventoryIn:
@@ -172,3 +174,52 @@ def test_the_first_weights_are_not_kept_the_holder_has_them() -> None:
     assert isinstance(prepare, c.Prepare)
     assert prepare.placed.version == Version(0, 0)
     assert not prepare.placed.keeps
+
+
+def _whole(epoch: int) -> c.InventoryIn:
+    """The holder, after it has gathered units 2 and 3."""
+    parts = (_live(0, 2, 5), Holding(2, 4, Version(5, 1), Kind.FETCHED))
+    return _in("h", *parts, epoch=epoch, linked="hb")
+
+
+def test_where_all_is_gathered_first_everything_comes_from_the_device_with_the_data() -> None:
+    core = _core(frozenset("hb"), gathers=True)
+    core.start()
+    kept = Holding(2, 4, Version(5, 1), Kind.REPLICA)
+    [gather] = _feed(core, _in("h", _live(0, 2, 5), linked="hb"), _in("b", kept, linked="hb"))
+    assert isinstance(gather, c.Gather)
+    assert (gather.device, gather.placed.epoch) == ("h", 10)
+    assert gather.placed.stages == (PlacedStage(0, 4, ("h",)),)
+    assert [(f.first, f.end, f.peer) for f in gather.fetches] == [(0, 2, "h"), (2, 4, "b")]
+    assert _feed(core, c.ReadyIn(10, "h")) == [c.AskInventory(device, 11) for device in "bh"]
+    [plan] = _feed(core, _whole(11), _in("b", kept, epoch=11, linked="hb"))
+    assert isinstance(plan, c.MakePlan)
+    assert plan.choice.places == (("h",),) * 4
+    stages = (PlacedStage(0, 2, ("h",)), PlacedStage(2, 4, ("b",)))
+    first, second = _feed(core, c.Planned(11, stages))
+    assert isinstance(first, c.Prepare)
+    assert isinstance(second, c.Prepare)
+    assert [(f.first, f.end, f.peer) for f in second.fetches] == [(2, 4, "h")]
+
+
+def test_what_could_not_be_gathered_is_looked_for_again() -> None:
+    core = _core(frozenset("hb"), gathers=True)
+    core.start()
+    kept = Holding(2, 4, Version(5, 1), Kind.REPLICA)
+    _feed(core, _in("h", _live(0, 2, 5), linked="hb"), _in("b", kept, linked="hb"))
+    asked = _feed(core, c.ReadyIn(10, "h", PrepareFailed(10, "the link broke", source="b")))
+    assert asked == [c.AskInventory(device, 11) for device in "bh"]
+    [again] = _feed(
+        core,
+        _in("h", _live(0, 2, 5), epoch=11, linked="hb"),
+        _in("b", kept, epoch=11, linked="hb"),
+    )
+    assert isinstance(again, c.Gather)
+
+
+def test_nothing_is_gathered_while_every_device_of_the_plan_is_here() -> None:
+    core = _core(gathers=True)
+    core.start()
+    [plan] = _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
+    assert isinstance(plan, c.MakePlan)
+    assert plan.present == _PRESENT
