@@ -27,7 +27,8 @@ from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite
 from p2ptrain.training.job import Job
-from p2ptrain.training.job_epochs import JobEpochs, Memory, Work
+from p2ptrain.training.job_epochs import JobEpochs, Work
+from p2ptrain.training.job_memory import JobMemory
 from p2ptrain.training.journal import Journal
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.plan_request import PlanningRequest
@@ -193,12 +194,18 @@ class HolderRun:
         async def free(member: str) -> None:
             await unfinished.end_others(self._mesh, member, self._id)
 
+        memory = JobMemory(
+            started.entry,
+            journal,
+            has_first_weights=started.has_first_weights,
+            since=self._since,
+        )
         epochs = JobEpochs(
             self._mesh,
             self._request(prepared),
             len(description.units),
             Work(make_epoch, train, bring_home, partial(self._announce, prepared), free),
-            Memory(started.entry, journal, started.has_first_weights, self._since),
+            memory,
             self._emit,
             self._options.recovery,
         )

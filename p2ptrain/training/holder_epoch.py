@@ -77,7 +77,7 @@ class HolderEpoch:
     """One plan in force, seen from the device that holds the data.
 
     Args:
-        on_link_lost: is told of two devices whose link broke.
+        on_link: is told of two devices whose link broke, or (True) is back.
 
     Attributes:
         evaluated_ahead: pieces of an evaluation that may be under way, or wait to be measured.
@@ -89,7 +89,7 @@ class HolderEpoch:
         description: ModelDescription,
         service: TrainingService,
         check: Check,
-        on_link_lost: Callable[[str, str], None],
+        on_link: Callable[[str, str, bool], None],
     ) -> None:
         self.assignment = assignment
         self.evaluated_ahead = 2 * len(assignment.stages) + 8
@@ -101,7 +101,7 @@ class HolderEpoch:
         self._mesh = mesh = service.mesh
         self._states = service.states
         self._check = check
-        self._on_link_lost = on_link_lost
+        self._on_link = on_link
         self._norms: NormGathering | None = None
         self._coefficients: Mailbox[int, Coefficient] = Mailbox("coefficient of round", 1)
         self._outputs = self._connect_outputs(switchboard)
@@ -292,7 +292,8 @@ class HolderEpoch:
             case "user":
                 self.tracker.fail(TrainingError(f"{name}, stage {stage}: {told}"))
             case "link":
-                self._on_link_lost(peer, text(message.fields, "peer", 64))
+                back = bool(message.fields.get("back"))
+                self._on_link(peer, text(message.fields, "peer", 64), back)
             case "peer":
                 self.tracker.fail(PeerError(f"{name}, stage {stage}: {told}"))
             case _:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -31,32 +31,24 @@ from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.change_request import (
     ChangeAnswer,
     ChangeRequest,
-    InForce,
     Refusal,
 )
 from p2ptrain.training.epoch_change import ask_change
 from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory
 from p2ptrain.training.household_plan import less_memory
 from p2ptrain.training.household_signs import HouseholdSigns
+from p2ptrain.training.job_memory import JobMemory
 from p2ptrain.training.job_reports import JobReports
-from p2ptrain.training.journal import Journal, JournalEntry
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.recovery import holder_events as rules
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import GlobalCopy
 from p2ptrain.training.recovery.holder_core import HolderCore, Phase
-from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.recovery.version import Version
 
 log = get_logger(__name__)
 
-REPLAY_LIMIT_SECONDS = 60.0
-"""Most that it is worth to compute again from the first weights."""
-VERDICT_SECONDS = 3.0
-"""A stage only sees a dead link; so long the mesh has to find out who is gone."""
-MOST_FRUITLESS = 5
-"""Epochs in a row that ended without a new step, and nobody knows why."""
 MOST_CALLS = 60
 """Requests in a row that one coordinator did not answer."""
 
@@ -81,23 +73,6 @@ class Work:
     free: Callable[[str], Coroutine[Any, Any, None]]
 
 
-@dataclass(frozen=True)
-class Memory:
-    """What a job has behind it, and where that is written down.
-
-    Attributes:
-        entry: the job; with the plan that an earlier process left in force, if one did.
-        journal: where what happens is put down.
-        has_first_weights: whether the first weights of the job are on this device.
-        since: when this process began, by `time.monotonic`.
-    """
-
-    entry: JournalEntry
-    journal: Journal
-    has_first_weights: bool
-    since: float
-
-
 class JobEpochs:
     """Runs a job until it is done. Create it, then `run` once.
 
@@ -118,7 +93,7 @@ class JobEpochs:
         planning: PlanningRequest,
         units: int,
         work: Work,
-        memory: Memory,
+        memory: JobMemory,
         emit: Callable[[Event], None],
         recovery: Recovery = Recovery.LIGHT,
     ) -> None:
@@ -126,16 +101,13 @@ class JobEpochs:
         self._planning = planning
         self._work = work
         self._recovery = recovery
-        entry, self._journal = memory.entry, memory.journal
-        self._since = memory.since
-        self._in_force = entry.in_force
-        self._noted = None if entry.in_force is None else entry.noted  # what the journal has
+        self._memory = memory
+        reported, noted = memory.reported, memory.noted
         self._core = HolderCore(
-            mesh.self_id, units, entry.reported.step, journal=self._noted, clips=planning.clip
+            mesh.self_id, units, reported.step, journal=noted, clips=planning.clip
         )
-        self.reports = JobReports(mesh, entry.reported, emit, self._journal.committed)
+        self.reports = JobReports(mesh, reported, emit, memory.journal.committed)
         self._signs = HouseholdSigns(mesh, planning.alone, self._on_sign)
-        self._has_first_weights = memory.has_first_weights
         self._todo: deque[rules.HolderInstruction] = deque()
         self._carrying_out = False
         self._changed = asyncio.Event()
@@ -148,7 +120,6 @@ class JobEpochs:
         self._epoch: HolderEpoch | None = None
         self._running: asyncio.Task[None] | None = None  # the epoch's rounds, or the way home
         self._alive: frozenset[str] = frozenset()  # when the epoch began
-        self._fruitless = 0
 
     async def run(self) -> None:
         """Train to the end, whatever happens to the devices.
@@ -160,12 +131,13 @@ class JobEpochs:
         """
         unsubscribe = self._signs.watch()
         self._spawn(self._tick(), "watch the time")
-        self._spawn(self._journal.keep_synced(), "sync the journal")
-        if self._in_force is not None:
-            self.reports.trouble(self._since)
+        self._spawn(self._memory.journal.keep_synced(), "sync the journal")
+        since = self._memory.since
+        if self._memory.in_force is not None:
+            self.reports.trouble(since)
         try:
-            self._do(self._core.handle(rules.CopiesAre(self._copies()), self._since))
-            self._do(self._core.start(self._since))
+            self._do(self._core.handle(rules.CopiesAre(self._copies()), since))
+            self._do(self._core.start(since))
             await self._over
         finally:
             unsubscribe()
@@ -180,8 +152,7 @@ class JobEpochs:
 
     def step(self, step: int, loss: float, samples: int) -> None:
         """`step` updates count. People hear of each once."""
-        if self.reports.step(step, loss, samples, self._answer):
-            self._fruitless = 0
+        self.reports.step(step, loss, samples, self._answer)
         self._do(self._core.handle(rules.Committed(step), monotonic()))
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -198,9 +169,9 @@ class JobEpochs:
 
     # -- what happens ----------------------------------------------------------------------------
 
-    def note_link(self, one: str, other: str) -> None:
-        """The link between two devices broke."""
-        self._on_sign(rules.LinkTrouble(one, other))
+    def note_link(self, one: str, other: str, back: bool) -> None:
+        """The link between two devices broke, or is back."""
+        self._on_sign(rules.LinkBack(one, other) if back else rules.LinkTrouble(one, other))
 
     def _on_sign(self, sign: rules.HolderEvent) -> None:
         match sign:
@@ -211,9 +182,6 @@ class JobEpochs:
             case rules.Appeared(device) if device != self._mesh.self_id:
                 self._spawn(self._welcome(device), f"welcome {device[:12]}")
         self._post(sign)
-        if isinstance(sign, rules.LinkTrouble) and self._is_settling():
-            look = self._signs.look_for_link(sign.one, sign.other, self._is_settling)
-            self._spawn(look, "look for a link")
 
     async def _welcome(self, device: str) -> None:
         """What it keeps for an epoch before the one that runs, or for another job, is of no use."""
@@ -221,9 +189,6 @@ class JobEpochs:
         epoch, trains = self._epoch, self._core.phase is Phase.TRAINING
         if epoch is not None and trains and device not in epoch.assignment.devices:
             await epoch.begin_without(device)
-
-    def _is_settling(self) -> bool:
-        return self._core.phase is Phase.SETTLING
 
     async def _tick(self) -> None:
         while True:
@@ -238,17 +203,9 @@ class JobEpochs:
                 self._do(self._core.tick(monotonic()))
 
     def _copies(self) -> tuple[GlobalCopy, ...]:
-        if not self._has_first_weights:
-            return ()
-        version = Version(self._planning.first_step, 0)
-        most = None
         made = self.reports.steps_made
-        if made:
-            most = max(1, int(REPLAY_LIMIT_SECONDS * made / self.reports.seconds))
-        elif self._in_force is not None:
-            round_seconds = self._in_force.plan["predicted"]["round_seconds"]
-            most = max(1, int(REPLAY_LIMIT_SECONDS / round_seconds))
-        return (GlobalCopy(version, self._mesh.self_id, Kind.INITIAL, most),)
+        round_seconds = self.reports.seconds / made if made else None
+        return self._memory.copies(self._mesh.self_id, round_seconds)
 
     # -- the rules -------------------------------------------------------------------------------
 
@@ -276,7 +233,7 @@ class JobEpochs:
             case rules.Freeze():
                 self._freeze()
             case rules.Journal():
-                self._write_down(instruction)
+                self._memory.write_down(instruction, self._answer)
             case rules.Ask(coordinator, ask):
                 if self._asking is not None:
                     self._asking.cancel()
@@ -322,7 +279,7 @@ class JobEpochs:
             self._running = None
         if self._epoch is not None:
             self._epoch.close()
-        request = ChangeRequest(self._planning, ask, self._in_force, self._recovery)
+        request = ChangeRequest(self._planning, ask, self._memory.in_force, self._recovery)
         try:
             reply = await ask_change(self._mesh, coordinator, request)
         except (PeerError, TimeoutError) as error:
@@ -347,17 +304,8 @@ class JobEpochs:
         self._post(rules.AnswerIn(number, placed_of(reply.assignment), reply.choice))
         if self._core.placed is None or self._core.placed.epoch != reply.assignment.key.epoch:
             self._answer = old
-
-    def _write_down(self, noted: rules.Journal) -> None:
-        answer, old, self._noted = self._answer, self._noted, noted
-        if old is not None and replace(old, stable=noted.stable) == noted:
-            if noted.stable is not None:
-                self._journal.stable(noted.stable)
-            return
-        epoch = 0 if noted.placed is None else noted.placed.epoch
-        if answer is not None and answer.assignment.key.epoch == epoch:
-            self._in_force = InForce(answer.assignment, answer.plan)
-        self._journal.begun(noted, self._in_force)
+        else:
+            self._refusal = None
 
     # -- an epoch --------------------------------------------------------------------------------
 
@@ -404,7 +352,7 @@ class JobEpochs:
 
     def _give_up_first_weights(self) -> None:
         """The trained ones take their place, in the same memory."""
-        self._has_first_weights = False
+        self._memory.has_first_weights = False
 
     def _note_short(self, error: OutOfMemory) -> None:
         """It gets less than the plan asked of it, whatever it believes to have."""
@@ -422,15 +370,8 @@ class JobEpochs:
     def _lose_touch(self, epoch: HolderEpoch, error: PeerError) -> None:
         """Something cannot be reached; the mesh finds out what, or nothing is wrong any more."""
         log.info("epoch_disturbed", why=str(error))
-        self._spawn(self._give_time(epoch, error), "wait for a verdict")
-
-    async def _give_time(self, epoch: HolderEpoch, error: PeerError) -> None:
-        await asyncio.sleep(VERDICT_SECONDS)
-        if self._epoch is epoch and self._core.phase is Phase.TRAINING:
-            self._fruitless += 1
-            if self._fruitless > MOST_FRUITLESS:
-                raise error
-            self._post(rules.Stuck())
+        if self._epoch is epoch:
+            self._post(rules.BrokeOff(str(error)))
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -72,10 +72,10 @@ class JobReports:
         if self._sign_at is None:
             self._sign_at = monotonic() if since is None else since
 
-    def step(self, step: int, loss: float, samples: int, answer: ChangeAnswer | None) -> bool:
-        """`step` updates count, in the epoch of `answer`. Returns whether it is a new one."""
+    def step(self, step: int, loss: float, samples: int, answer: ChangeAnswer | None) -> None:
+        """`step` updates count, in the epoch of `answer`."""
         if not self._once.step(step):
-            return False
+            return
         self._write(self._once.reported)
         if failpoints.armed:
             failpoints.reach_now("journal.after", device=self._mesh.self_id, step=step - 1)
@@ -86,7 +86,6 @@ class JobReports:
             self._sign_at = None
         seconds, self._last_step_at = now - self._last_step_at, now
         self._emit(Step(step, loss, samples / seconds, seconds))
-        return True
 
     def _recovered(self, answer: ChangeAnswer, sign_at: float, now: float) -> Recovered:
         return Recovered(

@@ -254,6 +254,10 @@ class Participation:
         """What was queued on the link to `peer` is lost."""
         self._feed(rules.LinkEnded(peer))
 
+    def link_started(self, peer: str) -> None:
+        """There is a link to `peer`, perhaps again."""
+        self._feed(rules.LinkStarted(peer))
+
     async def close(self) -> None:
         """Leave the job at once."""
         self.holder_is(rules.HolderState.ENDED)
@@ -303,8 +307,8 @@ class Participation:
                 self._apply(instruction)
             case rules.Drop(holdings):
                 self._store.drop(holdings)
-            case rules.TellLink(_, _, peer):
-                self._tell_link(peer)
+            case rules.TellLink(_, _, peer, back):
+                self._tell_link(peer, back=back)
             case rules.Wait(holder):
                 log.info("holder_gone", job=self.job)
                 self._around.waits(holder)
@@ -348,7 +352,7 @@ class Participation:
             answer.epoch,
             answer.term,
             answer.holdings,
-            linked=self._others - {mesh.self_id},
+            linked=self._others & mesh.connected,
         )
         whole = self._around.inventory(inventory, self._digest)
         blob = memoryview(whole.to_bytes())
@@ -460,11 +464,12 @@ class Participation:
         engagement.start(partial(self._around.on_failure, engagement.assignment))
         trim_heap()  # and with the old epoch what only it had
 
-    def _tell_link(self, peer: str) -> None:
+    def _tell_link(self, peer: str, *, back: bool) -> None:
         engagement = self.engagement
         if engagement is not None:
             assignment = engagement.assignment
-            fields = {"cause": "link", "peer": peer, "message": "a link ended"}
+            message = "a link is back" if back else "a link ended"
+            fields = {"cause": "link", "peer": peer, "back": back, "message": message}
             self._spawn(self._around.told(assignment, fields), "tell of a link")
 
     def _release(self) -> None:

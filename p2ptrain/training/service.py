@@ -15,7 +15,15 @@ from time import monotonic
 
 from p2ptrain.errors import Error, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import LinkLost, Member, MemberChanged, MemberState, Mesh, MeshEvent
+from p2ptrain.mesh.interface import (
+    LinkLost,
+    LinkUp,
+    Member,
+    MemberChanged,
+    MemberState,
+    Mesh,
+    MeshEvent,
+)
 from p2ptrain.model.diagnosis import NonFinite
 from p2ptrain.model.stage import Stage
 from p2ptrain.net.message import Message
@@ -298,6 +306,8 @@ class TrainingService:
             return
         if isinstance(event, LinkLost):
             part.link_ended(event.peer_id)
+        elif isinstance(event, LinkUp):
+            part.link_started(event.peer_id)
         elif isinstance(event, MemberChanged) and event.member.id == part.holder:
             self._on_holder(part, event.member)
 

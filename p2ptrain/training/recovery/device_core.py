@@ -46,6 +46,7 @@ from p2ptrain.training.recovery.device_events import (
     KeepHeard,
     Kept,
     LinkEnded,
+    LinkStarted,
     Offer,
     OfferHeard,
     OrderHeard,
@@ -112,6 +113,7 @@ class DeviceCore:
         self._applying: set[int] = set()  # first units of stages that roll forward
         self._park = False  # the stop under way is because the holder is gone
         self._left_out = False  # it is because an epoch began without this device
+        self._broken: set[str] = set()  # peers; links whose end the holder was told of
         self._keeps: dict[int, bool] = {}  # by step, of orders not committed
         self._keepers: dict[tuple[int, int], str] = {}  # by units, other than the plan says
         self._out: list[DeviceInstruction] = []
@@ -148,6 +150,8 @@ class DeviceCore:
                 self._on_holder(state)
             case LinkEnded(peer):
                 self._on_link_ended(peer)
+            case LinkStarted(peer):
+                self._on_link_started(peer)
             case _:
                 raise InternalError(f"a device has no rule for {type(event).__name__}")
         out, self._out = self._out, []
@@ -284,6 +288,7 @@ class DeviceCore:
     def _begin(self, placed: Placed) -> None:
         self.fence = self.fence.raised(placed.term, placed.epoch)
         self.running, self.prepared = placed, None
+        self._broken.clear()
         self.phase = Phase.RUNNING
         self._keepers.clear()
         self._live = {
@@ -478,4 +483,11 @@ class DeviceCore:
         if running.holder in (peer, self._device):
             return  # the holder sees its own links
         if peer in running.partners_of(self._device):
+            self._broken.add(peer)
             self._out.append(TellLink(running.holder, running.epoch, peer))
+
+    def _on_link_started(self, peer: str) -> None:
+        running = self.running
+        if peer in self._broken and running is not None and self.phase is Phase.RUNNING:
+            self._broken.discard(peer)
+            self._out.append(TellLink(running.holder, running.epoch, peer, back=True))

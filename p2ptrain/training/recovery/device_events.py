@@ -249,6 +249,13 @@ class LinkEnded:
     peer: str
 
 
+@dataclass(frozen=True, slots=True)
+class LinkStarted:
+    """There is a link to `peer`, perhaps again."""
+
+    peer: str
+
+
 DeviceEvent: TypeAlias = (
     Coordinates
     | InventoryAsked
@@ -272,6 +279,7 @@ DeviceEvent: TypeAlias = (
     | KeepHeard
     | HolderIs
     | LinkEnded
+    | LinkStarted
 )
 
 
@@ -422,11 +430,12 @@ class TellReplica:
 
 @dataclass(frozen=True, slots=True)
 class TellLink:
-    """Tell the holder that the link to `peer`, which this epoch needs, broke."""
+    """Tell the holder that the link to `peer`, which this epoch needs, broke, or is back."""
 
     holder: str
     epoch: int
     peer: str
+    back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

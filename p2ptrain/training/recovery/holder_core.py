@@ -14,7 +14,6 @@ with the time (seconds of any monotonic clock), carry out what it returns in tha
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
 
 from p2ptrain.errors import InternalError
 from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, ChangeAsk, Reason
@@ -25,6 +24,7 @@ from p2ptrain.training.recovery.holder_events import (
     Ask,
     Begin,
     BringHome,
+    BrokeOff,
     CallFailed,
     Committed,
     Coordinates,
@@ -53,20 +53,13 @@ from p2ptrain.training.recovery.holder_events import (
 )
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.placed import Placed
-from p2ptrain.training.recovery.reach import RELINK_SECONDS
+from p2ptrain.training.recovery.settling import Settling
 
-SETTLE_SECONDS = 6.0
-"""Longest wait for a verdict on a link of our own; membership takes 4.2 s for the silent.
-
-Whether the link between two others is back we do not see: they get RELINK_SECONDS.
-"""
 START_SECONDS = 3.0
 """Longest wait of a holder that was started again for the members of its last plan."""
 RETRY_SECONDS = 1.0
 """Between two requests where the first one failed and nothing has changed."""
 _NEVER = float("inf")
-
-Pair: TypeAlias = frozenset[str]
 
 
 class Phase(StrEnum):
@@ -123,7 +116,7 @@ class HolderCore:
         # until it is seen, whoever had a part before a restart may still have it
         self._silent: set[str] = set(self.placed.places() if self.placed else ()) - {holder}
         self._mourned: set[str] = set()  # devices whose death people know of
-        self._broken: dict[Pair, float] = {}  # links, and until when to wait for each
+        self._settling = Settling(holder)
         self._lowered: dict[str, int] = {}
         self._leaving: set[str] = set()
         self._coordinator: tuple[str, int] | None = None
@@ -176,14 +169,22 @@ class HolderCore:
             case LinkTrouble(one, other):
                 self._on_link_trouble(one, other)
             case LinkBack(one, other):
-                self._broken.pop(frozenset((one, other)), None)
+                self._settling.link_back(one, other)
             case MemoryShort(device, memory_bytes):
                 self._lowered[device] = memory_bytes
                 self._trouble()
-            case Stuck():
-                self._trouble()
+            case BrokeOff(reason):
+                if self.phase in (Phase.TRAINING, Phase.DRAINING):
+                    self._settling.broke_off(reason, self._now)
+                    self._trouble()
+            case Stuck(devices):
+                if self.phase in (Phase.TRAINING, Phase.DRAINING):
+                    self._settling.stood_still(devices)
+                    self._trouble()
             case Committed(step):
-                self._reported = max(self._reported, step)
+                if step > self._reported:
+                    self._reported = step
+                    self._settling.progress()
             case Stable(version, besides):
                 self.stable = version
                 self._write_down()
@@ -215,10 +216,10 @@ class HolderCore:
             self._silent.discard(device)
         else:
             self._silent.add(device)
-        for pair in [pair for pair in self._broken if device in pair]:
-            del self._broken[pair]
         self._leaving.discard(device)
-        if self.placed is not None and device in self.placed.devices:
+        in_plan = self.placed is not None and device in self.placed.devices
+        self._settling.died(device, in_plan=in_plan)
+        if in_plan:
             if device not in self._mourned:
                 self._mourned.add(device)
                 self._out.append(Failure(device))
@@ -231,8 +232,7 @@ class HolderCore:
         if placed is None or not {one, other} <= {*placed.devices, self._holder}:
             return
         if {one, other} <= self._alive:
-            patience = SETTLE_SECONDS if self._holder in (one, other) else RELINK_SECONDS
-            self._broken.setdefault(frozenset((one, other)), self._now + patience)
+            self._settling.link_broke(one, other, self._now)
         self._trouble()
 
     def _trouble(self) -> None:
@@ -253,7 +253,7 @@ class HolderCore:
                 if due or (placed is not None and self._alive.issuperset(placed.devices)):
                     self._ask()
             case Phase.SETTLING:
-                self._due = max(self._broken.values(), default=self._now)
+                self._due = max(self._settling.due, self._now)
                 if self._now >= self._due:
                     self._ask()
             case Phase.TRAINING:
@@ -268,8 +268,12 @@ class HolderCore:
         self._due = min(self._due, self._now)
 
     def _ask(self) -> None:
-        self._broken.clear()
+        useless = self._settling.over()
         self._due = _NEVER
+        if useless is not None:
+            self.phase = Phase.OVER
+            self._out.append(StopJob(useless))
+            return
         if self._coordinator is None:
             self.phase = Phase.WAITING
             self._tell_waiting(())
@@ -293,7 +297,7 @@ class HolderCore:
             ),
             present=self.placed,
             stable=self.stable,
-            without=frozenset(self._leaving),
+            without=frozenset(self._leaving | self._settling.without),
             lowered=dict(self._lowered),
         )
         self.next_epoch += EPOCHS_A_REQUEST

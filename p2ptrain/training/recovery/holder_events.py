@@ -62,8 +62,21 @@ class MemoryShort:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokeOff:
+    """A round cannot go on: something was out of reach; signs that tell what may follow."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stuck:
-    """Nothing has moved anywhere for a long time."""
+    """Nothing has moved anywhere for a long time.
+
+    Attributes:
+        devices: those that had not finished what was ordered.
+    """
+
+    devices: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +177,7 @@ HolderEvent: TypeAlias = (
     | LinkTrouble
     | LinkBack
     | MemoryShort
+    | BrokeOff
     | Stuck
     | Committed
     | Stable

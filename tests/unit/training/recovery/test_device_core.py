@@ -240,6 +240,18 @@ def test_the_end_of_the_job_frees_all(state: d.HolderState) -> None:
     assert _feed(_parked(), d.HolderIs(d.HolderState.ENDED)) == [d.Release()]
 
 
+def test_a_link_that_is_back_is_told_once() -> None:
+    core = DeviceCore("b")
+    stages = (PlacedStage(0, 2, ("c",)), PlacedStage(2, 4, ("b",)))
+    placed = Placed(3, 1, "h", _FIRST, Lineage(), stages)
+    _feed(core, _ask(3), d.PrepareAsked(1, "k", placed, ()), d.Fetched(3), d.Built(3))
+    _feed(core, d.BeginHeard("h", 3))
+    assert _feed(core, d.LinkStarted("c")) == []
+    assert _feed(core, d.LinkEnded("c")) == [d.TellLink("h", 3, "c")]
+    assert _feed(core, d.LinkStarted("c")) == [d.TellLink("h", 3, "c", back=True)]
+    assert _feed(core, d.LinkStarted("c")) == []
+
+
 def test_a_broken_link_is_told_where_it_matters() -> None:
     core = _running()
     assert _feed(core, d.LinkEnded("x"), d.LinkEnded("h")) == []

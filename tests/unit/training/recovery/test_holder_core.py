@@ -9,6 +9,7 @@ from p2ptrain.training.recovery.holder_core import RETRY_SECONDS, HolderCore, Ph
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.reach import RELINK_SECONDS
+from p2ptrain.training.recovery.settling import MOST_FRUITLESS, VERDICT_SECONDS
 from p2ptrain.training.recovery.version import Version
 
 _FIRST = Version(0, 0)
@@ -73,6 +74,48 @@ def test_a_broken_link_waits_for_the_verdict_or_the_link() -> None:
     assert _feed(core, h.LinkTrouble("h", "a")) == [h.Freeze()]
     assert core.phase is Phase.SETTLING
     assert _ask_of(_feed(core, h.LinkBack("h", "a"))).ask.alive == {"h", "a", "b"}
+
+
+def test_a_round_that_broke_off_waits_for_a_sign() -> None:
+    core = _training("a", "b")
+    assert _feed(core, h.BrokeOff("no link"), now=1.0) == [h.Freeze()]
+    assert core.tick(1.0 + VERDICT_SECONDS / 2) == []
+    ask = _ask_of(_feed(core, h.Died("b", certain=False), now=2.9)).ask
+    assert ask.past.silent == {"b"}
+
+
+def test_what_breaks_off_again_and_again_ends_the_job() -> None:
+    core, now = _training("a"), 1.0
+    for _ in range(MOST_FRUITLESS):
+        _feed(core, h.BrokeOff("the pipe is blocked"), now=now)
+        now += VERDICT_SECONDS
+        number = _ask_of(core.tick(now)).ask.number
+        _feed(core, h.AnswerIn(number, _placed(number, "a"), _CHOICE), now=now)
+    _feed(core, h.BrokeOff("the pipe is blocked"), now=now)
+    assert core.tick(now + VERDICT_SECONDS) == [h.StopJob("the pipe is blocked")]
+
+
+def test_a_new_step_says_that_it_was_of_use() -> None:
+    core, now = _training("a"), 1.0
+    for step in range(3 * MOST_FRUITLESS):
+        _feed(core, h.BrokeOff("the pipe is blocked"), now=now)
+        now += VERDICT_SECONDS
+        number = _ask_of(core.tick(now)).ask.number
+        _feed(core, h.AnswerIn(number, _placed(number, "a"), _CHOICE), now=now)
+        _feed(core, h.Committed(step + 1), now=now)
+    assert core.phase is Phase.TRAINING
+
+
+def test_who_stands_still_twice_in_a_row_is_left_out_until_it_comes_anew() -> None:
+    core = _training("a", "b")
+    number = _ask_of(_feed(core, h.Stuck(frozenset({"h", "b"})))).ask
+    assert number.without == frozenset()
+    _feed(core, h.AnswerIn(number.number, _placed(number.number, "a", "b"), _CHOICE))
+    again = _ask_of(_feed(core, h.Stuck(frozenset({"h", "b"})))).ask
+    assert again.without == {"b"}
+    _feed(core, h.AnswerIn(again.number, _placed(again.number, "a"), _CHOICE))
+    _feed(core, h.Died("b", certain=True), h.Appeared("b"))
+    assert _ask_of(_feed(core, h.Died("a", certain=True))).ask.without == frozenset()
 
 
 def test_a_link_between_two_others_gets_a_moment() -> None:

@@ -1,0 +1,70 @@
+"""What a job has behind it, where the data is: its journal, its plan, its first weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from p2ptrain.training.change_request import ChangeAnswer, InForce
+from p2ptrain.training.journal import Journal, JournalEntry
+from p2ptrain.training.recovery import holder_events as rules
+from p2ptrain.training.recovery.choose import GlobalCopy
+from p2ptrain.training.recovery.holdings import Kind
+from p2ptrain.training.recovery.version import Version
+
+REPLAY_LIMIT_SECONDS = 60.0
+"""Most that it is worth to compute again from the first weights."""
+
+
+class JobMemory:
+    """See the module.
+
+    Attributes:
+        journal: where what happens is put down.
+        in_force: the plan that the job runs by, or an earlier process left; None before the first.
+        has_first_weights: whether the weights that the job began with are here, as they were.
+        since: when this process began, by `time.monotonic`.
+        reported: what people have heard of, as this process began.
+    """
+
+    def __init__(
+        self, entry: JournalEntry, journal: Journal, *, has_first_weights: bool, since: float
+    ) -> None:
+        """`entry`: the job, new or found in a journal."""
+        self.journal = journal
+        self.in_force = entry.in_force
+        self.has_first_weights = has_first_weights
+        self.since = since
+        self.reported = entry.reported
+        self._first = Version(entry.first_step, 0)
+        self._noted = None if entry.in_force is None else entry.noted
+
+    @property
+    def noted(self) -> rules.Journal | None:
+        """What the journal says; None = a new job."""
+        return self._noted
+
+    def write_down(self, noted: rules.Journal, answer: ChangeAnswer | None) -> None:
+        """Put down what the rules say. `answer`: the newest, which may be what they accept."""
+        old, self._noted = self._noted, noted
+        if old is not None and replace(old, stable=noted.stable) == noted:
+            if noted.stable is not None:
+                self.journal.stable(noted.stable)
+            return
+        epoch = 0 if noted.placed is None else noted.placed.epoch
+        if answer is not None and answer.assignment.key.epoch == epoch:
+            self.in_force = InForce(answer.assignment, answer.plan)
+        self.journal.begun(noted, self.in_force)
+
+    def copies(self, device: str, round_seconds: float | None) -> tuple[GlobalCopy, ...]:
+        """Whole copies on this device that training could go on from.
+
+        Args:
+            device: own id.
+            round_seconds: as measured; None = there is nothing yet but the plan's word.
+        """
+        if not self.has_first_weights:
+            return ()
+        if round_seconds is None and self.in_force is not None:
+            round_seconds = self.in_force.plan["predicted"]["round_seconds"]
+        most = None if not round_seconds else max(1, int(REPLAY_LIMIT_SECONDS / round_seconds))
+        return (GlobalCopy(self._first, device, Kind.INITIAL, most),)
