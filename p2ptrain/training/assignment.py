@@ -117,6 +117,11 @@ class Assignment:
         """Ids of the devices that hold a stage, in pipeline order, each once."""
         return tuple(dict.fromkeys(device for place in self.stages for device in place.devices))
 
+    @property
+    def protects(self) -> bool:
+        """Whether devices keep versions to go back to, and copies of them for others."""
+        return any(place.copies_to is not None for place in self.stages)
+
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
         return cbor.dumps(

@@ -1,24 +1,30 @@
 """When a running job is checkpointed, and how its state comes together on the holder.
 
-The stages keep a copy of their state right after the update (one clone), training goes on, and the
-copies travel at bulk priority. One checkpoint is under way at a time.
+The stages keep a copy of their state right after the update, training goes on, and the copies
+travel at bulk priority. They are read by their version, which never changes: what is written is one
+state, whatever happens to the epoch meanwhile, or it is not written. One checkpoint is under way at
+a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from p2ptrain.errors import TrainingError
+from p2ptrain.errors import PeerError, TrainingError
+from p2ptrain.logs import get_logger
 from p2ptrain.training.checkpoint import Checkpoint, Progress, save
+from p2ptrain.training.recovery.version import Version
 
-Gather: TypeAlias = Callable[[int], Awaitable[Mapping[str, Tensor]]]
-"""Step -> the whole state after it, by `model:` and `optimizer:` names."""
+log = get_logger(__name__)
+
+Gather: TypeAlias = Callable[[Version], Awaitable[Mapping[str, Tensor]]]
+"""A version -> all of it, by `model:` and `optimizer:` names."""
 
 LEAST_INTERVAL_SECONDS = 30.0
 COST_SHARE = 0.05
@@ -56,10 +62,15 @@ class Cadence:
 
 
 class Checkpointer:
-    """Takes the checkpoints of one run.
+    """Takes the checkpoints of one run. Create it in a running event loop; `close` it.
 
     A checkpoint that cannot be written does not stop the training: `failure` tells of the last one,
-    or is None once a later one succeeded.
+    or is None once a later one succeeded. One whose state is not to be had any more, because a
+    device has gone, is left out: training goes back to before it, or the next one comes soon.
+
+    Attributes:
+        failure: see above.
+        reading: the version of which copies are still needed.
     """
 
     def __init__(
@@ -77,37 +88,77 @@ class Checkpointer:
         self._warn = warn
         self._idle = asyncio.Event()
         self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+        self._written = -1  # newest step
+        self._due: int | None = None  # what was wanted and is not taken yet
         self.failure: TrainingError | None = None
+        self.reading: Version | None = None
+
+    def begin(self) -> None:
+        """An epoch begins: what the one before wanted and had not begun will not come."""
+        self._due = None
+        if self._task is None or self._task.done():
+            self._idle.set()
 
     async def wants(self, step: int, *, ends_epoch: bool) -> bool:
-        """Whether update `step` needs a snapshot; waits until the one before is written."""
+        """Whether update `step` needs a copy; waits until the checkpoint before is written."""
         wanted = self._cadence.wants(step, ends_epoch=ends_epoch, now=monotonic())
         must = ends_epoch or self._cadence.asked_for
-        if not wanted or (not must and not self._idle.is_set()):
+        if not wanted or step <= self._written or (not must and not self._idle.is_set()):
             return False
         await self._idle.wait()
         self._idle.clear()
+        self._due = step
         return True
 
-    async def take(self, step: int) -> None:
-        """Gather and write the snapshot of update `step`."""
+    def is_due(self, step: int) -> bool:
+        """Whether `wants` said so of the update that now counts."""
+        return step == self._due
+
+    def take(self, version: Version) -> None:
+        """Gather and write a version of which the stages keep copies, in a task of its own."""
+        self._due, self.reading = None, version
+        self._task = asyncio.create_task(self._take(version), name=f"checkpoint {version.step}")
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way. Raises what is no checkpoint's failure but a bug."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def close(self) -> None:
+        """Read no more; what is being written is written to its end."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _take(self, version: Version) -> None:
         started = monotonic()
         try:
-            state = await self._gather(step)
-            checkpoint = Checkpoint(self._progress(step), *split_state(state))
-            await asyncio.to_thread(save, self._folder, checkpoint)
-            self.failure = None
+            state = await self._gather(version)
+            self.reading = None
+            checkpoint = Checkpoint(self._progress(version.step), *split_state(state))
+            await _to_the_end(asyncio.to_thread(save, self._folder, checkpoint))
+            self._written, self.failure = version.step, None
+        except (PeerError, TimeoutError) as error:
+            log.warning("checkpoint_left_out", step=version.step, why=str(error) or "too slow")
         except TrainingError as error:
             self.failure = error
             self._warn(error)
         finally:
             now = monotonic()
             self._cadence.taken(now - started, now)
+            self.reading = None
             self._idle.set()
 
-    async def idle(self) -> None:
-        """Wait until nothing is under way."""
-        await self._idle.wait()
+
+async def _to_the_end(writing: Coroutine[Any, Any, None]) -> None:
+    """A thread cannot be stopped: who is cancelled waits for it, so that no two write at once."""
+    task = asyncio.create_task(writing)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

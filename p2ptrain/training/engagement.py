@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.errors import ProtocolError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.optimizer_spec import OptimizerSpec
@@ -27,7 +27,7 @@ from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.scope import first_error
 from p2ptrain.training.stage_lines import StageLines
 from p2ptrain.training.stage_runner import StageRunner
-from p2ptrain.training.versions import Named, VersionStore, of_units
+from p2ptrain.training.versions import Named, Place, VersionStore, of_units
 
 FetchState: TypeAlias = Callable[[StagePlace], Awaitable[Mapping[str, Tensor]]]
 """A stage's place -> its tensors by `model:` and `optimizer:` names."""
@@ -63,6 +63,20 @@ class Engagement:
             place = self.assignment.stages[index]
             await self._build(index, await fetch(place), spec)
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """What copies this device takes again and again: of its own stages, and for others."""
+        me, stages = self._shell.mesh.self_id, self.assignment.stages
+        own = ((Kind.KEPT, place.first, place.end) for place in stages if me in place.devices)
+        kept = ((Kind.REPLICA, place.first, place.end) for place in stages if place.copies_to == me)
+        return (*own, *kept)
+
+    async def copy(self) -> None:
+        """Keep a copy of every stage as it is; ask before the first round is ordered."""
+        async with asyncio.TaskGroup() as group:
+            for runner in self.runners.values():
+                group.create_task(runner.update.copy())
+
     def start(self, on_failure: OnFailure) -> None:
         """Run the stages until `stop`; `on_failure` is told what ends one early."""
         for index, runner in self.runners.items():
@@ -70,12 +84,7 @@ class Engagement:
             self._tasks.append(task)
 
     async def order(self, order: RoundOrder) -> None:
-        """Queue a round for every stage here.
-
-        Who orders a kept copy has no use for an older one, whose memory it takes.
-        """
-        if order.keep:
-            self.store.drop(Kind.KEPT)
+        """Queue a round for every stage here."""
         for runner in self.runners.values():
             await runner.order(order)
 
@@ -105,13 +114,6 @@ class Engagement:
         """As `state`, without the optimizer's part."""
         state = self.state(first, end)
         return {name: tensor for name, tensor in state.items() if name.startswith("model:")}
-
-    def snapshot(self, step: int, first: int, end: int) -> Mapping[str, Tensor]:
-        """The copy taken after update `step`. Raises PeerError where there is none."""
-        kept = self.store.named(first, end, Version(step, self.assignment.key.epoch))
-        if kept is None:
-            raise PeerError(f"no copy of units {first} to {end} after step {step}")
-        return kept
 
     def disconnect(self) -> None:
         """Nothing arrives any more. May be called again."""

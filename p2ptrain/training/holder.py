@@ -209,7 +209,11 @@ class HolderRun:
             self._emit,
             self._options.recovery,
         )
-        await epochs.run()
+        try:
+            await epochs.run()
+        finally:
+            if checkpointer is not None:
+                await checkpointer.close()
 
     def _course(self, prepared: Prepared, micro_batch: int) -> Course:
         return Course(
@@ -232,9 +236,9 @@ class HolderRun:
             lambda failure: self._emit(Warned(str(failure))),
         )
 
-    async def _gather(self, step: int) -> Mapping[str, Tensor]:
+    async def _gather(self, version: Version) -> Mapping[str, Tensor]:
         assert self._epoch is not None
-        return await self._epoch.gather(f"snapshot:{step}")
+        return await self._epoch.gather(version_source(version))
 
     # -- after -----------------------------------------------------------------------------------
 

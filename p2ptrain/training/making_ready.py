@@ -14,6 +14,7 @@ from p2ptrain.model.optimizer_spec import OptimizerSpec, optimizer_from_fields
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.digests import DamagedState
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
 from p2ptrain.training.fetching import SourceFailed, fetch
@@ -21,6 +22,7 @@ from p2ptrain.training.job_store import JobStore
 from p2ptrain.training.recovery.device_events import PartFetched, PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Kind
+from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.state_check import state_check
 from p2ptrain.training.state_transfer import StateServer
@@ -59,12 +61,14 @@ class MakingReady:
         store: JobStore,
         model: Model,
         budget_bytes: Callable[[], int],
+        damaged: Callable[[Version], None],
     ) -> None:
         """Nothing is done yet.
 
         Args:
             store: where what is fetched goes.
             budget_bytes: what a job may take now.
+            damaged: told that a copy here does not fit its digest.
         """
         self.assignment = assignment
         self._shell = shell
@@ -73,6 +77,7 @@ class MakingReady:
         self._model = model
         self._budget_bytes = budget_bytes
         self.moved_bytes = 0
+        self._damaged = damaged
         self._built: Engagement | None = None
 
     @property
@@ -114,6 +119,7 @@ class MakingReady:
         versions = self._store.versions(description)
         spec = await self._spec()
         check = await self._compute.run((0,), partial(state_check, description, spec))
+        self._store.check = check
 
         async def fetch_one(wanted: Fetch) -> None:
             state = await fetch(self._mesh, self._states, assignment, wanted, check)
@@ -134,14 +140,19 @@ class MakingReady:
         """The stages, from what is here now. Raises NotReady."""
         assignment = self.assignment
         try:
-            self._built = Engagement(assignment, await self._description(), self._shell)
+            description = await self._description()
+            versions = self._store.versions(description)
+            self._built = Engagement(assignment, description, self._shell, versions)
 
             async def parts(place: StagePlace) -> Named:
-                return self._store.named(assignment.version, place.first, place.end, own=True)
+                found = self._store.find(assignment.version, place.first, place.end)
+                return await self._compute.run((0,), found.own)
 
             with timed(log, "stages_built"):
                 await self._built.prepare(parts, await self._spec())
         except Exception as error:  # told to the coordinator, which plans around it
+            if isinstance(error, DamagedState):
+                self._damaged(assignment.version)
             raise self._not_ready(error) from error
         if failpoints.armed:
             await failpoints.reach("build.after", device=self._mesh.self_id)
@@ -167,6 +178,8 @@ class MakingReady:
             memory_bytes = self._budget_bytes()
         elif isinstance(error, SourceFailed):
             source = error.peer
+        elif isinstance(error, DamagedState):
+            source = self._mesh.self_id
         elif not isinstance(error, Error):
             log.error("not_made_ready", why=repr(error), exc_info=error)
         reason = str(error) or type(error).__name__

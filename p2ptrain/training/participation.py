@@ -42,16 +42,10 @@ from p2ptrain.training.protocol import (
 from p2ptrain.training.recovery import device_events as rules
 from p2ptrain.training.recovery.device_core import DeviceCore, Phase
 from p2ptrain.training.recovery.fetches import Fetch
-from p2ptrain.training.recovery.holdings import (
-    Holding,
-    Inventory,
-    read_coefficient,
-    read_version,
-)
+from p2ptrain.training.recovery.holdings import Inventory, read_coefficient, read_version
 from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.state_transfer import (
-    StateServer,
-)
+from p2ptrain.training.replication import Replication
+from p2ptrain.training.state_transfer import StateServer
 
 log = get_logger(__name__)
 
@@ -91,6 +85,7 @@ class Participation:
     Attributes:
         job: its id.
         holder: id of the device with the data.
+        replication: copies of its stages, and those it keeps.
         alone_since: when the holder's process ended, by `time.monotonic`; None while nothing says
             that it has.
     """
@@ -100,7 +95,8 @@ class Participation:
         self.holder: str | None = None
         self.alone_since: float | None = None
         self._around = around
-        self._store = JobStore(job, around.states, around.mesh.name)
+        self._store = JobStore(job, around.states, around.mesh.name, self._look)
+        self.replication = Replication(around.mesh, job, self._store, self._feed)
         self._core = DeviceCore(around.mesh.self_id)
         self._digest = ""
         self._others: frozenset[str] = frozenset()  # whom the coordinator sees alive
@@ -227,11 +223,12 @@ class Participation:
     async def order(self, peer: str, key: EpochKey, order: RoundOrder) -> None:
         """A round of an epoch."""
         self._is_queued = False
-        self._feed(rules.OrderHeard(peer, key.epoch, order.round.step, order.keep))
+        heard = (peer, key.epoch, order.round.step, order.keep, order.stay)
+        self._feed(rules.OrderHeard(*heard))
         engagement = self.engagement
         if self._is_queued and engagement is not None:
             if order.keep:
-                self._store.offer_snapshot(order.round.step + 1)
+                self._store.offer(Version(order.round.step + 1, key.epoch))
             await engagement.order(order)
 
     def commit(self, peer: str, key: EpochKey, commit: Commit) -> None:
@@ -261,6 +258,7 @@ class Participation:
     async def close(self) -> None:
         """Leave the job at once."""
         self.holder_is(rules.HolderState.ENDED)
+        await self.replication.stop()
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
@@ -314,8 +312,10 @@ class Participation:
                 self._around.waits(holder)
             case rules.Release():
                 self._release()
+            case rules.Copy() | rules.Offer() | rules.Collect() | rules.TellReplica():
+                self.replication.carry_out(instruction)
             case _:
-                raise InternalError(f"{type(instruction).__name__} without a copy to be kept")
+                raise InternalError(f"nobody carries out {type(instruction).__name__}")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -336,14 +336,19 @@ class Participation:
 
     async def _stop(self) -> None:
         """No task of the old epoch is left, in no thread, when the rules hear of it."""
-        engagement = self.engagement
-        held: tuple[Holding, ...] = ()
-        if engagement is not None:
-            await engagement.stop()
-            held = engagement.held()
-            for holding in held:
-                self._store.offer(holding.version)
+        await self.replication.stop()
+        held = await self._store.rest()
+        self._store.keep(self._core.holdings)
         self._feed(rules.Stopped(held))
+
+    def _look(self, version: Version) -> None:
+        """Something of that version does not fit its digests: what it is must not be counted on."""
+
+        async def look() -> None:
+            for holding in await self._store.look(version):
+                self._feed(rules.Damaged(holding))
+
+        self._spawn(look(), f"look through version {version.step}")
 
     def _send_inventory(self, answer: rules.AnswerInventory) -> None:
         mesh = self._around.mesh
@@ -398,7 +403,13 @@ class Participation:
         assignment, needed_bytes = self._next
         around = self._around
         self._ready = MakingReady(
-            assignment, around.shell, around.states, self._store, around.model, around.budget_bytes
+            assignment,
+            around.shell,
+            around.states,
+            self._store,
+            around.model,
+            around.budget_bytes,
+            self._look,
         )
         # Only before the first epoch: what an old one takes is free once the new one begins.
         short_bytes = around.short_of(needed_bytes) if self.engagement is None else None
@@ -460,6 +471,7 @@ class Participation:
         engagement, self._prepared = self._prepared, None
         assert engagement is not None
         self._store.train(engagement)
+        self.replication.begin(engagement)
         self._committed = self._preparing = self._ready = None
         engagement.start(partial(self._around.on_failure, engagement.assignment))
         trim_heap()  # and with the old epoch what only it had
@@ -480,6 +492,7 @@ class Participation:
         self._spawn(self._end(), "end the job")
 
     async def _end(self) -> None:
+        await self.replication.stop()
         await self._store.end()
         trim_heap()
         self._around.changed()

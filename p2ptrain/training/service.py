@@ -51,10 +51,16 @@ from p2ptrain.training.protocol import (
     MEASURE_LINKS,
     MEASURE_PROFILE,
     PREPARE,
+    REPLICA_KEEPER,
+    REPLICA_OFFER,
     ROUND,
+    VERSIONS_KEEP,
     Commit,
     EpochKey,
+    ReplicaKeeper,
+    ReplicaOffer,
     RoundOrder,
+    VersionsKeep,
     integer,
     text,
 )
@@ -116,6 +122,9 @@ class TrainingService:
         )
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
         mesh.route_now(COMMIT, self._commit)  # the next round waits for it
+        mesh.route_now(REPLICA_OFFER, self._offered)
+        mesh.route_now(REPLICA_KEEPER, self._keeper)
+        mesh.route_now(VERSIONS_KEEP, self._keep)  # before a round that asks for the next copy
 
     @property
     def routes(self) -> Mapping[str, Route]:
@@ -234,6 +243,21 @@ class TrainingService:
         key = EpochKey.read(message.fields)
         if self._part is not None and self._part.job == key.job:
             self._part.commit(peer, key, Commit.read(message.fields))
+
+    def _offered(self, peer: str, message: Message) -> None:
+        key = EpochKey.read(message.fields)
+        if self._part is not None and self._part.job == key.job:
+            self._part.replication.offered(peer, key.epoch, ReplicaOffer.read(message.fields))
+
+    def _keeper(self, peer: str, message: Message) -> None:
+        key = EpochKey.read(message.fields)
+        if self._part is not None and self._part.job == key.job:
+            self._part.replication.keeper_is(peer, key.epoch, ReplicaKeeper.read(message.fields))
+
+    def _keep(self, peer: str, message: Message) -> None:
+        keep = VersionsKeep.read(message.fields)
+        if self._part is not None and self._part.job == keep.job:
+            self._part.replication.keep(peer, keep.versions)
 
     async def _diagnose(self, peer: str, message: Message) -> Message:
         """Where a piece that this device still holds first stopped being finite."""

@@ -55,8 +55,15 @@ class StageLines:
             uses_targets=any(self._description.target_uses(first, end, m.value) for m in Mode),
             division=self._divisions[self._index],
             device=self._shell.mesh.self_id,
-            keeps=self._place.keeper(self._assignment.holder) == self._shell.mesh.self_id,
+            keeps=self._keeps,
         )
+
+    @property
+    def _keeps(self) -> bool:
+        """A checkpoint takes one copy of each stage; to go back to a version, all must have it."""
+        assignment = self._assignment
+        reads = self._place.keeper(assignment.holder) == self._shell.mesh.self_id
+        return reads or assignment.protects
 
     def connect(self, stage: Stage, links: EpochLinks) -> Lines:
         """Make inlets and outlets, and let the neighbours' frames in."""

@@ -78,7 +78,7 @@ class StageTask:
         uses_targets: whether the holder sends it targets.
         division: how its devices divide the work.
         device: this one.
-        keeps: whether checkpoints are read from this device.
+        keeps: whether this device copies the stage when a round's order says so.
     """
 
     index: int

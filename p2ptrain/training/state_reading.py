@@ -47,12 +47,12 @@ READS_IN_FLIGHT = 3
 READ_TIMEOUT_SECONDS = 300.0
 
 Pace: TypeAlias = Callable[[int], Awaitable[None]]
-"""Awaited with the bytes of each read before it."""
+"""Awaited before each read with the bytes that have to be read still, its own included."""
 Known: TypeAlias = Mapping[str, tuple[Tensor, Digest]]
 """Tensors that are here, by name, with their digests."""
 
 
-async def at_once(nbytes: int) -> None:
+async def at_once(left_bytes: int) -> None:
     """As fast as it goes."""
 
 
@@ -149,13 +149,18 @@ class StateReading:
         self._open(await self._manifest(request))
         gate = asyncio.Semaphore(request.reads_in_flight)
 
+        left_bytes = 0
+
         async def read(span: _Span) -> None:
+            nonlocal left_bytes
             async with gate:
-                await self._pace(span.nbytes)
+                await self._pace(left_bytes)
+                left_bytes -= span.nbytes
                 await self._read_span(request, span)
 
         # The last range is read alone: it tells the server that the manifest has served.
         *spans, last = self._missing(request.range_bytes or RANGE_BYTES)
+        left_bytes = sum(span.nbytes for span in [*spans, last])
         async with task_scope() as group:
             for span in spans:
                 group.create_task(read(span))

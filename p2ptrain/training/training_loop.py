@@ -23,6 +23,7 @@ from p2ptrain.training.loader import Loaded, PieceLoader
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
 from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Course, Mode, Round
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.stage_ends import RoundReport
@@ -82,13 +83,15 @@ class TrainingLoop:
 
     async def run(self) -> None:
         """Run every round. Raises what failed first, here or on any device."""
+        if self._checkpointer is not None:
+            self._checkpointer.begin()
         if failpoints.armed:
             await self._epoch.reach("replay.first", self._start)
         async with task_scope() as group:
             watch = group.create_task(self._epoch.tracker.failed())
             group.create_task(self._order_rounds())
             group.create_task(self._epoch.feeder.run(self._feeds()))
-            await self._gather_rounds(group)
+            await self._gather_rounds()
             watch.cancel()
 
     # -- out -------------------------------------------------------------------------------------
@@ -144,18 +147,18 @@ class TrainingLoop:
 
     # -- in --------------------------------------------------------------------------------------
 
-    async def _gather_rounds(self, group: asyncio.TaskGroup) -> None:
+    async def _gather_rounds(self) -> None:
         for shape in self._rounds():
             order = await self._ordered.get()
             if shape.mode is Mode.TRAIN:
-                await self._finish_step(order, group)
+                await self._finish_step(order)
             else:
                 await self._finish_evaluation(order)
             self._ahead.release()
         if self._checkpointer is not None:
             await self._checkpointer.idle()
 
-    async def _finish_step(self, order: RoundOrder, group: asyncio.TaskGroup) -> None:
+    async def _finish_step(self, order: RoundOrder) -> None:
         reports = await self._epoch.tracker.complete(order.round.index)
         coefficient = await self._epoch.coefficient(order.round)
         if failpoints.armed:
@@ -167,8 +170,8 @@ class TrainingLoop:
         if failpoints.armed:
             await self._epoch.reach("report.after", order.round.step)
         await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
-        if order.keep and self._checkpointer is not None:
-            group.create_task(self._checkpointer.take(step))
+        if self._checkpointer is not None and self._checkpointer.is_due(step):
+            self._checkpointer.take(Version(step, self._epoch.assignment.key.epoch))
 
     async def _finish_evaluation(self, order: RoundOrder) -> None:
         means = MetricMeans(self._prepared.job.metrics)

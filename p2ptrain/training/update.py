@@ -113,14 +113,24 @@ class Update:
         if self._live.torn or self._live.ready is not None:
             raise PeerError(f"update {self._live.version.step} was not made here")
 
+    async def copy(self) -> None:
+        """Keep a copy of the stage as it is, before its first round."""
+        slot = self._slot()
+        self._keep(await self._run(partial(self._copied, slot)))
+
     async def _apply(self, order: RoundOrder, commit: Commit) -> None:
         keeps = order.keep and self._keeps
-        slot = (self._store.slot(*self._units) or {}) if keeps else None
+        slot = self._slot() if keeps else None
         kept = await self._run(partial(self._apply_and_copy, commit, slot))
         if failpoints.armed:
             await self._reach("update.after", order)
-        if not keeps:
-            return
+        if keeps:
+            self._keep(kept)
+
+    def _slot(self) -> Named:
+        return self._store.slot(Kind.KEPT, *self._units) or {}
+
+    def _keep(self, kept: Named | None) -> None:
         if kept is not None:
             self._store.put(Kind.KEPT, *self._units, self._live.version, kept, {})
         self.on_kept(self._stage, self._live.version, None if kept is not None else "no memory")
@@ -128,8 +138,9 @@ class Update:
     def _apply_and_copy(self, commit: Commit, slot: Named | None) -> Named | None:
         """None without a slot, or where the copy finds no memory: the update is whole then too."""
         self._live.apply(commit.coefficient)
-        if slot is None:
-            return None
+        return None if slot is None else self._copied(slot)
+
+    def _copied(self, slot: Named) -> Named | None:
         try:
             return self._live.copied(slot)
         except (RuntimeError, MemoryError) as error:
@@ -147,4 +158,4 @@ class Update:
 
 
 def _nobody_listens(stage: int, version: Version, why_not: str | None) -> None:
-    """A copy that only a checkpoint reads."""
+    """A stage on its own."""

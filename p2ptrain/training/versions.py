@@ -22,6 +22,28 @@ Named: TypeAlias = Mapping[str, Tensor]
 """Tensors by `model:` and `optimizer:` names."""
 
 
+_AT_HAND = (Kind.FETCHED, Kind.KEPT, Kind.REPLICA, Kind.GLOBAL, Kind.INITIAL)
+"""Where the same is here more than once: what may be trained on itself goes first."""
+
+Place: TypeAlias = tuple[Kind, int, int]
+"""(kind, first unit, end unit)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tensors of some units at one version.
+
+    Attributes:
+        end: the first unit that is not among them any more.
+        digests: of the tensors, as far as they were taken.
+    """
+
+    end: int
+    kind: Kind
+    tensors: Named
+    digests: Mapping[str, Digest]
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     tensors: Named
@@ -35,13 +57,15 @@ class VersionStore:
         """Of a model; nothing is there yet."""
         self._description = description
         self._entries: dict[Holding, _Entry] = {}
-        self._spare: dict[tuple[int, int], Named] = {}  # of kept copies that nobody wants now
+        self._reserved: frozenset[Place] = frozenset()
+        self._spare: dict[Place, Named] = {}  # of copies that nobody wants now
 
     @property
     def nbytes(self) -> int:
         """Memory of all tensors, that of spare slots included."""
         named = [*(entry.tensors for entry in self._entries.values()), *self._spare.values()]
-        return sum(tensor.nbytes for tensors in named for tensor in tensors.values())
+        tensors = {id(tensor): tensor for tensors in named for tensor in tensors.values()}
+        return sum(tensor.nbytes for tensor in tensors.values())
 
     def put(
         self,
@@ -62,11 +86,15 @@ class VersionStore:
         Raises:
             InternalError: a parameter or buffer is missing.
         """
-        wanted = [f"model:{name}" for name in self._description.state_names(first, end)]
-        lacking = [name for name in wanted if name not in tensors]
+        lacking = self.lacking(first, end, tensors)
         if lacking or kind is Kind.LIVE:
             raise InternalError(f"{kind} copy of units {first} to {end} lacks {lacking[:3]}")
         self._entries[Holding(first, end, version, kind)] = _Entry(dict(tensors), dict(digests))
+
+    def lacking(self, first: int, end: int, tensors: Named) -> list[str]:
+        """Parameters and buffers of units [first, end) that are not among `tensors`."""
+        wanted = (f"model:{name}" for name in self._description.state_names(first, end))
+        return [name for name in wanted if name not in tensors]
 
     def named(self, first: int, end: int, version: Version) -> dict[str, Tensor] | None:
         """The tensors of units [first, end) at `version` themselves; None unless all are here."""
@@ -76,15 +104,31 @@ class VersionStore:
         found = (of_units(self._description, e.tensors, first, end) for e in entries)
         return {name: tensor for tensors in found for name, tensor in tensors.items()}
 
-    def named_from(self, first: int, end: int, version: Version) -> tuple[int, Named] | None:
-        """As `named`, of as many units from `first` on as are here: where they end, tensors.
+    def part_from(self, first: int, end: int, version: Version) -> Part | None:
+        """Of units [first, end) as many from `first` on as lie together; None = it is not here."""
+        here = [h for h in self._entries if h.version == version and h.has(first)]
+        if not here:
+            return None
+        holding = min(here, key=lambda h: _AT_HAND.index(h.kind))
+        entry, stop = self._entries[holding], min(end, holding.end)
+        tensors = of_units(self._description, entry.tensors, first, stop)
+        digests = {name: entry.digests[name] for name in tensors if name in entry.digests}
+        return Part(stop, holding.kind, tensors, digests)
 
-        None where unit `first` is not here at `version`.
-        """
-        absent = self.missing(first, end, version)
-        stop = absent[0][0] if absent else end
-        named = self.named(first, stop, version) if stop > first else None
-        return None if named is None else (stop, named)
+    def of(self, holding: Holding) -> Part | None:
+        """What is here of a holding, if it is."""
+        entry = self._entries.get(holding)
+        if entry is None:
+            return None
+        return Part(holding.end, holding.kind, entry.tensors, entry.digests)
+
+    def seal(self, holding: Holding, part: Part, digests: Mapping[str, Digest]) -> bool:
+        """Know these digests of `part`; False where it is not what is here any more."""
+        entry = self._entries.get(holding)
+        if entry is None or entry.tensors is not part.tensors:
+            return False
+        self._entries[holding] = _Entry(entry.tensors, dict(digests))
+        return True
 
     def digests(self, first: int, end: int, version: Version) -> dict[str, Digest]:
         """Of what `named` gives, as far as they were taken."""
@@ -103,20 +147,27 @@ class VersionStore:
         """Everything here."""
         return tuple(self._entries)
 
-    def slot(self, first: int, end: int) -> Named | None:
-        """Memory for the next kept copy of units [first, end), given away; None = there is none."""
-        return self._spare.pop((first, end), None)
+    def reserve(self, places: Collection[Place]) -> None:
+        """Only copies of these leave their memory to the next one."""
+        self._reserved = frozenset(places)
+        self._spare = {place: t for place, t in self._spare.items() if place in self._reserved}
+
+    def slot(self, kind: Kind, first: int, end: int) -> Named | None:
+        """Memory for the next copy of units [first, end), given away; None = there is none."""
+        return self._spare.pop((kind, first, end), None)
 
     def discard(self, holding: Holding) -> None:
         """Forget this one, if it is here; as `drop`."""
         entry = self._entries.pop(holding, None)
-        if entry is not None and holding.kind is Kind.KEPT:
-            self._spare[holding.first, holding.end] = entry.tensors
+        place = (holding.kind, holding.first, holding.end)
+        if entry is not None and place in self._reserved:
+            used = {id(t) for other in self._entries.values() for t in other.tensors.values()}
+            self._spare[place] = {n: t for n, t in entry.tensors.items() if id(t) not in used}
 
     def drop(self, kind: Kind | None = None, *, but: Collection[Version] = ()) -> None:
         """Forget what is of this kind (None: of any), except these versions.
 
-        Nobody may read it any more: the memory of a kept copy is written again (`slot`).
+        Nobody may read it any more: its memory may be written to again (`slot`).
         """
         for holding in list(self._entries):
             if kind in (None, holding.kind) and holding.version not in but:

@@ -33,6 +33,7 @@ from p2ptrain.training.recovery.device_events import (
     Coordinates,
     Copy,
     CopyFailed,
+    Damaged,
     DeviceEvent,
     DeviceInstruction,
     Drop,
@@ -146,6 +147,8 @@ class DeviceCore:
                 self._on_commit(event)
             case Kept() | OfferHeard() | ReplicaWhole() | KeepHeard() | CopyFailed() | KeeperIs():
                 self._on_copies(event)
+            case Damaged(holding):
+                self._copies = [copy for copy in self._copies if copy != holding]
             case HolderIs(state):
                 self._on_holder(state)
             case LinkEnded(peer):
@@ -327,6 +330,8 @@ class DeviceCore:
             self._on_begin(order.peer, order.epoch)  # it overtook the word that the epoch begins
         if self._is_of_running(order.peer, order.epoch):
             self._keeps[order.step] = order.keep
+            if order.keep and order.stay is not None:
+                self._drop({Kind.KEPT, Kind.REPLICA}, but=order.stay)
             self._out.append(Queue(order.epoch, order.step, order.keep))
 
     def _is_of_running(self, peer: str, epoch: int) -> bool:
@@ -383,7 +388,8 @@ class DeviceCore:
                 self._put(Holding(first, end, version, Kind.KEPT))
                 self._offer(first, end, version)
             case OfferHeard(peer, epoch, first, end, version):
-                if any(p is not None and p.epoch == epoch for p in (self.running, self.prepared)):
+                plans = [p for p in (self.running, self.prepared) if p is not None]
+                if any(p.epoch == epoch and (first, end) in p.ranges_of(peer) for p in plans):
                     self._out.append(Collect(peer, epoch, first, end, version))
             case ReplicaWhole(epoch, first, end, version):
                 self._put(Holding(first, end, version, Kind.REPLICA))

@@ -129,12 +129,14 @@ class OrderHeard:
 
     Attributes:
         keep: keep a copy of the version that it gives.
+        stay: with it: versions that stay, all other copies go first; None = says nothing of them.
     """
 
     peer: str
     epoch: int
     step: int
     keep: bool = False
+    stay: tuple[Version, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,13 @@ class KeepHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class Damaged:
+    """A copy does not fit its checksums any more; it has been freed."""
+
+    holding: Holding
+
+
+@dataclass(frozen=True, slots=True)
 class HolderIs:
     """What became of the holder, or of its job."""
 
@@ -277,6 +286,7 @@ DeviceEvent: TypeAlias = (
     | OfferHeard
     | ReplicaWhole
     | KeepHeard
+    | Damaged
     | HolderIs
     | LinkEnded
     | LinkStarted

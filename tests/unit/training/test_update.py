@@ -99,6 +99,7 @@ async def test_a_copy_is_kept_where_the_order_says_so(captured: Captured) -> Non
 
 async def test_the_third_copy_takes_the_memory_of_the_first(captured: Captured) -> None:
     kept = Kept(captured)
+    kept.store.reserve([(Kind.KEPT, *kept.units)])
 
     def places(version: Version) -> dict[str, int]:
         found: dict[str, Tensor] = kept.store.named(*kept.units, version) or {}

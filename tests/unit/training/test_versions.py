@@ -111,24 +111,26 @@ def test_the_optimizers_part_may_be_missing(description: ModelDescription) -> No
 def test_two_slots_in_turn(description: ModelDescription) -> None:
     """The version to go back to stays whole while the next copy is written."""
     store = VersionStore(description)
-    assert store.slot(0, 2) is None
+    store.reserve([(Kind.KEPT, 0, 2)])
+    assert store.slot(Kind.KEPT, 0, 2) is None
     first = _tensors(description, 0, 2, 1.0)
     store.put(Kind.KEPT, 0, 2, OLD, first, {})
-    assert store.slot(0, 2) is None, "the only copy is not overwritten"
+    assert store.slot(Kind.KEPT, 0, 2) is None, "the only copy is not overwritten"
     second = _tensors(description, 0, 2, 2.0)
     store.put(Kind.KEPT, 0, 2, NEW, second, {})
     store.drop(Kind.KEPT, but=[NEW])
     assert store.named(0, 2, OLD) is None
-    slot = store.slot(0, 2)
+    slot = store.slot(Kind.KEPT, 0, 2)
     assert slot is not None
     assert _same(slot, first)
-    assert store.slot(0, 2) is None, "given away"
+    assert store.slot(Kind.KEPT, 0, 2) is None, "given away"
     assert _same(store.named(0, 2, NEW), second)
 
 
 def test_dropping_gives_the_memory_back(description: ModelDescription) -> None:
     store = VersionStore(description)
     tensors = _tensors(description, 0, 2, 1.0)
+    store.reserve([(Kind.KEPT, 0, 2)])
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     store.put(Kind.KEPT, 0, 2, OLD, tensors, {})
     store.put(Kind.REPLICA, 2, 3, OLD, _tensors(description, 2, 3, 1.0), {})

@@ -1,0 +1,394 @@
+"""Copies of stages at neighbours: what they are, what becomes of them, and going back to them.
+
+The holder's account of copies stands here by itself, so that a test can say when which is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2ptrain import failpoints
+from p2ptrain.mesh.memory import memory_id
+from p2ptrain.model.wire import pack
+from p2ptrain.net.message import Message
+from p2ptrain.observe.events import Event, Recovered, Step
+from p2ptrain.plan.plan import Plan
+from p2ptrain.training import changing, collecting
+from p2ptrain.training.assigning import stages_of
+from p2ptrain.training.collecting import Pacing
+from p2ptrain.training.digests import digests_of
+from p2ptrain.training.holder_epoch import HolderEpoch
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.live_stage import LiveStage
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.protocol import (
+    REPLICA_KEPT,
+    VERSIONS_KEEP,
+    EpochKey,
+    ReplicaKept,
+    RoundOrder,
+    VersionsKeep,
+)
+from p2ptrain.training.recovery.holdings import Holding, Kind
+from p2ptrain.training.recovery.placed import PlacedStage
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.rounds import Round
+from p2ptrain.training.training_loop import TrainingLoop
+from p2ptrain.training.versions import VersionStore
+from tests.unit.training.household import Devices, devices
+from tests.unit.training.test_job_life import make_job
+
+STEPS = 12
+R, LATER = Version(4, 1), Version(8, 1)
+
+
+def _job(**changes: object) -> Job:
+    return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=4, **changes)
+
+
+async def _undisturbed(name: str = "mlp") -> tuple[list[float], dict[str, Tensor]]:
+    job = make_job(name, optimizer=SGD(lr=0.05, momentum=0.9), epochs=4)
+    async with devices(3) as household:
+        options = TrainOptions(wait_for=3, planner="pp", steps=STEPS)
+        await household.holder_run(job, options).run()
+        return household.losses, job.model.state_dict()
+
+
+class Account:
+    """Stands for the holder's: orders copies after `steps`, says which versions are stable.
+
+    Attributes:
+        kept: what devices told, in order.
+        stable: the newest version that everybody has told of.
+        gates: before the round of these steps is ordered, what is awaited.
+        versions: that epochs began with.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
+        self.kept: list[tuple[str, ReplicaKept]] = []
+        self.stable: Version | None = None
+        self.gates: dict[int, Callable[[], bool]] = {}
+        self.versions: list[Version] = []
+        self._changed = asyncio.Event()
+        self._acknowledged: dict[Version, set[tuple[int, int]]] = {}
+        self._mesh = None
+        account = self
+
+        async def keep(loop: TrainingLoop, shape: Round) -> bool:
+            return shape.step + 1 in steps
+
+        order = HolderEpoch.order
+        begin = HolderEpoch.begin
+
+        async def gated(epoch: HolderEpoch, what: RoundOrder) -> None:
+            gate = account.gates.pop(what.round.step, None)
+            if gate is not None:
+                await account.until(gate)
+            stay = () if account.stable is None else (account.stable,)
+            await order(epoch, replace(what, stay=stay))
+
+        async def noted(epoch: HolderEpoch) -> bool:
+            if not epoch._has_begun:
+                account.versions.append(epoch.assignment.version)
+            return await begin(epoch)
+
+        monkeypatch.setattr(TrainingLoop, "_keep", keep)
+        monkeypatch.setattr(HolderEpoch, "order", gated)
+        monkeypatch.setattr(HolderEpoch, "begin", noted)
+        monkeypatch.setattr(changing, "stages_of", _with_keepers)
+
+    def listen(self, household: Devices) -> None:
+        """From now on; the holder is the household's first device."""
+        holder = household.mesh["a"]
+
+        async def on_kept(peer: str, message: Message) -> None:
+            kept, job = ReplicaKept.read(message.fields), EpochKey.read(message.fields).job
+            self.kept.append((holder.members[peer].name, kept))
+            if kept.failed is None:
+                whole = self._acknowledged.setdefault(kept.version, set())
+                whole.add((kept.first, kept.end))
+                if whole >= {tuple(stage.units) for stage in household.plan.stages}:
+                    self.stable = kept.version
+                    fields = VersionsKeep(job, (kept.version,)).fields()
+                    for device in [holder.self_id, *holder.connected]:
+                        await holder.send(device, Message(VERSIONS_KEEP, fields))
+            self.changed()
+
+        holder.route(REPLICA_KEPT, on_kept)
+
+    def changed(self) -> None:
+        """Somebody may wait for it."""
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what devices tell; the test's time limit is the deadline."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def _with_keepers(plan: Plan, ids: Mapping[str, str]) -> tuple[PlacedStage, ...]:
+    """The next stage's device keeps a stage's copies; of the last, the one before."""
+    stages = stages_of(plan, ids)
+    if len(stages) == 1:
+        return stages
+    near = [p + 1 if p + 1 < len(stages) else p - 1 for p in range(len(stages))]
+    return tuple(
+        replace(stage, copies_to=stages[p].devices[0])
+        for stage, p in zip(stages, near, strict=True)
+    )
+
+
+def _keepers(household: Devices) -> list[tuple[tuple[int, int], str, str]]:
+    """Of each stage: its units, its device, who keeps its copies."""
+    stages = household.plan.stages
+    names = [stage.devices[0].name for stage in stages]
+    near = [*names[1:], names[-2]]
+    units = [(stage.units[0], stage.units[1]) for stage in stages]
+    return list(zip(units, names, near, strict=True))
+
+
+def _store(household: Devices, name: str) -> VersionStore:
+    part = household.members[name].service._part
+    assert part is not None
+    copies = part._store.copies
+    assert copies is not None
+    return copies
+
+
+@dataclass
+class Dying:
+    """Who dies, when.
+
+    Attributes:
+        at: by step, whose report somebody does not outlive.
+    """
+
+    household: Devices
+    at: dict[int, str] = field(default_factory=dict)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def listen(self, event: Event) -> None:
+        """Of the holder's run."""
+        self.household.events.append(event)
+        if isinstance(event, Step) and event.step in self.at:
+            self.kill(self.at.pop(event.step))
+
+    def kill(self, name: str) -> None:
+        """At once nothing comes from it any more."""
+        self.household.mesh.freeze(name)
+        self.tasks.append(asyncio.create_task(self.household.mesh.kill(name)))
+
+    def arm(self, place: str, name: str, **where: int) -> None:
+        """It dies at a failpoint."""
+
+        def die(reached: failpoints.Reached) -> asyncio.Future[None]:
+            self.kill(name)
+            return asyncio.get_running_loop().create_future()
+
+        failpoints.arm(place, die, device=memory_id(name), **where)
+
+    async def train(self, job: Job) -> None:
+        """To the end."""
+        options = TrainOptions(wait_for=3, planner="pp", steps=STEPS)
+        try:
+            await self.household.holder_run(job, options, self.listen).run()
+        finally:
+            failpoints.disarm()
+            await asyncio.gather(*self.tasks)
+
+
+def _assert_same(
+    wanted: tuple[list[float], dict[str, Tensor]], household: Devices, job: Job
+) -> None:
+    losses, weights = wanted
+    steps = [event.step for event in household.events if isinstance(event, Step)]
+    assert steps == list(range(1, STEPS + 1))
+    assert household.losses == losses
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, job.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("name", ["b", "c"])
+async def test_a_death_goes_back_to_the_copies_bit_by_bit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = await _undisturbed()
+    account, job = Account(monkeypatch, 4), _job()
+    account.gates[6] = lambda: account.stable == R
+    async with devices(3) as household:
+        account.listen(household)
+        await Dying(household, {8: name}).train(job)
+        _assert_same(wanted, household, job)
+        assert account.versions == [Version(0, 0), R]
+        (recovered,) = (e for e in household.events if isinstance(e, Recovered))
+        assert recovered.replayed_steps in (4, 5)
+        for survivor in {"a", "b", "c"} - {name}:
+            await household.until_idle(survivor)
+
+
+async def test_copies_are_the_stages_bit_by_bit_and_lie_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    account, job = Account(monkeypatch, 4, 8), _job()
+    looked: list[str] = []
+
+    def look() -> bool:
+        if account.stable != LATER:
+            return False
+        for units, owner, keeper in _keepers(household):
+            own = _store(household, owner).of(Holding(*units, LATER, Kind.KEPT))
+            copy = _store(household, keeper).of(Holding(*units, LATER, Kind.REPLICA))
+            assert own is not None
+            assert copy is not None
+            assert list(own.tensors) == list(copy.tensors)
+            for name, tensor in own.tensors.items():
+                assert torch.equal(tensor, copy.tensors[name])
+                assert pack(tensor).meta == pack(copy.tensors[name]).meta
+                assert tensor.data_ptr() != copy.tensors[name].data_ptr()
+            assert own.digests == copy.digests == digests_of(own.tensors)
+            looked.append(owner)
+        return True
+
+    account.gates[10] = look
+    async with devices(3) as household:
+        account.listen(household)
+        await Dying(household).train(job)
+        assert sorted(looked) == ["a", "b", "c"]
+        keepers = [keeper for _, _, keeper in _keepers(household)]
+        assert sorted(name for name, _ in account.kept) == sorted(2 * keepers)
+        assert all(kept.failed is None for _, kept in account.kept)
+
+
+async def test_what_is_older_than_the_stable_version_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(monkeypatch, 4, 8, 11)
+    seen: dict[int, set[Version]] = {}
+
+    def versions() -> set[Version]:
+        stores = [_store(household, name) for name in "abc"]
+        return {holding.version for store in stores for holding in store.holdings()}
+
+    def look(step: int, stable: Version) -> Callable[[], bool]:
+        def ready() -> bool:
+            seen[step] = versions()
+            return account.stable == stable
+
+        return ready
+
+    account.gates = {6: look(6, R), 9: look(9, LATER)}
+    async with devices(3) as household:
+        account.listen(household)
+        await Dying(household).train(_job())
+    assert seen[6] == {R}
+    assert LATER in seen[9]
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("replica.copied", "b"),
+        ("replica.offer.after", "b"),
+        ("replica.read.between", "b"),
+        ("replica.read.between", "c"),
+        ("replica.whole.before", "b"),
+        ("replica.kept.before", "c"),
+        ("replica.kept.after", "b"),
+    ],
+)
+async def test_whoever_dies_while_a_copy_is_on_its_way_the_one_before_counts(
+    place: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = await _undisturbed()
+    account, job = Account(monkeypatch, 4, 8), _job()
+    async with devices(3) as household:
+        dying = Dying(household)
+
+        def is_stable() -> bool:
+            if account.stable != R:
+                return False
+            dying.arm(place, name)
+            return True
+
+        account.gates[6] = is_stable
+        account.listen(household)
+        await dying.train(job)
+        _assert_same(wanted, household, job)
+        assert account.versions[0] == Version(0, 0)
+        assert account.versions[1] in (R, LATER)
+        assert dying.tasks
+
+
+async def test_no_memory_for_a_copy_is_told_and_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = await _undisturbed()
+    account, job = Account(monkeypatch, 4, 8), _job()
+    copied = LiveStage.copied
+
+    def scarce(live: LiveStage, slot: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if live.stage.first == 0 and live.version == R:
+            raise MemoryError
+        return copied(live, slot)
+
+    monkeypatch.setattr(LiveStage, "copied", scarce)
+    account.gates[10] = lambda: account.stable == LATER
+    async with devices(3) as household:
+        account.listen(household)
+        await Dying(household).train(job)
+        _assert_same(wanted, household, job)
+        failed = [(name, k.first, k.version, k.failed) for name, k in account.kept if k.failed]
+        assert failed == [("a", 0, R, "no memory")]
+
+
+async def test_a_keeper_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(monkeypatch, 4)
+    monkeypatch.setattr(collecting, "available_memory_bytes", lambda: 100)
+    account.gates[6] = lambda: len(account.kept) == 3
+    async with devices(3) as household:
+        account.listen(household)
+        await Dying(household).train(_job())
+    assert {kept.failed for _, kept in account.kept} == {
+        "b has no 0 MiB free for a copy",
+        "c has no 0 MiB free for a copy",
+    }
+
+
+async def test_a_copy_that_has_changed_in_memory_is_not_gone_back_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The keeper's copy of a dead device's stage has a wrong bit: the first weights are left."""
+    wanted = await _undisturbed()
+    account, job = Account(monkeypatch, 4), _job()
+    async with devices(3) as household:
+        account.listen(household)
+        dying = Dying(household)
+
+        def spoil() -> bool:
+            if account.stable != R:
+                return False
+            units, owner, keeper = next(k for k in _keepers(household) if k[1] != "a")
+            dying.at[8] = owner
+            copy = _store(household, keeper).of(Holding(*units, R, Kind.REPLICA))
+            assert copy is not None
+            next(t for t in copy.tensors.values() if t.numel() > 4).view(-1)[3] += 1
+            return True
+
+        account.gates[6] = spoil
+        await dying.train(job)
+        _assert_same(wanted, household, job)
+        assert account.versions == [Version(0, 0), Version(0, 0)]
+
+
+def test_reads_spread_over_the_time_there_is() -> None:
+    pacing = Pacing(begun=100.0, seconds=10.0)
+    assert pacing.wait_seconds(1000, now=100.0) == 0.0
+    assert pacing.wait_seconds(500, now=101.0) == 4.0
+    assert pacing.wait_seconds(100, now=109.5) == 0.0
+    assert pacing.wait_seconds(0, now=103.0) == 7.0
+    assert Pacing(5.0, 0.0).wait_seconds(0, now=5.0) == 0.0
