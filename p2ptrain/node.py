@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from p2ptrain.training.options import TrainOptions
 
 
+LEAVE_SECONDS = 30.0
+"""Longest wait until the others have taken over what this device did for them."""
+
+
 class Node:
     """This device as a member of its household. An async context manager.
 
@@ -128,12 +132,19 @@ class Node:
             await self._mesh.__aexit__(error_type, error, trace)
 
     async def leave(self) -> None:
-        """Leave the household gracefully; harmless when it has been left."""
+        """Leave the household gracefully; harmless when it has been left.
+
+        A run of this node ends. What this node does for another's run is handed over first, which
+        may take some seconds; cancel this to leave at once.
+        """
         if self._run is not None:
             await self._run.cancel()
         if self._member is not None:
             member, self._member = self._member, None
-            await member.close()
+            try:
+                await member.hand_over(LEAVE_SECONDS)
+            finally:
+                await member.close()
         await self._mesh.leave()
 
     async def events(self) -> AsyncIterator[Event]:

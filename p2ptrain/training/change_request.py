@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from p2ptrain.errors import ProtocolError
@@ -15,6 +15,8 @@ from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import Choice, GlobalCopy, Lost, Past
+from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.corrections import Corrections, Expected
 from p2ptrain.training.recovery.holdings import Kind, read_version, version_fields
 from p2ptrain.training.recovery.lineage import Lineage
 
@@ -32,12 +34,20 @@ class InForce:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRequest:
-    """A question: `ask.present` is always that of `in_force`."""
+    """A question: `ask.present` is always that of `in_force`.
+
+    Attributes:
+        corrections: what training has shown of the profiles.
+        proposed: `p2ptrain.plan/1` that was found for this change while training went on; None = to
+            be found now.
+    """
 
     planning: PlanningRequest
     ask: ChangeAsk
     in_force: InForce | None
     recovery: Recovery = Recovery.LIGHT
+    corrections: Corrections = field(default_factory=Corrections)
+    proposed: Mapping[str, Any] | None = None
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
@@ -46,9 +56,10 @@ class ChangeRequest:
             {
                 "planning": self.planning.to_bytes(),
                 "ask": _ask_fields(self.ask),
-                "assignment": None if in_force is None else in_force.assignment.to_bytes(),
-                "plan": None if in_force is None else dict(in_force.plan),
+                **in_force_fields(in_force),
                 "recovery": self.recovery.value,
+                "corrections": self.corrections.to_fields(),
+                "proposed": None if self.proposed is None else dict(self.proposed),
             }
         )
 
@@ -60,13 +71,17 @@ class ChangeRequest:
             case {"planning": bytes(planning), "ask": dict(ask), "recovery": recovery} if (
                 recovery in set(Recovery)
             ):
-                in_force = _read_in_force(fields)
+                in_force, proposed = read_in_force(fields), fields.get("proposed")
+                if not isinstance(proposed, dict | None):
+                    raise ProtocolError("a proposed plan is a map")
                 present = None if in_force is None else placed_of(in_force.assignment)
                 return ChangeRequest(
                     PlanningRequest.from_bytes(planning),
                     replace(_read_ask(ask), present=present),
                     in_force,
                     Recovery(recovery),
+                    Corrections.from_fields(fields.get("corrections")),
+                    proposed,
                 )
         raise ProtocolError("a request for an epoch holds a planning request and what is known")
 
@@ -81,6 +96,8 @@ class ChangeAnswer:
         taken_bytes: by device name, what the job takes there beside the plan's peak.
         planning_seconds: what the plan took to make.
         moved_bytes: what all devices together fetched of others to be ready.
+        expected: what a round should take each stage on each device; empty = as it was, because
+            the plan is.
     """
 
     assignment: Assignment
@@ -90,6 +107,7 @@ class ChangeAnswer:
     taken_bytes: Mapping[str, int]
     planning_seconds: float
     moved_bytes: int = 0
+    expected: Mapping[Seat, Expected] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +154,9 @@ def reply_to_bytes(reply: ChangeAnswer | Refusal) -> bytes:
             "taken_bytes": dict(reply.taken_bytes),
             "planning_seconds": reply.planning_seconds,
             "moved_bytes": reply.moved_bytes,
+            "expected": [
+                [*seat, due.wall, due.cpu, due.beside] for seat, due in reply.expected.items()
+            ],
         }
     )
 
@@ -172,10 +193,29 @@ def reply_from_bytes(data: bytes | memoryview) -> ChangeAnswer | Refusal:
         taken_bytes={name: integer(taken, name) for name in taken},
         planning_seconds=number(fields, "planning_seconds"),
         moved_bytes=integer(fields, "moved_bytes", 0, 2**63),
+        expected=dict(_read_expected(entry) for entry in _list(fields, "expected")),
     )
 
 
-def _read_in_force(fields: Mapping[str, Any]) -> InForce | None:
+def _read_expected(entry: object) -> tuple[Seat, Expected]:
+    match entry:
+        case [int(stage), str(device), float(wall), float(cpu), float(beside)] if (
+            min(wall, cpu, beside) >= 0
+        ):
+            return (stage, device), Expected(wall, cpu, beside)
+    raise ProtocolError("what is expected is [stage, device, wall, cpu, beside]")
+
+
+def in_force_fields(in_force: InForce | None) -> dict[str, Any]:
+    """For CBOR; the two fields stand beside others."""
+    return {
+        "assignment": None if in_force is None else in_force.assignment.to_bytes(),
+        "plan": None if in_force is None else dict(in_force.plan),
+    }
+
+
+def read_in_force(fields: Mapping[str, Any]) -> InForce | None:
+    """Check and read those two. Raises ProtocolError."""
     assignment, plan = fields.get("assignment"), fields.get("plan")
     if assignment is None and plan is None:
         return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -27,6 +27,7 @@ from p2ptrain.training.assigning import (
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.background import in_background
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
+from p2ptrain.training.expectations import corrected, expected_of
 from p2ptrain.training.household_plan import (
     Candidate,
     MeasuredHousehold,
@@ -39,6 +40,8 @@ from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, int
 from p2ptrain.training.recovery import coordinator_core as rules
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.choose import Choice
+from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.corrections import Expected
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Inventory, version_fields
@@ -57,12 +60,19 @@ EVENTS_LIMIT = 4096
 
 @dataclass(frozen=True)
 class _Made:
-    """A plan of one attempt."""
+    """A plan of one attempt.
+
+    Attributes:
+        left_out: devices that no planner saw.
+        expected: what rounds should take; nothing where the plan stays as it is.
+        seconds: what it took to make.
+    """
 
     plan: Plan
-    candidates: Mapping[str, Candidate]
-    left_out: tuple[LeftOut, ...]
-    seconds: float
+    candidates: Mapping[str, Candidate] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
+    expected: Mapping[Seat, Expected] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class Change:
@@ -196,15 +206,15 @@ class Change:
         started = monotonic()
         try:
             with timed(log, "planned"):
-                plan, candidates, left_out = await self._make_plan(make)
+                made = await self._make_plan(make)
         except UserError as error:
             self._refuse_plan(make.epoch, str(error))
             return
         if failpoints.armed:
             await self._reach("planned.after")
-        self._made[make.epoch] = _Made(plan, candidates, left_out, monotonic() - started)
+        self._made[make.epoch] = replace(made, seconds=monotonic() - started)
         ids = {self._name(device): device for device in make.devices}
-        stages = stages_of(plan, ids)
+        stages = stages_of(made.plan, ids)
         self._events.put_nowait(rules.Planned(make.epoch, stages))
 
     def _refuse_plan(self, epoch: int, reason: str) -> None:
@@ -212,27 +222,38 @@ class Change:
             self._reply = Refusal(reason, is_plan=True)
         self._events.put_nowait(rules.NotPlanned(epoch, reason))
 
-    async def _make_plan(
-        self, make: rules.MakePlan
-    ) -> tuple[Plan, Mapping[str, Candidate], tuple[LeftOut, ...]]:
+    async def _make_plan(self, make: rules.MakePlan) -> _Made:
         request, in_force = self._request, self._request.in_force
         if make.present is not None and in_force is not None and not self._unable:
-            return self._present(), {}, ()
-        devices = sorted(make.devices - self._unable.keys())
+            return _Made(self._present())
         self._give_up_if_needed()
-        candidates, left_out = await self._candidates(devices, make)
+        candidates, left_out = await self._candidates(make)
+        household = self._household(candidates)
+        plan = await self._found(make, household)
+        expected = await in_background(partial(expected_of, request.planning, household, plan))
+        return _Made(plan, candidates, (*left_out, *self._left_out(make)), expected)
+
+    def _household(self, candidates: Mapping[str, Candidate]) -> MeasuredHousehold:
         names = {device: candidate.name for device, candidate in candidates.items()}
-        holder = self._name(request.ask.holder)
-        household = MeasuredHousehold(
-            list(candidates.values()), self._surveyor.links(names), holder
+        leaving = self._request.ask.without & names.keys()
+        return MeasuredHousehold(
+            list(candidates.values()),
+            self._surveyor.links(names),
+            self._name(self._request.ask.holder),
+            frozenset(names[device] for device in leaving),
         )
-        out = (*left_out, *self._left_out(make))
-        if in_force is None or self._is_first(make):
-            return await self._search.plan(request.planning, household), candidates, out
+
+    async def _found(self, make: rules.MakePlan, household: MeasuredHousehold) -> Plan:
+        request = self._request
+        if request.in_force is None or self._is_first(make):
+            return await self._search.plan(request.planning, household)
+        here = {candidate.name for candidate in household.candidates}
+        proposed = self._proposed(here - household.leaving)
+        if proposed is not None:
+            return proposed
         places = [[self._name(device) for device in held] for held in make.choice.places]
-        here = set(names.values())
         replicas = Replicas(tuple(tuple(n for n in held if n in here) for held in places))
-        plan = await in_background(
+        return await in_background(
             partial(
                 plan_change,
                 request.planning,
@@ -242,7 +263,16 @@ class Change:
                 request.recovery,
             )
         )
-        return plan, candidates, out
+
+    def _proposed(self, here: Collection[str]) -> Plan | None:
+        """The plan that was found while training went on, where nothing has come between."""
+        proposed = self._request.proposed
+        if proposed is None or self._unable or self._short:
+            return None
+        size = self._request.planning.batch_size
+        plan = Plan.from_json(proposed, "the plan proposed", batch_size=size)
+        used = {device.name for stage in plan.stages for device in stage.devices}
+        return plan if used <= set(here) else None
 
     def _is_first(self, make: rules.MakePlan) -> bool:
         """Whether nothing has been trained yet: then no plan has to be close to another."""
@@ -261,11 +291,17 @@ class Change:
         return renamed(plan, in_force.assignment, names)
 
     async def _candidates(
-        self, devices: list[str], make: rules.MakePlan
+        self, make: rules.MakePlan
     ) -> tuple[dict[str, Candidate], tuple[LeftOut, ...]]:
-        """Who may take part, with the memory it proved to have. Measured where it never was."""
+        """Who may take part or give, with the memory it proved to have.
+
+        Measured where it never was, unless training has only paused: then that is for later.
+        """
         known: dict[str, Candidate] = {}
-        start = self._request.ask.reason is Reason.START
+        reason = self._request.ask.reason
+        start = reason is Reason.START
+        giving = self._request.ask.without & self._stock.keys()
+        devices = sorted((make.devices - self._unable.keys()) | giving)
         for device in devices:
             inventory = self._stock[device]
             if inventory.measured is not None and not start:
@@ -277,6 +313,8 @@ class Change:
                     inventory.taken_bytes,
                 )
         new = {device: self._name(device) for device in devices if device not in known}
+        if reason not in (Reason.START, Reason.FAILURE):
+            new = {}
         holder = self._request.ask.holder
         if start:
             with timed(log, "links_measured"):
@@ -296,7 +334,8 @@ class Change:
             most.append(self._request.ask.lowered[device])
         if device in self._short:
             most.append(self._short[device])
-        return replace(candidate, memory_bytes=min(most))
+        measured = corrected(candidate.measured, self._request.corrections, device)
+        return replace(candidate, measured=measured, memory_bytes=min(most))
 
     def _left_out(self, make: rules.MakePlan) -> list[LeftOut]:
         reasons = {
@@ -398,4 +437,5 @@ class Change:
             taken_bytes={c.name: c.taken_bytes for c in made.candidates.values()},
             planning_seconds=made.seconds,
             moved_bytes=self._moved_bytes,
+            expected=made.expected,
         )

@@ -19,9 +19,11 @@ from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal, reply_to_bytes
 from p2ptrain.training.changing import Change
+from p2ptrain.training.consider_request import Considered, ConsiderRequest
+from p2ptrain.training.considering import Consideration
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_search import PlanSearch
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CHANGE, SURVEY_LINKS
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CHANGE, CONSIDER, SURVEY_LINKS
 from p2ptrain.training.routes import Route
 from p2ptrain.training.surveying import Surveyor
 from p2ptrain.training.waiting import unless, until
@@ -38,6 +40,7 @@ class CoordinatorService:
         self._mesh = mesh
         self._surveyor = Surveyor(mesh)
         self._search = PlanSearch(mesh)
+        self._looking: asyncio.Task[Considered] | None = None
 
     @property
     def routes(self) -> Mapping[str, Route]:
@@ -46,6 +49,7 @@ class CoordinatorService:
             **self._search.routes,
             CHANGE: Route(self._change, limited(BLOB_LIMIT_BYTES)),
             SURVEY_LINKS: Route(self._survey),
+            CONSIDER: Route(self._consider, limited(BLOB_LIMIT_BYTES)),
         }
 
     async def _survey(self, peer: str, message: Message) -> Message:
@@ -58,6 +62,8 @@ class CoordinatorService:
         """Plan and make ready, as long as the term lasts: devices would refuse its orders after."""
         request = ChangeRequest.from_bytes(message.parts[0])
         term = self._check_in_office()
+        if self._looking is not None:
+            self._looking.cancel()
         work = self._change_in_term(peer, request, term)
         reply = await unless(self._mesh, lambda: not self._in_office(term), work)
         if reply is None:
@@ -71,6 +77,22 @@ class CoordinatorService:
         with timed(log, "epoch_made_ready"):
             change = Change(self._mesh, request, term, self._surveyor, self._search)
             return await change.answer()
+
+    async def _consider(self, peer: str, message: Message) -> Message:
+        """Look for a better plan while the job trains; an epoch asked for meanwhile ends that."""
+        request = ConsiderRequest.from_bytes(message.parts[0])
+        self._check_in_office()
+        look = Consideration(self._mesh, request, self._surveyor, self._search)
+        looking = asyncio.create_task(look.answer(), name="consider another plan")
+        self._looking = looking
+        try:
+            await asyncio.wait([looking])
+        finally:
+            looking.cancel()
+            self._looking = None
+        if looking.cancelled():
+            raise PeerError("another plan is made already")
+        return Message(CONSIDER, {}, (memoryview(looking.result().to_bytes()),))
 
     # -- who and when ----------------------------------------------------------------------------
 

@@ -92,6 +92,10 @@ class DeviceMeasures:
                 log.info("link_not_measured", target=str(target)[:12], why=str(error))
         return Message(MEASURE_LINKS, {"speeds": speeds})
 
+    def facts(self, digest: str) -> Inventory:
+        """What this device has measured and offers, and nothing of what it has of any job."""
+        return self.complete(Inventory(self._mesh.self_id, 0, 0, ()), digest)
+
     def complete(self, inventory: Inventory, digest: str) -> Inventory:
         """With what this device has measured, and what it offered when it was idle."""
         gone = (MemberState.DEAD, MemberState.LEFT)

@@ -175,13 +175,13 @@ class HolderRun:
             self._epoch = epoch
             return epoch
 
-        async def train(epoch: HolderEpoch, start: int, evaluated: int) -> None:
+        async def train(epoch: HolderEpoch, start: int, evaluated: int) -> bool:
             course = self._course(prepared, epoch.assignment.micro_batch)
             loop = TrainingLoop(
                 prepared, course, epoch, checkpointer, epochs, start=start, evaluated=evaluated
             )
             try:
-                await loop.run()
+                return await loop.run()
             except LossNotFinite as error:
                 raise TrainingError(await self._diagnosis(prepared, epoch, error)) from None
 
@@ -207,7 +207,9 @@ class HolderRun:
             Work(make_epoch, train, bring_home, partial(self._announce, prepared), free),
             memory,
             self._emit,
+            prepared.steps,
             self._options.recovery,
+            replans=self._options.replan,
         )
         try:
             await epochs.run()

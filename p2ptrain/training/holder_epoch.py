@@ -33,6 +33,7 @@ from p2ptrain.training.protocol import (
     FAILED,
     NORMS,
     ROUND,
+    SETTLED,
     Coefficient,
     Commit,
     EpochKey,
@@ -55,6 +56,7 @@ from p2ptrain.training.tracker import Tracker
 log = get_logger(__name__)
 
 DIAGNOSE_TIMEOUT_SECONDS = 30.0
+SETTLE_TIMEOUT_SECONDS = 30.0
 SHORT_BYTES = 64 << 20
 """A device with less free memory between two rounds, which has gone, may have run out of it."""
 
@@ -81,6 +83,7 @@ class HolderEpoch:
 
     Attributes:
         evaluated_ahead: pieces of an evaluation that may be under way, or wait to be measured.
+        is_draining: no further round is to be ordered.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class HolderEpoch:
         self._outputs = self._connect_outputs(switchboard)
         self._free_bytes: dict[str, int] = {}
         self._has_begun = False
+        self.is_draining = False
         mesh.route_now(DONE, self._done)  # all wait for the last one
         mesh.route(FAILED, self._failed)
         mesh.route(NORMS, self._norm)
@@ -174,6 +178,21 @@ class HolderEpoch:
                 await self.reach("commit.send.between", commit.step)
         if trouble is not None:
             raise trouble
+
+    async def settle(self) -> None:
+        """Wait until every device has made the last update that it was told of.
+
+        Who stops now goes on from there: nothing is computed again.
+
+        Raises:
+            PeerError: a device is out of reach.
+            TimeoutError: it takes too long.
+        """
+        message = Message(SETTLED, self.assignment.key.fields())
+        async with task_scope() as group:
+            for device in self.assignment.devices:
+                asked = self._mesh.call(device, message, timeout_seconds=SETTLE_TIMEOUT_SECONDS)
+                group.create_task(asked)
 
     async def output(self, key: PieceKey) -> list[Value]:
         """The model's output leaves for an evaluated piece."""

@@ -75,11 +75,13 @@ class MeasuredHousehold:
     Attributes:
         links: (name, name) -> that direction.
         holder: name of the data holder.
+        leaving: names of candidates that get no work any more; others may fetch from them.
     """
 
     candidates: Sequence[Candidate]
     links: Mapping[tuple[str, str], Link]
     holder: str
+    leaving: frozenset[str] = frozenset()
 
     def cluster(self, times: Mapping[str, TimeTable], reserved: Mapping[str, int]) -> Cluster:
         """As the planners read it: with the memory that units may take.
@@ -136,7 +138,7 @@ def plan_change(
         if present.planner != "pp":
             return again(profile, cluster, wanted)
         # It is straight, and stays so: to the last bit the same results.
-        here = frozenset(device.name for device in cluster.devices)
+        here = frozenset(device.name for device in cluster.devices) - household.leaving
         used = {device.name for stage in present.stages for device in stage.devices}
         straight = replace(wanted, groups=False)
         try:
@@ -153,27 +155,42 @@ def plan_change(
     return _within_memory(request, household, change)
 
 
+def question(request: PlanningRequest, household: MeasuredHousehold) -> tuple[Profile, Cluster]:
+    """What planners are asked about: the model as the holder knows it, and the devices."""
+    holder = next(c for c in household.candidates if c.name == household.holder)
+    profile = to_profile(holder.measured, request)
+    times = _tables(household.candidates, request.batch_size)
+    profile = replace(profile, times=times[holder.name])
+    return profile, household.cluster(times, _reserved(profile, request, household))
+
+
+def _reserved(
+    profile: Profile, request: PlanningRequest, household: MeasuredHousehold
+) -> dict[str, int]:
+    return {
+        c.name: reserved_bytes(profile, request, holder=c.name == household.holder)
+        for c in household.candidates
+    }
+
+
 Planning: TypeAlias = Callable[[Profile, Cluster, PlanRequest], Plan]
 
 
 def _within_memory(
     request: PlanningRequest, household: MeasuredHousehold, planning: Planning
 ) -> Plan:
-    holder = next(c for c in household.candidates if c.name == household.holder)
-    profile = to_profile(holder.measured, request)
-    times = _tables(household.candidates, request.batch_size)
-    profile = replace(profile, times=times[holder.name])
-    reserved = {
-        c.name: reserved_bytes(profile, request, holder=c is holder) for c in household.candidates
-    }
+    profile, cluster = question(request, household)
+    times = {d.name: d.times for d in cluster.devices if d.times is not None}
+    reserved = _reserved(profile, request, household)
     for _ in range(MOST_PLANS):
-        plain = _plan_within(household.cluster(times, reserved), profile, request, planning)
+        plain = _plan_within(cluster, profile, request, planning, household.leaving)
         plan = with_all_memory(plain, profile, request, household.holder)
         needed, counted = plan.predicted.peak_bytes, plain.predicted.peak_bytes
         short = [c for c in household.candidates if needed.get(c.name, 0) > c.memory_bytes]
         if not short:
-            return plan
+            return _said_leaving(plan, household)
         reserved |= {c.name: needed[c.name] - counted[c.name] for c in short}
+        cluster = household.cluster(times, reserved)
     name, missing = short[0].name, needed[short[0].name] - short[0].memory_bytes
     raise PlanError(
         f'device "{name}" has too little memory for any plan found: {missing} bytes missing; '
@@ -181,9 +198,23 @@ def _within_memory(
     )
 
 
+def _said_leaving(plan: Plan, household: MeasuredHousehold) -> Plan:
+    """With the true reason why the leaving have no part."""
+    left_out = tuple(
+        replace(out, reason="it is leaving") if out.name in household.leaving else out
+        for out in plan.left_out
+    )
+    return replace(plan, left_out=left_out)
+
+
 def _plan_within(
-    cluster: Cluster, profile: Profile, request: PlanningRequest, planning: Planning
+    cluster: Cluster,
+    profile: Profile,
+    request: PlanningRequest,
+    planning: Planning,
+    leaving: frozenset[str],
 ) -> Plan:
+    here = frozenset(device.name for device in cluster.devices)
     tries = list(request.sharing.allocations(request.planner))
     for last, allocations in enumerate(tries, start=1 - len(tries)):
         wanted = PlanRequest(
@@ -192,6 +223,7 @@ def _plan_within(
             planner=request.planner,
             least_piece=request.least_piece,
             private=request.private_first > 0,
+            only=here - leaving if leaving else None,
             groups=not request.sharing.unshared,
             allocations=allocations,
             overlap=True,

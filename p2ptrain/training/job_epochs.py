@@ -26,6 +26,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import (
     Mesh,
 )
+from p2ptrain.model.share import Span
 from p2ptrain.observe.events import Event
 from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.change_request import (
@@ -33,6 +34,7 @@ from p2ptrain.training.change_request import (
     ChangeRequest,
     Refusal,
 )
+from p2ptrain.training.elastic import Elasticity, Household
 from p2ptrain.training.epoch_change import ask_change
 from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory
 from p2ptrain.training.household_plan import less_memory
@@ -44,6 +46,7 @@ from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.recovery import holder_events as rules
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import GlobalCopy
+from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.holder_core import HolderCore, Phase
 from p2ptrain.training.recovery.version import Version
 
@@ -59,7 +62,8 @@ class Work:
 
     Attributes:
         make_epoch: an answer's epoch, before it begins.
-        train: the rounds from updates applied on, evaluations up to a step left out.
+        train: the rounds from updates applied on, evaluations up to a step left out; returns
+            whether they were all made, or else the epoch was drained.
         bring_home: reads the weights, calls the given function before the first is overwritten,
             and writes what is asked for.
         announce: tells people of a plan.
@@ -67,7 +71,7 @@ class Work:
     """
 
     make_epoch: Callable[[ChangeAnswer], HolderEpoch]
-    train: Callable[[HolderEpoch, int, int], Coroutine[Any, Any, None]]
+    train: Callable[[HolderEpoch, int, int], Coroutine[Any, Any, bool]]
     bring_home: Callable[[HolderEpoch, Callable[[], None]], Coroutine[Any, Any, None]]
     announce: Callable[[ChangeAnswer, Reason], None]
     free: Callable[[str], Coroutine[Any, Any, None]]
@@ -84,7 +88,9 @@ class JobEpochs:
         units: of the model.
         work: what the job does in an epoch.
         memory: what it has behind it.
+        steps: updates in all.
         recovery: how it is planned after a device is gone.
+        replans: whether the plan may change while nobody comes or goes.
     """
 
     def __init__(
@@ -95,7 +101,10 @@ class JobEpochs:
         work: Work,
         memory: JobMemory,
         emit: Callable[[Event], None],
+        steps: int,
         recovery: Recovery = Recovery.LIGHT,
+        *,
+        replans: bool = True,
     ) -> None:
         self._mesh = mesh
         self._planning = planning
@@ -108,6 +117,18 @@ class JobEpochs:
         )
         self.reports = JobReports(mesh, reported, emit, memory.journal.committed)
         self._signs = HouseholdSigns(mesh, planning.alone, self._on_sign)
+        self._elastic = Elasticity(
+            mesh,
+            planning,
+            Household(
+                alive=lambda: self._core.alive,
+                lowered=lambda: self._core.lowered,
+                coordinator=lambda: self._core.coordinator,
+                remaining_rounds=lambda: max(steps - self.reports.reported.step, 0),
+            ),
+            self._post,
+            replans=replans,
+        )
         self._todo: deque[rules.HolderInstruction] = deque()
         self._carrying_out = False
         self._changed = asyncio.Event()
@@ -129,6 +150,7 @@ class JobEpochs:
             DeviceLost: what a device had is nowhere any more.
             Error: whatever else ends the job.
         """
+        self._elastic.start()
         unsubscribe = self._signs.watch()
         self._spawn(self._tick(), "watch the time")
         self._spawn(self._memory.journal.keep_synced(), "sync the journal")
@@ -141,6 +163,7 @@ class JobEpochs:
             await self._over
         finally:
             unsubscribe()
+            self._elastic.close()
             for task in list(self._tasks):
                 task.cancel()
             if self._tasks:
@@ -154,6 +177,10 @@ class JobEpochs:
         """`step` updates count. People hear of each once."""
         self.reports.step(step, loss, samples, self._answer)
         self._do(self._core.handle(rules.Committed(step), monotonic()))
+
+    def busy(self, busy: Mapping[Seat, Span]) -> None:
+        """What the stages' tasks took in a round."""
+        self._elastic.busy(busy)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """The same for an evaluation after `step` updates."""
@@ -182,6 +209,7 @@ class JobEpochs:
             case rules.Appeared(device) if device != self._mesh.self_id:
                 self._spawn(self._welcome(device), f"welcome {device[:12]}")
         self._post(sign)
+        self._elastic.note(sign)
 
     async def _welcome(self, device: str) -> None:
         """What it keeps for an epoch before the one that runs, or for another job, is of no use."""
@@ -232,6 +260,9 @@ class JobEpochs:
         match instruction:
             case rules.Freeze():
                 self._freeze()
+            case rules.Drain():
+                if self._epoch is not None:
+                    self._epoch.is_draining = True
             case rules.Journal():
                 self._memory.write_down(instruction, self._answer)
             case rules.Ask(coordinator, ask):
@@ -248,8 +279,8 @@ class JobEpochs:
                 self.reports.failure(device, is_short=is_short)
             case rules.WaitFor(devices):
                 self.reports.waiting(devices)
-            case rules.LetGo():
-                pass  # it hears that an epoch began without it
+            case rules.LetGo(device):
+                self._elastic.let_go(device)
             case rules.StopJob(reason, _):
                 self._stop(reason)
             case _:
@@ -279,7 +310,15 @@ class JobEpochs:
             self._running = None
         if self._epoch is not None:
             self._epoch.close()
-        request = ChangeRequest(self._planning, ask, self._memory.in_force, self._recovery)
+        proposed = self._elastic.asked(ask)
+        request = ChangeRequest(
+            self._planning,
+            ask,
+            self._memory.in_force,
+            self._recovery,
+            self._elastic.corrections,
+            proposed,
+        )
         try:
             reply = await ask_change(self._mesh, coordinator, request)
         except (PeerError, TimeoutError) as error:
@@ -315,6 +354,7 @@ class JobEpochs:
         self._work.announce(answer, reason)
         self._epoch = self._work.make_epoch(answer)
         self.reports.begin(after_trouble=reason is Reason.FAILURE)
+        self._elastic.began(answer)
         version = answer.choice.version
         if not self._core.finishing or version.step < self.reports.reported.step:
             self._run(self._train(self._epoch, version))
@@ -331,13 +371,14 @@ class JobEpochs:
     async def _train(self, epoch: HolderEpoch, version: Version) -> None:
         try:
             await self._say_begun(epoch)
-            await self._work.train(epoch, version.step, self.reports.reported.evaluated)
+            evaluated = self.reports.reported.evaluated
+            is_done = await self._work.train(epoch, version.step, evaluated)
         except OutOfMemory as error:
             self._note_short(error)
-        except PeerError as error:
+        except (PeerError, TimeoutError) as error:
             self._lose_touch(epoch, error)
         else:
-            self._post(rules.CourseDone())
+            self._post(rules.CourseDone() if is_done else rules.Drained())
 
     async def _go_home(self) -> None:
         epoch = self._epoch
@@ -367,7 +408,7 @@ class JobEpochs:
         most = min(error.memory_bytes, less_memory(asked))
         self._post(rules.MemoryShort(error.device, most))
 
-    def _lose_touch(self, epoch: HolderEpoch, error: PeerError) -> None:
+    def _lose_touch(self, epoch: HolderEpoch, error: PeerError | TimeoutError) -> None:
         """Something cannot be reached; the mesh finds out what, or nothing is wrong any more."""
         log.info("epoch_disturbed", why=str(error))
         if self._epoch is epoch:

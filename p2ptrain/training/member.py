@@ -10,6 +10,7 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.observe.events import Event
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.coordinator import CoordinatorService
+from p2ptrain.training.leaving import hand_over
 from p2ptrain.training.profiling import ProfileCache
 from p2ptrain.training.routes import Route
 from p2ptrain.training.service import TrainingService
@@ -36,6 +37,7 @@ class TrainingMember:
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
+        self._mesh = mesh
         self.compute = ComputeThread()
         cache = profiles or ProfileCache(None)
         self.service = TrainingService(mesh, self.compute, cache, memory_bytes, emit)
@@ -45,6 +47,10 @@ class TrainingMember:
     def routes(self) -> Mapping[str, Route]:
         """What this device answers, by kind."""
         return {**self.service.routes, **self._coordinator.routes}
+
+    async def hand_over(self, seconds: float) -> None:
+        """Have the others take over what this device does for them, for so long at most."""
+        await hand_over(self._mesh, self.service, seconds)
 
     async def close(self) -> None:
         """Drop any job and end the compute thread."""

@@ -112,6 +112,7 @@ def to_bytes(request: PlanningRequest, household: MeasuredHousehold) -> bytes:
         {
             "request": request.to_bytes(),
             "holder": household.holder,
+            "leaving": sorted(household.leaving),
             "links": [
                 [sender, receiver, float(link.bytes_per_s), float(link.latency_s)]
                 for (sender, receiver), link in household.links.items()
@@ -134,11 +135,17 @@ def from_bytes(data: bytes | memoryview) -> tuple[PlanningRequest, MeasuredHouse
     """Check and read. Raises ProtocolError; profiles are checked where they are planned with."""
     fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
     match fields:
-        case {"request": bytes(request), "links": list(links), "candidates": list(candidates)}:
+        case {
+            "request": bytes(request),
+            "links": [*links],
+            "candidates": [*candidates],
+            "leaving": [*leaving],
+        } if all(isinstance(name, str) for name in leaving):
             household = MeasuredHousehold(
                 candidates=[_candidate(candidate) for candidate in candidates],
                 links=dict(_link(link) for link in links),
                 holder=text(fields, "holder"),
+                leaving=frozenset(leaving),
             )
             if household.holder not in {candidate.name for candidate in household.candidates}:
                 raise ProtocolError("a question whose holder is no candidate")

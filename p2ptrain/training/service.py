@@ -45,6 +45,7 @@ from p2ptrain.training.protocol import (
     COMMIT,
     DIAGNOSE,
     END,
+    FACTS,
     FAILED,
     FIND,
     INVENTORY,
@@ -54,6 +55,7 @@ from p2ptrain.training.protocol import (
     REPLICA_KEEPER,
     REPLICA_OFFER,
     ROUND,
+    SETTLED,
     VERSIONS_KEEP,
     Commit,
     EpochKey,
@@ -133,11 +135,13 @@ class TrainingService:
             MEASURE_PROFILE: Route(self._measure_profile),
             MEASURE_LINKS: Route(self.measures.measure_links),
             INVENTORY: Route(self._inventory),
+            FACTS: Route(self._facts),
             PREPARE: Route(self._prepare, limited(BLOB_LIMIT_BYTES, 2)),
             BEGIN: Route(self._begin),
             ROUND: Route(self._round),
             DIAGNOSE: Route(self._diagnose),
             FIND: Route(self._find),
+            SETTLED: Route(self._settled),
             END: Route(self._end),
         }
 
@@ -150,6 +154,11 @@ class TrainingService:
     def engagement(self) -> Engagement | None:
         """The stages that this device has, if any."""
         return self._part.engagement if self._part is not None else None
+
+    @property
+    def holder(self) -> str | None:
+        """Id of the device whose job this is."""
+        return self._part.holder if self._part is not None and self._part.is_busy else None
 
     @property
     def holder_name(self) -> str | None:
@@ -221,6 +230,14 @@ class TrainingService:
         newest = version_fields(part.newest)
         return Message(FIND, {"job": part.job, "epoch": part.epoch, "newest": newest})
 
+    async def _facts(self, peer: str, message: Message) -> Message:
+        """What this device has measured and offers, while it goes on with whatever it does."""
+        job = text(message.fields, "job", 64)
+        if self.job not in (None, job):
+            raise PeerError(f"{self.mesh.name} works for another job")
+        known = self.measures.facts(text(message.fields, "digest", 64))
+        return Message(FACTS, {}, (memoryview(known.to_bytes()),))
+
     async def _prepare(self, peer: str, message: Message) -> Message:
         """Take a part in an epoch: fetch the weights, build the stages, be ready."""
         assignment = Assignment.from_bytes(message.parts[0])
@@ -258,6 +275,15 @@ class TrainingService:
         keep = VersionsKeep.read(message.fields)
         if self._part is not None and self._part.job == keep.job:
             self._part.replication.keep(peer, keep.versions)
+
+    async def _settled(self, peer: str, message: Message) -> Message:
+        """Answered once the last update that this device was told of is made."""
+        engagement = self._engaged(peer, message)
+        if engagement is None:
+            raise PeerError("that epoch is over")
+        for runner in engagement.runners.values():
+            await runner.update.settled()
+        return Message(SETTLED)
 
     async def _diagnose(self, peer: str, message: Message) -> Message:
         """Where a piece that this device still holds first stopped being finite."""

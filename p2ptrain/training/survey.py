@@ -57,6 +57,10 @@ class LinkTable:
         """A new measurement replaces the old one."""
         self._measured[sender, receiver] = Measurement(speed, now)
 
+    def knows(self, one: str, other: str) -> bool:
+        """Whether both directions were measured, whenever that was."""
+        return (one, other) in self._measured and (other, one) in self._measured
+
     def missing(self, devices: Sequence[str], now: float) -> list[list[Pair]]:
         """Rounds of the pairs that lack a fresh measurement in either direction."""
         rounds = []

@@ -62,6 +62,18 @@ class Surveyor:
                         group.create_task(self._measure_link(one, other))
                         group.create_task(self._measure_link(other, one))
 
+    async def measure_new_links(self, new: Sequence[str], others: Sequence[str]) -> None:
+        """Between `new` devices and all, one link at a time, as far as never measured.
+
+        The others train meanwhile, and not one of their links is measured.
+        """
+        async with self._surveying:
+            for device in new:
+                for other in [*others, *new]:
+                    if other != device and not self._links.knows(device, other):
+                        await self._measure_link(device, other)
+                        await self._measure_link(other, device)
+
     async def _measure_link(self, sender: str, receiver: str) -> None:
         try:
             reply = await self._mesh.call(

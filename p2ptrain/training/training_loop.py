@@ -14,6 +14,7 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.model.left_out import DEFAULT_IGNORED, DefaultIgnored
+from p2ptrain.model.share import Span
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.training.checkpointer import Checkpointer
 from p2ptrain.training.evaluation import MetricMeans
@@ -36,6 +37,9 @@ class Reports(Protocol):
 
     def step(self, step: int, loss: float, samples: int) -> None:
         """`step` updates count; the last one was of `samples` samples."""
+
+    def busy(self, busy: Mapping[Seat, Span]) -> None:
+        """What the stages' tasks took in the round before that update."""
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics after `step` updates."""
@@ -74,31 +78,41 @@ class TrainingLoop:
         self._checkpointer = checkpointer
         self._reports = reports
         self._ahead = asyncio.Semaphore(ROUNDS_AHEAD)
-        self._ordered: asyncio.Queue[RoundOrder] = asyncio.Queue(ROUNDS_AHEAD + 1)
+        self._ordered: asyncio.Queue[RoundOrder | None] = asyncio.Queue(ROUNDS_AHEAD + 1)
         self._targets: asyncio.Queue[tuple[PieceKey, object]] = asyncio.Queue(epoch.evaluated_ahead)
         self._ignored: DefaultIgnored | None = None
         last = epoch.assignment.stages[-1]
         if last.shared and last.allocation is Allocation.SAMPLES and not prepared.sharing.effects:
             self._ignored = DefaultIgnored(prepared.captured.description)
 
-    async def run(self) -> None:
-        """Run every round. Raises what failed first, here or on any device."""
+    async def run(self) -> bool:
+        """Run every round, or until the epoch is drained; returns whether every one was run.
+
+        Raises what failed first, here or on any device.
+        """
         if self._checkpointer is not None:
             self._checkpointer.begin()
         if failpoints.armed:
             await self._epoch.reach("replay.first", self._start)
         async with task_scope() as group:
-            watch = group.create_task(self._epoch.tracker.failed())
-            group.create_task(self._order_rounds())
-            group.create_task(self._epoch.feeder.run(self._feeds()))
-            await self._gather_rounds()
-            watch.cancel()
+            working = [
+                group.create_task(self._epoch.tracker.failed()),
+                group.create_task(self._order_rounds()),
+                group.create_task(self._epoch.feeder.run(self._feeds())),
+            ]
+            is_done = await self._gather_rounds()
+            for task in working:
+                task.cancel()
+        return is_done
 
     # -- out -------------------------------------------------------------------------------------
 
     async def _order_rounds(self) -> None:
         for shape in self._rounds():
             await self._ahead.acquire()
+            if self._epoch.is_draining:
+                await self._ordered.put(None)
+                return
             order = RoundOrder(
                 shape,
                 lr_factor=self._prepared.job.lr_factor(shape.step),
@@ -147,16 +161,23 @@ class TrainingLoop:
 
     # -- in --------------------------------------------------------------------------------------
 
-    async def _gather_rounds(self) -> None:
+    async def _gather_rounds(self) -> bool:
+        """Returns whether there was an order for every round."""
+        is_done = True
         for shape in self._rounds():
             order = await self._ordered.get()
+            if order is None:
+                is_done = False
+                await self._epoch.settle()
+                break
             if shape.mode is Mode.TRAIN:
                 await self._finish_step(order)
             else:
                 await self._finish_evaluation(order)
             self._ahead.release()
-        if self._checkpointer is not None:
+        if is_done and self._checkpointer is not None:
             await self._checkpointer.idle()
+        return is_done
 
     async def _finish_step(self, order: RoundOrder) -> None:
         reports = await self._epoch.tracker.complete(order.round.index)
@@ -167,6 +188,7 @@ class TrainingLoop:
         # this and the first commit nothing is awaited, so that no step counts without being told.
         step = order.round.step + 1
         self._reports.step(step, _loss(reports), order.round.samples)
+        self._reports.busy({seat: report.busy for seat, report in reports.items()})
         if failpoints.armed:
             await self._epoch.reach("report.after", order.round.step)
         await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))

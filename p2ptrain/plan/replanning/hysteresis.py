@@ -85,8 +85,7 @@ def decide(
     if not _can_stay(cost, plan):
         return Decision(Action.MOVE, found.plan, found.migration, None, found.reason)
     now = simulate_draft(cost, draft_of(plan, cost)).round_seconds
-    recent = sum(age < MEMORY_SECONDS for age in moved_seconds_ago)
-    return _weigh(plan, now, found, remaining_rounds, LEAST_GAIN * 2**recent)
+    return weigh(plan, now, found, remaining_rounds, moved_seconds_ago)
 
 
 def _can_stay(cost: CostModel, plan: Plan) -> bool:
@@ -98,9 +97,20 @@ def _can_stay(cost: CostModel, plan: Plan) -> bool:
     return all(peak <= cost.devices[d].memory_bytes for d, peak in peaks.items())
 
 
-def _weigh(
-    plan: Plan, now: float, found: Replanned, remaining_rounds: int | None, asked: float
+def weigh(
+    plan: Plan,
+    now: float,
+    found: Replanned,
+    remaining_rounds: int | None = None,
+    moved_seconds_ago: Sequence[float] = (),
 ) -> Decision:
+    """Whether to go to what was found, where staying is possible.
+
+    Arguments:
+        now: seconds of a round of `plan`, as things are now.
+        remaining_rounds, moved_seconds_ago: as of `decide`.
+    """
+    asked = LEAST_GAIN * 2 ** sum(age < MEMORY_SECONDS for age in moved_seconds_ago)
     new = found.plan.predicted.round_seconds
     gain = now / new - 1 if new > 0 else 0.0
     if found.plan.stages == plan.stages:

@@ -13,6 +13,7 @@ with the time (seconds of any monotonic clock), carry out what it returns in tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from p2ptrain.errors import InternalError
@@ -137,6 +138,21 @@ class HolderCore:
         """Of the newest request."""
         return self._number
 
+    @property
+    def alive(self) -> frozenset[str]:
+        """Devices that are alive, this one included."""
+        return frozenset(self._alive)
+
+    @property
+    def lowered(self) -> Mapping[str, int]:
+        """Memory in bytes that devices proved to have less of."""
+        return dict(self._lowered)
+
+    @property
+    def coordinator(self) -> str | None:
+        """Whoever coordinates; None = nobody does at present."""
+        return None if self._coordinator is None else self._coordinator[0]
+
     def start(self, now: float) -> list[HolderInstruction]:
         """Begin; a holder that was started again gives its members a moment to be found."""
         self._now = now
@@ -189,6 +205,8 @@ class HolderCore:
                 self.stable = version
                 self._write_down()
                 self._out.append(KeepOnly((version, *besides), frozenset(self._alive)))
+                if self.phase is Phase.TRAINING:
+                    self._let_go()
             case CopiesAre(copies):
                 self._copies = copies
             case Coordinates(device, term):
@@ -223,6 +241,7 @@ class HolderCore:
             if device not in self._mourned:
                 self._mourned.add(device)
                 self._out.append(Failure(device))
+            self._reason = Reason.FAILURE
             self._trouble()
         if self.phase is Phase.WAITING:
             self._ask_soon()  # hope may have ended
@@ -258,7 +277,7 @@ class HolderCore:
                     self._ask()
             case Phase.TRAINING:
                 placed = self.placed
-                if placed is not None and self._leaving.intersection(placed.devices):
+                if placed is not None and self._leaving.intersection(placed.places()):
                     self._drain(Reason.LEAVE)
             case Phase.ASKING | Phase.WAITING:
                 if due:
@@ -357,9 +376,7 @@ class HolderCore:
         self._write_down()
         reason, self._reason = self._reason, Reason.FAILURE
         self._out.append(Begin(placed, choice, reason, frozenset(self._alive)))
-        for device in sorted(self._leaving - set(placed.devices)):
-            self._leaving.discard(device)
-            self._out.append(LetGo(device))
+        self._let_go()
         if self.finishing and placed.version.step >= self._reported:
             self._out.append(BringHome(placed))
 
@@ -367,6 +384,26 @@ class HolderCore:
         if devices != self._waits_for:
             self._waits_for = devices
             self._out.append(WaitFor(devices))
+
+    def _on_leaver(self, device: str) -> None:
+        placed = self.placed
+        if self.phase is Phase.TRAINING and placed is not None and device not in placed.places():
+            self._out.append(LetGo(device))
+        else:
+            self._leaving.add(device)  # `_step` drains as soon as that is possible
+
+    def _let_go(self) -> None:
+        """Who has no part any more may leave: nothing depends on it."""
+        placed = self.placed
+        if placed is None or (placed.keeps and not self._is_safe(placed)):
+            return
+        for device in sorted(self._leaving - placed.places().keys()):
+            self._leaving.discard(device)
+            self._out.append(LetGo(device))
+
+    def _is_safe(self, placed: Placed) -> bool:
+        """Whether what this epoch began with can be had without whoever had it before."""
+        return self.stable is not None and self.stable.step >= placed.version.step
 
     # -- the undisturbed course ------------------------------------------------------------------
 
@@ -380,8 +417,8 @@ class HolderCore:
         match event:
             case Wanted(reason, leaver):
                 if leaver is not None:
-                    self._leaving.add(leaver)
-                if self.phase is Phase.TRAINING:
+                    self._on_leaver(leaver)
+                elif self.phase is Phase.TRAINING:
                     self._drain(reason)
             case Drained():
                 if self.phase is Phase.DRAINING:

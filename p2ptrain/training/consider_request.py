@@ -1,0 +1,128 @@
+"""What a holder asks its coordinator while training goes on: would another plan be better now?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.net import cbor
+from p2ptrain.training.change_request import InForce, in_force_fields, read_in_force
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, text
+from p2ptrain.training.recovery.change import Reason
+from p2ptrain.training.recovery.corrections import Corrections
+
+DEVICES_LIMIT = 4096
+MOVES_LIMIT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ConsiderRequest:
+    """A question about the plan in force.
+
+    Attributes:
+        reason: why it is asked: somebody came, leaves, or drifts.
+        holder: id of the device with the data.
+        alive: devices that the holder sees alive, itself included.
+        without: devices that are leaving.
+        corrections: what training has shown of the profiles.
+        lowered: memory in bytes that devices proved to have less of, by id.
+        remaining_rounds: of training, before the job ends.
+        moved_seconds_ago: ages of the changes of plan that nothing forced.
+    """
+
+    planning: PlanningRequest
+    in_force: InForce
+    reason: Reason
+    holder: str
+    alive: frozenset[str]
+    without: frozenset[str]
+    corrections: Corrections
+    lowered: Mapping[str, int]
+    remaining_rounds: int
+    moved_seconds_ago: tuple[float, ...]
+
+    def to_bytes(self) -> bytes:
+        """Strict CBOR."""
+        return cbor.dumps(
+            {
+                **in_force_fields(self.in_force),
+                "planning": self.planning.to_bytes(),
+                "reason": self.reason.value,
+                "holder": self.holder,
+                "alive": sorted(self.alive),
+                "without": sorted(self.without),
+                "corrections": self.corrections.to_fields(),
+                "lowered": dict(self.lowered),
+                "remaining_rounds": self.remaining_rounds,
+                "moved_seconds_ago": list(self.moved_seconds_ago),
+            }
+        )
+
+    @staticmethod
+    def from_bytes(data: bytes | memoryview) -> ConsiderRequest:
+        """Check and read. Raises ProtocolError."""
+        fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
+        match fields:
+            case {
+                "planning": bytes(planning),
+                "reason": str(reason),
+                "lowered": dict(lowered),
+                "moved_seconds_ago": [*moved],
+            } if (
+                reason in set(Reason)
+                and len(moved) <= MOVES_LIMIT
+                and all(isinstance(age, float) for age in moved)
+            ):
+                in_force = read_in_force(fields)
+                if in_force is not None:
+                    return ConsiderRequest(
+                        planning=PlanningRequest.from_bytes(planning),
+                        in_force=in_force,
+                        reason=Reason(reason),
+                        holder=text(fields, "holder", 64),
+                        alive=_ids(fields, "alive"),
+                        without=_ids(fields, "without"),
+                        corrections=Corrections.from_fields(fields.get("corrections")),
+                        lowered={device: integer(lowered, device) for device in lowered},
+                        remaining_rounds=integer(fields, "remaining_rounds"),
+                        moved_seconds_ago=tuple(moved),
+                    )
+        raise ProtocolError("a request to consider holds a planning request and a plan in force")
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """The answer.
+
+    Attributes:
+        plan: the better one, `p2ptrain.plan/1`; None = stay.
+        gain: predicted throughput over the present plan's, less 1; None where it cannot stay.
+        reason: in a sentence with the numbers, for logs.
+    """
+
+    plan: Mapping[str, Any] | None
+    gain: float | None
+    reason: str
+
+    def to_bytes(self) -> bytes:
+        """Strict CBOR."""
+        plan = None if self.plan is None else dict(self.plan)
+        return cbor.dumps({"plan": plan, "gain": self.gain, "reason": self.reason[:2048]})
+
+    @staticmethod
+    def from_bytes(data: bytes | memoryview) -> Considered:
+        """Check and read. Raises ProtocolError."""
+        match cbor.loads(bytes(data), BLOB_LIMIT_BYTES):
+            case {"plan": dict() | None as plan, "gain": float() | None as gain, "reason": reason}:
+                return Considered(plan, gain, text({"reason": reason}, "reason", 2048))
+        raise ProtocolError("what was considered is a plan, a gain and a reason")
+
+
+def _ids(fields: Mapping[str, Any], key: str) -> frozenset[str]:
+    value = fields.get(key)
+    if not isinstance(value, list) or len(value) > DEVICES_LIMIT:
+        raise ProtocolError(f"field {key!r} is not a list of at most {DEVICES_LIMIT} ids")
+    return frozenset(text({"id": device}, "id", 64) for device in value)

@@ -1,0 +1,91 @@
+"""Whether a job that runs well should change its plan: pure, from what was measured to a decision.
+
+Plans close to the one in force come in milliseconds; where profiles were far off, or somebody is
+new, the best plan may be of another kind altogether: then the whole search is worth its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.replanning.hysteresis import Action, Decision, weigh
+from p2ptrain.plan.replanning.migration import plan_migration
+from p2ptrain.plan.replanning.replan import Replanned
+from p2ptrain.plan.replanning.replicas import place_replicas
+from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
+from p2ptrain.training.household_plan import MeasuredHousehold, question
+from p2ptrain.training.plan_request import PlanningRequest
+
+SEARCH_ANEW = 1.1
+"""So much slower than promised is a plan whose kind may be wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The plan in force, as things are now.
+
+    Attributes:
+        round_seconds: of a round.
+        slower: how many times as long as the plan promised.
+    """
+
+    plan: Plan
+    round_seconds: float
+    slower: float
+
+
+def as_of_now(request: PlanningRequest, household: MeasuredHousehold, plan: Plan) -> Present:
+    """What the plan in force takes with the times, links and devices of now."""
+    profile, cluster = question(request, household)
+    cost = CostModel(profile, cluster, overlap=True)
+    seconds = simulate_draft(cost, draft_of(plan, cost)).round_seconds
+    promised = plan.predicted.round_seconds
+    return Present(plan, seconds, seconds / promised if promised > 0 else 1.0)
+
+
+def wants_search(request: PlanningRequest, present: Present, *, has_new: bool) -> bool:
+    """Whether to search for plans of every kind.
+
+    A straight pipeline was asked for by name: then only ones close to it are looked at. Another
+    planner asked for by name is obeyed, so that its own plan for now is the one to compare with.
+    """
+    if request.planner == "pp":
+        return False
+    return request.planner != "auto" or has_new or present.slower > SEARCH_ANEW
+
+
+def decide(
+    request: PlanningRequest,
+    household: MeasuredHousehold,
+    present: Present,
+    found: Sequence[Plan],
+    *,
+    remaining_rounds: int | None,
+    moved_seconds_ago: Sequence[float],
+) -> Decision:
+    """Stay with the plan in force, or go to the fastest found; the first of equally fast ones.
+
+    Whose device leaves must go, however slow what was found is.
+    """
+    profile, cluster = question(request, household)
+    best = min(found, key=lambda plan: plan.predicted.round_seconds)
+    # At a round's border every device has what it trains, and copies are older.
+    held = place_replicas(present.plan, chain=False)
+    migration = plan_migration(profile, cluster, present.plan, held, best)
+    moved = f"moving {migration.size_bytes} bytes in {migration.seconds:.2g} s"
+    replanned = Replanned(best, migration, 0, moved)
+    used = {device.name for stage in present.plan.stages for device in stage.devices}
+    if used & household.leaving:
+        return Decision(Action.MOVE, best, migration, None, moved)
+    return weigh(
+        present.plan, present.round_seconds, replanned, remaining_rounds, moved_seconds_ago
+    )
+
+
+def fixed_request(request: PlanningRequest, plan: Mapping[str, Any]) -> PlanningRequest:
+    """For a plan from zero: the micro-batch decides results, so it stays as it is in force."""
+    return replace(request, micro_batch=plan["micro_batch"])

@@ -1,0 +1,200 @@
+"""A coordinator looks, while a job trains, whether another plan would be better now.
+
+    facts of every device (nobody stops) ──► newcomers: links, profile ──► search ──► decision
+
+Devices that train are never measured again: their profiles are corrected by what rounds really
+take, which the holder knows. A link in use is measured by what it carries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from p2ptrain.errors import Error, PeerError, PlanError
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.interface import MemberState, Mesh
+from p2ptrain.net.message import Message
+from p2ptrain.plan.plan import LeftOut, Plan
+from p2ptrain.plan.replanning.hysteresis import Action
+from p2ptrain.plan.replanning.replicas import place_replicas
+from p2ptrain.training import consideration
+from p2ptrain.training.assigning import renamed
+from p2ptrain.training.background import in_background
+from p2ptrain.training.consider_request import Considered, ConsiderRequest
+from p2ptrain.training.expectations import corrected
+from p2ptrain.training.household_plan import (
+    Candidate,
+    MeasuredHousehold,
+    plan_change,
+)
+from p2ptrain.training.options import Recovery
+from p2ptrain.training.parts import limited
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.plan_search import PlanSearch
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, FACTS
+from p2ptrain.training.recovery.holdings import Inventory
+from p2ptrain.training.surveying import Surveyor
+
+log = get_logger(__name__)
+
+FACTS_TIMEOUT_SECONDS = 10.0
+
+
+class Consideration:
+    """Answers one request."""
+
+    def __init__(
+        self, mesh: Mesh, request: ConsiderRequest, surveyor: Surveyor, search: PlanSearch
+    ) -> None:
+        self._mesh = mesh
+        self._request = request
+        self._surveyor = surveyor
+        self._search = search
+
+    async def answer(self) -> Considered:
+        """Look.
+
+        Raises:
+            PlanError: no plan was found.
+            PeerError: the holder does not say what it has.
+        """
+        request = self._request
+        household = await self._household()
+        plan = self._plan_in_force()
+        fixed = consideration.fixed_request(request.planning, request.in_force.plan)
+        present = await in_background(partial(consideration.as_of_now, fixed, household, plan))
+        found = await self._found(fixed, household, present)
+        decision = await in_background(
+            partial(
+                consideration.decide,
+                fixed,
+                household,
+                present,
+                found,
+                remaining_rounds=request.remaining_rounds,
+                moved_seconds_ago=request.moved_seconds_ago,
+            )
+        )
+        log.info(
+            "plan_considered",
+            why=request.reason.value,
+            action=decision.action.value,
+            slower=round(present.slower, 3),
+            reason=decision.reason,
+        )
+        better = decision.plan.to_json() if decision.action is Action.MOVE else None
+        return Considered(better, decision.gain, decision.reason)
+
+    def _plan_in_force(self) -> Plan:
+        in_force = self._request.in_force
+        size = self._request.planning.batch_size
+        plan = Plan.from_json(in_force.plan, "the plan in force", batch_size=size)
+        names = {device: self._name(device) for device in in_force.assignment.devices}
+        return renamed(plan, in_force.assignment, names)
+
+    async def _found(
+        self, fixed: PlanningRequest, household: MeasuredHousehold, present: consideration.Present
+    ) -> list[Plan]:
+        """A plan close to the one in force, and the best of all kinds where that may be another.
+
+        Raises PlanError: there is neither.
+        """
+        found: list[Plan] = []
+        trouble = PlanError("no plan was searched for")
+        replicas = place_replicas(present.plan, chain=False)
+        light = partial(plan_change, fixed, household, present.plan, replicas, Recovery.LIGHT)
+        try:
+            with timed(log, "replanned"):
+                found.append(await in_background(light))
+        except PlanError as error:
+            trouble = error
+        has_new = any(
+            c.id not in self._request.in_force.assignment.devices for c in household.candidates
+        )
+        if not household.leaving and consideration.wants_search(fixed, present, has_new=has_new):
+            try:
+                found.append(await self._search.plan(fixed, household))
+            except PlanError as error:
+                trouble = error
+        if not found:
+            raise trouble
+        return found
+
+    # -- the household ---------------------------------------------------------------------------
+
+    async def _household(self) -> MeasuredHousehold:
+        """Everybody's profile, memory and links; only newcomers are measured."""
+        facts = await self._facts()
+        known = {d: stock for d, stock in facts.items() if stock.measured is not None}
+        new = {d: self._name(d) for d in facts if d not in known}
+        candidates = [
+            Candidate(d, self._name(d), stock.measured, stock.budget_bytes, stock.taken_bytes)
+            for d, stock in known.items()
+            if stock.measured is not None
+        ]
+        strangers = sorted(facts.keys() - self._request.in_force.assignment.devices)
+        if strangers:
+            with timed(log, "newcomers_measured"):
+                others = sorted(facts.keys() - set(strangers))
+                await self._surveyor.measure_new_links(strangers, others)
+                candidates += await self._measured(new, len(facts))
+        names = {candidate.id: candidate.name for candidate in candidates}
+        leaving = frozenset(self._name(d) for d in self._request.without)
+        return MeasuredHousehold(
+            [self._as_of_now(c) for c in sorted(candidates, key=lambda c: c.id)],
+            self._surveyor.links(names),
+            self._name(self._request.holder),
+            leaving & frozenset(names.values()),
+        )
+
+    async def _facts(self) -> dict[str, Inventory]:
+        members = self._mesh.members.values()
+        here = {m.id for m in members if m.state is MemberState.ALIVE}
+        wanted = sorted(here & self._request.alive)
+        answers = await asyncio.gather(*(self._facts_of(device) for device in wanted))
+        facts = {d: stock for d, stock in zip(wanted, answers, strict=True) if stock is not None}
+        if self._request.holder not in facts:
+            raise PeerError("the device with the data does not answer")
+        for device, stock in facts.items():
+            self._surveyor.learn(device, stock.speeds)
+        return facts
+
+    async def _facts_of(self, device: str) -> Inventory | None:
+        planning = self._request.planning
+        fields = {"job": planning.job, "digest": planning.digest}
+        try:
+            reply = await self._mesh.call(
+                device,
+                Message(FACTS, fields),
+                timeout_seconds=FACTS_TIMEOUT_SECONDS,
+                reply_parts=limited(BLOB_LIMIT_BYTES),
+            )
+            return Inventory.from_bytes(reply.parts[0])
+        except (Error, TimeoutError) as error:
+            log.info("no_facts", device=self._name(device), why=str(error) or "it took too long")
+            return None
+
+    async def _measured(self, new: Mapping[str, str], count: int) -> list[Candidate]:
+        """Those newcomers that can be measured."""
+        planning = consideration.fixed_request(self._request.planning, self._request.in_force.plan)
+        holder = self._request.holder
+        found = await self._surveyor.profile(planning, holder, new, count)
+        for out in found.values():
+            if isinstance(out, LeftOut):
+                log.info("newcomer_left_out", device=out.name, why=out.reason)
+        return [answer for answer in found.values() if isinstance(answer, Candidate)]
+
+    def _as_of_now(self, candidate: Candidate) -> Candidate:
+        most = self._request.lowered.get(candidate.id, candidate.memory_bytes)
+        return replace(
+            candidate,
+            measured=corrected(candidate.measured, self._request.corrections, candidate.id),
+            memory_bytes=min(most, candidate.memory_bytes),
+        )
+
+    def _name(self, device: str) -> str:
+        member = self._mesh.members.get(device)
+        return member.name if member is not None else device[:12]

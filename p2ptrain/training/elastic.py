@@ -1,0 +1,264 @@
+"""Whoever comes, leaves or slows down while a job trains: the holder's side, shell of two rules.
+
+rounds' reports ──► drift watch ──┐
+members come and go ──────────────┴─► look: ask the coordinator ──► change at a round's border
+a device says `job.leaving` ────────► answered once nothing depends on it any more
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from p2ptrain.errors import PeerError, UserError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.model.share import Span
+from p2ptrain.net.message import Message
+from p2ptrain.training.change_request import ChangeAnswer, InForce
+from p2ptrain.training.consider_request import Considered, ConsiderRequest
+from p2ptrain.training.parts import limited
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CONSIDER, LEAVING, text
+from p2ptrain.training.recovery import elastic as rules
+from p2ptrain.training.recovery import holder_events as holder
+from p2ptrain.training.recovery.change import ChangeAsk, Reason
+from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.corrections import Busy, Corrections, Expected, as_they_are
+from p2ptrain.training.recovery.drift import DriftWatch, is_off
+
+log = get_logger(__name__)
+
+LOOK_SECONDS = 120.0
+"""A newcomer fetches the model and measures it, and plans are searched for on a busy device."""
+LEAVE_LOOK_SECONDS = 3.0
+"""Somebody waits: what is not found by then is found while training stands."""
+
+
+@dataclass(frozen=True)
+class Household:
+    """What a look needs to know of the job.
+
+    Attributes:
+        alive: devices that the holder sees alive.
+        lowered: memory in bytes that devices proved to have less of.
+        coordinator: id; None = there is none at present.
+        remaining_rounds: of training.
+    """
+
+    alive: Callable[[], frozenset[str]]
+    lowered: Callable[[], Mapping[str, int]]
+    coordinator: Callable[[], str | None]
+    remaining_rounds: Callable[[], int]
+
+
+class Elasticity:
+    """See the module. Create it in a running event loop, `start` it and `close` it.
+
+    Args:
+        want: hears what the job should change for.
+
+    Attributes:
+        corrections: what training has shown of the profiles.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        planning: PlanningRequest,
+        household: Household,
+        want: Callable[[holder.Wanted], None],
+        *,
+        replans: bool,
+    ) -> None:
+        self.corrections = Corrections()
+        self._mesh = mesh
+        self._planning = planning
+        self._household = household
+        self._want = want
+        self._core = rules.ElasticCore(mesh.self_id, replans=replans)
+        self._answer: ChangeAnswer | None = None
+        self._expected: Mapping[Seat, Expected] = {}
+        self._watch: DriftWatch | None = None
+        self._round_at = monotonic()
+        self._proposed: tuple[Reason, Mapping[str, Any]] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._due: asyncio.TimerHandle | None = None
+        self._leavers: dict[str, asyncio.Future[None]] = {}
+
+    def start(self) -> None:
+        """From now on devices may say that they leave."""
+        self._mesh.route(LEAVING, self._on_leaving)
+
+    def close(self) -> None:
+        """The job is over: whoever waits may go."""
+        self._mesh.unroute(LEAVING)
+        self._cancel_look()
+        if self._due is not None:
+            self._due.cancel()
+        for device in list(self._leavers):
+            self.let_go(device)
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def note(self, sign: holder.HolderEvent) -> None:
+        """What the mesh says of a device."""
+        match sign:
+            case holder.Appeared(device):
+                self._post(rules.Appeared(device))
+            case holder.Died(device):
+                self._post(rules.Gone(device))
+
+    def asked(self, ask: ChangeAsk) -> Mapping[str, Any] | None:
+        """An epoch is asked for; returns the plan that was found for it already."""
+        self._cancel_look()
+        self._watch = None
+        self._post(rules.Asked(ask.alive))
+        if self._proposed is None or self._proposed[0] is not ask.reason:
+            return None
+        return self._proposed[1]
+
+    def began(self, answer: ChangeAnswer) -> None:
+        """An epoch is in force."""
+        self._answer, self._proposed = answer, None
+        if answer.expected:
+            self._expected = answer.expected
+        if self._expected.keys() == set(_seats(answer)):
+            self._watch = DriftWatch(self._expected)
+        self._round_at = monotonic()
+        self._post(rules.Began(frozenset(answer.assignment.devices)))
+
+    def busy(self, spans: Mapping[Seat, Span]) -> None:
+        """What a round of training has taken."""
+        now = monotonic()
+        seconds, self._round_at = now - self._round_at, now
+        if self._watch is None or self._answer is None:
+            return
+        busy = {seat: Busy(span.wall, span.cpu) for seat, span in spans.items()}
+        look = self._watch.observe(busy, seconds)
+        if look is None:
+            return
+        places = enumerate(self._answer.assignment.stages)
+        ranges = {index: (place.first, place.end) for index, place in places}
+        self.corrections = self.corrections.learned(ranges, self._expected, look.busy)
+        factors = {seat: due.factor(look.busy[seat]) for seat, due in self._expected.items()}
+        told = {f"{seat[0]}/{self._name(seat[1])}": round(f, 3) for seat, f in factors.items()}
+        log.info("compared_with_plan", why=look.reason, factors=told)
+        self._expected = as_they_are(self._expected, look.busy)
+        self._watch.settle(self._expected)
+        # A plan that was asked for by name is obeyed as long as devices do what it expects.
+        if self._planning.planner == "auto" or any(is_off(f) for f in factors.values()):
+            self._post(rules.Drifted())
+
+    # -- leaving ---------------------------------------------------------------------------------
+
+    async def _on_leaving(self, peer: str, message: Message) -> Message:
+        if text(message.fields, "job", 64) != self._planning.job:
+            raise PeerError("that job has ended")
+        if peer not in self._leavers:
+            self._leavers[peer] = asyncio.get_running_loop().create_future()
+            log.info("device_leaves", name=self._name(peer))
+            self._post(rules.Leaving(peer))
+        await asyncio.shield(self._leavers[peer])
+        return Message(LEAVING)
+
+    def let_go(self, device: str) -> None:
+        """Nothing depends on a device that leaves any more."""
+        waiting = self._leavers.pop(device, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    # -- the rules -------------------------------------------------------------------------------
+
+    def _post(self, event: rules.ElasticEvent) -> None:
+        self._do(self._core.handle(event, monotonic()))
+
+    def _do(self, instructions: list[rules.ElasticInstruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case rules.LookNow():
+                    self._cancel_look()
+                    look = self._look(instruction)
+                    self._looking = asyncio.create_task(look, name="look for a better plan")
+                case rules.ChangePlan(reason, leaver):
+                    self._want(holder.Wanted(reason, leaver))
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        wait = self._core.next_wakeup - monotonic()
+        if wait < float("inf"):
+            loop = asyncio.get_running_loop()
+            self._due = loop.call_later(max(wait, 0.0), self._tick)
+
+    def _tick(self) -> None:
+        self._due = None
+        self._do(self._core.tick(monotonic()))
+
+    def _cancel_look(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+    async def _look(self, look: rules.LookNow) -> None:
+        limit = LEAVE_LOOK_SECONDS if look.reason is Reason.LEAVE else LOOK_SECONDS
+        try:
+            found = await self._ask(look, limit)
+        except (PeerError, UserError, TimeoutError) as error:
+            log.info("not_looked", why=str(error) or "it took too long")
+            self._looking = None
+            self._post(rules.Unanswered(look.number))
+            return
+        log.info("looked", reason=look.reason.value, gain=found.gain, found=found.reason)
+        self._looking = None
+        devices: frozenset[str] = frozenset()
+        if found.plan is not None:
+            devices = self._devices_of(found.plan)
+            self._proposed = self._reason_for(look, devices), found.plan
+        self._post(rules.Answered(look.number, devices))
+
+    def _reason_for(self, look: rules.LookNow, devices: frozenset[str]) -> Reason:
+        assert self._answer is not None
+        if look.reason is Reason.LEAVE:
+            return Reason.LEAVE
+        return Reason.JOIN if devices - set(self._answer.assignment.devices) else Reason.DRIFT
+
+    async def _ask(self, look: rules.LookNow, limit_seconds: float) -> Considered:
+        coordinator, answer = self._household.coordinator(), self._answer
+        if coordinator is None or answer is None:
+            raise PeerError("nobody coordinates")
+        request = ConsiderRequest(
+            planning=self._planning,
+            in_force=InForce(answer.assignment, answer.plan),
+            reason=look.reason,
+            holder=self._mesh.self_id,
+            alive=self._household.alive(),
+            without=look.without,
+            corrections=self.corrections,
+            lowered=self._household.lowered(),
+            remaining_rounds=self._household.remaining_rounds(),
+            moved_seconds_ago=look.moved_seconds_ago,
+        )
+        reply = await self._mesh.call(
+            coordinator,
+            Message(CONSIDER, {}, (memoryview(request.to_bytes()),)),
+            timeout_seconds=limit_seconds,
+            reply_parts=limited(BLOB_LIMIT_BYTES),
+        )
+        return Considered.from_bytes(reply.parts[0])
+
+    def _devices_of(self, plan: Mapping[str, Any]) -> frozenset[str]:
+        ids = {member.name: member.id for member in self._mesh.members.values()}
+        names = {device["name"] for stage in plan["stages"] for device in stage["devices"]}
+        return frozenset(ids.get(name, name) for name in names)
+
+    def _name(self, device: str) -> str:
+        member = self._mesh.members.get(device)
+        return member.name if member is not None else device[:12]
+
+
+def _seats(answer: ChangeAnswer) -> list[Seat]:
+    stages = enumerate(answer.assignment.stages)
+    return [(index, device) for index, place in stages for device in place.devices]

@@ -1,0 +1,97 @@
+"""What a plan expects of its devices round by round, and profiles as training has corrected them.
+
+Pure. What devices then really take is held against it (`recovery.drift`), and what that shows goes
+into the next plan's times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.overlap import ROUND_MESSAGES, SPLIT_FACTOR
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.simulation.simulate import draft_of
+from p2ptrain.training.household_plan import MeasuredHousehold, question
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.corrections import Corrections, Expected
+
+
+def corrected(measured: Mapping[str, Any], corrections: Corrections, device: str) -> dict[str, Any]:
+    """A device's profile as it would be measured now; its file stays as it is.
+
+    Args:
+        device: id.
+    """
+    slowdown = corrections.of_device(device)
+    content = dict(measured)
+    by_unit = [factor * slowdown for factor in corrections.units]
+
+    def scaled(seconds: Sequence[float]) -> list[float]:
+        if not by_unit:
+            return [slowdown * one for one in seconds]
+        return [factor * one for factor, one in zip(by_unit, seconds, strict=True)]
+
+    content["times"] = {
+        size: {part: scaled(seconds) for part, seconds in times.items()}
+        for size, times in measured["times"].items()
+    }
+    if "overheads" in measured:
+        content["overheads"] = {n: slowdown * s for n, s in measured["overheads"].items()}
+    if "wall_by_cpu" in measured:
+        content["wall_by_cpu"] = slowdown * measured["wall_by_cpu"]
+    return content
+
+
+def expected_of(
+    request: PlanningRequest, household: MeasuredHousehold, plan: Plan
+) -> dict[Seat, Expected]:
+    """What a round of `plan` should take each stage on each device, by its id."""
+    profile, cluster = question(request, household)
+    cost = CostModel(profile, cluster, overlap=True)
+    draft = draft_of(plan, cost)
+    ids = {candidate.name: candidate.id for candidate in household.candidates}
+    share = {c.name: max(c.measured.get("wall_by_cpu", 1.0), 1e-9) for c in household.candidates}
+    expected: dict[Seat, Expected] = {}
+    for p, group in enumerate(draft.groups):
+        for place, device in enumerate(group.devices):
+            name = cost.name(device)
+            wall, beside = _computing(cost, draft, p, place), _beside(cost, draft, p, place)
+            expected[p, ids[name]] = Expected(wall, wall / share[name], beside)
+    return expected
+
+
+def _computing(cost: CostModel, draft: Draft, p: int, place: int) -> float:
+    """Forwards, backwards and the update of one device of stage p."""
+    (first, end), device = draft.units[p], draft.groups[p].devices[place]
+    backward_factor = SPLIT_FACTOR if draft.splits(p) else 1.0
+    seconds = cost.update_seconds(device, first, end) - _round_messages(cost, device)
+    for samples in draft.groups[p].pieces(draft.split, place):
+        if samples:
+            times = cost.unit_times(device, samples)
+            seconds += sum(times.forward[first:end])
+            seconds += backward_factor * sum(times.backward[first:end])
+    return seconds
+
+
+def _beside(cost: CostModel, draft: Draft, p: int, place: int) -> float:
+    """Messages of one device of stage p: pieces, sums and the round's own."""
+    assert cost.overlap is not None
+    (first, end), group = draft.units[p], draft.groups[p]
+    device = group.devices[place]
+    seconds = _round_messages(cost, device)
+    for samples in group.pieces(draft.split, place):
+        if samples:
+            seconds += sum(cost.overlap.task_seconds(device, first, end, samples))
+    if len(group.devices) > 1:
+        buckets = cost.overlap.buckets(first, end)
+        seconds += cost.overlap.reduce_seconds(device, len(group.devices), buckets)
+    return seconds
+
+
+def _round_messages(cost: CostModel, device: int) -> float:
+    assert cost.overlap is not None
+    return ROUND_MESSAGES * cost.overlap.overheads[device].message_seconds

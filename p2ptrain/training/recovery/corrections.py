@@ -1,0 +1,157 @@
+"""What training has shown to be wrong with the profiles that plans are made from.
+
+A profile is measured in seconds of an idle device; a stage in training takes something else. Two
+things are told apart, by the processor time of the compute thread and by the wall:
+
+    units      the work is more than measured: processor time, the first time that a unit is seen
+               in training. It is the same model everywhere, so it counts for every device
+    devices    the device is slower than it was: wall time for the processor time, and processor
+               time that has changed since
+
+Messages are handled beside the compute thread, on the same core. As a plan counts them for
+themselves, tasks may take longer by so much without anything being wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.training.recovery.committing import Seat
+
+LEAST, MOST = 0.02, 50.0
+"""Of a factor: what lies beyond is a fault of the measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Seconds of a stage's tasks in one round: `wall` of the world, `cpu` of the processor."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a plan expects a stage's tasks to take on one device in one round, in seconds.
+
+    Attributes:
+        wall, cpu: of computing.
+        beside: of messages, on the wall.
+    """
+
+    wall: float
+    cpu: float
+    beside: float = 0.0
+
+    def factor(self, busy: Busy) -> float:
+        """How many times as long as expected the tasks take; 1.0 where messages explain it."""
+        return _off(busy.wall, self.wall, self.wall + self.beside)
+
+    def work_factor(self, busy: Busy) -> float:
+        """How many times as much processor time."""
+        return _ratio(busy.cpu, self.cpu)
+
+    def share_factor(self, busy: Busy) -> float:
+        """How many times as long a second of processor time takes."""
+        if self.cpu <= 0 or busy.cpu <= 0:
+            return self.factor(busy)
+        wall = self.wall / self.cpu * busy.cpu
+        return _off(busy.wall, wall, wall + self.beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """Factors on profiles.
+
+    Attributes:
+        units: by unit; empty = nothing was seen in training yet.
+        devices: by id; who is not in it is as it was measured.
+    """
+
+    units: tuple[float, ...] = ()
+    devices: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for factor in (*self.units, *self.devices.values()):
+            if not LEAST <= factor <= MOST:
+                raise ProtocolError(f"a correction of {factor}")
+
+    def of_device(self, device: str) -> float:
+        """How many times as long as measured it takes."""
+        return self.devices.get(device, 1.0)
+
+    def learned(
+        self,
+        ranges: Mapping[int, tuple[int, int]],
+        expected: Mapping[Seat, Expected],
+        busy: Mapping[Seat, Busy],
+    ) -> Corrections:
+        """With what a look has found.
+
+        Args:
+            ranges: units [first, end) by stage; together all of the model.
+            expected: with these corrections already.
+        """
+        is_first = not self.units
+        units = list(self.units) or [1.0] * max(end for _, end in ranges.values())
+        found: dict[str, list[tuple[float, float]]] = {}  # (weight, factor) of each stage
+        for stage, (first, end) in ranges.items():
+            seats = [seat for seat in expected if seat[0] == stage]
+            counted = sum(expected[seat].cpu for seat in seats)
+            work = _ratio(sum(busy[seat].cpu for seat in seats), counted) if is_first else 1.0
+            for unit in range(first, end):
+                units[unit] = _bounded(units[unit] * work)
+            for seat in seats:
+                due = expected[seat]
+                factor = due.work_factor(busy[seat]) / work * due.share_factor(busy[seat])
+                found.setdefault(seat[1], []).append((due.wall, factor))
+        devices = dict(self.devices)
+        for device, factors in found.items():
+            devices[device] = _bounded(self.of_device(device) * _mean(factors))
+        return Corrections(tuple(units), devices)
+
+    def to_fields(self) -> dict[str, object]:
+        """For CBOR."""
+        return {"units": list(self.units), "devices": dict(self.devices)}
+
+    @staticmethod
+    def from_fields(value: object) -> Corrections:
+        """Check and read. Raises ProtocolError."""
+        match value:
+            case {"units": [*units], "devices": dict(devices)} if all(
+                isinstance(factor, float) for factor in (*units, *devices.values())
+            ) and all(isinstance(device, str) for device in devices):
+                return Corrections(tuple(units), devices)
+        raise ProtocolError("corrections are factors by unit and by device")
+
+
+def as_they_are(
+    expected: Mapping[Seat, Expected], busy: Mapping[Seat, Busy]
+) -> dict[Seat, Expected]:
+    """What is to be expected when a look has changed nothing: what was seen."""
+    return {seat: Expected(busy[seat].wall, busy[seat].cpu) for seat in expected}
+
+
+def _off(value: float, low: float, high: float) -> float:
+    if low <= value <= high:
+        return 1.0
+    return _ratio(value, low if value < low else high)
+
+
+def _ratio(value: float, by: float) -> float:
+    return _bounded(value / by) if by > 0 and value > 0 else 1.0
+
+
+def _bounded(factor: float) -> float:
+    return min(max(factor, LEAST), MOST) if math.isfinite(factor) else 1.0
+
+
+def _mean(weighted: list[tuple[float, float]]) -> float:
+    """By weight; where nothing weighs anything, the plain one."""
+    total = sum(weight for weight, _ in weighted)
+    if total <= 0:
+        return sum(factor for _, factor in weighted) / len(weighted)
+    return sum(weight * factor for weight, factor in weighted) / total

@@ -1,0 +1,126 @@
+"""Whether devices do what the plan in force expects of them, from what their rounds really take.
+
+    round 1     what is new finds memory, kernels are prepared: does not count
+    a window    rounds put together until they are WINDOW_SECONDS: shorter ones are noise
+    a look      after FIRST_ROUNDS, then every LATER_ROUNDS, and as soon as a stage has been more
+                than TOLERANCE off in CONFIRMED windows in a row, every time to the same side
+
+A freeze of one round is no drift. What a look finds goes into the next plan (`corrections`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.corrections import Busy, Expected
+
+TOLERANCE = 0.2
+CONFIRMED = 3
+FIRST_ROUNDS = 10
+LATER_ROUNDS = 100
+WINDOW_SECONDS = 0.3
+FIRST_SECONDS = 2.0
+"""Rounds of milliseconds: a look costs the household more than so few of them."""
+KEPT_WINDOWS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What rounds have taken lately.
+
+    Attributes:
+        busy: seconds of a round by stage and device, medians.
+        reason: why it is looked at now, for logs.
+    """
+
+    busy: Mapping[Seat, Busy]
+    reason: str
+
+
+class DriftWatch:
+    """Watches one plan. Feed every round to `observe`; after each look `settle` what is so now.
+
+    Args:
+        expected: of every stage on every device of the plan.
+    """
+
+    def __init__(self, expected: Mapping[Seat, Expected]) -> None:
+        self._expected = dict(expected)
+        self._rounds = 0  # since the last look
+        self._seconds = 0.0
+        self._is_warm = False
+        self._next_look = FIRST_ROUNDS
+        self._open: list[Mapping[Seat, Busy]] = []  # rounds of the window that is not full
+        self._open_seconds = 0.0
+        self._windows: deque[Mapping[Seat, Busy]] = deque(maxlen=KEPT_WINDOWS)
+        self._off: dict[Seat, int] = {}  # windows in a row, below 0: too fast
+
+    def observe(self, busy: Mapping[Seat, Busy], seconds: float) -> Look | None:
+        """Take in a round that took so long.
+
+        Args:
+            busy: what each stage's tasks took on each device.
+        """
+        if not self._is_warm:
+            self._is_warm = True
+            return None
+        self._rounds += 1
+        self._seconds += seconds
+        self._open.append(busy)
+        self._open_seconds += seconds
+        if self._open_seconds >= WINDOW_SECONDS:
+            self._close_window()
+        drifted = [seat for seat, count in self._off.items() if abs(count) >= CONFIRMED]
+        if drifted:
+            stages = ", ".join(str(stage) for stage in sorted({seat[0] for seat in drifted}))
+            return self._look(CONFIRMED, f"stage {stages} is more than {TOLERANCE:.0%} off")
+        if self._rounds >= self._next_look and self._seconds >= FIRST_SECONDS and self._windows:
+            return self._look(KEPT_WINDOWS, f"after {self._rounds} rounds")
+        return None
+
+    def settle(self, expected: Mapping[Seat, Expected]) -> None:
+        """From now on expect this; nothing that was observed before counts any more."""
+        self._expected = dict(expected)
+        self._off.clear()
+        self._windows.clear()
+        self._open.clear()
+        self._open_seconds = 0.0
+
+    def _look(self, windows: int, reason: str) -> Look:
+        self._rounds, self._next_look = 0, LATER_ROUNDS
+        self._off.clear()
+        last = list(self._windows)[-windows:]
+        busy = {
+            seat: Busy(
+                median(window[seat].wall for window in last),
+                median(window[seat].cpu for window in last),
+            )
+            for seat in last[-1]
+        }
+        return Look(busy, reason)
+
+    def _close_window(self) -> None:
+        rounds = len(self._open)
+        window = {
+            seat: Busy(
+                sum(one[seat].wall for one in self._open) / rounds,
+                sum(one[seat].cpu for one in self._open) / rounds,
+            )
+            for seat in self._expected
+        }
+        self._open, self._open_seconds = [], 0.0
+        self._windows.append(window)
+        for seat, busy in window.items():
+            factor = self._expected[seat].factor(busy)
+            side = (1 if factor > 1 else -1) if is_off(factor) else 0
+            before = self._off.get(seat, 0)
+            self._off[seat] = side + (before if before * side > 0 else 0)
+
+
+def is_off(factor: float) -> bool:
+    """Whether that is no noise."""
+    return not 1 / (1 + TOLERANCE) <= factor <= 1 + TOLERANCE

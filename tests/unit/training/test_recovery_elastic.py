@@ -1,0 +1,238 @@
+"""Devices leave, come and slow down while a job trains: nothing in the result shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.share import Span
+from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.training import device_measures
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.epoch_links import EpochLinks
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.profiling import ProfileCache, measure
+from p2ptrain.training.recovery import drift, elastic
+from p2ptrain.training.stage_ends import RoundReport
+from tests.unit.training.household import Devices, devices
+from tests.unit.training.test_job_life import make_job
+
+STEPS = 12
+LONG = 60
+MICRO_BATCHES = 4
+PIPELINE = TrainOptions(wait_for=3, planner="pp", steps=STEPS)
+
+
+def _job() -> Job:
+    return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=40)
+
+
+_profiles = ProfileCache(None)
+
+
+_known: dict[int, tuple[list[float], dict[str, torch.Tensor]]] = {}
+
+
+async def undisturbed(options: TrainOptions) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of one device, which are those of every straight pipeline."""
+    assert options.steps is not None
+    if options.steps not in _known:
+        job = _job()
+        async with devices(1) as household:
+            await household.holder_run(job, replace(options, wait_for=1, planner="single")).run()
+            _known[options.steps] = household.losses, job.model.state_dict()
+    return _known[options.steps]
+
+
+Happening = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Course:
+    """What happens at which step, and with which version each epoch began."""
+
+    def __init__(self, household: Devices, at: Mapping[int, Happening]) -> None:
+        self.begun: list[tuple[int, int]] = []  # version, first step reported after it
+        self._household = household
+        self._at = dict(at)
+        self._happening: list[asyncio.Task[None]] = []
+
+    async def train(self, job: Job, options: TrainOptions) -> None:
+        await self._household.holder_run(job, options, self._listen).run()
+        await asyncio.gather(*self._happening)
+
+    def _listen(self, event: Event) -> None:
+        events = self._household.events
+        if isinstance(event, Step):
+            if isinstance(events[-1], PlanEvent):
+                engagement = self._household.members["a"].service.engagement
+                if engagement is not None:
+                    self.begun.append((engagement.assignment.version.step, event.step))
+            if event.step in self._at:
+                self._happening.append(asyncio.create_task(self._at.pop(event.step)()))
+        events.append(event)
+
+
+def assert_undisturbed(
+    household: Devices,
+    job: Job,
+    wanted: tuple[Sequence[float], Mapping[str, torch.Tensor]],
+    reasons: Sequence[str],
+) -> None:
+    losses, weights = wanted
+    events = household.events
+    assert [e.step for e in events if isinstance(e, Step)] == list(range(1, len(losses) + 1))
+    assert household.losses == losses
+    assert not [e for e in events if isinstance(e, Failure | Recovered)]
+    plans = [e for e in events if isinstance(e, PlanEvent)]
+    assert [plan.reason for plan in plans] == list(reasons)
+    assert [plan.epoch for plan in plans] == sorted({plan.epoch for plan in plans})
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, job.model.state_dict()[key]), key
+
+
+async def leave(household: Devices, name: str) -> None:
+    """As a node leaves."""
+    await household.members[name].hand_over(30.0)
+    await household.members[name].close()
+    await household.mesh.leave(name)
+
+
+def used(household: Devices) -> set[str]:
+    return {device.name for stage in household.plan.stages for device in stage.devices}
+
+
+UNIT_SECONDS = (1.0, 2.0)
+"""Of a forward and of a backward, whatever the size of a micro-batch."""
+
+
+@pytest.fixture
+def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Profiles by which a unit is worth a device of its own, and rounds that take as long.
+
+    Returns how many times as long they take on some devices, by id.
+    """
+    factors: dict[str, float] = {}
+
+    async def made_up(
+        description: ModelDescription,
+        sizes: Sequence[int],
+        thread: ComputeThread,
+        cache: ProfileCache,
+        memory_bytes: int,
+    ) -> Mapping[str, Any]:
+        measured = dict(await measure(description, sizes, thread, _profiles, memory_bytes))
+        units = len(measured["units"])
+        forward, backward = UNIT_SECONDS
+        each = {"forward": [forward] * units, "backward": [backward] * units}
+        measured["times"] = {str(size): each for size in sizes}
+        measured["wall_by_cpu"] = 1.0
+        return measured
+
+    report = EpochLinks.report
+
+    async def reported(links: EpochLinks, said: RoundReport) -> None:
+        place = links._assignment.stages[links._index]
+        seconds = MICRO_BATCHES * (place.end - place.first) * sum(UNIT_SECONDS)
+        wall = seconds * factors.get(links._shell.mesh.self_id, 1.0)
+        await report(links, replace(said, busy=Span(wall, seconds)))
+
+    monkeypatch.setattr(device_measures, "measure", made_up)
+    monkeypatch.setattr(EpochLinks, "report", reported)
+    monkeypatch.setattr(elastic, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(drift, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(drift, "FIRST_SECONDS", 0.0)
+    return factors
+
+
+@pytest.mark.usefixtures("slowed")
+async def test_who_leaves_hands_its_work_over_and_no_step_is_made_again() -> None:
+    wanted, job = await undisturbed(PIPELINE), _job()
+    async with devices(3) as household:
+        course = Course(household, {5: partial(leave, household, "b")})
+        await course.train(job, PIPELINE)
+        assert_undisturbed(household, job, wanted, ["start", "leave"])
+        assert used(household) == {"a", "c"}
+        assert ("b", "it is leaving") in [(o.name, o.reason) for o in household.plan.left_out]
+        (_, (version, step)) = course.begun
+        assert version == step - 1 >= 5
+        assert household.members["b"].service.idle.is_set()
+
+
+@pytest.mark.usefixtures("slowed")
+async def test_all_but_the_holder_may_leave_one_after_the_other() -> None:
+    wanted, job = await undisturbed(PIPELINE), _job()
+    async with devices(3) as household:
+        household.mesh.elect("c")  # whose work everybody waits for leaves too
+        at = {3: partial(leave, household, "c"), 6: partial(leave, household, "b")}
+        course = Course(household, at)
+        await course.train(job, PIPELINE)
+        assert_undisturbed(household, job, wanted, ["start", "leave", "leave"])
+        assert used(household) == {"a"}
+        assert all(version == step - 1 for version, step in course.begun)
+
+
+@pytest.mark.usefixtures("slowed")
+@pytest.mark.parametrize("replan", [True, False])
+async def test_who_comes_is_measured_while_training_goes_on_and_taken_in(replan: bool) -> None:
+    options = replace(PIPELINE, wait_for=2, replan=replan, steps=LONG)
+    wanted, job = await undisturbed(options), _job()
+    async with devices(2) as household:
+
+        async def join() -> None:
+            await household.mesh.join("c")
+            household.start("c")
+
+        course = Course(household, {3: join})
+        await course.train(job, options)
+        assert_undisturbed(household, job, wanted, ["start", "join"])
+        assert used(household) == {"a", "b", "c"}
+        (_, (version, step)) = course.begun
+        assert version == step - 1 >= 4  # steps were made meanwhile
+        for name in "abc":
+            await household.until_idle(name)
+
+
+@pytest.mark.parametrize("replan", [True, False])
+async def test_a_device_that_slows_down_gets_less_to_do_unless_the_plan_is_to_stay(
+    slowed: dict[str, float], replan: bool
+) -> None:
+    options = replace(PIPELINE, replan=replan, steps=LONG)
+    wanted, job = await undisturbed(options), _job()
+    async with devices(3) as household:
+
+        async def slow_down() -> None:
+            slowed[household.mesh["b"].self_id] = 4.0
+
+        course = Course(household, {20: slow_down})
+        await course.train(job, options)
+        reasons = ["start", "drift"] if replan else ["start"]
+        assert_undisturbed(household, job, wanted, reasons)
+        assert all(version == step - 1 for version, step in course.begun)
+        first, *later = (e for e in household.events if isinstance(e, PlanEvent))
+        assert all(units_of(plan, "b") < units_of(first, "b") for plan in later)
+        if replan:
+            assert 20 < course.begun[-1][0] < 40
+
+
+def units_of(plan: PlanEvent, name: str) -> int:
+    return sum(
+        stage.units[1] - stage.units[0]
+        for stage in plan.stages
+        if name in {device.name for device in stage.devices}
+    )
+
+
+async def test_devices_that_do_what_the_plan_expects_keep_it(slowed: dict[str, float]) -> None:
+    options = replace(PIPELINE, steps=LONG)
+    wanted, job = await undisturbed(options), _job()
+    async with devices(3) as household:
+        await Course(household, {}).train(job, options)
+        assert_undisturbed(household, job, wanted, ["start"])
