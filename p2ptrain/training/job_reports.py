@@ -130,7 +130,7 @@ class JobReports:
 
     def waiting(self, devices: tuple[str, ...]) -> None:
         """Nothing goes on without these; none = without a coordinator."""
-        names = ", ".join(self.name(device) for device in devices)
+        names = ", ".join(sorted(self.name(device) for device in devices))
         self._emit(Waiting(names or "a coordinator"))
 
     def lost(self, reason: str, places: tuple[str, ...]) -> DeviceLost:
@@ -142,9 +142,9 @@ class JobReports:
                 "the job begins anew, or with --resume from the last checkpoint",
                 name=name,
             )
-        names = [self.name(device) for device in places] or ["a device"]
+        names = sorted(self.name(device) for device in places) or ["a device"]
         verb = "is" if len(names) == 1 else "are"
-        hint = "".join(self._hints.get(device, "") for device in places)
+        hint = "".join(dict.fromkeys(self._hints.get(device, "") for device in places))
         return DeviceLost(
             f"{', '.join(names)} {verb} gone{hint}: {reason}; start again without it, or with "
             "--resume from the last checkpoint",

@@ -1,0 +1,187 @@
+"""The network splits: at most the side with the data trains; the others wait, and are met again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from p2ptrain.errors import DeviceLost
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.observe.events import Event, Failure, PlanEvent, Step, Waiting
+from p2ptrain.training import job_memory
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.recovery import settling
+from tests.unit.training.household import Devices, devices
+from tests.unit.training.test_recovery_death import STEPS, _job
+
+AT = 5
+"""The step whose report the network does not outlive."""
+
+
+async def undisturbed(count: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    job = _job()
+    async with devices(count) as household:
+        await household.holder_run(job, _options(count)).run()
+        return household.losses, job.model.state_dict()
+
+
+def _options(count: int) -> TrainOptions:
+    return TrainOptions(wait_for=count, planner="pp", steps=STEPS)
+
+
+def at_step(household: Devices, act: Callable[[], None], step: int = AT) -> Callable[[Event], None]:
+    def listen(event: Event) -> None:
+        household.events.append(event)
+        if isinstance(event, Step) and event.step == step:
+            asyncio.get_running_loop().call_soon(act)
+
+    return listen
+
+
+def steps_of(household: Devices) -> list[int]:
+    return [event.step for event in household.events if isinstance(event, Step)]
+
+
+SPLITS = {
+    "one is cut off": ("d",),
+    "two and two": ("cd",),
+    "the data is alone": ("bcd",),
+    "the coordinator is cut off": ("b",),
+    "three parts": ("b", "cd"),
+    "all alone": ("b", "c", "d"),
+}
+
+
+@pytest.mark.parametrize("groups", SPLITS.values(), ids=SPLITS)
+async def test_the_side_with_the_data_goes_on_and_the_others_wait(groups: tuple[str, ...]) -> None:
+    losses, weights = await undisturbed(4)
+    job, away = _job(), set("".join(groups))
+    async with devices(4) as household:
+        mesh = household.mesh
+        mesh.elect("b")
+        split = at_step(household, lambda: mesh.partition(*groups))
+        await household.holder_run(job, _options(4), split).run()
+        assert steps_of(household) == list(range(1, STEPS + 1))
+        assert household.losses == losses
+        failures = {event.name for event in household.events if isinstance(event, Failure)}
+        assert failures == away
+        assert {device.name for stage in household.plan.stages for device in stage.devices} == (
+            set("abcd") - away
+        )
+        await household.until_waiting(*away)
+        assert sorted(household.waiting) == sorted((name, "a") for name in away)
+        for name in set("bcd") - away:
+            await household.until_idle(name)
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, job.model.state_dict()[key]), key
+
+
+async def test_who_was_cut_off_is_let_go_when_it_is_back() -> None:
+    """Training has gone on without it: what it kept is of no use."""
+    async with devices(3) as household:
+        mesh = household.mesh
+        back: list[asyncio.Task[None]] = []
+
+        async def meet() -> None:
+            await household.until_waiting("c")
+            mesh.heal()
+            await household.until_idle("c")
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == AT:
+                asyncio.get_running_loop().call_soon(mesh.partition, "c")
+            if isinstance(event, PlanEvent) and event.reason == "failure" and not back:
+                back.append(asyncio.create_task(meet()))
+
+        await household.holder_run(_job(), _options(3), listen).run()
+        await back[0]
+        assert steps_of(household) == list(range(1, STEPS + 1))
+        assert household.waiting == [("c", "a")]
+
+
+async def test_what_is_only_out_of_reach_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides say so, and after the split not one step is done again."""
+    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
+    losses, weights = await undisturbed(3)
+    job = _job()
+    async with devices(3) as household:
+        mesh = household.mesh
+        meeting: list[asyncio.Task[None]] = []
+
+        async def meet() -> None:
+            await household.until_waiting("b", "c")
+            assert len(household.losses) <= AT + 1  # the round under way may have counted
+            mesh.heal()
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == AT:
+                asyncio.get_running_loop().call_soon(mesh.partition, "bc")
+            if isinstance(event, Waiting):
+                meeting.append(asyncio.create_task(meet()))
+
+        await household.holder_run(job, _options(3), listen).run()
+        await meeting[0]
+        told = [event.waiting_for for event in household.events if isinstance(event, Waiting)]
+        assert told == ["b, c"]
+        assert sorted(household.waiting) == [("b", "a"), ("c", "a")]
+        assert household.losses == losses
+        assert steps_of(household) == list(range(1, STEPS + 1))
+        for name in ("b", "c"):
+            await household.until_idle(name)
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, job.model.state_dict()[key]), key
+
+
+async def test_what_turns_out_to_be_gone_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
+    async with devices(3) as household:
+        mesh = household.mesh
+        ending: list[asyncio.Task[None]] = []
+
+        async def end() -> None:
+            for name in ("b", "c"):
+                await mesh.kill(name)
+                await household.restart(name)
+            mesh.heal()
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == AT:
+                asyncio.get_running_loop().call_soon(mesh.partition, "bc")
+            if isinstance(event, Waiting) and not ending:
+                ending.append(asyncio.create_task(end()))
+
+        with pytest.raises(DeviceLost, match="b, c are gone"):
+            await household.holder_run(_job(), _options(3), listen).run()
+        await ending[0]
+
+
+async def test_devices_that_cannot_reach_each_other_do_not_share_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ring of four, each with two neighbours: nobody is dead, and not all can work together."""
+    monkeypatch.setattr(settling, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(settling, "RELINK_SECONDS", 0.1)
+    losses, weights = await undisturbed(4)
+    job = _job()
+
+    def ring(mesh: MemoryHousehold) -> None:
+        mesh.cut_link("a", "c")
+        mesh.cut_link("b", "d")
+
+    async with devices(4) as household:
+        split = at_step(household, lambda: ring(household.mesh))
+        await household.holder_run(job, _options(4), split).run()
+        assert steps_of(household) == list(range(1, STEPS + 1))
+        assert household.losses == losses
+        used = {device.name for stage in household.plan.stages for device in stage.devices}
+        assert used in ({"a", "b"}, {"a", "d"})
+        left_out = {out.name: out.reason for out in household.plan.left_out}
+        assert all("no link to" in reason for reason in left_out.values())
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, job.model.state_dict()[key]), key
