@@ -246,6 +246,7 @@ def _ask_fields(ask: ChangeAsk) -> dict[str, Any]:
             device: [list(limits) for limits in ranges] for device, ranges in past.places.items()
         },
         "silent": sorted(past.silent),
+        "took_part": sorted(past.took_part),
         "clips": past.clips,
     }
 
@@ -264,6 +265,7 @@ def _read_ask(fields: Mapping[str, Any]) -> ChangeAsk:
             if isinstance(ranges, list)
         },
         silent=frozenset(_texts(_list(fields, "silent"))),
+        took_part=frozenset(_texts(_list(fields, "took_part"))),
         clips=bool(fields.get("clips")),
     )
     return ChangeAsk(

@@ -59,6 +59,7 @@ class JournalEntry:
         lineage: of the job.
         in_force: the plan it runs by; None before the first.
         stable: newest version of which every copy was acknowledged.
+        took_part: devices that had a part, each with its last epoch.
         reported: what people were told.
     """
 
@@ -71,12 +72,13 @@ class JournalEntry:
     lineage: Lineage = FIRST
     in_force: InForce | None = None
     stable: Version | None = None
+    took_part: tuple[tuple[str, int], ...] = ()
 
     @property
     def noted(self) -> Noted:
         """As the rules wrote it down."""
         placed = None if self.in_force is None else placed_of(self.in_force.assignment)
-        return Noted(self.next_epoch, self.lineage, placed, self.stable)
+        return Noted(self.next_epoch, self.lineage, placed, self.stable, self.took_part)
 
 
 class Journal:
@@ -107,6 +109,7 @@ class Journal:
             lineage=noted.lineage,
             in_force=in_force,
             stable=noted.stable,
+            took_part=noted.took_part,
         )
         self._late = None
         try:
@@ -225,13 +228,16 @@ def _to_json(entry: JournalEntry) -> dict[str, Any]:
         "assignment": assignment,
         "plan": None if in_force is None else dict(in_force.plan),
         "stable": None if entry.stable is None else version_fields(entry.stable),
+        "took_part": dict(entry.took_part),
     }
 
 
 def _read(fields: object, reported: bytes | None) -> JournalEntry:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise ProtocolError(f"it is not {FORMAT}")
-    stable = fields.get("stable")
+    stable, took_part = fields.get("stable"), fields.get("took_part")
+    if not isinstance(took_part, dict):
+        raise ProtocolError("who took part is a map of devices")
     return JournalEntry(
         job=text(fields, "job", 64),
         fingerprint=text(fields, "fingerprint", 64),
@@ -242,6 +248,7 @@ def _read(fields: object, reported: bytes | None) -> JournalEntry:
         lineage=Lineage.from_fields(fields.get("lineage")),
         in_force=_read_in_force(fields),
         stable=None if stable is None else read_version(stable),
+        took_part=tuple((device, integer(took_part, device)) for device in sorted(took_part)),
     )
 
 

@@ -132,10 +132,12 @@ class Device:
         self.has_left = True
 
     def freeze(self, seconds: float) -> None:
-        """Neither ticks nor messages for a while, then all at once."""
+        """Neither ticks nor messages for a while, infinity until `thaw`, then all at once."""
         self._freezes += 1
         self.is_frozen = True
         number = self._freezes
+        if seconds == float("inf"):
+            return
         self._kernel.after(seconds, b"thaw " + self.id.encode(), lambda: self._thaw(number))
 
     def thaw(self) -> None:

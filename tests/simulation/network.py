@@ -108,7 +108,21 @@ class Network:
         for peer in self._devices:
             self._ends.pop((device, peer), None)
 
+    def is_cut(self, path: Path) -> bool:
+        """Whether nothing passes along it now."""
+        return path in self._cut
+
     # -- links -----------------------------------------------------------------------------
+
+    def end(self, path: Path) -> object | None:
+        """The link whose end `path[0]` has, the same object at both ends; None: it has none."""
+        return self._ends.get(path)
+
+    def break_link(self, one: str, other: str) -> None:
+        """The link between two devices ends, and both are told."""
+        for path in ((one, other), (other, one)):
+            if path in self._ends:
+                self._lose(path)
 
     def close(self, device: str, peer: str) -> None:
         """`device` closes its link to `peer`, who is told."""
@@ -142,6 +156,8 @@ class Network:
                 self._unrefused.discard(path)
                 caller.on_link_lost(callee.id, refused=True)
         elif not callee.is_frozen:
+            if self._ends.pop(back, None) is not None:  # only the caller knew that it had ended
+                callee.on_link_lost(caller.id, refused=False)
             self._ends[path] = self._ends[back] = _Connection()
             self._unrefused -= {path, back}
             caller.on_link_up(callee.id)

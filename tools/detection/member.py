@@ -27,6 +27,7 @@ from p2ptrain.mesh.interface import CoordinatorChanged, MemberChanged, MeshEvent
 from p2ptrain.mesh.membership_config import MembershipConfig
 from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.net.message import Message
+from p2ptrain.observe.events import Event, PairingFailed, Warned
 from p2ptrain.training.recovery.fence import Fence
 
 COMMAND = "detection.command"
@@ -70,6 +71,12 @@ def say(kind: str, **fields: Any) -> None:
     print(json.dumps({"event": kind, "at": time.monotonic(), **fields}), flush=True)
 
 
+def _tell(event: Event) -> None:
+    """What people would read, where something went wrong."""
+    if isinstance(event, Warned | PairingFailed):
+        say("trouble", words=str(event))
+
+
 class Member:
     """The mesh, and what is told of it."""
 
@@ -86,7 +93,7 @@ class Member:
             discovery=False,
             membership=MembershipConfig(local_health=settings.local_health),
         )
-        self._mesh = NetworkMesh(config, lambda _event: None)
+        self._mesh = NetworkMesh(config, _tell)
         self._mesh.subscribe(self._on_event)
         self._mesh.route(COMMAND, self._on_command)
 

@@ -49,6 +49,7 @@ class Past:
         places: by device, the ranges of units that it trained or kept for others; says where units
             were that are nowhere now.
         silent: devices that may come back as they were: unplugged, frozen, out of reach.
+        took_part: devices that had a part in any epoch of the lineage, and have not ended since.
         clips: whether updates need a clipping coefficient.
     """
 
@@ -57,6 +58,7 @@ class Past:
     copies: tuple[GlobalCopy, ...] = ()
     places: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
+    took_part: frozenset[str] = frozenset()
     clips: bool = False
 
 
@@ -97,7 +99,7 @@ class Lost:
 
     Attributes:
         units: those that are nowhere, at the version that lacks fewest.
-        last_places: ids of the devices that had them.
+        last_places: ids of the devices that had them, or that may still have an older version.
         certain: they will not be back: every last place ended or came back empty.
         reason: for people, without the names of devices.
     """
@@ -212,12 +214,14 @@ def _lost(units: int, inventories: Mapping[str, Inventory], past: Past) -> Lost:
         lacks = tuple(unit for unit, held in enumerate(places) if not held)
         if lacks and len(lacks) < len(missing):
             missing = lacks
-    last = sorted(
+    had = {
         device
         for device, ranges in past.places.items()
         if any(first <= unit < end for first, end in ranges for unit in missing)
         and not _still_has(inventories.get(device), missing)
-    )
+    }
+    # whoever fell silent in an earlier epoch may have all that an older version needs
+    last = sorted(had | (past.silent & past.took_part))
     return Lost(missing, tuple(last), not past.silent.intersection(last), _why(missing, past))
 
 

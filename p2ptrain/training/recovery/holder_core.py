@@ -114,11 +114,15 @@ class HolderCore:
         self._clips = clips
         self._copies: tuple[GlobalCopy, ...] = ()
         self._alive = {holder}
+        # who had a part, and in which epoch last; what it has of it may be all that there is
+        self._took_part: dict[str, int] = dict(journal.took_part) if journal else {}
         # until it is seen, whoever had a part before a restart may still have it
-        self._silent: set[str] = set(self.placed.places() if self.placed else ()) - {holder}
+        parts = self.placed.places() if self.placed else {}
+        self._silent: set[str] = {*parts, *self._took_part} - {holder}
         self._mourned: set[str] = set()  # devices whose death people know of
         self._settling = Settling(holder)
         self._lowered: dict[str, int] = {}
+        self._shaken: set[str] = set()  # who may have given up what a request had it prepare
         self._leaving: set[str] = set()
         self._coordinator: tuple[str, int] | None = None
         self._reason = Reason.FAILURE if journal else Reason.START
@@ -230,8 +234,10 @@ class HolderCore:
                 self._ask_soon()
             return
         self._alive.discard(device)
+        self._shaken.add(device)
         if event.certain:
             self._silent.discard(device)
+            self._took_part.pop(device, None)
         else:
             self._silent.add(device)
         self._leaving.discard(device)
@@ -247,6 +253,8 @@ class HolderCore:
             self._ask_soon()  # hope may have ended
 
     def _on_link_trouble(self, one: str, other: str) -> None:
+        if self._holder in (one, other):
+            self._shaken |= {one, other} - {self._holder}  # it may take this device for dead
         placed = self.placed
         if placed is None or not {one, other} <= {*placed.devices, self._holder}:
             return
@@ -298,6 +306,7 @@ class HolderCore:
             self._tell_waiting(())
             return
         self.phase = Phase.ASKING
+        self._shaken.clear()
         self._number = self.next_epoch  # rises, also over the holder's restarts
         ask = ChangeAsk(
             number=self._number,
@@ -312,6 +321,7 @@ class HolderCore:
                 self._copies,
                 self.placed.places() if self.placed else {},
                 frozenset(self._silent),
+                frozenset(self._took_part),
                 self._clips,
             ),
             present=self.placed,
@@ -324,7 +334,9 @@ class HolderCore:
         self._out.append(Ask(self._coordinator[0], ask))
 
     def _write_down(self) -> None:
-        self._out.append(Journal(self.next_epoch, self.lineage, self.placed, self.stable))
+        took_part = tuple(sorted(self._took_part.items()))
+        journal = Journal(self.next_epoch, self.lineage, self.placed, self.stable, took_part)
+        self._out.append(journal)
 
     def _on_coordinator(self, device: str | None, term: int) -> None:
         new = None if device is None else (device, term)
@@ -341,7 +353,7 @@ class HolderCore:
             return  # of a request that was given up
         match event:
             case AnswerIn(_, placed, choice):
-                if self._alive.issuperset(placed.devices):
+                if (self._alive - self._shaken).issuperset(placed.devices):
                     self._accept(placed, choice)
                 else:
                     self._ask_soon()
@@ -367,6 +379,9 @@ class HolderCore:
         self.lineage = self.lineage.begun(placed.epoch, placed.version).pruned(oldest)
         if self.stable is not None and not self.lineage.is_valid(self.stable):
             self.stable = None  # training goes on from before it
+        oldest_epoch = self.lineage.eras[0].epoch
+        self._took_part |= dict.fromkeys(placed.places(), placed.epoch)
+        self._took_part = {d: e for d, e in self._took_part.items() if e >= oldest_epoch}
         self.next_epoch = placed.epoch + 1
         self.placed = placed
         self.phase = Phase.TRAINING

@@ -214,12 +214,14 @@ class Journal:
         next_epoch: first number that was never used.
         placed: the plan in force, None before the first.
         stable: newest version of which every copy was acknowledged.
+        took_part: devices that had a part in an epoch of the lineage, each with its last one.
     """
 
     next_epoch: int
     lineage: Lineage
     placed: Placed | None
     stable: Version | None = None
+    took_part: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class Holder(Node):
         self.steps = steps
         self.over = False
         self.abandoned = 0  # versions
+        self.commits = 0  # replayed ones too
 
     def start(self) -> None:
         """A new process, which goes on where its journal ends."""
@@ -75,11 +76,12 @@ class Holder(Node):
 
     # -- what the world tells ------------------------------------------------------------------
 
-    def on_link_up(self, peer: str, *, known: bool) -> None:
+    def on_link_up(self, peer: str) -> None:
+        """To a member."""
+        self.tell(h.LinkBack(self.id, peer))
+
+    def on_appeared(self, peer: str) -> None:
         """A member."""
-        if known:
-            self.tell(h.LinkBack(self.id, peer))
-            return
         self.tell(h.Appeared(peer))
         if self.holder.phase is Phase.TRAINING and self.world.rng.random() < 0.5:
             self.tell(h.Wanted(Reason.JOIN))
@@ -202,6 +204,7 @@ class Holder(Node):
             self._decide(placed, step)
 
     def _decide(self, placed: Placed, step: int) -> None:
+        self.commits += 1
         self._report(step + 1)
         self._commit(placed, step)
         self.tell(h.Committed(step + 1))

@@ -60,10 +60,10 @@ class Node:
         self.instance = 0
         self.alive: dict[str, bool] = {}
         self.follows: tuple[str, int] | None = None
-        self.term = 0  # on disk
         self.wants_to_leave = False
         self.waited_for: list[str] = []
-        world.nodes[id_] = self
+        self.changed = True  # since the invariants were checked last
+        world.add(self)
 
     def start(self) -> None:
         """A new process: empty."""
@@ -85,11 +85,17 @@ class Node:
         self._call = 0
         self.wants_to_leave = False
         self.coordinating = Coordinating(self)
+        self.world.process_started(self.id)
 
     def kill(self) -> None:
         """SIGKILL."""
         self.runs = self.frozen = False
         self.world.process_ended(self.id, left=self.left)
+
+    def power_off(self) -> None:
+        """The machine ends too, and nobody is told."""
+        self.runs = self.frozen = False
+        self.world.power_off(self.id)
 
     def later(self, seconds: float, label: str, action: Callable[[], None]) -> None:
         """As an event loop: not while frozen, not after the end of this process."""
@@ -106,8 +112,11 @@ class Node:
 
     # -- what the world tells ------------------------------------------------------------------
 
-    def on_link_up(self, peer: str, *, known: bool) -> None:
-        """A link is up; `known`: the peer was alive all the time."""
+    def on_link_up(self, peer: str) -> None:
+        """A link is up."""
+
+    def on_appeared(self, peer: str) -> None:
+        """A device is alive, perhaps again."""
 
     def on_link_lost(self, peer: str) -> None:
         """A link broke."""
@@ -198,6 +207,7 @@ class Node:
 
     def feed(self, event: d.DeviceEvent) -> None:
         """Hand an event to the core and do what it says."""
+        self.changed = True
         for instruction in self.core.handle(event):
             self._do(instruction)
         self._pass_on()
@@ -410,6 +420,7 @@ class Node:
             mix(state, gradient, salt)
             for state, gradient in zip(seat.states, seat.gradients or [0] * 99, strict=False)
         ]
+        self.changed = True
         self.world.failpoint(self)
         seat.version = order.version
         seat.ready, seat.gradients, seat.forwards = None, [], []
@@ -435,6 +446,7 @@ class Node:
         self, first: int, end: int, version: Version, kind: Kind, states: tuple[int, ...]
     ) -> None:
         """Put it into memory."""
+        self.changed = True
         self.copies[Holding(first, end, version, kind)] = states
 
     def state(self, unit: int, version: Version) -> int | None:

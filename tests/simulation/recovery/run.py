@@ -47,7 +47,7 @@ class Result:
         events: executed.
         event_hash: of all of them.
         ended: why the job ended, None where it goes on.
-        resumed_seconds: from the end of the faults to the next new step.
+        resumed_seconds: from the end of the faults to the next commit, new or replayed.
     """
 
     seed: int
@@ -75,6 +75,7 @@ class Household:
         self.pace = self.rng.choice((1.0, 2.5, 6.0))
         self._seen_reported = 0
         self._seen_epoch = 0
+        self._seen_decided = -1
         if self.gentle:
             self.world.groups = False
         steps = self.rng.choice((60, 10**6, 10**6))
@@ -107,9 +108,16 @@ class Household:
         if epoch < self._seen_epoch:
             raise InvariantViolated(f"epoch {epoch} after {self._seen_epoch}")
         self._seen_epoch = epoch
+        decided = self.holder.committing.decided if self.holder.committing is not None else -1
+        if decided != self._seen_decided:
+            self._seen_decided = decided
+            self.holder.changed = True
+            for node in self.devices:
+                node.changed = True
         for node in self.nodes:
-            if node.runs:
+            if node.changed and node.runs:
                 self._check_node(node)
+                node.changed = False
 
     @property
     def copied(self) -> bool:
@@ -187,25 +195,46 @@ class Household:
         node = self.rng.choice(self.nodes)
         if not node.runs or node.frozen:
             return "nothing"
-        match self.rng.randrange(6):
+        match self.rng.randrange(8):
             case 0:
                 return self._kill(node, self.rng.choice((0.05, 1.0, 6.0)))
             case 1:
                 return self._freeze(node, self.rng.choice((0.5, 3.0, 9.0)))
-            case 2:
+            case 2 | 3:
                 return self._split()
-            case 3 if node is not self.holder:
+            case 4 if node is not self.holder:
                 return self._leave(node)
-            case 4:
+            case 5:
                 leader = next((n for n in self.nodes if n.follows and n.follows[0] == n.id), node)
                 return self._freeze(leader, 7.0) if leader.runs else "nothing"
+            case 6:
+                return self._power_off(node, self.rng.choice((1.0, 6.0, 20.0)))
+            case 7:
+                return self._slow_links()
             case _:
                 return self._cut()
 
     def _kill(self, node: Node, seconds: float) -> str:
         node.kill()
-        self.world.after(seconds, "restart", lambda: self._restart(node))
-        return f"kill {node.id} for {seconds:.2f} s"
+        return f"kill {node.id}, {self._restart_later(node, seconds)}"
+
+    def _power_off(self, node: Node, seconds: float) -> str:
+        node.power_off()
+        return f"power off {node.id}, {self._restart_later(node, seconds)}"
+
+    def _restart_later(self, node: Node, seconds: float) -> str:
+        # the holder's disk has the job too
+        keeps_disk = node is self.holder or self.rng.random() < 0.7
+        instance = node.instance
+
+        def restart() -> None:
+            if node.instance == instance:
+                if not keeps_disk:
+                    self.world.lose_disk(node.id)
+                self._restart(node)
+
+        self.world.after(seconds, "restart", restart)
+        return f"back in {seconds:.2f} s {'with' if keeps_disk else 'without'} its disk"
 
     def _kill_inside(self, node: Process) -> None:
         assert isinstance(node, Node)
@@ -219,6 +248,7 @@ class Household:
 
     def _freeze(self, node: Node, seconds: float) -> str:
         node.frozen = True
+        self.world.froze(node.id)
         instance = node.instance
 
         def thaw() -> None:
@@ -235,18 +265,29 @@ class Household:
 
     def _cut(self) -> str:
         one, other = self.rng.sample([node.id for node in self.nodes], 2)
-        self.world.cut(frozenset((one, other)))
+        self.world.cut(one, other)
         return f"cut {one} {other}"
 
     def _split(self) -> str:
         ids = [node.id for node in self.nodes]
         part = self.rng.sample(ids, self.rng.randint(1, len(ids) - 1))
         rest = [id_ for id_ in ids if id_ not in part]
-        pairs = [frozenset((a, b)) for a in part for b in rest if self.rng.random() < 0.9]
+        paths = [(a, b) for a in part for b in rest if self.rng.random() < 0.9]
+        one_way = self.rng.random() < 0.3
+        if not one_way:
+            paths += [(b, a) for a, b in paths]
         seconds = self.rng.choice((1.0, 6.0, 15.0))
-        self.world.block(pairs)
-        self.world.after(seconds, "heal", lambda: self.world.unblock(pairs))
-        return f"split {part} from {rest} for {seconds} s"
+        self.world.block(paths)
+        self.world.after(seconds, "heal", lambda: self.world.unblock(paths))
+        return f"split {part} {'to' if one_way else 'from'} {rest} for {seconds} s"
+
+    def _slow_links(self) -> str:
+        ids = [node.id for node in self.nodes]
+        paths = [(a, b) for a in ids for b in ids if a != b and self.rng.random() < 0.5]
+        mean = self.rng.choice((0.03, 0.1, 0.3))
+        self.world.slow_links(paths, mean)
+        self.world.after(self.rng.choice((3.0, 15.0)), "mend", self.world.mend_links)
+        return f"slow links, {mean} s on {len(paths)} paths"
 
     def _leave(self, node: Node) -> str:
         if self.world.linked(node.id, "h"):
@@ -257,6 +298,7 @@ class Household:
         """Nothing breaks any more; everybody is back."""
         self.stopped = True
         self.world.kill_rate = 0.0
+        self.world.mend_links()
         for node in self.nodes:
             self._thaw(node)
             self._restart(node)
@@ -284,7 +326,6 @@ def _play(household: Household, seed: int, fault_seconds: float) -> Result:
     world = household.world
     for node in household.nodes:
         node.start()
-    world.start()
     world.after(3.0 if household.gentle else 1.0, "fault", household.inject)
     if household.rng.random() < 0.5:
         household.haunt()
@@ -293,9 +334,13 @@ def _play(household: Household, seed: int, fault_seconds: float) -> Result:
     world.kernel.run_until(fault_seconds + 18.0)  # whatever lasts longer has ended by then
     household.end_faults()
     before, since = len(world.reported), world.now
+    commits, moved, resumed = household.holder.commits, since, PROGRESS_SECONDS
     while len(world.reported) == before and world.ended is None:
         world.kernel.run_until(world.now + 0.25)
-        if world.now - since > PROGRESS_SECONDS:
+        if household.holder.commits != commits:  # replayed ones too: there may be many
+            commits, moved = household.holder.commits, world.now
+            resumed = min(resumed, moved - since)
+        if world.now - moved > PROGRESS_SECONDS:
             raise NoProgress(f"no step after {before} for {PROGRESS_SECONDS} s")
     if household.gentle and world.ended not in (None, "done") and household.copied:
         raise InvariantViolated(f"one failure at a time, and the job ended: {world.ended}")
@@ -307,5 +352,5 @@ def _play(household: Household, seed: int, fault_seconds: float) -> Result:
         len(household.faults) + len(world.killed_inside),
         world.kernel.event_hash,
         world.ended,
-        world.now - since,
+        min(resumed, world.now - since),
     )

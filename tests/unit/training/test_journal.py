@@ -156,7 +156,7 @@ async def test_a_late_word_does_not_undo_a_newer_epoch(folder: StateFolder) -> N
     book.stable(Version(40, 1))
     late = book._late
     assert late is not None
-    book.begun(Noted(66, FIRST, None, Version(40, 1)), IN_FORCE)
+    book.begun(Noted(66, FIRST, None, Version(40, 1), (("b", 1),)), IN_FORCE)
     book._sync(late)
     found = find(folder)
     assert found is not None

@@ -109,6 +109,12 @@ def test_what_is_lost_is_named_and_only_silence_leaves_hope() -> None:
     places = {"a": ((0, 2),), "b": ((2, 4),), "c": ((3, 4),)}
     lost = choose(4, stock, Past(_ONE_EPOCH, 7, places=places, silent=frozenset({"b"})))
     assert lost == Lost((2, 3), ("b", "c"), False, lost.reason if isinstance(lost, Lost) else "")
+    parts = frozenset({"a", "d"})  # d of an earlier plan: it may have an older version
+    old = choose(
+        4, stock, Past(_ONE_EPOCH, 7, places=places, silent=parts - {"a"}, took_part=parts)
+    )
+    assert isinstance(old, Lost)
+    assert (old.last_places, old.certain) == (("b", "c", "d"), False)
     gone = choose(4, stock, Past(_ONE_EPOCH, 7, places=places))
     assert isinstance(gone, Lost)
     assert gone.certain

@@ -69,6 +69,16 @@ def test_from_nothing_to_training() -> None:
     assert copy == d.Copy(3, _FIRST)
 
 
+def test_a_part_that_was_given_up_is_said_when_its_epoch_begins() -> None:
+    """The holder was away for a moment only here, and has accepted what this device dropped."""
+    core = _running()
+    _feed(core, _ask(4), d.Stopped((_live(2),)))
+    _feed(core, d.PrepareAsked(9, "k", _placed(4, Version(2, 3)), ()), d.Fetched(4), d.Built(4))
+    _feed(core, d.HolderIs(d.HolderState.GONE))
+    assert _feed(core, d.BeginHeard("h", 4)) == [d.TellLink("h", 4, "h")]
+    assert core.holdings[0] == _live(2)
+
+
 def test_fifty_commands_of_a_coordinator_of_the_past_are_refused() -> None:
     core = _running()
     _feed(core, d.Coordinates("n", 2))

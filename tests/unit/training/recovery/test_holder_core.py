@@ -145,6 +145,32 @@ def test_an_answer_with_a_device_that_died_since_is_asked_again() -> None:
     assert _ask_of(out).ask.past.silent == {"b"}
 
 
+def test_a_device_whose_link_broke_since_may_have_given_up_what_it_prepared() -> None:
+    """It may have taken the holder for dead and be back in time to look alive."""
+    core = _training("a", "b")
+    first = _ask_of(_feed(core, h.Stuck())).ask
+    _feed(core, h.LinkTrouble("h", "b"), h.LinkBack("h", "b"))
+    again = _ask_of(_feed(core, h.AnswerIn(first.number, _placed(first.number, "b"), _CHOICE))).ask
+    assert again.number > first.number
+    _feed(core, h.AnswerIn(again.number, _placed(again.number, "b"), _CHOICE))
+    assert core.phase is Phase.TRAINING
+
+
+def test_who_had_a_part_is_remembered_over_plans_and_restarts_until_it_ends() -> None:
+    core = _training("a", "b")
+    number = _ask_of(_feed(core, h.Died("b", certain=False))).ask.number
+    out = _feed(core, h.AnswerIn(number, _placed(number, "a"), _CHOICE))
+    [journal] = [one for one in out if isinstance(one, h.Journal)]
+    assert dict(journal.took_part) == {"h": number, "a": number, "b": 1}
+
+    restarted = HolderCore("h", 4, 0, journal=journal)
+    past = _ask_of(_feed(restarted, h.Coordinates("a", 1), h.Appeared("a"))).ask.past
+    assert (past.silent, past.took_part) == ({"b"}, {"h", "a", "b"})
+    _feed(restarted, h.Died("b", certain=True), h.Died("a", certain=False))
+    _feed(restarted, h.CallFailed(restarted.number))
+    assert _ask_of(restarted.tick(9.0)).ask.past.took_part == {"h", "a"}
+
+
 def test_state_that_may_come_back_is_waited_for() -> None:
     core = _training("a")
     _feed(core, h.Died("a", certain=False))
