@@ -1,0 +1,86 @@
+"""A coordinator that was frozen, declared dead and thawed commands nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.errors import NotCoordinator
+from p2ptrain.mesh.memory import memory_id
+from p2ptrain.net.message import Message
+from p2ptrain.observe.events import Event, Failure, Recovered, Step
+from p2ptrain.training.assigning import fetches_to_bytes
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.protocol import INVENTORY, PREPARE, EpochKey
+from tests.unit.training.household import Devices, devices
+from tests.unit.training.test_job_life import make_job
+
+COMMANDS = 50
+
+
+async def _command(household: Devices, number: int) -> None:
+    """One that it would have given, or gave, in its term: to stop, or to be made ready."""
+    rng = random.Random(number)
+    target = rng.choice("bc")
+    engagement = household.members[target].service.engagement
+    assert engagement is not None
+    assignment = engagement.assignment
+    epoch = rng.choice([0, 1, assignment.key.epoch, assignment.key.epoch + rng.randrange(10_000)])
+    key = EpochKey(assignment.key.job, epoch)
+    if rng.random() < 0.5:
+        fields = {
+            **key.fields(),
+            "digest": assignment.digest,
+            "term": 2,
+            "holder": assignment.holder,
+            "alive": [memory_id(name) for name in "abcd"],
+        }
+        message = Message(INVENTORY, fields)
+    else:
+        stale = replace(assignment, key=key, term=2)
+        parts = (memoryview(stale.to_bytes()), memoryview(fetches_to_bytes(())))
+        message = Message(PREPARE, {"needed_bytes": 0}, parts)
+    await household.mesh["d"].call(memory_id(target), message, timeout_seconds=10)
+
+
+async def test_a_thawed_coordinator_is_refused_every_time() -> None:
+    options = TrainOptions(wait_for=4, planner="pp")
+    job = make_job(epochs=25)  # long enough for all the commands
+    async with devices(4) as household:
+        await household.holder_run(make_job(epochs=25), options).run()
+        losses = household.losses
+    frozen: list[asyncio.Task[None]] = []
+    refused = 0
+
+    async with devices(4) as household:
+        mesh = household.mesh
+        mesh.elect("d")
+
+        async def go_on() -> None:
+            nonlocal refused
+            await mesh.thaw("d", told=False)
+            assert mesh["d"].coordinator is not None
+            assert mesh["d"].coordinator.name == "d"
+            for number in range(COMMANDS):
+                with pytest.raises(NotCoordinator):
+                    await _command(household, number)
+                refused += 1
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == 3:
+                mesh.freeze("d")
+                asyncio.get_running_loop().call_soon(mesh.declare_dead, "d")
+            if isinstance(event, Recovered):
+                frozen.append(asyncio.create_task(go_on()))
+
+        run = household.holder_run(job, options, listen)
+        await run.run()
+        await frozen[0]
+        assert refused == COMMANDS
+        assert [e.name for e in household.events if isinstance(e, Failure)] == ["d"]
+        assert household.losses == losses
+        assert len([e for e in household.events if isinstance(e, Recovered)]) == 1
