@@ -43,6 +43,9 @@ class ComputeThread:
     """A single worker thread with a priority queue, awaited from one event loop.
 
     The queue is bounded by its callers: each stage has at most one task in it at a time.
+
+    Attributes:
+        finished: tasks so far.
     """
 
     def __init__(self, name: str = "p2ptrain-compute") -> None:
@@ -50,6 +53,7 @@ class ComputeThread:
         self._sequence = itertools.count()
         self._wake = threading.Condition()
         self._closed = False
+        self.finished = 0
         self._is_busy = False
         self._flushing: list[_Future] = []  # who waits for the end of the task that runs now
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -110,6 +114,7 @@ class ComputeThread:
         while (task := self._next()) is not None:
             if not task.future.cancelled():
                 self._execute(task)
+            self.finished += 1
             del task  # its tensors must not outlive it while the thread waits
 
     def _next(self) -> _Task | None:

@@ -34,7 +34,11 @@ class Feed:
 
 
 class Feeder:
-    """Feeds one epoch."""
+    """Feeds one epoch.
+
+    Attributes:
+        waits_for_data: the next piece has not been loaded.
+    """
 
     def __init__(
         self, assignment: Assignment, target_stages: Sequence[int], switchboard: Switchboard
@@ -43,6 +47,7 @@ class Feeder:
         self._targets = [
             _Flow(assignment, stage, "targets", switchboard) for stage in target_stages
         ]
+        self.waits_for_data = True
 
     async def run(self, feeds: AsyncIterator[Feed]) -> None:
         """Send everything `feeds` gives, then wait until it is sent."""
@@ -51,9 +56,12 @@ class Feeder:
             for pump in (pump for flow in flows for pump in flow.pumps):
                 group.create_task(pump.run())
             async for feed in feeds:
+                self.waits_for_data = False
                 await self._inputs.put(feed.piece, feed.inputs)
                 for flow in self._targets:
                     await flow.put(feed.piece, feed.targets)
+                self.waits_for_data = True
+            self.waits_for_data = False
             for flow in flows:
                 await flow.end()
 

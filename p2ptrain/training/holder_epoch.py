@@ -150,6 +150,7 @@ class HolderEpoch:
 
     async def order(self, order: RoundOrder) -> None:
         """Tell every device what comes next. Raises LinkClosed."""
+        self.tracker.expect(order.round.index)
         message = Message(ROUND, {**self.assignment.key.fields(), **order.fields()})
         for device in self.assignment.devices:
             await self._mesh.send(device, message)

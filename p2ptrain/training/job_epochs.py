@@ -49,6 +49,7 @@ from p2ptrain.training.recovery.choose import GlobalCopy
 from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.holder_core import HolderCore, Phase
 from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.standstill import standstill
 
 log = get_logger(__name__)
 
@@ -368,7 +369,14 @@ class JobEpochs:
             for device in sorted(self._alive - set(epoch.assignment.devices)):
                 self._spawn(epoch.begin_without(device), f"begin without {device[:12]}")
 
+    async def _watch(self, epoch: HolderEpoch) -> None:
+        devices = await standstill(self._mesh, epoch)
+        names = ", ".join(sorted(self.reports.name(device) for device in devices))
+        self.reports.warn(f"nothing moves any more, and {names} did not finish: beginning again")
+        self._post(rules.Stuck(devices))
+
     async def _train(self, epoch: HolderEpoch, version: Version) -> None:
+        watching = self._spawn(self._watch(epoch), "watch the rounds")
         try:
             await self._say_begun(epoch)
             evaluated = self.reports.reported.evaluated
@@ -379,6 +387,8 @@ class JobEpochs:
             self._lose_touch(epoch, error)
         else:
             self._post(rules.CourseDone() if is_done else rules.Drained())
+        finally:
+            watching.cancel()
 
     async def _go_home(self) -> None:
         epoch = self._epoch

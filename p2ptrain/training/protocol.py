@@ -18,6 +18,7 @@
       |<- train.done ---------------------------------|   gradients complete, or all evaluated
       |-- train.commit ------------------------------>|   all are done: the update counts, apply it
       |<- train.failed -- train.diagnose ------------>|
+      |-- job.alive --------------------------------->|   where nothing has come for long
       |-- job.find ---------------------------------->|   to all members: what do you keep for me?
       |        replica.offer: a stage's device -> the one that keeps its copies (reads: state.read)
       |<- replica.kept -------------------------------|   whole there, or why it is not
@@ -65,6 +66,7 @@ REPLICA_KEPT = "replica.kept"
 REPLICA_KEEPER = "replica.keeper"
 VERSIONS_KEEP = "versions.keep"
 FIND = "job.find"
+ALIVE = "job.alive"
 CONSIDER = "job.consider"
 FACTS = "job.facts"
 LEAVING = "job.leaving"

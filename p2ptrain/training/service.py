@@ -33,6 +33,7 @@ from p2ptrain.training.budget import (
     is_out_of_memory,
 )
 from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.counters import count, counter_fields
 from p2ptrain.training.device_measures import DeviceMeasures
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
@@ -40,6 +41,7 @@ from p2ptrain.training.participation import Participation, Surroundings
 from p2ptrain.training.parts import limited
 from p2ptrain.training.profiling import ProfileCache
 from p2ptrain.training.protocol import (
+    ALIVE,
     BEGIN,
     BLOB_LIMIT_BYTES,
     COMMIT,
@@ -141,6 +143,7 @@ class TrainingService:
             ROUND: Route(self._round),
             DIAGNOSE: Route(self._diagnose),
             FIND: Route(self._find),
+            ALIVE: Route(self._alive),
             SETTLED: Route(self._settled),
             END: Route(self._end),
         }
@@ -298,6 +301,10 @@ class TrainingService:
                 fields = {"found": True, "unit": found.unit, "parameters": found.parameters}
                 return Message(DIAGNOSE, fields)
         return Message(DIAGNOSE, {"found": False})
+
+    async def _alive(self, peer: str, message: Message) -> Message:
+        """What this device has done so far: whoever asks twice sees whether it moves."""
+        return Message(ALIVE, counter_fields(count(self.mesh, self.compute.finished)))
 
     async def _end(self, peer: str, message: Message) -> None:
         part, job = self._part, text(message.fields, "job", 64)

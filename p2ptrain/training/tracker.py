@@ -24,13 +24,31 @@ class _Gathering:
 
 
 class Tracker:
-    """Gathers reports of these `seats`. One reader, which takes the rounds in order."""
+    """Gathers reports of these `seats`. One reader, which takes the rounds in order.
+
+    Attributes:
+        heard: reports so far.
+    """
 
     def __init__(self, seats: Collection[Seat]) -> None:
         self._seats = frozenset(seats)
         self._rounds: dict[int, _Gathering] = {}
+        self.heard = 0
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
+
+    def expect(self, round_index: int) -> None:
+        """A round is ordered."""
+        self._rounds.setdefault(round_index, _Gathering())
+
+    @property
+    def waits_for(self) -> frozenset[str]:
+        """Devices that have not finished the oldest round ordered; none where there is none."""
+        for index in sorted(self._rounds):
+            missing = self._seats - self._rounds[index].reports.keys()
+            if missing:
+                return frozenset(device for _, device in missing)
+        return frozenset()
 
     def report(self, seat: Seat, report: RoundReport) -> None:
         """A device has finished a round of its stage.
@@ -38,6 +56,7 @@ class Tracker:
         Raises:
             ProtocolError: it has no such stage, or it said so before.
         """
+        self.heard += 1
         gathering = self._rounds.setdefault(report.round, _Gathering())
         if seat not in self._seats or seat in gathering.reports:
             raise ProtocolError(f"stage {seat[0]} reported round {report.round} twice or unasked")

@@ -1,0 +1,69 @@
+"""When nothing has moved anywhere for so long that a round will never end.
+
+Progress counts, not time: on a slow device one task takes minutes, on a slow link one tensor does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+QUIET_SECONDS = 30.0
+"""Without a word from any stage, before the devices are asked, and between two such looks."""
+QUIET_BYTES = 128 << 10
+"""Membership alone moves less on a device's links meanwhile; a link of 64 kbit/s twice as much."""
+QUIET_CPU_SECONDS = 3.0
+"""A process that only waits takes less of them meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a device has done; each only rises.
+
+    Attributes:
+        tasks: that its compute thread has finished.
+        link_bytes: over all its links, both ways.
+        cpu_seconds: of its process.
+    """
+
+    tasks: int
+    link_bytes: int
+    cpu_seconds: float
+
+
+class RoundWatch:
+    """See the module. Pure: times are seconds of any monotonic clock.
+
+    Args:
+        now: when the epoch began.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._before: Mapping[str, Counters | None] | None = None
+
+    @property
+    def due(self) -> float:
+        """When to look next."""
+        return self._since + QUIET_SECONDS
+
+    def moved(self, now: float) -> None:
+        """A stage has spoken, or nobody waits for one."""
+        self._since, self._before = now, None
+
+    def look(self, counters: Mapping[str, Counters | None], now: float) -> bool:
+        """Whether nothing has moved since the look before; who does not answer (None) has not."""
+        before, self._before, self._since = self._before, counters, now
+        if before is None:
+            return False
+        return not any(_has_moved(before.get(d), counters[d]) for d in counters)
+
+
+def _has_moved(old: Counters | None, new: Counters | None) -> bool:
+    if new is None:
+        return False
+    return old is None or (
+        new.tasks > old.tasks
+        or new.link_bytes > old.link_bytes + QUIET_BYTES
+        or new.cpu_seconds > old.cpu_seconds + QUIET_CPU_SECONDS
+    )

@@ -1,0 +1,58 @@
+"""When an epoch stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain.training.recovery.round_watch import (
+    QUIET_BYTES,
+    QUIET_CPU_SECONDS,
+    QUIET_SECONDS,
+    Counters,
+    RoundWatch,
+)
+
+HERE = {"a": Counters(5, 10_000, 7.0), "b": Counters(9, 500, 3.0)}
+
+
+def test_two_looks_that_show_the_same_are_a_standstill() -> None:
+    watch = RoundWatch(0.0)
+    assert watch.due == QUIET_SECONDS
+    assert not watch.look(HERE, 30.0)
+    assert watch.due == 30.0 + QUIET_SECONDS
+    assert watch.look(HERE, 60.0)
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        Counters(10, 500, 3.0),
+        Counters(9, 500 + QUIET_BYTES + 1, 3.0),
+        Counters(9, 500, 3.1 + QUIET_CPU_SECONDS),
+    ],
+)
+def test_a_task_a_tensor_on_its_way_or_work_is_progress(moved: Counters) -> None:
+    watch = RoundWatch(0.0)
+    watch.look(HERE, 30.0)
+    assert not watch.look({**HERE, "b": moved}, 60.0)
+    assert watch.look({**HERE, "b": moved}, 90.0)
+
+
+def test_what_membership_moves_is_none() -> None:
+    watch = RoundWatch(0.0)
+    watch.look(HERE, 30.0)
+    assert watch.look({**HERE, "b": Counters(9, 500 + QUIET_BYTES, 3.5)}, 60.0)
+
+
+def test_a_word_of_a_stage_begins_the_count_anew() -> None:
+    watch = RoundWatch(0.0)
+    watch.look(HERE, 30.0)
+    watch.moved(31.0)
+    assert watch.due == 31.0 + QUIET_SECONDS
+    assert not watch.look(HERE, 61.0)
+
+
+def test_who_does_not_answer_does_not_move() -> None:
+    watch = RoundWatch(0.0)
+    watch.look({**HERE, "b": None}, 30.0)
+    assert watch.look({**HERE, "b": None}, 60.0)

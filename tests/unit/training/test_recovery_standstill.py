@@ -1,0 +1,50 @@
+"""A stage that hangs, on a device that lives: nothing breaks, and nothing would ever end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from p2ptrain import failpoints
+from p2ptrain.failpoints import Reached
+from p2ptrain.mesh.memory import memory_id
+from p2ptrain.observe.events import Failure, PlanEvent, Warned
+from p2ptrain.training.recovery import round_watch
+from tests.unit.training.household import devices
+from tests.unit.training.test_recovery_death import _job, _options, undisturbed
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_stage_that_hangs_is_begun_again_and_then_done_without(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_watch, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(round_watch, "QUIET_CPU_SECONDS", 1e9)  # all share one process here
+    losses, _ = await undisturbed(3)
+    left = times
+
+    def arm() -> None:
+        failpoints.arm("forward.compute.after", hang, device=memory_id("b"), step=5)
+
+    def hang(_: Reached) -> asyncio.Future[None]:
+        nonlocal left
+        left -= 1
+        if left:
+            arm()
+        return asyncio.get_running_loop().create_future()
+
+    async with devices(3) as household:
+        arm()
+        await household.holder_run(_job(), _options(3)).run()
+        assert left == 0
+        assert household.losses == losses
+        assert not [event for event in household.events if isinstance(event, Failure)]
+        told = [event.message for event in household.events if isinstance(event, Warned)]
+        assert len(told) == times
+        assert all("nothing moves any more" in message for message in told)
+        plans = [event for event in household.events if isinstance(event, PlanEvent)]
+        used = [{d.name for stage in plan.stages for d in stage.devices} for plan in plans]
+        assert used[:2] == [{"a", "b", "c"}] * 2
+        assert all("b" not in names for names in used[2:])
+        assert len(plans) == times + 1
