@@ -1,0 +1,120 @@
+"""What a look says of units and of devices."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.net import cbor
+from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.corrections import (
+    Busy,
+    Corrections,
+    Expected,
+    as_they_are,
+)
+
+RANGES = {0: (0, 2), 1: (2, 5)}
+A, B = (0, "a"), (1, "b")
+EXPECTED = {A: Expected(wall=2.0, cpu=1.0), B: Expected(wall=6.0, cpu=3.0)}
+
+
+def test_processor_time_seen_first_is_the_units_and_counts_for_every_device() -> None:
+    busy = {A: Busy(wall=2.0, cpu=1.0), B: Busy(wall=12.0, cpu=6.0)}
+    found = Corrections().learned(RANGES, EXPECTED, busy)
+    assert found.units == (1.0, 1.0, 2.0, 2.0, 2.0)
+    assert found.devices == {"a": 1.0, "b": 1.0}
+
+
+def test_processor_time_that_changes_later_is_the_devices() -> None:
+    first = Corrections().learned(RANGES, EXPECTED, _as_expected())
+    busy = {A: Busy(wall=2.0, cpu=1.0), B: Busy(wall=12.0, cpu=6.0)}
+    found = first.learned(RANGES, EXPECTED, busy)
+    assert found.units == (1.0,) * 5
+    assert found.devices == {"a": 1.0, "b": 2.0}
+
+
+def test_a_smaller_share_of_a_core_is_the_devices_even_at_first() -> None:
+    busy = {A: Busy(wall=2.0, cpu=1.0), B: Busy(wall=24.0, cpu=3.0)}
+    found = Corrections().learned(RANGES, EXPECTED, busy)
+    assert found.units == (1.0,) * 5
+    assert found.devices == {"a": 1.0, "b": 4.0}
+
+
+def test_devices_of_one_stage_are_told_apart_by_processor_time() -> None:
+    one, other = (0, "a"), (0, "b")
+    expected = {one: Expected(2.0, 2.0), other: Expected(2.0, 2.0)}
+    busy = {one: Busy(2.0, 2.0), other: Busy(6.0, 6.0)}
+    found = Corrections().learned({0: (0, 3)}, expected, busy)
+    assert found.units == (2.0,) * 3
+    assert found.devices == pytest.approx({"a": 0.5, "b": 1.5})
+
+
+def test_a_device_with_both_ends_has_the_mean_of_its_stages() -> None:
+    first, last = (0, "a"), (1, "a")
+    expected = {first: Expected(1.0, 1.0), last: Expected(3.0, 3.0)}
+    known = Corrections((1.0,) * 5)
+    found = known.learned(RANGES, expected, {first: Busy(4.0, 1.0), last: Busy(12.0, 3.0)})
+    assert found.devices == {"a": 4.0}
+
+
+def test_messages_beside_the_tasks_explain_a_part() -> None:
+    expected = Expected(wall=2.0, cpu=1.0, beside=0.5)
+    assert expected.share_factor(Busy(2.4, 1.0)) == 1.0
+    assert expected.share_factor(Busy(5.0, 1.0)) == 2.0
+    assert expected.share_factor(Busy(1.0, 1.0)) == 0.5
+
+
+def _as_expected() -> dict[Seat, Busy]:
+    return {seat: Busy(due.wall, due.cpu) for seat, due in EXPECTED.items()}
+
+
+_seconds = st.floats(0.01, 100.0)
+
+
+@given(_seconds, _seconds, _seconds, _seconds)
+def test_a_plan_made_with_what_was_learned_expects_what_was_seen(
+    wall_a: float, cpu_a: float, wall_b: float, cpu_b: float
+) -> None:
+    """Of a pipeline of single devices: units times devices is what each stage took."""
+    busy = {A: Busy(wall_a, cpu_a), B: Busy(wall_b, cpu_b)}
+    found = Corrections().learned(RANGES, EXPECTED, busy)
+    for seat, first in ((A, 0), (B, 2)):
+        factor = found.units[first] * found.devices[seat[1]]
+        wanted = busy[seat].wall / EXPECTED[seat].wall
+        seen = (wanted, busy[seat].cpu / EXPECTED[seat].cpu, found.devices[seat[1]])
+        if all(0.03 < one < 30 for one in seen):  # else it is bounded
+            assert factor == pytest.approx(wanted)
+
+
+@given(_seconds, _seconds)
+def test_once_settled_the_same_again_teaches_nothing(wall: float, cpu: float) -> None:
+    busy = {A: Busy(wall, cpu), B: Busy(6.0, 3.0)}
+    first = Corrections().learned(RANGES, EXPECTED, busy)
+    again = first.learned(RANGES, as_they_are(EXPECTED, busy), busy)
+    assert again.units == first.units
+    assert again.devices == pytest.approx(first.devices)
+
+
+def test_they_travel() -> None:
+    sent = Corrections((1.0, 2.5), {"a": 0.5})
+    fields = cbor.loads(cbor.dumps(sent.to_fields()), 1 << 16)
+    assert Corrections.from_fields(fields) == sent
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        None,
+        {},
+        {"units": [0.0], "devices": {}},
+        {"units": [], "devices": {"a": float("nan")}},
+        {"units": ["1"], "devices": {}},
+        {"units": [], "devices": {1: 1.0}},
+    ],
+)
+def test_nonsense_is_refused(fields: object) -> None:
+    with pytest.raises(ProtocolError):
+        Corrections.from_fields(fields)

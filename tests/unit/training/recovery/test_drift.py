@@ -1,0 +1,91 @@
+"""When rounds are worth a look: not for noise, nor for a freeze, but for what lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.corrections import Busy, Expected
+from p2ptrain.training.recovery.drift import (
+    CONFIRMED,
+    FIRST_ROUNDS,
+    LATER_ROUNDS,
+    TOLERANCE,
+    WINDOW_SECONDS,
+    DriftWatch,
+    Look,
+)
+
+ONE, OTHER = (0, "a"), (1, "b")
+EXPECTED = {ONE: Expected(wall=1.0, cpu=0.5, beside=0.1), OTHER: Expected(wall=2.0, cpu=2.0)}
+
+
+def rounds(
+    watch: DriftWatch, factors: Sequence[float], seat: Seat = OTHER, seconds: float = 3.0
+) -> list[tuple[int, Look]]:
+    """The looks, with the number of the round, after which `seat` took so many times as long."""
+    looks = []
+    for number, factor in enumerate(factors, start=1):
+        busy = {s: Busy(due.wall, due.cpu) for s, due in EXPECTED.items()}
+        busy[seat] = Busy(factor * EXPECTED[seat].wall, EXPECTED[seat].cpu)
+        look = watch.observe(busy, seconds)
+        if look is not None:
+            looks.append((number, look))
+            watch.settle(EXPECTED)
+    return looks
+
+
+def test_the_first_round_does_not_count_and_ten_more_are_looked_at() -> None:
+    looks = rounds(DriftWatch(EXPECTED), [9.0] + [1.0] * (FIRST_ROUNDS + 2 * LATER_ROUNDS))
+    assert [number for number, _ in looks] == [
+        1 + FIRST_ROUNDS,
+        1 + FIRST_ROUNDS + LATER_ROUNDS,
+        1 + FIRST_ROUNDS + 2 * LATER_ROUNDS,
+    ]
+    assert looks[0][1].busy[OTHER] == Busy(2.0, 2.0)
+
+
+def test_what_is_off_three_times_in_a_row_is_looked_at_at_once() -> None:
+    looks = rounds(DriftWatch(EXPECTED), [1.0, 1.0, 4.0, 4.0, 4.2])
+    ((number, look),) = looks
+    assert number == 5
+    assert look.busy[OTHER].wall == 8.0
+    assert "stage 1" in look.reason
+
+
+def test_a_device_that_has_become_faster_drifts_too() -> None:
+    assert [number for number, _ in rounds(DriftWatch(EXPECTED), [1.0, 0.5, 0.5, 0.5])] == [4]
+
+
+def test_a_freeze_of_one_round_is_no_drift() -> None:
+    assert not rounds(DriftWatch(EXPECTED), [1.0, 1.0, 30.0, 1.0, 1.0, 30.0, 1.0, 30.0, 30.0])
+
+
+def test_too_slow_and_too_fast_in_turn_is_no_drift() -> None:
+    assert not rounds(DriftWatch(EXPECTED), [1.0, 2.0, 0.5, 2.0, 0.5, 2.0, 0.5])
+
+
+def test_what_messages_explain_is_not_off() -> None:
+    factor = 1.1 * (1 + 0.9 * TOLERANCE)  # a tenth is for messages
+    assert not rounds(DriftWatch(EXPECTED), [1.0] + [factor] * 8, ONE)
+
+
+def test_short_rounds_are_put_together() -> None:
+    seconds = WINDOW_SECONDS / 10
+    looks = rounds(DriftWatch(EXPECTED), [1.0] + [3.0] * 100, seconds=seconds)
+    assert looks[0][0] >= 1 + 10 * CONFIRMED
+
+
+@given(st.lists(st.floats(1 / (1 + TOLERANCE) + 1e-6, 1 + TOLERANCE - 1e-6), max_size=60))
+def test_noise_within_the_tolerance_never_hastens_a_look(noise: list[float]) -> None:
+    looks = rounds(DriftWatch(EXPECTED), [1.0, *noise])
+    assert all(number == 1 + FIRST_ROUNDS for number, _ in looks)
+
+
+@given(st.floats(1.3, 40.0), st.integers(1, 50))
+def test_what_lasts_is_found_in_three_rounds(factor: float, after: int) -> None:
+    looks = rounds(DriftWatch(EXPECTED), [1.0] * after + [factor] * CONFIRMED)
+    assert looks[-1][0] <= after + CONFIRMED + (after == 1)

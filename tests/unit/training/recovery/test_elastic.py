@@ -1,0 +1,210 @@
+"""When a job that runs well looks for another plan, and when it changes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.training.recovery.change import Reason
+from p2ptrain.training.recovery.elastic import (
+    MOST_TRIES,
+    RETRY_SECONDS,
+    SETTLE_SECONDS,
+    Answered,
+    Appeared,
+    Asked,
+    Began,
+    ChangePlan,
+    Drifted,
+    ElasticCore,
+    ElasticEvent,
+    ElasticInstruction,
+    Gone,
+    Leaving,
+    LookNow,
+    Unanswered,
+)
+
+AB = frozenset({"a", "b"})
+
+
+def begun(*, replans: bool = True) -> ElasticCore:
+    """Training on a, the holder, and b."""
+    core = ElasticCore("a", replans=replans)
+    core.handle(Appeared("b"), 0.0)
+    core.handle(Asked(AB), 0.0)
+    assert core.handle(Began(AB), 0.0) == []
+    return core
+
+
+def look(instructions: list[ElasticInstruction]) -> LookNow:
+    (one,) = instructions
+    assert isinstance(one, LookNow)
+    return one
+
+
+def test_newcomers_settle_before_they_are_looked_at_and_all_at_once() -> None:
+    core = begun()
+    assert core.handle(Appeared("c"), 1.0) == []
+    assert core.handle(Appeared("d"), 1.9) == []
+    assert core.tick(1.0 + SETTLE_SECONDS) == []
+    assert core.next_wakeup == 1.9 + SETTLE_SECONDS
+    found = look(core.tick(core.next_wakeup))
+    assert found.reason is Reason.JOIN
+    changed = core.handle(Answered(found.number, AB | {"c"}), 5.0)
+    assert changed == [ChangePlan(Reason.JOIN)]
+
+
+def test_who_does_not_pay_stays_outside_until_the_next_drift_look() -> None:
+    core = begun()
+    core.handle(Appeared("c"), 1.0)
+    found = look(core.tick(3.0))
+    assert core.handle(Answered(found.number, frozenset()), 4.0) == []
+    assert core.tick(1000.0) == []
+    later = look(core.handle(Drifted(), 1001.0))
+    assert later.reason is Reason.DRIFT
+    changed = core.handle(Answered(later.number, AB | {"c"}), 1002.0)
+    assert changed == [ChangePlan(Reason.JOIN)]
+
+
+def test_a_device_that_was_suspected_has_not_come_anew() -> None:
+    core = begun()
+    core.handle(Appeared("c"), 1.0)
+    core.handle(Answered(look(core.tick(3.0)).number, frozenset()), 4.0)
+    assert core.handle(Appeared("c"), 5.0) == []
+    assert core.tick(100.0) == []
+
+
+def test_a_device_that_comes_back_is_looked_at_again() -> None:
+    core = begun()
+    core.handle(Appeared("c"), 1.0)
+    core.handle(Answered(look(core.tick(3.0)).number, frozenset()), 4.0)
+    core.handle(Gone("c"), 5.0)
+    core.handle(Appeared("c"), 6.0)
+    assert look(core.tick(7.0)).reason is Reason.JOIN
+
+
+def test_who_came_while_a_plan_was_made_is_looked_at_once_it_is_in_force() -> None:
+    core = begun()
+    core.handle(Asked(AB), 1.0)
+    assert core.handle(Appeared("c"), 1.1) == []
+    assert core.tick(9.0) == []  # nothing is in force
+    assert look(core.handle(Began(AB), 10.0)).reason is Reason.JOIN
+
+
+def test_looks_that_fail_are_tried_again_but_not_for_ever() -> None:
+    core, now, tries = begun(), 10.0, 0
+    core.handle(Appeared("c"), 0.0)
+    instructions = core.tick(now)
+    while instructions:
+        tries += 1
+        assert core.handle(Unanswered(look(instructions).number), now) == []
+        now += RETRY_SECONDS
+        instructions = core.tick(now)
+    assert tries == MOST_TRIES
+
+
+def test_a_leaver_is_looked_at_at_once_whatever_else_is() -> None:
+    core = begun()
+    drift = look(core.handle(Drifted(), 1.0))
+    leave = look(core.handle(Leaving("b"), 2.0))
+    assert (leave.reason, leave.without) == (Reason.LEAVE, {"b"})
+    assert core.handle(Answered(drift.number, AB), 3.0) == []  # it was given up
+    assert core.handle(Answered(leave.number, frozenset({"a"})), 4.0) == [
+        ChangePlan(Reason.LEAVE, "b")
+    ]
+
+
+def test_a_leaver_goes_though_nothing_was_found() -> None:
+    core = begun()
+    found = look(core.handle(Leaving("b"), 1.0))
+    assert core.handle(Unanswered(found.number), 4.0) == [ChangePlan(Reason.LEAVE, "b")]
+
+
+def test_who_has_no_part_leaves_without_a_look() -> None:
+    core = begun()
+    core.handle(Appeared("c"), 1.0)
+    assert core.handle(Leaving("c"), 1.1) == [ChangePlan(Reason.LEAVE, "c")]
+    assert core.tick(9.0) == []
+
+
+def test_a_leaver_is_not_forgotten_when_a_failure_comes_between() -> None:
+    core = begun()
+    core.handle(Leaving("b"), 1.0)
+    core.handle(Asked(AB), 2.0)
+    assert look(core.handle(Began(AB), 3.0)).reason is Reason.LEAVE
+    core.handle(Asked(AB), 4.0)
+    assert core.handle(Began(frozenset({"a"})), 5.0) == [ChangePlan(Reason.LEAVE, "b")]
+
+
+def test_a_plan_that_is_to_stay_changes_only_for_who_comes_or_goes() -> None:
+    core = begun(replans=False)
+    assert core.handle(Drifted(), 1.0) == []
+    core.handle(Appeared("c"), 2.0)
+    found = look(core.tick(4.0))
+    assert core.handle(Answered(found.number, AB), 5.0) == []  # the same devices, work spread anew
+    core.handle(Appeared("d"), 6.0)
+    found = look(core.tick(8.0))
+    assert core.handle(Answered(found.number, AB | {"d"}), 9.0) == [ChangePlan(Reason.JOIN)]
+
+
+def test_changes_that_nothing_forced_are_remembered() -> None:
+    core = begun()
+    found = look(core.handle(Drifted(), 1.0))
+    core.handle(Answered(found.number, AB), 2.0)
+    core.handle(Asked(AB), 2.0)
+    core.handle(Began(AB), 3.0)
+    assert look(core.handle(Drifted(), 12.0)).moved_seconds_ago == (10.0,)
+
+
+_devices = st.sampled_from(["b", "c", "d"])
+_sets = st.frozensets(_devices).map(lambda some: some | {"a"})
+_events: st.SearchStrategy[ElasticEvent] = st.one_of(
+    st.builds(Appeared, _devices),
+    st.builds(Gone, _devices),
+    st.builds(Leaving, _devices),
+    st.just(Drifted()),
+    st.builds(Asked, _sets),
+    st.builds(Began, _sets),
+    st.builds(Answered, st.integers(0, 12), st.frozensets(_devices)),
+    st.builds(Unanswered, st.integers(0, 12)),
+)
+
+
+@given(st.lists(st.tuples(_events, st.floats(0.0, 3.0)), max_size=40), st.booleans())
+def test_whatever_happens_looks_are_one_at_a_time_and_leavers_are_answered(
+    course: list[tuple[ElasticEvent, float]], replans: bool
+) -> None:
+    core, now = ElasticCore("a", replans=replans), 0.0
+    open_look: LookNow | None = None
+    leaving: set[str] = set()
+    for event, wait in course:
+        now += wait
+        match event:
+            case Asked() | Began():
+                open_look = None
+            case Leaving(device):
+                leaving.add(device)
+                open_look = None
+            case Gone(device):
+                leaving.discard(device)
+            case Answered(number) | Unanswered(number):
+                if open_look is not None and number == open_look.number:
+                    open_look = None
+        for instruction in core.handle(event, now) + core.tick(now):
+            if isinstance(instruction, LookNow):
+                assert open_look is None
+                open_look = instruction
+            elif instruction.leaver is not None:
+                leaving.discard(instruction.leaver)
+    # In force, with everything answered, nobody waits for ever.
+    for _ in range(4):
+        now += 100.0
+        answers = [core.handle(Began(frozenset("abcd")), now)]
+        while answers:
+            for instruction in answers.pop():
+                if isinstance(instruction, LookNow):
+                    answers.append(core.handle(Unanswered(instruction.number), now))
+                elif instruction.leaver is not None:
+                    leaving.discard(instruction.leaver)
+    assert not leaving
