@@ -10,8 +10,9 @@ losses within 1e-8), so have losses and evaluations; steps are told once, in ord
 every plan go on where an update that counts ended; `failure` is said once; epochs rise; survivors
 keep no stage, no task, no error that nobody took. See `tests/faults.py`.
 
-Prints a table: failpoint, and by the device that died (b, c, d: the stages; e: without work at
-first) in how many ways it was tried, or what went wrong. Exit code 1 if anything did.
+Prints a table: failpoint, and by the device that died (a: has the data, and is started again; b, c,
+d: the stages; e: without work at first) in how many ways it was tried, or what went wrong. Exit
+code 1 if anything did.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tests.faults import (
     undisturbed,
 )
 
-VICTIMS = "bcde"
+VICTIMS = "abcde"
 
 
 def main() -> int:
@@ -66,12 +67,13 @@ def main() -> int:
 
 async def _run(faults: Sequence[Fault]) -> list[list[str]]:
     """What each has left a trace in."""
-    wanted: dict[Sequence[object], Outcome] = {}
+    wanted: dict[object, Outcome] = {}
     found = []
     for fault in faults:
-        if fault.stages not in wanted:
-            wanted[fault.stages] = await undisturbed(fault)
-        told = await _problems(fault, wanted[fault.stages])
+        plan = (fault.stages, fault.places)
+        if plan not in wanted:
+            wanted[plan] = await undisturbed(fault)
+        told = await _problems(fault, wanted[plan])
         if told:
             sys.stdout.write(f"{fault}: {'; '.join(told)}\n")
             sys.stdout.flush()
