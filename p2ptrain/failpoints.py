@@ -74,6 +74,8 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "begin.send.between": "holder: one more device has been told to begin",
         "begin.receive.before": "a device is told to begin",
         "replay.first": "holder: the first round of an epoch is about to be ordered",
+        "stable.before": "holder: every copy of a version is there, and nobody has been told",
+        "versions.keep.between": "holder: the others are about to hear what may go",
         "checkpoint.gather.between": "holder: a stage's part of a checkpoint has come",
         "home.between": "holder: a stage's trained weights have come home",
     }

@@ -13,6 +13,7 @@ from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text
+from p2ptrain.training.recovery.cadence import CopyCost, Transfer
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import Choice, GlobalCopy, Lost, Past
 from p2ptrain.training.recovery.committing import Seat
@@ -98,6 +99,8 @@ class ChangeAnswer:
         moved_bytes: what all devices together fetched of others to be ready.
         expected: what a round should take each stage on each device; empty = as it was, because
             the plan is.
+        copy_cost: of one kept version; None = of the plan in force, or nothing is kept.
+        warnings: for people, what of the plan is not as one would wish.
     """
 
     assignment: Assignment
@@ -108,6 +111,8 @@ class ChangeAnswer:
     planning_seconds: float
     moved_bytes: int = 0
     expected: Mapping[Seat, Expected] = field(default_factory=dict)
+    copy_cost: CopyCost | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,8 @@ def reply_to_bytes(reply: ChangeAnswer | Refusal) -> bytes:
             "expected": [
                 [*seat, due.wall, due.cpu, due.beside] for seat, due in reply.expected.items()
             ],
+            "copy_cost": None if reply.copy_cost is None else _cost_fields(reply.copy_cost),
+            "warnings": list(reply.warnings),
         }
     )
 
@@ -194,7 +201,37 @@ def reply_from_bytes(data: bytes | memoryview) -> ChangeAnswer | Refusal:
         planning_seconds=number(fields, "planning_seconds"),
         moved_bytes=integer(fields, "moved_bytes", 0, 2**63),
         expected=dict(_read_expected(entry) for entry in _list(fields, "expected")),
+        copy_cost=_read_cost(fields.get("copy_cost")),
+        warnings=_texts(_list(fields, "warnings")),
     )
+
+
+def _cost_fields(cost: CopyCost) -> dict[str, Any]:
+    return {
+        "cpu_seconds": cost.cpu_seconds,
+        "transfers": [[one.seconds, one.busy_seconds] for one in cost.transfers],
+        "round_seconds": cost.round_seconds,
+    }
+
+
+def _read_cost(fields: Any) -> CopyCost | None:
+    match fields:
+        case None:
+            return None
+        case {"cpu_seconds": float(cpu), "transfers": [*transfers], "round_seconds": float(round_)}:
+            cost = CopyCost(cpu, tuple(_read_transfer(entry) for entry in transfers), round_)
+            if min(cpu, round_) >= 0.0 and max(cpu, round_) < float("inf"):
+                return cost
+    raise ProtocolError("what copies cost are seconds")
+
+
+def _read_transfer(entry: object) -> Transfer:
+    match entry:
+        case [float(seconds), float(busy)] if min(seconds, busy) >= 0.0 and max(
+            seconds, busy
+        ) < float("inf"):
+            return Transfer(seconds, busy)
+    raise ProtocolError("a copy's way takes seconds of a link")
 
 
 def _read_expected(entry: object) -> tuple[Seat, Expected]:

@@ -36,6 +36,7 @@ from p2ptrain.training.household_plan import (
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_search import PlanSearch
+from p2ptrain.training.protecting import Protected, protected
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, integer
 from p2ptrain.training.recovery import coordinator_core as rules
 from p2ptrain.training.recovery.change import Reason
@@ -58,6 +59,9 @@ EVENTS_LIMIT = 4096
 """Far more than the answers of a household's devices to all attempts."""
 
 
+_BARE = Protected((), None)
+
+
 @dataclass(frozen=True)
 class _Made:
     """A plan of one attempt.
@@ -73,6 +77,7 @@ class _Made:
     left_out: tuple[LeftOut, ...] = ()
     expected: Mapping[Seat, Expected] = field(default_factory=dict)
     seconds: float = 0.0
+    protected: Protected = _BARE
 
 
 class Change:
@@ -212,10 +217,18 @@ class Change:
             return
         if failpoints.armed:
             await self._reach("planned.after")
-        self._made[make.epoch] = replace(made, seconds=monotonic() - started)
-        ids = {self._name(device): device for device in make.devices}
-        stages = stages_of(made.plan, ids)
-        self._events.put_nowait(rules.Planned(make.epoch, stages))
+        safe = self._protect(made, make)
+        self._made[make.epoch] = replace(made, seconds=monotonic() - started, protected=safe)
+        self._events.put_nowait(rules.Planned(make.epoch, safe.stages))
+
+    def _protect(self, made: _Made, make: rules.MakePlan) -> Protected:
+        """Keepers for a new plan; a plan that stays keeps those it has."""
+        if make.present is not None and not made.candidates:
+            return Protected(make.present.stages, None)
+        names = {device: candidate.name for device, candidate in made.candidates.items()}
+        stages = stages_of(made.plan, {name: device for device, name in names.items()})
+        links = self._surveyor.links(names)
+        return protected(self._request.planning, made.plan, stages, made.candidates, links)
 
     def _refuse_plan(self, epoch: int, reason: str) -> None:
         if epoch == self._core.epoch:
@@ -438,4 +451,6 @@ class Change:
             planning_seconds=made.seconds,
             moved_bytes=self._moved_bytes,
             expected=made.expected,
+            copy_cost=made.protected.cost,
+            warnings=made.protected.warnings,
         )

@@ -126,6 +126,8 @@ class HolderRun:
         self._emit(event)
         for change in event.changes_results:
             self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))
+        for warning in answer.warnings:
+            self._emit(Warned(warning))
 
     async def _send_model(self, digest: str, model: bytes, peer: str, message: Message) -> Message:
         if text(message.fields, "digest", 64) != digest:
@@ -155,6 +157,7 @@ class HolderRun:
             alone=self._options.local,
             sharing=prepared.sharing,
             wire=self._options.wire,
+            replicas=self._options.replicas,
         )
 
     # -- while -----------------------------------------------------------------------------------
@@ -178,7 +181,14 @@ class HolderRun:
         async def train(epoch: HolderEpoch, start: int, evaluated: int) -> bool:
             course = self._course(prepared, epoch.assignment.micro_batch)
             loop = TrainingLoop(
-                prepared, course, epoch, checkpointer, epochs, start=start, evaluated=evaluated
+                prepared,
+                course,
+                epoch,
+                checkpointer,
+                epochs,
+                epochs.copies,
+                start=start,
+                evaluated=evaluated,
             )
             try:
                 return await loop.run()
@@ -203,7 +213,7 @@ class HolderRun:
         epochs = JobEpochs(
             self._mesh,
             self._request(prepared),
-            len(description.units),
+            [unit.name for unit in description.units],
             Work(make_epoch, train, bring_home, partial(self._announce, prepared), free),
             memory,
             self._emit,
@@ -211,6 +221,8 @@ class HolderRun:
             self._options.recovery,
             replans=self._options.replan,
         )
+        if checkpointer is not None:
+            epochs.copies.readers.append(lambda: checkpointer.reading)
         try:
             await epochs.run()
         finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -41,6 +41,7 @@ from p2ptrain.training.household_plan import less_memory
 from p2ptrain.training.household_signs import HouseholdSigns
 from p2ptrain.training.job_memory import JobMemory
 from p2ptrain.training.job_reports import JobReports
+from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.recovery import holder_events as rules
@@ -83,10 +84,11 @@ class JobEpochs:
 
     Attributes:
         reports: what people hear.
+        copies: the versions that one can go back to.
 
     Args:
         planning: what the coordinator is asked first.
-        units: of the model.
+        unit_names: of the model's units, for people.
         work: what the job does in an epoch.
         memory: what it has behind it.
         steps: updates in all.
@@ -98,7 +100,7 @@ class JobEpochs:
         self,
         mesh: Mesh,
         planning: PlanningRequest,
-        units: int,
+        unit_names: Sequence[str],
         work: Work,
         memory: JobMemory,
         emit: Callable[[Event], None],
@@ -109,14 +111,16 @@ class JobEpochs:
     ) -> None:
         self._mesh = mesh
         self._planning = planning
+        self._unit_names = unit_names
         self._work = work
         self._recovery = recovery
         self._memory = memory
         reported, noted = memory.reported, memory.noted
         self._core = HolderCore(
-            mesh.self_id, units, reported.step, journal=noted, clips=planning.clip
+            mesh.self_id, len(unit_names), reported.step, journal=noted, clips=planning.clip
         )
         self.reports = JobReports(mesh, reported, emit, memory.journal.committed)
+        self.copies = KeptVersions(mesh, planning.job, self._on_stable, self.reports.warn)
         self._signs = HouseholdSigns(mesh, planning.alone, self._on_sign)
         self._elastic = Elasticity(
             mesh,
@@ -169,6 +173,7 @@ class JobEpochs:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(list(self._tasks))
+            await self.copies.close()
             if self._epoch is not None:
                 self._epoch.close()
 
@@ -273,6 +278,8 @@ class JobEpochs:
             case rules.Begin(_, _, reason, alive):
                 self._alive = alive
                 self._begin(reason)
+            case rules.KeepOnly(versions, alive):
+                self.copies.keep_only(versions, alive)
             case rules.BringHome():
                 self._run(self._go_home())
             case rules.Failure(device):
@@ -302,6 +309,7 @@ class JobEpochs:
 
     def _freeze(self) -> None:
         self.reports.trouble()
+        self.copies.end_epoch()
         if self._running is not None:
             self._running.cancel()
 
@@ -354,6 +362,7 @@ class JobEpochs:
         assert answer is not None
         self._work.announce(answer, reason)
         self._epoch = self._work.make_epoch(answer)
+        self.copies.begin(answer.assignment, answer.copy_cost, self._core.stable)
         self.reports.begin(after_trouble=reason is Reason.FAILURE)
         self._elastic.began(answer)
         version = answer.choice.version
@@ -401,6 +410,9 @@ class JobEpochs:
         else:
             self._post(rules.Home())
 
+    def _on_stable(self, version: Version) -> None:
+        self._post(rules.Stable(version, self.copies.read))
+
     def _give_up_first_weights(self) -> None:
         """The trained ones take their place, in the same memory."""
         self._memory.has_first_weights = False
@@ -436,7 +448,9 @@ class JobEpochs:
         if refusal is not None and refusal.is_plan:
             self._fail(PlanError(reason))
         elif lost is not None:
-            self._fail(self.reports.lost(reason, lost.last_places))
+            first, last = (self._unit_names[unit] for unit in (lost.units[0], lost.units[-1]))
+            layers = first if first == last else f"{first} to {last}"
+            self._fail(self.reports.lost(reason, lost.last_places, layers))
         else:
             self._fail(PeerError(reason))
 

@@ -7,12 +7,10 @@ from dataclasses import replace
 from p2ptrain.training.change_request import ChangeAnswer, InForce
 from p2ptrain.training.journal import Journal, JournalEntry
 from p2ptrain.training.recovery import holder_events as rules
+from p2ptrain.training.recovery.cadence import REPLAY_LIMIT_SECONDS
 from p2ptrain.training.recovery.choose import GlobalCopy
 from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.recovery.version import Version
-
-REPLAY_LIMIT_SECONDS = 60.0
-"""Most that it is worth to compute again from the first weights."""
 
 
 class JobMemory:

@@ -133,21 +133,25 @@ class JobReports:
         names = ", ".join(sorted(self.name(device) for device in devices))
         self._emit(Waiting(names or "a coordinator"))
 
-    def lost(self, reason: str, places: tuple[str, ...]) -> DeviceLost:
-        """What was only on the devices in `places` is nowhere any more."""
+    def lost(self, reason: str, places: tuple[str, ...], layers: str) -> DeviceLost:
+        """What was only on the devices in `places` is nowhere any more.
+
+        Args:
+            layers: what they had, by the names that people know.
+        """
         if places == (self._mesh.self_id,):
             name = self._mesh.name
             return DeviceLost(
-                f"what {name} had itself ended with its earlier process: {reason}; start again: "
-                "the job begins anew, or with --resume from the last checkpoint",
+                f"what {name} had itself ended with its earlier process, {layers}: {reason}; start "
+                "again: the job begins anew, or with --resume from the last checkpoint",
                 name=name,
             )
         names = sorted(self.name(device) for device in places) or ["a device"]
-        verb = "is" if len(names) == 1 else "are"
+        verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
         hint = "".join(dict.fromkeys(self._hints.get(device, "") for device in places))
         return DeviceLost(
-            f"{', '.join(names)} {verb} gone{hint}: {reason}; start again without it, or with "
-            "--resume from the last checkpoint",
+            f"{', '.join(names)} {verb} gone{hint}, and {layers} with {them}: {reason}; start "
+            f"again without {them}, or with --resume from the last checkpoint",
             name=names[0],
         )
 

@@ -44,6 +44,8 @@ class TrainOptions:
         wire: how activations, gradients and the parts of all-reduces travel between devices:
             exactly, or rounded ("bf16", "int8"), which changes results a little.
         recovery: how to plan after a failure.
+        replicas: keep copies of stages on other devices, so that a death costs few steps; without
+            them it goes back to the last checkpoint or to the beginning. For measurements.
     """
 
     wait_for: int = 1
@@ -60,6 +62,7 @@ class TrainOptions:
     replan: bool = True
     wire: WireFormat = WireFormat.EXACT
     recovery: Recovery = Recovery.LIGHT
+    replicas: bool = True
 
     def __post_init__(self) -> None:
         if self.wait_for < 1:

@@ -28,6 +28,7 @@ class PlanningRequest:
         sharing: how stages may be shared among devices.
         first_step: updates that the first weights have behind them.
         wire: how activations, gradients and the parts of all-reduces travel.
+        replicas: whether stages of one device are copied to another one.
     """
 
     job: str
@@ -49,6 +50,7 @@ class PlanningRequest:
     alone: bool
     sharing: Sharing
     wire: WireFormat = WireFormat.EXACT
+    replicas: bool = True
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
@@ -87,4 +89,5 @@ class PlanningRequest:
             alone=bool(fields.get("alone")),
             sharing=Sharing.read(fields.get("sharing")),
             wire=wire_format(fields),
+            replicas=bool(fields.get("replicas")),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from p2ptrain.training.checkpointer import Checkpointer
 from p2ptrain.training.evaluation import MetricMeans
 from p2ptrain.training.feeder import Feed
 from p2ptrain.training.holder_epoch import HolderEpoch
+from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.loader import Loaded, PieceLoader
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
@@ -58,6 +60,7 @@ class TrainingLoop:
         start: updates applied to the state that the epoch begins with.
         evaluated: evaluations up to this step are left out.
         reports: is told what counts.
+        copies: says which versions are kept to go back to.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class TrainingLoop:
         epoch: HolderEpoch,
         checkpointer: Checkpointer | None,
         reports: Reports,
+        copies: KeptVersions,
         *,
         start: int,
         evaluated: int,
@@ -77,6 +81,7 @@ class TrainingLoop:
         self._epoch = epoch
         self._checkpointer = checkpointer
         self._reports = reports
+        self._copies = copies
         self._ahead = asyncio.Semaphore(ROUNDS_AHEAD)
         self._ordered: asyncio.Queue[RoundOrder | None] = asyncio.Queue(ROUNDS_AHEAD + 1)
         self._targets: asyncio.Queue[tuple[PieceKey, object]] = asyncio.Queue(epoch.evaluated_ahead)
@@ -116,17 +121,21 @@ class TrainingLoop:
             order = RoundOrder(
                 shape,
                 lr_factor=self._prepared.job.lr_factor(shape.step),
-                keep=await self._keep(shape),
                 outputs=shape.mode is Mode.EVAL and bool(self._prepared.job.metrics),
             )
+            if await self._keep(shape):
+                order = replace(order, keep=True, stay=self._copies.ordered(shape.step + 1))
             await self._epoch.order(order)
             await self._ordered.put(order)
 
     async def _keep(self, shape: Round) -> bool:
-        if self._checkpointer is None or shape.mode is not Mode.TRAIN:
+        if shape.mode is not Mode.TRAIN:
             return False
-        step = shape.step + 1
-        return await self._checkpointer.wants(step, ends_epoch=self._course.ends_epoch(step))
+        step, checkpointer = shape.step + 1, self._checkpointer
+        ends_epoch = self._course.ends_epoch(step)
+        if checkpointer is not None and await checkpointer.wants(step, ends_epoch=ends_epoch):
+            return True
+        return step < self._course.steps and self._copies.wants(step)
 
     async def _feeds(self) -> AsyncIterator[Feed]:
         prepared = self._prepared
@@ -189,6 +198,7 @@ class TrainingLoop:
         step = order.round.step + 1
         self._reports.step(step, _loss(reports), order.round.samples)
         self._reports.busy({seat: report.busy for seat, report in reports.items()})
+        self._copies.round_done()
         if failpoints.armed:
             await self._epoch.reach("report.after", order.round.step)
         await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
@@ -202,6 +212,7 @@ class TrainingLoop:
                 await self._measure(means, order.round, number)
         reports = await self._epoch.tracker.complete(order.round.index)
         self._reports.evaluation(order.round.step, means.result(_loss(reports)))
+        self._copies.pause_over()
 
     async def _measure(self, means: MetricMeans, shape: Round, number: int) -> None:
         key, target = await self._targets.get()

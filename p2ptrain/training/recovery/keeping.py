@@ -93,6 +93,11 @@ class Keeping:
         if placed.keeps:
             self.ordered(placed.version)
 
+    def end(self) -> None:
+        """The epoch is over: what its devices still say is not waited for any more."""
+        self._placed = None
+        self._missing.clear()
+
     def ordered(self, version: Version) -> None:
         """A round says that what it gives is kept."""
         if not self.protects:

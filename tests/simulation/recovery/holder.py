@@ -131,6 +131,7 @@ class Holder(Node):
         match instruction:
             case h.Freeze():
                 self.epoch = self.committing = None
+                self.keeping.end()
                 self.draining = False
             case h.Drain():
                 self.draining = True
@@ -236,8 +237,6 @@ class Holder(Node):
     def _on_kept(
         self, peer: str, epoch: int, first: int, end: int, version: Version, failed: str | None
     ) -> None:
-        if self.epoch is None:
-            return
         for result in self.keeping.acknowledged(peer, epoch, (first, end), version, failed):
             match result:
                 case k.Whole(version):

@@ -11,7 +11,7 @@ import pytest
 from p2ptrain.errors import DeviceLost, PlanError
 from p2ptrain.model.stage import Stage
 from p2ptrain.observe.events import Failure, PlanEvent, Step, Warned
-from p2ptrain.training import epoch_links, household_plan, job_epochs, service
+from p2ptrain.training import device_measures, epoch_links, household_plan, job_memory
 from p2ptrain.training.options import TrainOptions
 from tests.unit.training.group_plans import Stage as GroupStage
 from tests.unit.training.group_plans import dealt, device_count, divided, force
@@ -55,8 +55,9 @@ async def test_out_of_memory_in_the_first_round_is_planned_again_from_the_same_w
     assert (first.reason, second.reason) == ("start", "failure")
     assert second.epoch > first.epoch
     assert [e.step for e in household.events if isinstance(e, Step)] == [1, 2, 3]
-    (warning,) = (e for e in household.events if isinstance(e, Warned))
-    assert "ran out of memory in the first round" in warning.message
+    warning, *uncopied = (e.message for e in household.events if isinstance(e, Warned))
+    assert "ran out of memory in the first round" in warning
+    assert all("has no copy: not enough memory" in line for line in uncopied)
 
 
 async def test_a_device_that_never_has_enough_ends_the_job_with_a_plain_line(
@@ -87,8 +88,9 @@ async def test_out_of_memory_later_is_planned_around_too(monkeypatch: pytest.Mon
         options = TrainOptions(wait_for=2, planner="pp", steps=3)
         await household.holder_run(make_job(), options, on_step(household, 1, fill)).run()
         assert household.losses == wanted
-    (warning,) = (e for e in household.events if isinstance(e, Warned))
-    assert "ran out of memory after step" in warning.message
+    warning, *uncopied = (e.message for e in household.events if isinstance(e, Warned))
+    assert "ran out of memory after step" in warning
+    assert all("has no copy: not enough memory" in line for line in uncopied)
 
 
 async def test_memory_that_is_gone_when_a_part_is_handed_out_is_planned_around(
@@ -96,8 +98,8 @@ async def test_memory_that_is_gone_when_a_part_is_handed_out_is_planned_around(
 ) -> None:
     """Between profile and preparation something else took it."""
     left = iter([0])
-    monkeypatch.setattr(service, "available_memory_bytes", lambda: next(left, 1 << 30))
-    monkeypatch.setattr(service, "usable_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(device_measures, "available_memory_bytes", lambda: next(left, 1 << 30))
+    monkeypatch.setattr(device_measures, "usable_memory_bytes", lambda: 1 << 30)
     async with devices(2, memory_bytes=None) as household:
         assert len(await _losses(household)) == 3
         assert household.plan.reason == "start"
@@ -110,14 +112,14 @@ async def test_a_device_that_is_gone_may_have_run_out_of_memory(
 ) -> None:
     """The kernel kills without a word: what the device last said of its memory is all there is."""
     monkeypatch.setattr(epoch_links, "available_memory_bytes", lambda: free_mib << 20)
-    monkeypatch.setattr(job_epochs, "REPLAY_LIMIT_SECONDS", 0.0)  # the first weights are too old
+    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)  # the first weights are too old
     async with devices(2) as household:
         killing: list[asyncio.Task[None]] = []
 
         def kill() -> None:
             killing.append(asyncio.create_task(household.mesh.kill("b")))
 
-        options = TrainOptions(wait_for=2, planner="pp")
+        options = TrainOptions(wait_for=2, planner="pp", replicas=False)
         run = household.holder_run(make_job(epochs=500), options, on_step(household, 3, kill))
         with pytest.raises(DeviceLost, match="b is gone") as caught:
             await run.run()

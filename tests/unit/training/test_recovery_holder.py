@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,8 +172,9 @@ async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others
     tmp_path: Path,
 ) -> None:
     """What it had itself is nowhere else: it says so."""
+    options = replace(_options(3), replicas=False)
     async with devices(3) as household:
-        process = Process(household, tmp_path, _job(), _options(3))
+        process = Process(household, tmp_path, _job(), options)
         process.at_step(5)
         await process.ended()
         job = _job()
@@ -180,11 +182,27 @@ async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others
             for parameter in job.model.parameters():
                 parameter.add_(1.0)
         await household.restart("a")
-        run = household.holder_run(job, _options(3), folder=process.left)
+        run = household.holder_run(job, options, folder=process.left)
         with pytest.raises(PeerError, match="a had itself ended with its earlier process"):
             await run.run()
         for name in ("b", "c"):
             await household.until_idle(name)
+
+
+async def test_what_a_holder_had_itself_is_kept_by_its_neighbour(tmp_path: Path) -> None:
+    """Its own first weights are of no use: another process has drawn others."""
+    losses, weights = await undisturbed(3)
+    async with devices(3) as household:
+        process = Process(household, tmp_path, _job(), _options(3))
+        process.at_step(9)
+        await process.ended()
+        job = _job()
+        with torch.no_grad():
+            for parameter in job.model.parameters():
+                parameter.add_(1.0)
+        await again(household, process, job, _options(3))
+        assert household.losses == losses
+    assert_same(job, weights)
 
 
 async def test_what_was_evaluated_is_not_told_again(tmp_path: Path) -> None:

@@ -156,7 +156,8 @@ async def test_what_turns_out_to_be_gone_ends_the_wait(monkeypatch: pytest.Monke
             if isinstance(event, Waiting) and not ending:
                 ending.append(asyncio.create_task(end()))
 
-        with pytest.raises(DeviceLost, match="b, c are gone"):
+        lost = r"b, c are gone.*, and \w+(\.\w+)* to \w+(\.\w+)* with them: units \d+ to \d+"
+        with pytest.raises(DeviceLost, match=lost):
             await household.holder_run(_job(), _options(3), listen).run()
         await ending[0]
 

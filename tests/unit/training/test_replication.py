@@ -1,13 +1,13 @@
 """Copies of stages at neighbours: what they are, what becomes of them, and going back to them.
 
-The holder's account of copies stands here by itself, so that a test can say when which is kept.
+The holder's account of copies is watched, so that a test can say when which is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -18,28 +18,20 @@ from p2ptrain.mesh.memory import memory_id
 from p2ptrain.model.wire import pack
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Recovered, Step
-from p2ptrain.plan.plan import Plan
-from p2ptrain.training import changing, collecting
-from p2ptrain.training.assigning import stages_of
+from p2ptrain.training import collecting
 from p2ptrain.training.collecting import Pacing
 from p2ptrain.training.digests import digests_of
 from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import (
-    REPLICA_KEPT,
-    VERSIONS_KEEP,
-    EpochKey,
     ReplicaKept,
     RoundOrder,
-    VersionsKeep,
 )
 from p2ptrain.training.recovery.holdings import Holding, Kind
-from p2ptrain.training.recovery.placed import PlacedStage
 from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.rounds import Round
-from p2ptrain.training.training_loop import TrainingLoop
 from p2ptrain.training.versions import VersionStore
 from tests.unit.training.household import Devices, devices
 from tests.unit.training.test_job_life import make_job
@@ -61,7 +53,7 @@ async def _undisturbed(name: str = "mlp") -> tuple[list[float], dict[str, Tensor
 
 
 class Account:
-    """Stands for the holder's: orders copies after `steps`, says which versions are stable.
+    """Watches the holder's account of copies, which orders them after `steps` alone.
 
     Attributes:
         kept: what devices told, in order.
@@ -76,51 +68,42 @@ class Account:
         self.gates: dict[int, Callable[[], bool]] = {}
         self.versions: list[Version] = []
         self._changed = asyncio.Event()
-        self._acknowledged: dict[Version, set[tuple[int, int]]] = {}
-        self._mesh = None
         account = self
 
-        async def keep(loop: TrainingLoop, shape: Round) -> bool:
-            return shape.step + 1 in steps
+        order, begin = HolderEpoch.order, HolderEpoch.begin
+        hear, keep_only = KeptVersions._kept, KeptVersions.keep_only
 
-        order = HolderEpoch.order
-        begin = HolderEpoch.begin
+        def wants(copies: KeptVersions, step: int) -> bool:
+            return step in steps
 
         async def gated(epoch: HolderEpoch, what: RoundOrder) -> None:
             gate = account.gates.pop(what.round.step, None)
             if gate is not None:
                 await account.until(gate)
-            stay = () if account.stable is None else (account.stable,)
-            await order(epoch, replace(what, stay=stay))
+            await order(epoch, what)
 
         async def noted(epoch: HolderEpoch) -> bool:
             if not epoch._has_begun:
                 account.versions.append(epoch.assignment.version)
             return await begin(epoch)
 
-        monkeypatch.setattr(TrainingLoop, "_keep", keep)
+        async def heard(copies: KeptVersions, peer: str, message: Message) -> None:
+            name = copies._mesh.members[peer].name
+            account.kept.append((name, ReplicaKept.read(message.fields)))
+            await hear(copies, peer, message)
+            account.changed()
+
+        def told(
+            copies: KeptVersions, versions: Collection[Version], members: Collection[str]
+        ) -> None:
+            account.stable = next(iter(versions))
+            keep_only(copies, versions, members)
+
+        monkeypatch.setattr(KeptVersions, "wants", wants)
+        monkeypatch.setattr(KeptVersions, "_kept", heard)
+        monkeypatch.setattr(KeptVersions, "keep_only", told)
         monkeypatch.setattr(HolderEpoch, "order", gated)
         monkeypatch.setattr(HolderEpoch, "begin", noted)
-        monkeypatch.setattr(changing, "stages_of", _with_keepers)
-
-    def listen(self, household: Devices) -> None:
-        """From now on; the holder is the household's first device."""
-        holder = household.mesh["a"]
-
-        async def on_kept(peer: str, message: Message) -> None:
-            kept, job = ReplicaKept.read(message.fields), EpochKey.read(message.fields).job
-            self.kept.append((holder.members[peer].name, kept))
-            if kept.failed is None:
-                whole = self._acknowledged.setdefault(kept.version, set())
-                whole.add((kept.first, kept.end))
-                if whole >= {tuple(stage.units) for stage in household.plan.stages}:
-                    self.stable = kept.version
-                    fields = VersionsKeep(job, (kept.version,)).fields()
-                    for device in [holder.self_id, *holder.connected]:
-                        await holder.send(device, Message(VERSIONS_KEEP, fields))
-            self.changed()
-
-        holder.route(REPLICA_KEPT, on_kept)
 
     def changed(self) -> None:
         """Somebody may wait for it."""
@@ -131,18 +114,6 @@ class Account:
         while not condition():
             self._changed.clear()
             await self._changed.wait()
-
-
-def _with_keepers(plan: Plan, ids: Mapping[str, str]) -> tuple[PlacedStage, ...]:
-    """The next stage's device keeps a stage's copies; of the last, the one before."""
-    stages = stages_of(plan, ids)
-    if len(stages) == 1:
-        return stages
-    near = [p + 1 if p + 1 < len(stages) else p - 1 for p in range(len(stages))]
-    return tuple(
-        replace(stage, copies_to=stages[p].devices[0])
-        for stage, p in zip(stages, near, strict=True)
-    )
 
 
 def _keepers(household: Devices) -> list[tuple[tuple[int, int], str, str]]:
@@ -223,7 +194,6 @@ async def test_a_death_goes_back_to_the_copies_bit_by_bit(
     account, job = Account(monkeypatch, 4), _job()
     account.gates[6] = lambda: account.stable == R
     async with devices(3) as household:
-        account.listen(household)
         await Dying(household, {8: name}).train(job)
         _assert_same(wanted, household, job)
         assert account.versions == [Version(0, 0), R]
@@ -258,7 +228,6 @@ async def test_copies_are_the_stages_bit_by_bit_and_lie_alike(
 
     account.gates[10] = look
     async with devices(3) as household:
-        account.listen(household)
         await Dying(household).train(job)
         assert sorted(looked) == ["a", "b", "c"]
         keepers = [keeper for _, _, keeper in _keepers(household)]
@@ -283,7 +252,6 @@ async def test_what_is_older_than_the_stable_version_goes(monkeypatch: pytest.Mo
 
     account.gates = {6: look(6, R), 9: look(9, LATER)}
     async with devices(3) as household:
-        account.listen(household)
         await Dying(household).train(_job())
     assert seen[6] == {R}
     assert LATER in seen[9]
@@ -316,7 +284,6 @@ async def test_whoever_dies_while_a_copy_is_on_its_way_the_one_before_counts(
             return True
 
         account.gates[6] = is_stable
-        account.listen(household)
         await dying.train(job)
         _assert_same(wanted, household, job)
         assert account.versions[0] == Version(0, 0)
@@ -339,7 +306,6 @@ async def test_no_memory_for_a_copy_is_told_and_training_goes_on(
     monkeypatch.setattr(LiveStage, "copied", scarce)
     account.gates[10] = lambda: account.stable == LATER
     async with devices(3) as household:
-        account.listen(household)
         await Dying(household).train(job)
         _assert_same(wanted, household, job)
         failed = [(name, k.first, k.version, k.failed) for name, k in account.kept if k.failed]
@@ -349,14 +315,12 @@ async def test_no_memory_for_a_copy_is_told_and_training_goes_on(
 async def test_a_keeper_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account(monkeypatch, 4)
     monkeypatch.setattr(collecting, "available_memory_bytes", lambda: 100)
-    account.gates[6] = lambda: len(account.kept) == 3
+    account.gates[6] = lambda: len(account.kept) >= 3
     async with devices(3) as household:
-        account.listen(household)
         await Dying(household).train(_job())
-    assert {kept.failed for _, kept in account.kept} == {
-        "b has no 0 MiB free for a copy",
-        "c has no 0 MiB free for a copy",
-    }
+    told = {f"{name} has no 0 MiB free for a copy" for name, _ in account.kept}
+    assert {kept.failed for _, kept in account.kept} == told
+    assert {"b", "c"} <= {name for name, _ in account.kept}
 
 
 async def test_a_copy_that_has_changed_in_memory_is_not_gone_back_to(
@@ -366,7 +330,6 @@ async def test_a_copy_that_has_changed_in_memory_is_not_gone_back_to(
     wanted = await _undisturbed()
     account, job = Account(monkeypatch, 4), _job()
     async with devices(3) as household:
-        account.listen(household)
         dying = Dying(household)
 
         def spoil() -> bool:

@@ -1,0 +1,239 @@
+"""The holder's side of copies: which versions are kept, where they are, what may go.
+
+    train.round {keep, stay} ──► devices copy, offer ──► replica.kept
+                                  whole: versions.keep to all ◄──┤
+                           failed: replica.keeper to the owner ◄─┘
+
+The shell of `recovery.keeping` and `recovery.cadence`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from time import monotonic
+from typing import Any
+
+from p2ptrain import failpoints
+from p2ptrain.errors import PeerError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.net.message import Message
+from p2ptrain.training.assigning import placed_of
+from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.protocol import (
+    REPLICA_KEEPER,
+    REPLICA_KEPT,
+    VERSIONS_KEEP,
+    EpochKey,
+    ReplicaKeeper,
+    ReplicaKept,
+    VersionsKeep,
+)
+from p2ptrain.training.recovery.cadence import CopyCost, ReplicaCadence
+from p2ptrain.training.recovery.keeping import (
+    Abandoned,
+    Keeping,
+    KeepingResult,
+    TryKeeper,
+    Whole,
+)
+from p2ptrain.training.recovery.version import Version
+
+log = get_logger(__name__)
+
+NO_COST = CopyCost(0.0, (), 0.0)
+"""Where nobody has reckoned one: rounds alone say how often."""
+
+
+class KeptVersions:
+    """See the module. One a job, in its event loop; `close` it.
+
+    Attributes:
+        stable: what one goes back to, None while there is nothing but the first weights.
+        readers: each says which version it still reads, if any; that one stays.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        job: str,
+        on_stable: Callable[[Version], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """Nothing is kept yet.
+
+        Args:
+            on_stable: hears of each version that is whole.
+            warn: tells people.
+        """
+        self.stable: Version | None = None
+        self.readers: list[Callable[[], Version | None]] = []
+        self._mesh = mesh
+        self._job = job
+        self._on_stable = on_stable
+        self._warn = warn
+        self._warned: set[str] = set()
+        self._keeping = Keeping()
+        self._cadence: ReplicaCadence | None = None
+        self._cost: CopyCost | None = None
+        self._epoch = 0
+        self._telling: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        mesh.route(REPLICA_KEPT, self._kept)
+
+    @property
+    def read(self) -> tuple[Version, ...]:
+        """Versions that somebody still reads."""
+        found = (reader() for reader in self.readers)
+        return tuple(version for version in found if version is not None)
+
+    @property
+    def seconds_between(self) -> float:
+        """From one kept version to the next; infinite where none is kept."""
+        cadence = self._cadence
+        if cadence is None:
+            return float("inf")
+        return cadence.interval_rounds * cadence.round_seconds
+
+    def begin(self, assignment: Assignment, cost: CopyCost | None, stable: Version | None) -> None:
+        """An epoch begins.
+
+        Args:
+            cost: of one version, None where it is what it was.
+            stable: what one goes back to now.
+        """
+        placed, now = placed_of(assignment), monotonic()
+        self.stable, self._epoch = stable, placed.epoch
+        self._cost = cost or self._cost or NO_COST
+        self._keeping.begin(placed)
+        self._cadence = None
+        if placed.protects:
+            self._cadence = ReplicaCadence(self._cost, placed.version.step, now)
+            if placed.keeps:
+                self._cadence.ordered(placed.version.step, now)
+
+    def end_epoch(self) -> None:
+        """What was on its way will not be waited for."""
+        self._keeping.end()
+        self._cadence = None
+
+    def wants(self, step: int) -> bool:
+        """Whether the version after `step` updates is to be kept."""
+        cadence = self._cadence
+        if cadence is None:
+            return False
+        if cadence.is_late(monotonic()):
+            self._take(self._keeping.give_up("it took too long"))
+        return cadence.wants(step)
+
+    def ordered(self, step: int) -> tuple[Version, ...]:
+        """The version after `step` updates is kept, whoever wanted it; which versions stay then."""
+        version = Version(step, self._epoch)
+        if self._cadence is not None:
+            self._keeping.ordered(version)
+            self._cadence.ordered(step, monotonic())
+        stable = () if self.stable is None else (self.stable,)
+        named = dict.fromkeys((*stable, *self.read, *self._keeping.under_way, version))
+        return tuple(named)
+
+    def round_done(self) -> None:
+        """A round of training has ended."""
+        if self._cadence is not None:
+            self._cadence.round_done(monotonic())
+
+    def pause_over(self) -> None:
+        """Something that is no training took the time until now."""
+        if self._cadence is not None:
+            self._cadence.pause_over(monotonic())
+
+    def keep_only(self, versions: Collection[Version], members: Collection[str]) -> None:
+        """Tell `members` that what is older than these may go.
+
+        Who is slow to hear it holds up nobody, and hears the next such word instead.
+        """
+        message = Message(VERSIONS_KEEP, VersionsKeep(self._job, tuple(versions)).fields())
+        if self._telling is not None:
+            self._telling.cancel()
+        self._telling = self._spawn(self._tell_all(sorted(members), message), "versions to keep")
+
+    async def close(self) -> None:
+        """Hear and tell nothing any more."""
+        self._mesh.unroute(REPLICA_KEPT)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    # -- what devices say ------------------------------------------------------------------------
+
+    async def _kept(self, peer: str, message: Message) -> None:
+        key, kept = EpochKey.read(message.fields), ReplicaKept.read(message.fields)
+        if key.job != self._job:
+            return
+        units = (kept.first, kept.end)
+        found = self._keeping.acknowledged(peer, key.epoch, units, kept.version, kept.failed)
+        if failpoints.armed and any(isinstance(result, Whole) for result in found):
+            await failpoints.reach("stable.before", device=self._mesh.self_id)
+        self._take(found)
+
+    def _take(self, results: list[KeepingResult]) -> None:
+        for result in results:
+            match result:
+                case Whole(version):
+                    self._end_one(whole=True)
+                    self.stable = version
+                    log.info("version_stable", step=version.step, computed=version.computed)
+                    self._on_stable(version)
+                case TryKeeper():
+                    self._spawn(self._try_keeper(result), "another keeper")
+                case Abandoned():
+                    self._end_one(whole=False)
+                    self._tell_abandoned(result)
+
+    def _end_one(self, *, whole: bool) -> None:
+        if self._cadence is not None and not self._keeping.under_way:
+            self._cadence.ended(whole=whole)
+
+    def _tell_abandoned(self, what: Abandoned) -> None:
+        name = self._name(what.device)
+        log.info("version_abandoned", step=what.version.step, device=name, why=what.why)
+        line = f"{name} could not keep a copy of stage {what.stage}: {what.why}"
+        if what.device not in self._warned:
+            self._warned.add(what.device)
+            self._warn(f"{line}; training goes on, and a death goes back to an older version")
+
+    # -- what devices are told -------------------------------------------------------------------
+
+    async def _try_keeper(self, what: TryKeeper) -> None:
+        keeper = ReplicaKeeper(what.version, what.first, what.end, what.keeper)
+        key = EpochKey(self._job, what.epoch)
+        log.info("another_keeper", first=what.first, keeper=self._name(what.keeper))
+        await self._send(what.owner, Message(REPLICA_KEEPER, {**key.fields(), **keeper.fields()}))
+
+    async def _tell_all(self, members: list[str], message: Message) -> None:
+        if failpoints.armed:
+            await failpoints.reach("versions.keep.between", device=self._mesh.self_id)
+        await asyncio.gather(*(self._send(member, message) for member in members))
+
+    async def _send(self, device: str, message: Message) -> None:
+        try:
+            await self._mesh.send(device, message)
+        except PeerError as error:
+            # the end of the link ends the epoch, or the next such word says as much
+            log.info("not_told_of_copies", kind=message.kind, device=device[:12], why=str(error))
+
+    def _name(self, device: str) -> str:
+        member = self._mesh.members.get(device)
+        return member.name if member is not None else device[:12]
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("copies_not_told", work=task.get_name(), exc_info=error)

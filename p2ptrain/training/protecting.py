@@ -1,0 +1,135 @@
+"""What a plan's copies are: who keeps them, what they cost, and whom they leave without; pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from p2ptrain.plan.cluster import Link
+from p2ptrain.plan.overheads import REFERENCE, Overheads
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.profile import Profile
+from p2ptrain.training.household_plan import Candidate, overheads_of
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.profiling import to_profile
+from p2ptrain.training.recovery.cadence import CopyCost, Transfer
+from p2ptrain.training.recovery.placed import PlacedStage
+from p2ptrain.training.recovery.protect import Protection, Unprotected, protect
+
+COPIES_AN_UPDATE_BYTE = 1.0
+"""A byte copied into memory that is there costs as much as one of an update."""
+DIGESTS_AN_UPDATE_BYTE = 1.5
+"""A byte's checksum, in the same measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protected:
+    """A plan's stages with their keepers.
+
+    Attributes:
+        cost: None where nothing is kept.
+        warnings: for people, a line a stage of which no copy is kept.
+    """
+
+    stages: tuple[PlacedStage, ...]
+    cost: CopyCost | None
+    warnings: tuple[str, ...] = ()
+
+
+def protected(
+    request: PlanningRequest,
+    plan: Plan,
+    stages: Sequence[PlacedStage],
+    candidates: Mapping[str, Candidate],
+    links: Mapping[tuple[str, str], Link],
+) -> Protected:
+    """Give the stages of a new plan their keepers.
+
+    Args:
+        stages: the plan's, with ids.
+        candidates: by id, all devices of the plan.
+        links: by names.
+    """
+    if not request.replicas:
+        return Protected(tuple(stages), None)
+    profile = to_profile(candidates[_any_of(candidates, stages)].measured, request)
+    sizes = [state_bytes(profile, stage) for stage in stages]
+    peaks = plan.predicted.peak_bytes
+    spare = {
+        device: candidate.memory_bytes - peaks.get(candidate.name, 0)
+        for device, candidate in candidates.items()
+    }
+    found = protect(stages, sizes, spare)
+    names = {device: candidate.name for device, candidate in candidates.items()}
+    warnings = tuple(_warning(one, names) for one in found.unprotected)
+    if all(stage.copies_to is None for stage in found.stages):
+        return Protected(found.stages, None, warnings)
+    overheads = {device: overheads_of(one) or REFERENCE for device, one in candidates.items()}
+    cost = CopyCost(
+        cpu_seconds=_cpu_seconds(found, sizes, overheads),
+        transfers=tuple(_transfers(found, sizes, profile, plan, names, links)),
+        round_seconds=plan.predicted.round_seconds,
+    )
+    return Protected(found.stages, cost, warnings)
+
+
+def state_bytes(profile: Profile, stage: PlacedStage) -> int:
+    """Parameters and optimizer state of one version; buffers are small beside them."""
+    parameters = sum(unit.parameter_bytes for unit in profile.units[stage.first : stage.end])
+    return int(parameters * (1.0 + profile.optimizer_state_ratio))
+
+
+def _any_of(candidates: Mapping[str, Candidate], stages: Sequence[PlacedStage]) -> str:
+    """Whose profile says how large units are: all say the same."""
+    return next(device for stage in stages for device in stage.devices if device in candidates)
+
+
+def _warning(missing: Unprotected, names: Mapping[str, str]) -> str:
+    short = missing.short
+    where = "" if short in (None, missing.device) else f" on {names[short or '']}"
+    return (
+        f"stage {missing.stage} on {names[missing.device]} has no copy: not enough memory{where}; "
+        "a death there goes back to the last checkpoint"
+    )
+
+
+def _cpu_seconds(
+    found: Protection, sizes: Sequence[int], overheads: Mapping[str, Overheads]
+) -> float:
+    """Of the device that one version costs most."""
+    spent: dict[str, float] = defaultdict(float)
+    for stage, size in zip(found.stages, sizes, strict=True):
+        for device in stage.devices:
+            spent[device] += size * COPIES_AN_UPDATE_BYTE * overheads[device].update_byte_seconds
+        if stage.copies_to is not None:
+            for device in (stage.devices[0], stage.copies_to):
+                its = overheads[device]
+                digest = DIGESTS_AN_UPDATE_BYTE * its.update_byte_seconds
+                spent[device] += size * (digest + its.byte_seconds)
+    return max(spent.values(), default=0.0)
+
+
+def _transfers(
+    found: Protection,
+    sizes: Sequence[int],
+    profile: Profile,
+    plan: Plan,
+    names: Mapping[str, str],
+    links: Mapping[tuple[str, str], Link],
+) -> list[Transfer]:
+    batch = plan.split.batch_size
+    transfers = []
+    for p, (stage, size) in enumerate(zip(found.stages, sizes, strict=True)):
+        keeper = stage.copies_to
+        link = links.get((names[stage.devices[0]], names[keeper])) if keeper is not None else None
+        if keeper is None or link is None:
+            continue
+        crossing = 0
+        if p + 1 < len(found.stages) and keeper in found.stages[p + 1].devices:
+            crossing = profile.units[stage.end - 1].output_bytes
+        elif p and keeper in found.stages[p - 1].devices:
+            crossing = profile.units[stage.first - 1].output_bytes
+        rate = link.bytes_per_s
+        transfers.append(Transfer(size / rate, batch * crossing / rate))
+    return transfers

@@ -1,0 +1,139 @@
+"""After how many rounds the next version is kept.
+
+    rounds >= cost of one version / (COST_SHARE x a round)         copies may cost so much
+    rounds >= transfer / (IDLE_SHARE x what a round leaves free)   of each link that copies take
+    rounds <= REPLAY_LIMIT_SECONDS / a round                       most that is computed again
+
+Never while one is on its way. What a version costs is first reckoned from bytes and from what the
+devices' yardsticks say, and then seen: rounds in which copies are made and travel take longer than
+others. Seen costs count for half each time, and no less than a part of what was reckoned: rounds
+differ for other reasons too.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass
+
+COST_SHARE = 0.02
+"""Of the time, for copies."""
+IDLE_SHARE = 0.5
+"""Of the time that a round leaves a link free."""
+REPLAY_LIMIT_SECONDS = 60.0
+"""Most that is computed again after a death, in seconds of undisturbed training."""
+SEEN_SHARE = 0.5
+"""What a newly seen cost counts for."""
+LEAST_OF_RECKONED, MOST_OF_RECKONED = 0.1, 10.0
+"""Bounds of what a cost is taken for, as shares of what was reckoned."""
+ROUNDS_SEEN = 32
+"""Undisturbed rounds of which the middle one says how long a round takes."""
+LEAST_FREE_SECONDS = 1e-4
+"""Of a round, where a link has nothing left: copies must pass all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One stage's copy on its way to its keeper.
+
+    Attributes:
+        seconds: what it takes of the link.
+        busy_seconds: what a round takes of it.
+    """
+
+    seconds: float
+    busy_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCost:
+    """What it takes to keep one version, as far as it can be reckoned.
+
+    Attributes:
+        cpu_seconds: of the device that it costs most: to copy, digest, send and receive.
+        transfers: of the protected stages.
+        round_seconds: what the plan predicts for a round.
+    """
+
+    cpu_seconds: float
+    transfers: tuple[Transfer, ...]
+    round_seconds: float
+
+
+class ReplicaCadence:
+    """Decides for one epoch. Time is an argument: seconds of any monotonic clock.
+
+    Attributes:
+        cost_seconds: what one version is taken to cost.
+    """
+
+    def __init__(self, cost: CopyCost, step: int, now: float) -> None:
+        """The epoch begins with version `step`, which can be gone back to."""
+        self.cost_seconds = cost.cpu_seconds
+        self._cost = cost
+        self._last_step = step  # kept last
+        self._round_at = now
+        self._quiet: deque[float] = deque(maxlen=ROUNDS_SEEN)
+        self._disturbed: list[float] = []  # rounds since the version on its way was ordered
+        self._is_under_way = False
+        self._since = now
+
+    @property
+    def round_seconds(self) -> float:
+        """Of an undisturbed round."""
+        if not self._quiet:
+            return max(self._cost.round_seconds, 1e-6)
+        return statistics.median(self._quiet)
+
+    @property
+    def interval_rounds(self) -> int:
+        """From one kept version to the next."""
+        seconds = self.round_seconds
+        rounds = [self.cost_seconds / (COST_SHARE * seconds)]
+        for transfer in self._cost.transfers:
+            free = max(seconds - transfer.busy_seconds, LEAST_FREE_SECONDS)
+            rounds.append(transfer.seconds / (IDLE_SHARE * free))
+        most = max(1, int(REPLAY_LIMIT_SECONDS / seconds))
+        return min(max(1, math.ceil(max(rounds))), most)
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long a version may be on its way before something must be wrong."""
+        slowest = max((transfer.seconds for transfer in self._cost.transfers), default=0.0)
+        interval = self.interval_rounds * self.round_seconds
+        return max(REPLAY_LIMIT_SECONDS, 4 * interval, 10 * slowest)
+
+    def wants(self, step: int) -> bool:
+        """Whether the version after `step` updates is to be kept."""
+        return not self._is_under_way and step - self._last_step >= self.interval_rounds
+
+    def ordered(self, step: int, now: float) -> None:
+        """The version after `step` updates is to be kept, whoever wants it."""
+        self._last_step = max(step, self._last_step)
+        self._is_under_way, self._since = True, now
+        self._disturbed.clear()
+
+    def is_late(self, now: float) -> bool:
+        """Whether the version on its way has taken too long."""
+        return self._is_under_way and now - self._since > self.patience_seconds
+
+    def round_done(self, now: float) -> None:
+        """A round of training has ended."""
+        seconds, self._round_at = now - self._round_at, now
+        (self._disturbed if self._is_under_way else self._quiet).append(seconds)
+
+    def pause_over(self, now: float) -> None:
+        """Something else than training took the time until now: an evaluation."""
+        self._round_at = now
+
+    def ended(self, *, whole: bool) -> None:
+        """No version is on its way any more."""
+        if whole and self._quiet and self._disturbed:
+            extra = sum(self._disturbed) - len(self._disturbed) * self.round_seconds
+            reckoned = self._cost.cpu_seconds
+            least, most = LEAST_OF_RECKONED * reckoned, MOST_OF_RECKONED * reckoned
+            seen = (1 - SEEN_SHARE) * self.cost_seconds + SEEN_SHARE * extra
+            self.cost_seconds = min(max(seen, least), most)
+        self._is_under_way = False
+        self._disturbed.clear()

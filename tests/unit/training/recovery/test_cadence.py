@@ -1,0 +1,129 @@
+"""How often a version is kept."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.training.recovery.cadence import (
+    COST_SHARE,
+    IDLE_SHARE,
+    LEAST_OF_RECKONED,
+    MOST_OF_RECKONED,
+    REPLAY_LIMIT_SECONDS,
+    CopyCost,
+    ReplicaCadence,
+    Transfer,
+)
+
+seconds = st.floats(1e-4, 100.0)
+costs = st.builds(
+    CopyCost,
+    cpu_seconds=st.floats(0.0, 100.0),
+    transfers=st.lists(
+        st.builds(Transfer, seconds=st.floats(0.0, 1000.0), busy_seconds=st.floats(0.0, 10.0)),
+        max_size=3,
+    ).map(tuple),
+    round_seconds=seconds,
+)
+
+
+@given(costs)
+def test_what_is_computed_again_is_bounded_and_else_the_cost(cost: CopyCost) -> None:
+    cadence = ReplicaCadence(cost, 0, 0.0)
+    rounds = cadence.interval_rounds
+    assert rounds >= 1
+    assert rounds == 1 or rounds * cost.round_seconds <= REPLAY_LIMIT_SECONDS
+    if rounds < int(REPLAY_LIMIT_SECONDS / cost.round_seconds):
+        assert cost.cpu_seconds <= COST_SHARE * rounds * cost.round_seconds * (1 + 1e-9)
+        for transfer in cost.transfers:
+            free = cost.round_seconds - transfer.busy_seconds
+            if free > 1e-4:
+                assert transfer.seconds <= IDLE_SHARE * rounds * free * (1 + 1e-9)
+
+
+@given(costs, st.lists(st.tuples(seconds, st.booleans()), max_size=60))
+def test_never_two_at_once_and_never_more_often_than_it_says(
+    cost: CopyCost, course: list[tuple[float, bool]]
+) -> None:
+    cadence = ReplicaCadence(cost, 0, 0.0)
+    now, last, under_way = 0.0, 0, False
+    for step, (took, whole) in enumerate(course, start=1):
+        wanted = cadence.wants(step)
+        assert not (wanted and under_way)
+        assert wanted == (not under_way and step - last >= cadence.interval_rounds)
+        if wanted:
+            cadence.ordered(step, now)
+            last, under_way = step, True
+        now += took
+        cadence.round_done(now)
+        if under_way and whole:
+            cadence.ended(whole=True)
+            under_way = False
+        reckoned = cost.cpu_seconds
+        least, most = LEAST_OF_RECKONED * reckoned, MOST_OF_RECKONED * reckoned
+        assert least * (1 - 1e-9) <= cadence.cost_seconds <= most * (1 + 1e-9)
+
+
+def test_bytes_and_links_say_how_often() -> None:
+    cost = CopyCost(0.1, (Transfer(2.0, 0.5),), round_seconds=1.0)
+    cadence = ReplicaCadence(cost, 10, 0.0)
+    assert cadence.interval_rounds == max(
+        math.ceil(0.1 / COST_SHARE), math.ceil(2.0 / (IDLE_SHARE * 0.5))
+    )
+    assert not cadence.wants(17)
+    assert cadence.wants(18)
+
+
+def drive(cadence: ReplicaCadence, quiet: float, disturbed: float, versions: int) -> None:
+    """Rounds of `quiet` seconds, three of `disturbed` ones while a version is on its way."""
+    now, step = 0.0, 0
+    for _ in range(versions):
+        while not cadence.wants(step + 1):
+            step, now = step + 1, now + quiet
+            cadence.round_done(now)
+        cadence.ordered(step + 1, now)
+        for _ in range(3):
+            step, now = step + 1, now + disturbed
+            cadence.round_done(now)
+        cadence.ended(whole=True)
+
+
+@pytest.mark.parametrize(("disturbed", "cost"), [(0.15, 0.15), (0.1, 0.02), (0.4, 0.9)])
+def test_what_a_version_is_seen_to_cost_counts_in_the_end(disturbed: float, cost: float) -> None:
+    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=3.0), 0, 0.0)
+    drive(cadence, quiet=0.1, disturbed=disturbed, versions=12)
+    assert cadence.round_seconds == pytest.approx(0.1)
+    assert cadence.cost_seconds == pytest.approx(cost, rel=0.05)
+    assert cadence.interval_rounds == math.ceil(cadence.cost_seconds / (COST_SHARE * 0.1) - 1e-9)
+
+
+def test_what_is_abandoned_says_nothing_about_the_cost_and_is_tried_again_later() -> None:
+    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    cadence.round_done(1.0)
+    cadence.ordered(2, 1.0)
+    cadence.round_done(9.0)
+    cadence.ended(whole=False)
+    assert cadence.cost_seconds == 0.2
+    assert not cadence.wants(11)
+    assert cadence.wants(12)
+
+
+def test_a_version_that_takes_far_too_long_is_late() -> None:
+    cadence = ReplicaCadence(CopyCost(0.2, (Transfer(20.0, 0.0),), round_seconds=1.0), 0, 0.0)
+    assert not cadence.is_late(1e9)
+    cadence.ordered(40, 5.0)
+    assert not cadence.is_late(5.0 + cadence.patience_seconds)
+    assert cadence.is_late(5.1 + cadence.patience_seconds)
+    assert cadence.patience_seconds >= 200.0
+
+
+def test_an_evaluation_is_no_long_round() -> None:
+    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    cadence.round_done(1.0)
+    cadence.pause_over(50.0)
+    cadence.round_done(51.0)
+    assert cadence.round_seconds == 1.0

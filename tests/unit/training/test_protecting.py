@@ -1,0 +1,113 @@
+"""A plan's copies: keepers by what memory the plan leaves, what they cost, and words about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.plan.cluster import Link
+from p2ptrain.plan.overheads import REFERENCE
+from p2ptrain.plan.plan import Plan
+from p2ptrain.training.household_plan import Candidate
+from p2ptrain.training.protecting import (
+    COPIES_AN_UPDATE_BYTE,
+    DIGESTS_AN_UPDATE_BYTE,
+    Protected,
+    protected,
+)
+from p2ptrain.training.recovery.placed import PlacedStage
+from tests.unit.training.test_memory_needs import measured, request
+
+STATE = 2  # bytes of state a byte of parameters: SGD with momentum
+UNITS = ((1000, 50, 10), (600, 30, 10), (400, 20, 10))
+PEAK = 10_000
+STAGES = (PlacedStage(0, 1, ("ix",)), PlacedStage(1, 2, ("iy",)), PlacedStage(2, 3, ("iz",)))
+RATE = 1e6
+
+
+def plan() -> Plan:
+    return Plan.from_json(
+        {
+            "format": "p2ptrain.plan/1",
+            "planner": "pp",
+            "micro_batch": 4,
+            "micro_batches": 4,
+            "stages": [
+                {"units": [p, p + 1], "devices": [{"name": name, "share": 4}], "warmup": 3 - p}
+                for p, name in enumerate("xyz")
+            ],
+            "predicted": {
+                "round_seconds": 2.0,
+                "samples_per_s": 8.0,
+                "peak_bytes": dict.fromkeys("xyz", PEAK),
+            },
+            "left_out": [],
+        },
+        "plan",
+        batch_size=16,
+    )
+
+
+def found(*, replicas: bool = True, **memory_bytes: int) -> Protected:
+    """With the memory that x, y and z offer; without a word as much as anyone could want."""
+    candidates = {
+        f"i{name}": Candidate(f"i{name}", name, measured(*UNITS), memory_bytes.get(name, 1 << 30))
+        for name in "xyz"
+    }
+    links = {(one, other): Link(RATE, 0.0) for one in "xyz" for other in "xyz"}
+    asked = replace(request(), replicas=replicas)
+    return protected(asked, plan(), STAGES, candidates, links)
+
+
+def test_neighbours_keep_and_the_cost_is_that_of_the_device_with_most_of_it() -> None:
+    safe = found()
+    assert [stage.copies_to for stage in safe.stages] == ["iy", "iz", "iy"]
+    assert safe.warnings == ()
+    assert safe.cost is not None
+    assert safe.cost.round_seconds == 2.0
+    # y copies and sends 600 bytes of parameters, and keeps 1000 and 400 of others
+    update, byte = REFERENCE.update_byte_seconds, REFERENCE.byte_seconds
+    copied = STATE * 600 * COPIES_AN_UPDATE_BYTE * update
+    passed = STATE * (600 + 1000 + 400) * (DIGESTS_AN_UPDATE_BYTE * update + byte)
+    assert safe.cost.cpu_seconds == pytest.approx(copied + passed)
+    ways = [(t.seconds, t.busy_seconds) for t in safe.cost.transfers]
+    # beside the round's 16 samples of what crosses the cut between the two
+    assert ways == [
+        pytest.approx((STATE * 1000 / RATE, 16 * 50 / RATE)),
+        pytest.approx((STATE * 600 / RATE, 16 * 30 / RATE)),
+        pytest.approx((STATE * 400 / RATE, 16 * 30 / RATE)),
+    ]
+
+
+def test_what_the_plan_takes_is_not_there_for_copies() -> None:
+    slots = 2 * STATE
+    safe = found(y=PEAK + slots * (600 + 400) - 1, z=PEAK + slots * (400 + 1000 + 600))
+    assert [stage.copies_to for stage in safe.stages] == ["iz", "iz", "ix"]
+
+
+def test_a_stage_nobody_has_room_for_is_told_of() -> None:
+    slots = 2 * STATE
+    safe = found(x=PEAK + slots * 1000, y=PEAK + slots * 600, z=PEAK + slots * (400 + 600))
+    assert [stage.copies_to for stage in safe.stages] == [None, "iz", None]
+    assert safe.warnings == (
+        "stage 0 on x has no copy: not enough memory; a death there goes back to the last "
+        "checkpoint",
+        "stage 2 on z has no copy: not enough memory; a death there goes back to the last "
+        "checkpoint",
+    )
+
+
+def test_without_room_for_its_own_copy_of_anyone_there_is_nothing_to_go_back_to() -> None:
+    safe = found(z=PEAK)
+    assert [stage.copies_to for stage in safe.stages] == [None, None, None]
+    assert safe.cost is None
+    assert safe.warnings[0] == (
+        "stage 0 on x has no copy: not enough memory on z; a death there goes back to the last "
+        "checkpoint"
+    )
+
+
+def test_a_job_may_want_no_copies() -> None:
+    safe = found(replicas=False)
+    assert safe == Protected(STAGES, None)

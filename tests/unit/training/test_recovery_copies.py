@@ -1,0 +1,194 @@
+"""Copies of stages at neighbours: a death costs few steps, whoever dies next, and not one bit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from p2ptrain.errors import DeviceLost
+from p2ptrain.observe.events import Event, Failure, Recovered, Step, Warned
+from p2ptrain.training import job_memory
+from p2ptrain.training.collecting import Collecting
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.kept_versions import KeptVersions
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.recovery.version import Version
+from tests.unit.training.household import Devices, devices
+from tests.unit.training.test_job_life import make_job
+
+STEPS = 40
+
+
+def _job() -> Job:
+    return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=20)
+
+
+def _options(count: int) -> TrainOptions:
+    return TrainOptions(wait_for=count, planner="pp", steps=STEPS)
+
+
+async def undisturbed(count: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    job = _job()
+    async with devices(count) as household:
+        await household.holder_run(job, _options(count)).run()
+        return household.losses, job.model.state_dict()
+
+
+@dataclass
+class Course:
+    """One job, in which devices die once there is something to go back to.
+
+    Attributes:
+        stable: versions as they became stable.
+    """
+
+    household: Devices
+    job: Job
+    monkeypatch: pytest.MonkeyPatch
+    kills: list[list[str]] = field(default_factory=list)  # each a while after a stable version
+    stable: list[Version] = field(default_factory=list)
+    _killing: list[asyncio.Task[None]] = field(default_factory=list)
+    _ready_at: int = 0
+
+    async def run(self, options: TrainOptions) -> None:
+        """Without the first weights: who is not kept is lost."""
+        self.monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
+        tell, course = KeptVersions.keep_only, self
+
+        def keep_only(
+            self: KeptVersions, versions: Collection[Version], members: Collection[str]
+        ) -> None:
+            course.stable.append(next(iter(versions)))
+            tell(self, versions, members)
+
+        self.monkeypatch.setattr(KeptVersions, "keep_only", keep_only)
+        await self.household.holder_run(self.job, options, self._listen).run()
+        assert not self.kills, "nothing became stable"
+        await asyncio.gather(*self._killing)
+
+    def _listen(self, event: Event) -> None:
+        self.household.events.append(event)
+        mesh = self.household.mesh
+        if isinstance(event, Step) and self.kills and len(self.stable) > self._ready_at:
+            dying = self.kills.pop(0)
+            self._killing += [asyncio.create_task(mesh.kill(name)) for name in dying]
+            # by then also the version that the next epoch begins with
+            self._ready_at = len(self.stable) + 1
+
+    def assert_undisturbed(
+        self, losses: list[float], weights: dict[str, torch.Tensor], dead: list[str]
+    ) -> None:
+        """Nothing shows but that devices died."""
+        events = self.household.events
+        assert [e.step for e in events if isinstance(e, Step)] == list(range(1, STEPS + 1))
+        assert self.household.losses == losses
+        assert [e.name for e in events if isinstance(e, Failure)] == dead
+        for key, tensor in weights.items():
+            assert torch.equal(tensor, self.job.model.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("name", ["b", "c"])
+async def test_a_death_goes_back_to_what_its_neighbour_keeps(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses, weights = await undisturbed(3)
+    async with devices(3) as household:
+        course = Course(household, _job(), monkeypatch, [[name]])
+        await course.run(_options(3))
+        course.assert_undisturbed(losses, weights, [name])
+        (recovered,) = (e for e in household.events if isinstance(e, Recovered))
+        assert recovered.replayed_steps < recovered_step(household.events) - 1
+        for survivor in {"a", "b", "c"} - {name}:
+            await household.until_idle(survivor)
+
+
+def recovered_step(events: list[Event]) -> int:
+    """The first new step after the recovery."""
+    after = False
+    for event in events:
+        after = after or isinstance(event, Recovered)
+        if after and isinstance(event, Step):
+            return event.step
+    raise AssertionError("no step after a recovery")
+
+
+@pytest.mark.parametrize("kills", [[["b"], ["c"]], [["c"], ["b"], ["d"]]])
+async def test_one_after_the_other_may_die_its_keeper_too(
+    kills: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an epoch begins with is kept anew at once."""
+    losses, weights = await undisturbed(4)
+    dead = [name for names in kills for name in names]
+    async with devices(4) as household:
+        course = Course(household, _job(), monkeypatch, list(kills))
+        await course.run(_options(4))
+        course.assert_undisturbed(losses, weights, dead)
+
+
+async def test_where_a_keeper_has_no_memory_another_one_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    losses, weights = await undisturbed(3)
+    async with devices(3) as household:
+        fails_at(monkeypatch, lambda device: device == household.mesh["b"].self_id)
+        course = Course(household, _job(), monkeypatch, [["c"]])
+        await course.run(_options(3))
+        course.assert_undisturbed(losses, weights, ["c"])
+
+
+async def test_where_nobody_has_memory_training_goes_on_without_copies_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    losses, weights = await undisturbed(2)
+    async with devices(2) as household:
+        fails_at(monkeypatch, lambda device: True)
+        course = Course(household, _job(), monkeypatch)
+        await course.run(_options(2))
+        course.assert_undisturbed(losses, weights, [])
+        assert course.stable == []
+        warnings = [e.message for e in household.events if isinstance(e, Warned)]
+        assert len(warnings) == len(set(warnings)) <= 2
+        assert all("could not keep a copy of stage" in line for line in warnings)
+
+
+def fails_at(monkeypatch: pytest.MonkeyPatch, is_short: Callable[[str], bool]) -> None:
+    """Devices find no memory for what others offer."""
+    make_sure = Collecting._make_sure_of_memory
+
+    def find(self: Collecting, nbytes: int, slot: object) -> None:
+        if is_short(self._mesh.self_id):
+            raise MemoryError
+        make_sure(self, nbytes, slot)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Collecting, "_make_sure_of_memory", find)
+
+
+async def test_a_job_without_copies_keeps_none_and_a_death_loses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with devices(3) as household:
+        killing: list[asyncio.Task[None]] = []
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == 20:
+                killing.append(asyncio.create_task(household.mesh.kill("b")))
+
+        monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
+        options = replace(_options(3), replicas=False)
+        with pytest.raises(DeviceLost, match="b is gone"):
+            await household.holder_run(_job(), options, listen).run()
+        await asyncio.gather(*killing)
+
+
+async def test_one_device_and_groups_alone_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, planner in ((1, "single"), (2, "dp")):
+        async with devices(count) as household:
+            course = Course(household, _job(), monkeypatch)
+            await course.run(replace(_options(count), planner=planner))
+            assert course.stable == []
+            assert not [e for e in household.events if isinstance(e, Warned)]
