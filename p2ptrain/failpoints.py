@@ -71,13 +71,18 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "build.after": "its stages stand",
         "ready.send.before": "it is ready, and has not said so",
         "answer.before": "coordinator: all are ready, the holder does not know",
+        "accept.before": "holder: the answer is here, the plan in force is still the old one",
         "begin.send.between": "holder: one more device has been told to begin",
         "begin.receive.before": "a device is told to begin",
         "replay.first": "holder: the first round of an epoch is about to be ordered",
         "stable.before": "holder: every copy of a version is there, and nobody has been told",
         "versions.keep.between": "holder: the others are about to hear what may go",
         "checkpoint.gather.between": "holder: a stage's part of a checkpoint has come",
+        "checkpoint.rename.before": "a checkpoint lies whole under its temporary name",
+        "checkpoint.index.before": "it has its name, and the index still names the one before",
+        "checkpoint.index.after": "the index names it, older ones are still there",
         "home.between": "holder: a stage's trained weights have come home",
+        "weights.written": "holder: the trained weights are in their file, and the job not over",
     }
 )
 """Where each one is."""

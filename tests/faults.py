@@ -282,6 +282,7 @@ class _Run:
             steps=STEPS,
             checkpoint=self._folder / "checkpoints" if self._fault.checkpoints else None,
             checkpoint_every=2,
+            out=self._folder / "weights",
         )
         state = StateFolder(self._folder / folder)
         run = self._household.holder_run(self._job, options, self.listen, state)
@@ -442,7 +443,7 @@ _CHANGE = (
     "begin.receive.before",
 )
 _OFFICE = ("planned.after", "prepare.send.between", "answer.before")
-_BEGIN = ("begin.send.between", "replay.first")
+_BEGIN = ("accept.before", "begin.send.between", "replay.first")
 _GROUP = ("bucket.send.before", "bucket.receive.after", "update.before", "update.after")
 
 
@@ -519,6 +520,7 @@ def _of_the_holder() -> Iterator[Fault]:
         yield Fault(name, "a", "a", first="c")
     yield Fault("fetch.between", "a", "a", first="c", may_miss=True)
     yield from (Fault("home.between", "a", "a", count) for count in (1, 2))
+    yield Fault("weights.written", "a", "a")
     yield Fault("checkpoint.gather.between", "a", "a", checkpoints=True)
 
 

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from p2ptrain import failpoints
 from p2ptrain.errors import OptionError, TrainingError
 
 FORMAT = "p2ptrain.checkpoint/1"
@@ -33,6 +34,8 @@ INDEX = "checkpoint.json"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 KEPT = 2
+_HERE = ""
+"""For failpoints: whoever writes has the data, and does not know its own id here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         }
         final = folder / name
         shutil.rmtree(final, ignore_errors=True)
+        if failpoints.armed:
+            failpoints.reach_now("checkpoint.rename.before", device=_HERE)
         partial.rename(final)
         index = {
             "format": FORMAT,
@@ -88,7 +93,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
             "sha256": digests,
             "progress": asdict(checkpoint.progress),
         }
+        if failpoints.armed:
+            failpoints.reach_now("checkpoint.index.before", device=_HERE)
         _replace(folder / INDEX, json.dumps(index, indent=1).encode())
+        if failpoints.armed:
+            failpoints.reach_now("checkpoint.index.after", device=_HERE)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainingError(

@@ -11,6 +11,7 @@ from time import monotonic
 
 from torch import Tensor
 
+from p2ptrain import failpoints
 from p2ptrain.errors import OptionError, ProtocolError, TrainingError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
@@ -286,6 +287,8 @@ class HolderRun:
         out = self._options.out
         if out is not None:
             save_weights(out, self._job.model.state_dict())
+            if failpoints.armed:
+                failpoints.reach_now("weights.written", device=self._mesh.self_id)
         if unwritten is not None:
             raise unwritten
         rate = steps * self._job.batch_size / seconds

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from p2ptrain import failpoints
 from p2ptrain.errors import (
     InternalError,
     PeerError,
@@ -344,6 +345,8 @@ class JobEpochs:
             return
         if reply.assignment.key.job != self._planning.job:
             raise ProtocolError("the coordinator answered for another job")
+        if failpoints.armed:
+            await failpoints.reach("accept.before", device=self._mesh.self_id)
         self._take(reply, ask.number)
 
     def _take(self, reply: ChangeAnswer, number: int) -> None:

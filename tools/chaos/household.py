@@ -138,13 +138,16 @@ class Chaos:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch_memory())
             pauses = group.create_task(self._watch_pauses(holder))
-            await self._disturb(household, holder, Fate(others, settings.seed), group)
+            await self._disturb(household, holder, self._fate(others), group)
             outcome.steps = len(holder.events("step")) - before
             watching.cancel()
             pauses.cancel()
         self._take_down(holder)
         holder.interrupt()
         await holder.exit_code(60)
+
+    def _fate(self, devices: Sequence[str]) -> Fate:
+        return Fate(devices, self._settings.seed, longest=self._settings.longest)
 
     async def _join(self, household: Household, name: str) -> None:
         device = self._emulated[name]
