@@ -202,9 +202,11 @@ class Device:
     def _tick(self) -> None:
         if not self.process_runs or self.is_frozen:
             return
-        self._carry_out(self.membership.tick(self.now))
-        if self.process_runs:
+        if self.membership.next_wakeup <= self.now:
+            self._carry_out(self.membership.tick(self.now))
+        if self.process_runs and self.election.next_wakeup <= self.now:
             self._carry_out_election(self.election.tick(self.now))
+        self._schedule()
 
     def _member(self, event: MembershipEvent) -> None:
         if self.process_runs:
@@ -255,10 +257,11 @@ class Device:
         self._wake_at = wake_at
         run = self.run
         late = self._rng.uniform(0, 0.004)  # what an event loop needs to get around to it
-        self._kernel.at(wake_at + late, b"tick " + self.id.encode(), lambda: self._on_wake(run))
+        label = b"tick " + self.id.encode()
+        self._kernel.at(wake_at + late, label, lambda: self._on_wake(run, wake_at))
 
-    def _on_wake(self, run: int) -> None:
-        if run == self.run:
+    def _on_wake(self, run: int, wake_at: float) -> None:
+        if run == self.run and wake_at == self._wake_at:  # else it was woken sooner
             self._wake_at = float("inf")
             self._tick()
 

@@ -129,6 +129,10 @@ class Household:
 
     def _check_node(self, node: Node) -> None:
         truth, holder = self.world.truth, self.holder
+        if holder.runs and holder.epoch is not None and node.engaged == holder.epoch.epoch:
+            has = {(seat.first, seat.end) for seat in node.seats.values()}
+            if has != set(holder.epoch.ranges_of(node.id)):
+                raise InvariantViolated(f"{node.id} trains {has}, not what the plan gives it")
         for seat in node.seats.values():
             if tuple(seat.states) != truth.of(seat.version)[seat.first : seat.end]:
                 raise InvariantViolated(
