@@ -104,6 +104,7 @@ class Participation:
         self._gathers = False  # it is asked for what is fetched alone, nothing will run
         self._ready: MakingReady | None = None  # the preparation under way, or done
         self._prepared: Engagement | None = None
+        self._given_up: Assignment | None = None  # the last that was made ready in vain
         self._committed: Version | None = None  # newest that this device was told to apply
         self._answers: dict[int, tuple[asyncio.Future[Message], type[Error]]] = {}
         self._numbers = itertools.count(1)
@@ -305,8 +306,8 @@ class Participation:
                 self._apply(instruction)
             case rules.Drop(holdings):
                 self._store.drop(holdings)
-            case rules.TellLink(_, _, peer, back):
-                self._tell_link(peer, back=back)
+            case rules.TellLink(_, epoch, peer, back):
+                self._tell_link(epoch, peer, back=back)
             case rules.Wait(holder):
                 log.info("holder_gone", job=self.job)
                 self._around.waits(holder)
@@ -445,6 +446,7 @@ class Participation:
             self._preparing = None
         if self._ready is not None:
             self._ready.give_up(f"{self._around.mesh.name} {why}")
+            self._given_up = self._ready.assignment
             self._ready = self._prepared = None
 
     def _send_ready(self, answer: rules.AnswerReady) -> None:
@@ -476,13 +478,14 @@ class Participation:
         engagement.start(partial(self._around.on_failure, engagement.assignment))
         trim_heap()  # and with the old epoch what only it had
 
-    def _tell_link(self, peer: str, *, back: bool) -> None:
+    def _tell_link(self, epoch: int, peer: str, *, back: bool) -> None:
         engagement = self.engagement
-        if engagement is not None:
-            assignment = engagement.assignment
-            message = "a link is back" if back else "a link ended"
-            fields = {"cause": "link", "peer": peer, "back": back, "message": message}
-            self._spawn(self._around.told(assignment, fields), "tell of a link")
+        known = (self._given_up, None if engagement is None else engagement.assignment)
+        for assignment in known:
+            if assignment is not None and assignment.key.epoch == epoch:
+                message = "a link is back" if back else "a link ended"
+                fields = {"cause": "link", "peer": peer, "back": back, "message": message}
+                self._spawn(self._around.told(assignment, fields), "tell of a link")
 
     def _release(self) -> None:
         self._cancel_preparing("has left the job")

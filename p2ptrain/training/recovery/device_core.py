@@ -113,7 +113,7 @@ class DeviceCore:
         self._preparing: PrepareAsked | None = None
         self._applying: set[int] = set()  # first units of stages that roll forward
         self._park = False  # the stop under way is because the holder is gone
-        self._abandoned = 0  # epoch whose preparation was given up last
+        self._abandoned: Placed | None = None  # whose preparation was given up last
         self._left_out = False  # it is because an epoch began without this device
         self._broken: set[str] = set()  # peers; links whose end the holder was told of
         self._keeps: dict[int, bool] = {}  # by step, of orders not committed
@@ -273,7 +273,7 @@ class DeviceCore:
         if self._preparing is not None:
             self._refuse(self._preparing.request, self._preparing.peer, "asked again since")
         self._out.append(CancelPrepare(self.prepared.epoch))
-        self._abandoned = self.prepared.epoch
+        self._abandoned = self.prepared
         self.prepared = self._preparing = None
         self.phase = Phase.STOPPED
 
@@ -287,11 +287,15 @@ class DeviceCore:
         if self.prepared is not None and self.prepared.epoch == epoch:
             if self.phase is Phase.READY:
                 self._begin(self.prepared)
-        elif epoch == self._abandoned:
+        elif self._has_abandoned(epoch):
             # the holder believes that it still stands: all of it would wait for this device
-            self._out.append(TellLink(peer, epoch, peer))
+            self._out += [TellLink(peer, epoch, peer, back) for back in (False, True)]
         else:
             self._leave_epoch(epoch)
+
+    def _has_abandoned(self, epoch: int) -> bool:
+        given_up = self._abandoned
+        return given_up is not None and epoch == given_up.epoch and self._device in given_up.devices
 
     def _begin(self, placed: Placed) -> None:
         self.fence = self.fence.raised(placed.term, placed.epoch)

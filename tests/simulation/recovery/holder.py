@@ -118,7 +118,8 @@ class Holder(Node):
                 self._on_kept(peer, **fields)
             case "link":
                 if self.epoch is not None and fields["epoch"] == self.epoch.epoch:
-                    self.tell(h.LinkTrouble(peer, fields["peer"]))
+                    sign = h.LinkBack if fields["back"] else h.LinkTrouble
+                    self.tell(sign(peer, fields["peer"]))
             case "leaving":
                 self.tell(h.Wanted(Reason.LEAVE, peer))
             case _:

@@ -256,8 +256,8 @@ class Node:
             case d.TellReplica(holder, epoch, first, end, version, failed):
                 copy = {"epoch": epoch, "first": first, "end": end, "version": version}
                 self.world.send(self.id, holder, "kept", **copy, failed=failed)
-            case d.TellLink(holder, epoch, peer):
-                self.world.send(self.id, holder, "link", epoch=epoch, peer=peer)
+            case d.TellLink(holder, epoch, peer, back):
+                self.world.send(self.id, holder, "link", epoch=epoch, peer=peer, back=back)
             case d.Wait(holder):
                 self.waited_for.append(holder)
             case d.Release():
