@@ -112,7 +112,15 @@ class Members:
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        await asyncio.gather(*(self.start(name) for name in self.names))
+        first = self.names[0]
+        for name in self.names:
+            await self.start(name)  # many at once from one address would be taken for a flood
+            process = self[name]
+            await self.until(
+                lambda process=process, name=name: process.state(first) == "alive" or name == first,  # type: ignore[misc]
+                SETTLE_SECONDS,
+                f"{name} does not find {first}",
+            )
         await self.settled()
         return self
 
