@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from p2ptrain.training.recovery import holder_events as h
 from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, Reason
 from p2ptrain.training.recovery.choose import Choice, Lost
@@ -206,6 +208,38 @@ def test_a_leaver_goes_once_an_epoch_without_it_is_in_force() -> None:
     assert (ask.reason, ask.without) == (Reason.LEAVE, {"a"})
     out = _feed(core, h.AnswerIn(core.number, _placed(core.number, "b"), _CHOICE))
     assert out[-1] == h.LetGo("a")
+
+
+def test_who_has_no_part_may_leave_at_once() -> None:
+    core = _training("a")
+    assert _feed(core, h.Wanted(Reason.LEAVE, "b")) == [h.LetGo("b")]
+    assert core.phase is Phase.TRAINING
+
+
+def test_a_leaver_stays_until_what_it_had_is_kept_elsewhere() -> None:
+    core = _training("a", "b")
+    _feed(core, h.Wanted(Reason.LEAVE, "a"), h.Drained())
+    placed = replace(_placed(70, "b"), keeps=True)
+    out = _feed(core, h.AnswerIn(core.number, placed, _CHOICE))
+    assert h.LetGo("a") not in out
+    assert h.LetGo("a") in _feed(core, h.Stable(Version(0, 70)))
+
+
+def test_who_wants_to_leave_while_a_plan_is_made_drains_that_one() -> None:
+    core = _training("a", "b")
+    _feed(core, h.Died("b", certain=True))
+    assert _feed(core, h.Wanted(Reason.LEAVE, "a")) == []
+    out = _feed(core, h.AnswerIn(core.number, _placed(70, "a"), _CHOICE))
+    assert out[-1] == h.Drain()
+
+
+def test_a_death_while_a_change_is_asked_for_is_a_failure() -> None:
+    core = _training("a", "b")
+    _feed(core, h.Wanted(Reason.DRIFT), h.Drained())
+    assert h.Failure("b") in _feed(core, h.Died("b", certain=True))
+    out = _feed(core, h.AnswerIn(core.number, _placed(70, "a"), _CHOICE))
+    begin = next(one for one in out if isinstance(one, h.Begin))
+    assert begin.reason is Reason.FAILURE
 
 
 def test_a_death_while_a_leaver_drains_is_a_failure() -> None:
