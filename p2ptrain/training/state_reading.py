@@ -240,6 +240,8 @@ class StateReading:
         entries = (self._entries or [])[span.first : span.end]
         buffers = [entry.unpacking.buffer[span.bytes_of(entry)] for entry in entries]
         fields = {**request.fields(), **span.fields()}
+        if request.priority is Priority.REPLICA:
+            fields["plain"] = True
         for is_last in (False, True):
             reply = await self._mesh.call(
                 request.peer,

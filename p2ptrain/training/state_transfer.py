@@ -8,7 +8,8 @@
 
 A server is the data holder, or a device that hands on what it is reading itself (`relay`): its
 answers come as soon as there is something to answer. A tensor too large for one answer travels in
-pieces of whole chunks, `state.read {from, to, begin, stop}`. Where what arrived does not fit its
+pieces of whole chunks, `state.read {from, to, begin, stop}`. Who is in no hurry asks for it `plain`:
+no processor is to try whether it can be packed. Where what arrived does not fit its
 checksums, a reader asks once more and says so (`again`); the server then looks at its own memory.
 
 Names are `model:<state name>` and `optimizer:<parameter name>.<slot>`. A reader knows dtype and
@@ -231,7 +232,8 @@ class StateServer:
         if end == len(opened.names) and is_whole:
             self._opened.pop(key, None)
             opened.served.served()
-        return Message(STATE_READ, {"digests": sums}, parts, (PartKind.WEIGHT,) * len(parts))
+        kind = PartKind.OPAQUE if fields.get("plain") else PartKind.WEIGHT
+        return Message(STATE_READ, {"digests": sums}, parts, (kind,) * len(parts))
 
     async def _serve(self, fields: Fields, key: _Key) -> _Served:
         job, source, _, first, end = key
