@@ -8,9 +8,9 @@
 
 A server is the data holder, or a device that hands on what it is reading itself (`relay`): its
 answers come as soon as there is something to answer. A tensor too large for one answer travels in
-pieces of whole chunks, `state.read {from, to, begin, stop}`. Who is in no hurry asks for it `plain`:
-no processor is to try whether it can be packed. Where what arrived does not fit its
-checksums, a reader asks once more and says so (`again`); the server then looks at its own memory.
+pieces of whole chunks, `state.read {from, to, begin, stop}`. Who is in no hurry asks for it
+`plain`: nobody tries whether it can be packed. Where what arrived does not fit its checksums, a
+reader asks once more and says so (`again`); the server then looks at its own memory.
 
 Names are `model:<state name>` and `optimizer:<parameter name>.<slot>`. A reader knows dtype and
 shape of every model tensor from its description and refuses others; an optimizer slot has its

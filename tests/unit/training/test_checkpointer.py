@@ -1,0 +1,142 @@
+"""Checkpoints beside the rounds: one at a time, of one version, whatever happens to the epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import PeerError, TrainingError
+from p2ptrain.training import checkpoint, checkpointer
+from p2ptrain.training.checkpoint import Checkpoint, Progress
+from p2ptrain.training.checkpointer import Cadence, Checkpointer
+from p2ptrain.training.recovery.version import Version
+
+
+class Run:
+    """A run that writes a checkpoint after every second update."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.gathered: list[Version] = []
+        self.warned: list[TrainingError] = []
+        self.refuse: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        cadence = Cadence(2, 0.0)
+        self.checkpointer = Checkpointer(
+            folder, cadence, self._gather, _progress, self.warned.append
+        )
+
+    async def _gather(self, version: Version) -> Mapping[str, Tensor]:
+        self.gathered.append(version)
+        await self.gate.wait()
+        if self.refuse is not None:
+            raise self.refuse
+        return {"model:w": torch.full((3,), float(version.step))}
+
+    async def wants(self, step: int) -> bool:
+        """Of an update in the middle of an epoch of data."""
+        return await self.checkpointer.wants(step, ends_epoch=False)
+
+    @property
+    def written(self) -> int:
+        """The newest step on disk."""
+        return checkpoint.load(self.folder).progress.step
+
+
+def _progress(step: int) -> Progress:
+    return Progress(step, "digest", 10, 2, 0, "SGD")
+
+
+async def test_what_is_wanted_is_taken_and_written(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert not await run.wants(1)
+    assert await run.wants(2)
+    assert run.checkpointer.is_due(2)
+    assert not run.checkpointer.is_due(1)
+    run.checkpointer.take(Version(2, 5))
+    assert run.checkpointer.reading == Version(2, 5)
+    await run.checkpointer.idle()
+    assert run.checkpointer.reading is None
+    assert run.gathered == [Version(2, 5)]
+    assert run.written == 2
+
+
+async def test_a_step_that_is_made_again_is_not_written_again(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step in (2, 4):
+        assert await run.wants(step)
+        run.checkpointer.take(Version(step, 1))
+        await run.checkpointer.idle()
+    run.checkpointer.begin()
+    assert not await run.wants(2)
+    assert not await run.wants(4)
+    assert await run.wants(6)
+
+
+@pytest.mark.parametrize("error", [PeerError("it is gone"), TimeoutError()], ids=["gone", "slow"])
+async def test_a_state_that_cannot_be_had_is_left_out(tmp_path: Path, error: Exception) -> None:
+    run = Run(tmp_path)
+    run.refuse = error
+    assert await run.wants(2)
+    run.checkpointer.take(Version(2, 1))
+    await run.checkpointer.idle()
+    assert run.warned == []
+    assert run.checkpointer.failure is None
+    run.refuse = None
+    assert await run.wants(2), "made again, it is wanted again"
+    run.checkpointer.take(Version(2, 3))
+    await run.checkpointer.idle()
+    assert run.written == 2
+
+
+async def test_an_epoch_that_ends_before_the_update_holds_nothing_up(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert await run.wants(2)
+    run.checkpointer.begin()
+    assert not run.checkpointer.is_due(2)
+    assert await run.wants(2)
+
+
+async def test_what_is_being_read_goes_on_when_an_epoch_begins(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.gate.clear()
+    assert await run.wants(2)
+    run.checkpointer.take(Version(2, 1))
+    run.checkpointer.begin()
+    waiting = asyncio.create_task(run.wants(4))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    run.gate.set()
+    assert await waiting
+    assert run.written == 2
+
+
+async def test_what_is_being_written_is_written_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    begun, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(folder: Path, content: Checkpoint) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+        checkpoint.save(folder, content)
+
+    monkeypatch.setattr(checkpointer, "save", slow)
+    assert await run.wants(2)
+    run.checkpointer.take(Version(2, 1))
+    await begun.wait()
+    closing = asyncio.create_task(run.checkpointer.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    go_on.set()
+    await closing
+    assert run.written == 2
