@@ -24,6 +24,7 @@ from p2ptrain.training.digests import CHUNK_BYTES, Digest
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.job_store import JobStore
 from p2ptrain.training.recovery import device_events as rules
+from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.state_reading import Pace, StateReading, StateRequest
 from p2ptrain.training.state_transfer import Check
@@ -76,7 +77,7 @@ class Collecting:
         self._offered: dict[_Units, float] = {}  # when the newest offer of each stage came
         self._tasks: dict[_Units, asyncio.Task[None]] = {}
 
-    def collect(self, order: rules.Collect, nbytes: int) -> None:
+    def collect(self, order: to_do.Collect, nbytes: int) -> None:
         """Read a copy of `nbytes`; what is being read of an older one is given up."""
         units = (order.first, order.end)
         under_way = self._tasks.pop(units, None)
@@ -105,7 +106,7 @@ class Collecting:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("copy_not_kept", units=units, exc_info=error)
 
-    async def _collect(self, order: rules.Collect, nbytes: int, pacing: Pacing) -> None:
+    async def _collect(self, order: to_do.Collect, nbytes: int, pacing: Pacing) -> None:
         try:
             await self._read(order, nbytes, pacing)
         except (PeerError, TimeoutError, RuntimeError, MemoryError) as error:
@@ -120,7 +121,7 @@ class Collecting:
                 await failpoints.reach("replica.whole.before", device=self._mesh.self_id)
             self._tell(rules.ReplicaWhole(order.epoch, order.first, order.end, order.version))
 
-    async def _read(self, order: rules.Collect, nbytes: int, pacing: Pacing) -> None:
+    async def _read(self, order: to_do.Collect, nbytes: int, pacing: Pacing) -> None:
         place = (Kind.REPLICA, order.first, order.end)
         check, versions = self._store.check, self._store.copies
         if check is None or versions is None:
@@ -149,7 +150,7 @@ class Collecting:
     def _reading(
         self,
         versions: VersionStore,
-        order: rules.Collect,
+        order: to_do.Collect,
         check: Check,
         slot: Named,
         pace: Pace,

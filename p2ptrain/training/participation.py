@@ -40,6 +40,7 @@ from p2ptrain.training.protocol import (
     text,
 )
 from p2ptrain.training.recovery import device_events as rules
+from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.device_core import DeviceCore, Phase
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Inventory, read_coefficient, read_version
@@ -108,7 +109,7 @@ class Participation:
         self._committed: Version | None = None  # newest that this device was told to apply
         self._answers: dict[int, tuple[asyncio.Future[Message], type[Error]]] = {}
         self._numbers = itertools.count(1)
-        self._todo: deque[rules.DeviceInstruction] = deque()
+        self._todo: deque[to_do.DeviceInstruction] = deque()
         self._is_queued = False  # whether the order that is taken in counts
         self._carrying_out = False
         self._preparing: asyncio.Task[None] | None = None
@@ -280,40 +281,40 @@ class Participation:
             self._carrying_out = False
         self._around.changed()
 
-    def _carry_out(self, instruction: rules.DeviceInstruction) -> None:
+    def _carry_out(self, instruction: to_do.DeviceInstruction) -> None:
         match instruction:
-            case rules.AnswerInventory():
+            case to_do.AnswerInventory():
                 self._send_inventory(instruction)
-            case rules.AnswerReady():
+            case to_do.AnswerReady():
                 self._send_ready(instruction)
-            case rules.Refuse(request, _, reason):
+            case to_do.Refuse(request, _, reason):
                 self._settle(request, error=reason)
-            case rules.Stop(epoch):
+            case to_do.Stop(epoch):
                 self._spawn(self._stop(), f"stop epoch {epoch}")
-            case rules.FetchParts(epoch, _, fetches):
+            case to_do.FetchParts(epoch, _, fetches):
                 self._make_ready(epoch, fetches)
-            case rules.Build(epoch):
+            case to_do.Build(epoch):
                 assert self._ready is not None
                 work = self._gathered if self._gathers else self._build
                 self._preparing = self._spawn(work(self._ready), f"build {epoch}")
-            case rules.CancelPrepare():
+            case to_do.CancelPrepare():
                 self._cancel_preparing("is made ready for another plan")
-            case rules.Start():
+            case to_do.Start():
                 self._start()
-            case rules.Queue():
+            case to_do.Queue():
                 self._is_queued = True
-            case rules.Apply():
+            case to_do.Apply():
                 self._apply(instruction)
-            case rules.Drop(holdings):
+            case to_do.Drop(holdings):
                 self._store.drop(holdings)
-            case rules.TellLink(_, epoch, peer, back):
+            case to_do.TellLink(_, epoch, peer, back):
                 self._tell_link(epoch, peer, back=back)
-            case rules.Wait(holder):
+            case to_do.Wait(holder):
                 log.info("holder_gone", job=self.job)
                 self._around.waits(holder)
-            case rules.Release():
+            case to_do.Release():
                 self._release()
-            case rules.Copy() | rules.Offer() | rules.Collect() | rules.TellReplica():
+            case to_do.Copy() | to_do.Offer() | to_do.Collect() | to_do.TellReplica():
                 self.replication.carry_out(instruction)
             case _:
                 raise InternalError(f"nobody carries out {type(instruction).__name__}")
@@ -351,7 +352,7 @@ class Participation:
 
         self._spawn(look(), f"look through version {version.step}")
 
-    def _send_inventory(self, answer: rules.AnswerInventory) -> None:
+    def _send_inventory(self, answer: to_do.AnswerInventory) -> None:
         mesh = self._around.mesh
         inventory = Inventory(
             mesh.self_id,
@@ -364,7 +365,7 @@ class Participation:
         blob = memoryview(whole.to_bytes())
         self._settle(answer.request, Message(INVENTORY, {}, (blob,)))
 
-    def _apply(self, what: rules.Apply) -> None:
+    def _apply(self, what: to_do.Apply) -> None:
         self._committed = what.version
         engagement = self.engagement
         assert engagement is not None
@@ -373,7 +374,7 @@ class Participation:
         else:
             self._spawn(self._catch_up(engagement, what), f"apply {what.version.step}")
 
-    async def _catch_up(self, engagement: Engagement, what: rules.Apply) -> None:
+    async def _catch_up(self, engagement: Engagement, what: to_do.Apply) -> None:
         """An update that counts elsewhere already; nothing else of the stages runs."""
         outcome = await engagement.apply_ready(what.version, what.coefficient)
         for first, error in outcome.items():
@@ -449,7 +450,7 @@ class Participation:
             self._given_up = self._ready.assignment
             self._ready = self._prepared = None
 
-    def _send_ready(self, answer: rules.AnswerReady) -> None:
+    def _send_ready(self, answer: to_do.AnswerReady) -> None:
         trouble = answer.trouble
         moved_bytes = 0 if self._ready is None else self._ready.moved_bytes
         if trouble is None:

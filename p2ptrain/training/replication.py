@@ -32,12 +32,13 @@ from p2ptrain.training.protocol import (
     ReplicaOffer,
 )
 from p2ptrain.training.recovery import device_events as rules
+from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.version import Version
 
 log = get_logger(__name__)
 
-CopyInstruction = rules.Copy | rules.Offer | rules.Collect | rules.TellReplica
+CopyInstruction = to_do.Copy | to_do.Offer | to_do.Collect | to_do.TellReplica
 
 
 class Replication:
@@ -77,13 +78,13 @@ class Replication:
     def carry_out(self, instruction: CopyInstruction) -> None:
         """What the rules say must be done."""
         match instruction:
-            case rules.Copy():
+            case to_do.Copy():
                 self._spawn(self._copy(), "copy the stages")
-            case rules.Offer():
+            case to_do.Offer():
                 self._spawn(self._offer(instruction), "offer a copy")
-            case rules.Collect():
+            case to_do.Collect():
                 self._collecting.collect(instruction, self._offered_bytes)
-            case rules.TellReplica():
+            case to_do.TellReplica():
                 self._spawn(self._tell_holder(instruction), "tell of a copy")
 
     async def stop(self) -> None:
@@ -137,7 +138,7 @@ class Replication:
 
     # -- messages --------------------------------------------------------------------------------
 
-    async def _offer(self, what: rules.Offer) -> None:
+    async def _offer(self, what: to_do.Offer) -> None:
         try:
             found = self._store.find(what.version, what.first, what.end)
         except PeerError as error:  # dropped since: there is a newer one
@@ -149,7 +150,7 @@ class Replication:
         if failpoints.armed:
             await failpoints.reach("replica.offer.after", device=self._mesh.self_id)
 
-    async def _tell_holder(self, what: rules.TellReplica) -> None:
+    async def _tell_holder(self, what: to_do.TellReplica) -> None:
         if failpoints.armed:
             await failpoints.reach("replica.kept.before", device=self._mesh.self_id)
         kept = ReplicaKept(what.version, what.first, what.end, what.failed)

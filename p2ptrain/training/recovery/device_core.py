@@ -15,30 +15,20 @@ in that order. The shell's `Stopped` is the truth about what is trained here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from enum import StrEnum
 
 from p2ptrain.errors import InternalError
+from p2ptrain.training.recovery.copies import Copies
 from p2ptrain.training.recovery.device_events import (
-    AnswerInventory,
-    AnswerReady,
     Applied,
-    Apply,
     BeginHeard,
-    Build,
     Built,
-    CancelPrepare,
-    Collect,
     CommitHeard,
     Coordinates,
-    Copy,
     CopyFailed,
     Damaged,
     DeviceEvent,
-    DeviceInstruction,
-    Drop,
     Fetched,
-    FetchParts,
     GradientsReady,
     HolderIs,
     HolderState,
@@ -48,22 +38,33 @@ from p2ptrain.training.recovery.device_events import (
     Kept,
     LinkEnded,
     LinkStarted,
-    Offer,
     OfferHeard,
     OrderHeard,
     PartFetched,
     PrepareAsked,
     PrepareFailed,
+    ReplicaWhole,
+    Stopped,
+    Torn,
+)
+from p2ptrain.training.recovery.device_instructions import (
+    AnswerInventory,
+    AnswerReady,
+    Apply,
+    Build,
+    CancelPrepare,
+    Collect,
+    Copy,
+    DeviceInstruction,
+    Drop,
+    FetchParts,
     Queue,
     Refuse,
     Release,
-    ReplicaWhole,
     Start,
     Stop,
-    Stopped,
     TellLink,
     TellReplica,
-    Torn,
     Wait,
 )
 from p2ptrain.training.recovery.fence import Fence
@@ -108,7 +109,7 @@ class DeviceCore:
         self._holder: str | None = None
         self._coordinator: tuple[str, int] | None = None
         self._live: dict[int, Holding] = {}  # by first unit
-        self._copies: list[Holding] = []  # KEPT, REPLICA, FETCHED
+        self._copies = Copies()
         self._asked: InventoryAsked | None = None  # answered once everything stands still
         self._preparing: PrepareAsked | None = None
         self._applying: set[int] = set()  # first units of stages that roll forward
@@ -117,13 +118,12 @@ class DeviceCore:
         self._left_out = False  # it is because an epoch began without this device
         self._broken: set[str] = set()  # peers; links whose end the holder was told of
         self._keeps: dict[int, bool] = {}  # by step, of orders not committed
-        self._keepers: dict[tuple[int, int], str] = {}  # by units, other than the plan says
         self._out: list[DeviceInstruction] = []
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
         """What is here, as far as is known without stopping."""
-        return (*self._live.values(), *self._copies)
+        return (*self._live.values(), *self._copies.holdings)
 
     def handle(self, event: DeviceEvent) -> list[DeviceInstruction]:
         """Take in one event."""
@@ -149,7 +149,7 @@ class DeviceCore:
             case Kept() | OfferHeard() | ReplicaWhole() | KeepHeard() | CopyFailed() | KeeperIs():
                 self._on_copies(event)
             case Damaged(holding):
-                self._copies = [copy for copy in self._copies if copy != holding]
+                self._copies.discard(holding)
             case HolderIs(state):
                 self._on_holder(state)
             case LinkEnded(peer):
@@ -245,7 +245,7 @@ class DeviceCore:
         self._holder = placed.holder
         self.phase = Phase.PREPARING
         self.prepared, self._preparing = placed, asked
-        self._drop({Kind.FETCHED}, but=(placed.version,))
+        self._out += self._copies.drop({Kind.FETCHED}, but=(placed.version,))
         self._out.append(FetchParts(placed.epoch, placed.version, asked.fetches))
 
     def _on_preparation(self, event: PartFetched | Fetched | Built | PrepareFailed) -> None:
@@ -255,7 +255,7 @@ class DeviceCore:
         match event:
             case PartFetched(_, first, end, version):
                 if version == placed.version:
-                    self._put(Holding(first, end, version, Kind.FETCHED))
+                    self._copies.put(Holding(first, end, version, Kind.FETCHED))
             case Fetched(epoch):
                 self._out.append(Build(epoch))
             case Built(epoch):
@@ -302,15 +302,17 @@ class DeviceCore:
         self.running, self.prepared = placed, None
         self._broken.clear()
         self.phase = Phase.RUNNING
-        self._keepers.clear()
+        self._copies.begin()
         self._live = {
             first: Holding(first, end, placed.version, Kind.LIVE)
             for first, end in placed.ranges_of(self._device)
         }
         self._out.append(Start(placed))
-        self._drop({Kind.FETCHED})
+        self._out += self._copies.drop({Kind.FETCHED})
         # copies that never came to count; the one to go back to and the one we begin with stay
-        self._drop({Kind.KEPT, Kind.REPLICA}, but=(placed.stable, placed.version))
+        self._out += self._copies.drop(
+            {Kind.KEPT, Kind.REPLICA}, but=(placed.stable, placed.version)
+        )
         if placed.keeps:
             self._out.append(Copy(placed.epoch, placed.version))
 
@@ -318,7 +320,7 @@ class DeviceCore:
         """An epoch began without this device: what it trained is of no use to anybody."""
         self._abandon_preparation()
         self.fence = self.fence.raised(0, epoch)
-        self._drop({Kind.FETCHED})
+        self._out += self._copies.drop({Kind.FETCHED})
         if self.phase is Phase.RUNNING:
             self._stop()
         self._left_out = self.phase is Phase.STOPPING
@@ -340,7 +342,7 @@ class DeviceCore:
         if self._is_of_running(order.peer, order.epoch):
             self._keeps[order.step] = order.keep
             if order.keep and order.stay is not None:
-                self._drop({Kind.KEPT, Kind.REPLICA}, but=order.stay)
+                self._out += self._copies.drop({Kind.KEPT, Kind.REPLICA}, but=order.stay)
             self._out.append(Queue(order.epoch, order.step, order.keep))
 
     def _is_of_running(self, peer: str, epoch: int) -> bool:
@@ -394,35 +396,25 @@ class DeviceCore:
     ) -> None:
         match event:
             case Kept(first, end, version):
-                self._put(Holding(first, end, version, Kind.KEPT))
-                self._offer(first, end, version)
+                self._copies.put(Holding(first, end, version, Kind.KEPT))
+                if self.phase is Phase.RUNNING and self.running is not None:
+                    self._out += self._copies.offer(self.running, first, end, version)
             case OfferHeard(peer, epoch, first, end, version):
                 plans = [p for p in (self.running, self.prepared) if p is not None]
                 if any(p.epoch == epoch and (first, end) in p.ranges_of(peer) for p in plans):
                     self._out.append(Collect(peer, epoch, first, end, version))
             case ReplicaWhole(epoch, first, end, version):
-                self._put(Holding(first, end, version, Kind.REPLICA))
+                self._copies.put(Holding(first, end, version, Kind.REPLICA))
                 self._tell_replica(epoch, first, end, version)
             case CopyFailed(epoch, first, end, version, reason):
                 self._tell_replica(epoch, first, end, version, reason)
             case KeeperIs(peer, epoch, first, end, version, keeper):
-                if self._is_of_running(peer, epoch):
-                    self._keepers[first, end] = keeper
-                    if Holding(first, end, version, Kind.KEPT) in self._copies:
-                        self._offer(first, end, version)
+                if self._is_of_running(peer, epoch) and self.running is not None:
+                    units = (first, end)
+                    self._out += self._copies.offer_to(keeper, self.running, *units, version)
             case KeepHeard(peer, versions):
                 if peer == self._holder and versions:
-                    self._keep_only(versions)
-
-    def _offer(self, first: int, end: int, version: Version) -> None:
-        running = self.running
-        if self.phase is not Phase.RUNNING or running is None:
-            return
-        keeper = self._keepers.get((first, end)) or running.keeper_of(first, end)
-        if keeper is not None:
-            self._out.append(Offer(keeper, running.epoch, first, end, version))
-        elif running.protects:
-            self._tell_replica(running.epoch, first, end, version)
+                    self._out += self._copies.keep_only(versions)
 
     def _tell_replica(
         self, epoch: int, first: int, end: int, version: Version, failed: str | None = None
@@ -430,30 +422,6 @@ class DeviceCore:
         running = self.running
         if running is not None and running.epoch == epoch:
             self._out.append(TellReplica(running.holder, epoch, first, end, version, failed))
-
-    def _keep_only(self, versions: Collection[Version]) -> None:
-        """Free what is older than the newest of them; a younger copy may be on its way to count."""
-        newest = max(version.age for version in versions)
-        old = [
-            copy
-            for copy in self._copies
-            if copy.kind in (Kind.KEPT, Kind.REPLICA)
-            and copy.version.age < newest
-            and copy.version not in versions
-        ]
-        self._remove(old)
-
-    def _put(self, holding: Holding) -> None:
-        if holding not in self._copies:
-            self._copies.append(holding)
-
-    def _drop(self, kinds: Collection[Kind], *, but: Collection[Version | None] = ()) -> None:
-        self._remove([c for c in self._copies if c.kind in kinds and c.version not in but])
-
-    def _remove(self, gone: list[Holding]) -> None:
-        if gone:
-            self._copies = [copy for copy in self._copies if copy not in gone]
-            self._out.append(Drop(tuple(gone)))
 
     # -- trouble ---------------------------------------------------------------------------
 

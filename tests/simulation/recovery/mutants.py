@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from p2ptrain.training.recovery import device_events as d
+from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.coordinator_core import (
     CoordinatorCore,
     CoordinatorEvent,
@@ -30,7 +31,7 @@ class AppliesInAnyEpoch(DeviceCore):
     def _on_commit(self, commit: d.CommitHeard) -> None:
         if self.running is not None and self._live:
             version = Version(commit.step + 1, self.running.epoch)
-            self._out.append(d.Apply(self.running.epoch, version, None, keep=False))
+            self._out.append(to_do.Apply(self.running.epoch, version, None, keep=False))
 
 
 class AppliesWhenOrdered(DeviceCore):
@@ -40,7 +41,7 @@ class AppliesWhenOrdered(DeviceCore):
         super()._on_seat(event)
         if isinstance(event, d.GradientsReady):
             version = Version(event.step + 1, event.epoch)
-            self._out.append(d.Apply(event.epoch, version, None, keep=False))
+            self._out.append(to_do.Apply(event.epoch, version, None, keep=False))
 
 
 class NoFence(Fence):
@@ -109,7 +110,7 @@ class ReadsAnyVersion(Node):
 class AcknowledgesEarly(Node):
     """Says that a copy is whole when its first unit has come."""
 
-    def _collect(self, order: d.Collect) -> None:
+    def _collect(self, order: to_do.Collect) -> None:
         self.feed(d.ReplicaWhole(order.epoch, order.first, order.end, order.version))
 
 

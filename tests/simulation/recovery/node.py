@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from p2ptrain.training.recovery import device_events as d
+from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
 from p2ptrain.training.recovery.device_core import DeviceCore
 from p2ptrain.training.recovery.fetches import Fetch
@@ -212,55 +213,55 @@ class Node:
             self._do(instruction)
         self._pass_on()
 
-    def _do(self, instruction: d.DeviceInstruction) -> None:
+    def _do(self, instruction: to_do.DeviceInstruction) -> None:
         match instruction:
-            case d.AnswerInventory(request, peer, epoch, term, holdings):
+            case to_do.AnswerInventory(request, peer, epoch, term, holdings):
                 inventory = Inventory(
                     self.id, epoch, term, (*holdings, *self.extra_holdings()), self._linked()
                 )
                 self.reply(peer, request, inventory=inventory)
-            case d.AnswerReady(request, peer, epoch, trouble):
+            case to_do.AnswerReady(request, peer, epoch, trouble):
                 self.world.failpoint(self)
                 self.reply(peer, request, trouble=trouble)
-            case d.Refuse(request, peer, reason):
+            case to_do.Refuse(request, peer, reason):
                 self.reply(peer, request, refused=reason)
-            case d.Stop(epoch):
+            case to_do.Stop(epoch):
                 self._stop(epoch)
-            case d.FetchParts():
+            case to_do.FetchParts():
                 self._fetch(instruction)
-            case d.Build(epoch):
+            case to_do.Build(epoch):
                 self.later(self.world.rng.uniform(0.01, 0.2), "build", lambda: self._build(epoch))
-            case d.CancelPrepare():
+            case to_do.CancelPrepare():
                 self.next_seats.clear()
                 self.early.clear()
-            case d.Start(placed):
+            case to_do.Start(placed):
                 self._start(placed)
-            case d.Queue(_, step, keep):
+            case to_do.Queue(_, step, keep):
                 self.orders.append((step, keep))
                 self._work()
-            case d.Apply():
+            case to_do.Apply():
                 self._apply(instruction)
-            case d.Copy(epoch, version):
+            case to_do.Copy(epoch, version):
                 self._task(lambda: self._copy(version), epoch)
-            case d.Offer(keeper, epoch, first, end, version):
+            case to_do.Offer(keeper, epoch, first, end, version):
                 self.world.send(
                     self.id, keeper, "offer", epoch=epoch, first=first, end=end, version=version
                 )
-            case d.Collect():
+            case to_do.Collect():
                 self._collect(instruction)
-            case d.Drop(holdings):
+            case to_do.Drop(holdings):
                 for holding in holdings:
                     self.copies.pop(holding, None)
                     if holding.kind is Kind.LIVE:
                         self.seats.pop(holding.first, None)
-            case d.TellReplica(holder, epoch, first, end, version, failed):
+            case to_do.TellReplica(holder, epoch, first, end, version, failed):
                 copy = {"epoch": epoch, "first": first, "end": end, "version": version}
                 self.world.send(self.id, holder, "kept", **copy, failed=failed)
-            case d.TellLink(holder, epoch, peer, back):
+            case to_do.TellLink(holder, epoch, peer, back):
                 self.world.send(self.id, holder, "link", epoch=epoch, peer=peer, back=back)
-            case d.Wait(holder):
+            case to_do.Wait(holder):
                 self.waited_for.append(holder)
-            case d.Release():
+            case to_do.Release():
                 self._stop(self.engaged or 0)
                 self.seats.clear()
                 self.copies.clear()
@@ -408,12 +409,12 @@ class Node:
                 self.id, placed.holder, "done", epoch=epoch, stage=seat.index, step=seat.step
             )
 
-    def _apply(self, order: d.Apply) -> None:
+    def _apply(self, order: to_do.Apply) -> None:
         for seat in self.seats.values():
             seconds = self.world.rng.uniform(0.002, 0.03)
             self._enqueue(Task(seconds, partial(self._update, seat, order)))
 
-    def _update(self, seat: Seat, order: d.Apply) -> None:
+    def _update(self, seat: Seat, order: to_do.Apply) -> None:
         running = self._placed()
         salt = running.epoch if len(running.stages[seat.index].devices) > 1 else 0
         seat.states = [
@@ -503,7 +504,7 @@ class Node:
 
         ask()
 
-    def _fetch(self, order: d.FetchParts) -> None:
+    def _fetch(self, order: to_do.FetchParts) -> None:
         missing = set(order.fetches)
 
         def one(fetch: Fetch) -> None:
@@ -546,7 +547,7 @@ class Node:
         self.next_seats = seats
         self.feed(d.Built(epoch))
 
-    def _collect(self, order: d.Collect) -> None:
+    def _collect(self, order: to_do.Collect) -> None:
         """Read a copy from its owner; a stop ends it."""
         number = self.collecting
         if self.world.rng.random() < self.world.no_memory_share:

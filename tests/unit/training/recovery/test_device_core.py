@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from p2ptrain.training.recovery import device_events as d
+from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.device_core import DeviceCore, Phase
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Holding, Kind
@@ -26,8 +27,8 @@ def _ask(epoch: int, *, peer: str = "k", term: int = 1, apply: Version | None = 
     return d.InventoryAsked(epoch, peer, term, epoch, "h", apply)
 
 
-def _feed(core: DeviceCore, *events: object) -> list[d.DeviceInstruction]:
-    out: list[d.DeviceInstruction] = []
+def _feed(core: DeviceCore, *events: object) -> list[to_do.DeviceInstruction]:
+    out: list[to_do.DeviceInstruction] = []
     for event in events:
         out += core.handle(event)  # type: ignore[arg-type]
     return out
@@ -58,15 +59,15 @@ def _live(step: int, *, ready: bool = False, epoch: int = 3) -> Holding:
 def test_from_nothing_to_training() -> None:
     core = DeviceCore("b")
     [answer] = _feed(core, d.Coordinates("k", 1), _ask(3))
-    assert answer == d.AnswerInventory(3, "k", 3, 1, ())
+    assert answer == to_do.AnswerInventory(3, "k", 3, 1, ())
     [fetch] = _feed(core, d.PrepareAsked(9, "k", _placed(3), (Fetch(2, 4, "h"),)))
-    assert fetch == d.FetchParts(3, _FIRST, (Fetch(2, 4, "h"),))
-    assert _feed(core, d.PartFetched(3, 2, 4, _FIRST), d.Fetched(3)) == [d.Build(3)]
-    assert _feed(core, d.Built(3)) == [d.AnswerReady(9, "k", 3)]
+    assert fetch == to_do.FetchParts(3, _FIRST, (Fetch(2, 4, "h"),))
+    assert _feed(core, d.PartFetched(3, 2, 4, _FIRST), d.Fetched(3)) == [to_do.Build(3)]
+    assert _feed(core, d.Built(3)) == [to_do.AnswerReady(9, "k", 3)]
     start, drop, copy = _feed(core, d.BeginHeard("h", 3))
-    assert start == d.Start(_placed(3))
-    assert drop == d.Drop((Holding(2, 4, _FIRST, Kind.FETCHED),))
-    assert copy == d.Copy(3, _FIRST)
+    assert start == to_do.Start(_placed(3))
+    assert drop == to_do.Drop((Holding(2, 4, _FIRST, Kind.FETCHED),))
+    assert copy == to_do.Copy(3, _FIRST)
 
 
 def test_a_part_that_was_given_up_is_said_when_its_epoch_begins() -> None:
@@ -75,7 +76,7 @@ def test_a_part_that_was_given_up_is_said_when_its_epoch_begins() -> None:
     _feed(core, _ask(4), d.Stopped((_live(2),)))
     _feed(core, d.PrepareAsked(9, "k", _placed(4, Version(2, 3)), ()), d.Fetched(4), d.Built(4))
     _feed(core, d.HolderIs(d.HolderState.GONE))
-    told = [d.TellLink("h", 4, "h", back) for back in (False, True)]  # so that it asks at once
+    told = [to_do.TellLink("h", 4, "h", back) for back in (False, True)]  # so that it asks at once
     assert _feed(core, d.BeginHeard("h", 4)) == told
     assert core.holdings[0] == _live(2)
 
@@ -84,7 +85,7 @@ def test_fifty_commands_of_a_coordinator_of_the_past_are_refused() -> None:
     core = _running()
     _feed(core, d.Coordinates("n", 2))
     out = _feed(core, *(_ask(epoch, peer="k", term=1) for epoch in range(4, 54)))
-    assert [type(one) for one in out] == [d.Refuse] * 50
+    assert [type(one) for one in out] == [to_do.Refuse] * 50
     assert core.phase is Phase.RUNNING
     assert core.refused == 50
 
@@ -92,16 +93,16 @@ def test_fifty_commands_of_a_coordinator_of_the_past_are_refused() -> None:
 def test_nobody_stops_the_epoch_that_runs_but_for_a_newer_one() -> None:
     core = _running(3)
     [refusal] = _feed(core, _ask(3))
-    assert isinstance(refusal, d.Refuse)
-    assert _feed(core, _ask(4)) == [d.Stop(3)]
+    assert isinstance(refusal, to_do.Refuse)
+    assert _feed(core, _ask(4)) == [to_do.Stop(3)]
 
 
 def test_a_commit_is_applied_once_and_only_when_ready() -> None:
     core = _running()
     commit = d.CommitHeard("h", 3, 0)
     assert _feed(core, commit) == []
-    assert _feed(core, d.OrderHeard("h", 3, 0, keep=True)) == [d.Queue(3, 0, True)]
-    apply = d.Apply(3, Version(1, 3), None, keep=True)
+    assert _feed(core, d.OrderHeard("h", 3, 0, keep=True)) == [to_do.Queue(3, 0, True)]
+    apply = to_do.Apply(3, Version(1, 3), None, keep=True)
     assert _feed(core, d.GradientsReady(3, 2, 0), commit, commit) == [apply]
     assert core.refused == 2
     _feed(core, d.Applied(3, 2, Version(1, 3)))
@@ -121,8 +122,8 @@ def test_an_order_that_overtakes_the_beginning_begins() -> None:
     own = (Fetch(2, 4, "h"),)
     _feed(core, _ask(3), d.PrepareAsked(1, "k", _placed(3), own), d.Fetched(3), d.Built(3))
     out = _feed(core, d.OrderHeard("h", 3, 0))
-    assert out[0] == d.Start(_placed(3))
-    assert out[-1] == d.Queue(3, 0, False)
+    assert out[0] == to_do.Start(_placed(3))
+    assert out[-1] == to_do.Queue(3, 0, False)
 
 
 def test_a_commit_after_the_stop_is_not_applied() -> None:
@@ -130,18 +131,18 @@ def test_a_commit_after_the_stop_is_not_applied() -> None:
     _feed(core, d.GradientsReady(3, 2, 0), _ask(4))
     assert _feed(core, d.CommitHeard("h", 3, 0)) == []
     [answer] = _feed(core, d.Stopped((_live(0, ready=True),)))
-    assert answer == d.AnswerInventory(4, "k", 4, 1, (_live(0, ready=True),))
+    assert answer == to_do.AnswerInventory(4, "k", 4, 1, (_live(0, ready=True),))
 
 
 def test_who_is_told_that_it_counts_applies_before_it_answers() -> None:
     core = _running()
     ready = Version(1, 3)
     _feed(core, _ask(4), d.Stopped((_live(0, ready=True),)))
-    assert _feed(core, _ask(4, apply=ready)) == [d.Apply(3, ready, None, keep=False)]
+    assert _feed(core, _ask(4, apply=ready)) == [to_do.Apply(3, ready, None, keep=False)]
     refused = _feed(core, _ask(4, apply=ready))  # asked again before it is done: not applied twice
-    assert [type(one) for one in refused] == [d.Refuse]
+    assert [type(one) for one in refused] == [to_do.Refuse]
     [answer] = _feed(core, d.Applied(3, 2, ready))
-    assert isinstance(answer, d.AnswerInventory)
+    assert isinstance(answer, to_do.AnswerInventory)
     assert answer.holdings == (_live(1),)
 
 
@@ -149,7 +150,7 @@ def test_what_is_torn_is_never_offered() -> None:
     core = _running()
     _feed(core, _ask(4), d.Stopped((_live(0, ready=True),)), _ask(4, apply=Version(1, 3)))
     [answer] = _feed(core, d.Torn(3, 2))
-    assert isinstance(answer, d.AnswerInventory)
+    assert isinstance(answer, to_do.AnswerInventory)
     assert answer.holdings == ()
 
 
@@ -157,7 +158,7 @@ def test_an_epoch_without_this_device_frees_what_it_trained_but_not_its_copies()
     core = _running()
     copy = Holding(2, 4, _FIRST, Kind.KEPT)
     _feed(core, d.Kept(2, 4, _FIRST), _ask(4), d.Stopped((_live(1),)))
-    assert _feed(core, d.BeginHeard("h", 4)) == [d.Drop((_live(1),))]
+    assert _feed(core, d.BeginHeard("h", 4)) == [to_do.Drop((_live(1),))]
     assert core.holdings == (copy,)
     assert core.phase is Phase.IDLE
 
@@ -175,8 +176,8 @@ def test_a_question_ends_a_preparation_and_keeps_what_arrived() -> None:
     _feed(core, _ask(3), d.PrepareAsked(7, "k", _placed(3), (Fetch(2, 4, "h"),)))
     _feed(core, d.PartFetched(3, 2, 3, _FIRST))
     refuse, cancel, answer = _feed(core, _ask(4))
-    assert (type(refuse), cancel) == (d.Refuse, d.CancelPrepare(3))
-    assert isinstance(answer, d.AnswerInventory)
+    assert (type(refuse), cancel) == (to_do.Refuse, to_do.CancelPrepare(3))
+    assert isinstance(answer, to_do.AnswerInventory)
     assert answer.holdings == (part,)
     assert _feed(core, d.PartFetched(3, 3, 4, _FIRST), d.Fetched(3)) == []
 
@@ -186,18 +187,18 @@ def test_only_older_copies_go_when_the_holder_names_what_stays() -> None:
     for step in (4, 8, 12):
         _feed(core, d.Kept(2, 4, Version(step, 3)))
     [drop] = _feed(core, d.KeepHeard("h", (Version(8, 3),)))
-    assert drop == d.Drop((Holding(2, 4, Version(4, 3), Kind.KEPT),))
+    assert drop == to_do.Drop((Holding(2, 4, Version(4, 3), Kind.KEPT),))
 
 
 def test_a_device_parks_with_everything_while_the_holder_is_gone() -> None:
     core = _running()
-    assert _feed(core, d.HolderIs(d.HolderState.GONE)) == [d.Stop(3)]
+    assert _feed(core, d.HolderIs(d.HolderState.GONE)) == [to_do.Stop(3)]
     held = _live(1, ready=True)
-    assert _feed(core, d.Stopped((held,))) == [d.Wait("h")]
+    assert _feed(core, d.Stopped((held,))) == [to_do.Wait("h")]
     assert core.phase is Phase.PARKED
     assert core.holdings == (held,)
     [answer] = _feed(core, _ask(4))
-    assert isinstance(answer, d.AnswerInventory)
+    assert isinstance(answer, to_do.AnswerInventory)
 
 
 def _parked() -> DeviceCore:
@@ -217,7 +218,7 @@ def test_another_process_of_the_holders_device_ends_nothing(state: d.HolderState
     stopping = _running()
     _feed(stopping, d.HolderIs(d.HolderState.GONE))
     assert _feed(stopping, d.HolderIs(state)) == []
-    assert _feed(stopping, d.Stopped((_live(1),))) == [d.Wait("h")]
+    assert _feed(stopping, d.Stopped((_live(1),))) == [to_do.Wait("h")]
 
 
 def test_each_time_the_holder_is_gone_is_told_once() -> None:
@@ -225,7 +226,7 @@ def test_each_time_the_holder_is_gone_is_told_once() -> None:
     assert _feed(core, d.HolderIs(d.HolderState.GONE)) == []
     _feed(core, _ask(4))
     assert core.phase is Phase.STOPPED
-    assert _feed(core, d.HolderIs(d.HolderState.GONE)) == [d.Wait("h")]
+    assert _feed(core, d.HolderIs(d.HolderState.GONE)) == [to_do.Wait("h")]
 
 
 def test_a_device_that_keeps_nothing_waits_for_nobody() -> None:
@@ -238,17 +239,17 @@ def test_a_device_that_keeps_nothing_waits_for_nobody() -> None:
 def test_an_epoch_that_began_without_it_ends_a_device_s_wait() -> None:
     core = _parked()
     [drop] = _feed(core, d.BeginHeard("h", 9))
-    assert isinstance(drop, d.Drop)
+    assert isinstance(drop, to_do.Drop)
     assert core.phase is Phase.IDLE
 
 
 @pytest.mark.parametrize("state", [d.HolderState.LEFT, d.HolderState.ENDED])
 def test_the_end_of_the_job_frees_all(state: d.HolderState) -> None:
     core = _running()
-    assert _feed(core, d.HolderIs(state)) == [d.Release()]
+    assert _feed(core, d.HolderIs(state)) == [to_do.Release()]
     assert core.holdings == ()
     assert core.fence.epoch == 3
-    assert _feed(_parked(), d.HolderIs(d.HolderState.ENDED)) == [d.Release()]
+    assert _feed(_parked(), d.HolderIs(d.HolderState.ENDED)) == [to_do.Release()]
 
 
 def test_a_link_that_is_back_is_told_once() -> None:
@@ -258,8 +259,8 @@ def test_a_link_that_is_back_is_told_once() -> None:
     _feed(core, _ask(3), d.PrepareAsked(1, "k", placed, ()), d.Fetched(3), d.Built(3))
     _feed(core, d.BeginHeard("h", 3))
     assert _feed(core, d.LinkStarted("c")) == []
-    assert _feed(core, d.LinkEnded("c")) == [d.TellLink("h", 3, "c")]
-    assert _feed(core, d.LinkStarted("c")) == [d.TellLink("h", 3, "c", back=True)]
+    assert _feed(core, d.LinkEnded("c")) == [to_do.TellLink("h", 3, "c")]
+    assert _feed(core, d.LinkStarted("c")) == [to_do.TellLink("h", 3, "c", back=True)]
     assert _feed(core, d.LinkStarted("c")) == []
 
 
@@ -279,14 +280,14 @@ def _kept(version: Version) -> d.Kept:
 def test_a_copy_goes_to_its_keeper_or_to_whom_the_holder_names_instead() -> None:
     core = _running()
     new = Version(4, 3)
-    assert _feed(core, _kept(new)) == [d.Offer("h", 3, 2, 4, new)]
+    assert _feed(core, _kept(new)) == [to_do.Offer("h", 3, 2, 4, new)]
     refused = core.refused
     assert _feed(core, d.KeeperIs("k", 3, 2, 4, new, "x")) == []  # only the holder says so
     assert core.refused == refused + 1
-    assert _feed(core, d.KeeperIs("h", 3, 2, 4, new, "x")) == [d.Offer("x", 3, 2, 4, new)]
+    assert _feed(core, d.KeeperIs("h", 3, 2, 4, new, "x")) == [to_do.Offer("x", 3, 2, 4, new)]
     later = Version(6, 3)
     assert _feed(core, d.KeeperIs("h", 3, 2, 4, later, "y")) == []  # no copy of that one yet
-    assert _feed(core, _kept(later)) == [d.Offer("y", 3, 2, 4, later)]
+    assert _feed(core, _kept(later)) == [to_do.Offer("y", 3, 2, 4, later)]
 
 
 def test_who_copies_for_itself_alone_says_so() -> None:
@@ -298,12 +299,12 @@ def test_who_copies_for_itself_alone_says_so() -> None:
     _feed(core, d.PrepareAsked(1, "k", placed, ()), d.Fetched(3), d.Built(3))
     _feed(core, d.BeginHeard("h", 3))
     new = Version(4, 3)
-    assert _feed(core, _kept(new)) == [d.TellReplica("h", 3, 2, 4, new)]
+    assert _feed(core, _kept(new)) == [to_do.TellReplica("h", 3, 2, 4, new)]
 
 
 def test_a_copy_that_failed_is_told_while_its_epoch_runs() -> None:
     core = _running()
     new = Version(4, 3)
-    told = d.TellReplica("h", 3, 0, 2, new, "no memory")
+    told = to_do.TellReplica("h", 3, 0, 2, new, "no memory")
     assert _feed(core, d.CopyFailed(3, 0, 2, new, "no memory")) == [told]
     assert _feed(core, d.CopyFailed(2, 0, 2, new, "no memory")) == []
