@@ -236,3 +236,24 @@ async def test_devices_that_do_what_the_plan_expects_keep_it(slowed: dict[str, f
     async with devices(3) as household:
         await Course(household, {}).train(job, options)
         assert_undisturbed(household, job, wanted, ["start"])
+
+
+@pytest.mark.usefixtures("slowed")
+async def test_a_device_that_comes_back_empty_gets_its_work_again() -> None:
+    options = replace(PIPELINE, steps=LONG)
+    wanted, job = await undisturbed(options), _job()
+    async with devices(3) as household:
+
+        async def restart() -> None:
+            await household.mesh.kill("b")
+            await household.restart("b")
+
+        await Course(household, {5: restart}).train(job, options)
+        losses, weights = wanted
+        assert household.losses == losses
+        reasons = [e.reason for e in household.events if isinstance(e, PlanEvent)]
+        assert reasons[:2] == ["start", "failure"]
+        assert reasons[2:] in (["join"], [])  # it may be back before the others have a new plan
+        assert used(household) == {"a", "b", "c"}
+        for key, tensor in weights.items():
+            assert torch.equal(tensor, job.model.state_dict()[key]), key
