@@ -150,7 +150,8 @@ class ElasticCore:
     @property
     def next_wakeup(self) -> float:
         """When to call `tick` at the latest."""
-        return _NEVER if self._devices is None or self._look is not None else self._due
+        waits = bool(self._new) and self._devices is not None and self._look is None
+        return self._due if waits else _NEVER
 
     def tick(self, now: float) -> list[ElasticInstruction]:
         """Do what is due."""

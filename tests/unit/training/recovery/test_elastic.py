@@ -92,6 +92,15 @@ def test_who_came_while_a_plan_was_made_is_looked_at_once_it_is_in_force() -> No
     assert look(core.handle(Began(AB), 10.0)).reason is Reason.JOIN
 
 
+def test_nothing_is_due_where_nobody_is_new() -> None:
+    core = begun()
+    assert core.next_wakeup == float("inf")
+    core.handle(Appeared("c"), 1.0)
+    assert core.next_wakeup == 1.0 + SETTLE_SECONDS
+    core.handle(Gone("c"), 1.1)
+    assert core.next_wakeup == float("inf")
+
+
 def test_looks_that_fail_are_tried_again_but_not_for_ever() -> None:
     core, now, tries = begun(), 10.0, 0
     core.handle(Appeared("c"), 0.0)
@@ -197,6 +206,7 @@ def test_whatever_happens_looks_are_one_at_a_time_and_leavers_are_answered(
                 open_look = instruction
             elif instruction.leaver is not None:
                 leaving.discard(instruction.leaver)
+        assert core.next_wakeup > now
     # In force, with everything answered, nobody waits for ever.
     for _ in range(4):
         now += 100.0
