@@ -90,6 +90,10 @@ class VersionStore:
         if lacking or kind is Kind.LIVE:
             raise InternalError(f"{kind} copy of units {first} to {end} lacks {lacking[:3]}")
         self._entries[Holding(first, end, version, kind)] = _Entry(dict(tensors), dict(digests))
+        # What has not changed came from an older copy, which may have been forgotten meanwhile.
+        used = {id(tensor) for tensor in tensors.values()}
+        for place, spare in self._spare.items():
+            self._spare[place] = {n: t for n, t in spare.items() if id(t) not in used}
 
     def lacking(self, first: int, end: int, tensors: Named) -> list[str]:
         """Parameters and buffers of units [first, end) that are not among `tensors`."""

@@ -143,3 +143,17 @@ def test_dropping_gives_the_memory_back(description: ModelDescription) -> None:
     assert store.nbytes == nbytes, "a slot stays for the next copy"
     store.drop()
     assert store.nbytes == 0
+
+
+def test_what_a_newer_copy_took_over_is_no_slot(description: ModelDescription) -> None:
+    """The copy that it came from may have been forgotten while the newer one was read."""
+    store = VersionStore(description)
+    store.reserve([(Kind.REPLICA, 0, 2)])
+    old = _tensors(description, 0, 2, 1.0)
+    store.put(Kind.REPLICA, 0, 2, OLD, old, {})
+    same = next(iter(old))
+    store.drop(Kind.REPLICA)
+    new = {**_tensors(description, 0, 2, 2.0), same: old[same]}
+    store.put(Kind.REPLICA, 0, 2, NEW, new, {})
+    slot = store.slot(Kind.REPLICA, 0, 2)
+    assert _same(slot, {name: tensor for name, tensor in old.items() if name != same})
