@@ -150,12 +150,13 @@ class Keeping:
         self, placed: Placed, p: int, device: str, version: Version, why: str
     ) -> list[KeepingResult]:
         stage = self._stages[p]
+        if device in stage.devices:  # it has no copy of its own, to be offered or to count
+            return self._abandon(version, p, device, why)
+        if device != stage.copies_to:
+            return []  # a keeper that is not asked any more, or a device that never was
         self._failed.add((p, device))
-        if stage.copies_to is not None and device != stage.copies_to:
-            # its own device has none to offer; or a keeper that is not asked any more
-            return self._abandon(version, p, device, why) if device in stage.devices else []
         untried = [k for k in keepers_of(self._stages, p) if (p, k) not in self._failed]
-        if stage.copies_to is None or not untried:
+        if not untried:
             self._failed = {copy for copy in self._failed if copy[0] != p}
             return self._abandon(version, p, device, why)
         keeper = untried[0]

@@ -145,3 +145,12 @@ def test_what_takes_too_long_is_given_up() -> None:
     account.acknowledged("b", EPOCH, (0, 2), V)
     assert account.give_up("too slow") == [Abandoned(V, 1, "b", "too slow")]
     assert account.under_way == ()
+
+
+def test_nobody_speaks_for_a_stage_that_is_not_its_own() -> None:
+    account = keeping()
+    account.ordered(V)
+    for units in ((0, 2), (2, 4), (4, 6)):
+        assert account.acknowledged("x", EPOCH, units, V, "no memory") == []
+    assert account.acknowledged("a", EPOCH, (2, 4), V, "no memory") == []
+    assert account.under_way == (V,)
