@@ -400,8 +400,9 @@ class DeviceCore:
                 if self.phase is Phase.RUNNING and self.running is not None:
                     self._out += self._copies.offer(self.running, first, end, version)
             case OfferHeard(peer, epoch, first, end, version):
-                plans = [p for p in (self.running, self.prepared) if p is not None]
-                if any(p.epoch == epoch and (first, end) in p.ranges_of(peer) for p in plans):
+                # who hears late that an epoch begins is only prepared for it
+                plan = self.running if self.phase is Phase.RUNNING else self.prepared
+                if plan and plan.epoch == epoch and (first, end) in plan.ranges_of(peer):
                     self._out.append(Collect(peer, epoch, first, end, version))
             case ReplicaWhole(epoch, first, end, version):
                 self._copies.put(Holding(first, end, version, Kind.REPLICA))

@@ -308,3 +308,20 @@ def test_a_copy_that_failed_is_told_while_its_epoch_runs() -> None:
     told = to_do.TellReplica("h", 3, 0, 2, new, "no memory")
     assert _feed(core, d.CopyFailed(3, 0, 2, new, "no memory")) == [told]
     assert _feed(core, d.CopyFailed(2, 0, 2, new, "no memory")) == []
+
+
+def test_only_who_trains_or_is_about_to_reads_copies_for_others() -> None:
+    offered = d.OfferHeard("h", 3, 0, 2, Version(4, 3))
+    collect = to_do.Collect("h", 3, 0, 2, Version(4, 3))
+    core = _running()
+    assert _feed(core, offered) == [collect]
+    assert _feed(core, d.OfferHeard("h", 3, 2, 4, Version(4, 3))) == []  # not its stage
+    _feed(core, _ask(4))
+    assert _feed(core, offered) == []
+    _feed(core, d.Stopped((_live(0),)))
+    assert _feed(core, offered) == []
+    _feed(core, d.PrepareAsked(2, "k", _placed(5), ()))
+    early = d.OfferHeard("h", 5, 0, 2, Version(4, 3))
+    assert _feed(core, early) == [to_do.Collect("h", 5, 0, 2, Version(4, 3))]
+    _feed(core, d.Fetched(5), d.Built(5), d.BeginHeard("h", 5), d.BeginHeard("h", 6))
+    assert _feed(core, early) == []  # an epoch without it has begun
