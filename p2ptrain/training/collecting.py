@@ -25,6 +25,7 @@ from p2ptrain.training.fetching import version_source
 from p2ptrain.training.job_store import JobStore
 from p2ptrain.training.recovery import device_events as rules
 from p2ptrain.training.recovery import device_instructions as to_do
+from p2ptrain.training.recovery.cadence import REPLAY_LIMIT_SECONDS
 from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.state_reading import Pace, StateReading, StateRequest
 from p2ptrain.training.state_transfer import Check
@@ -34,6 +35,8 @@ log = get_logger(__name__)
 
 PACED_SHARE = 0.6
 """Of the time between two offers: reading is done before the next one, whatever one read takes."""
+PACED_LIMIT_SECONDS = PACED_SHARE * REPLAY_LIMIT_SECONDS
+"""Most of it: after a long pause in training the next copy would take longer than it is awaited."""
 
 _Units = tuple[int, int]
 
@@ -51,6 +54,11 @@ class Pacing:
         self._total_bytes = max(self._total_bytes, left_bytes)
         done = 1 - left_bytes / self._total_bytes if self._total_bytes else 1.0
         return max(self._begun + done * self._seconds - now, 0.0)
+
+
+def paced_seconds(since_last: float) -> float:
+    """How long to read a copy, so many seconds after the one before was offered."""
+    return min(PACED_SHARE * since_last, PACED_LIMIT_SECONDS)
 
 
 class Collecting:
@@ -85,7 +93,7 @@ class Collecting:
             under_way.cancel()
         now, before = self._clock(), self._offered.get(units)
         self._offered[units] = now
-        seconds = 0.0 if before is None else PACED_SHARE * (now - before)
+        seconds = 0.0 if before is None else paced_seconds(now - before)
         work = self._collect(order, nbytes, Pacing(now, seconds))
         task = asyncio.create_task(work, name=f"collect units {order.first} to {order.end}")
         self._tasks[units] = task

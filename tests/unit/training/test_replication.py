@@ -19,7 +19,7 @@ from p2ptrain.model.wire import pack
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Recovered, Step
 from p2ptrain.training import collecting
-from p2ptrain.training.collecting import Pacing
+from p2ptrain.training.collecting import Pacing, paced_seconds
 from p2ptrain.training.digests import digests_of
 from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.job import SGD, Job
@@ -30,6 +30,7 @@ from p2ptrain.training.protocol import (
     ReplicaKept,
     RoundOrder,
 )
+from p2ptrain.training.recovery.cadence import CopyCost, ReplicaCadence
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.versions import VersionStore
@@ -355,3 +356,9 @@ def test_reads_spread_over_the_time_there_is() -> None:
     assert pacing.wait_seconds(100, now=109.5) == 0.0
     assert pacing.wait_seconds(0, now=103.0) == 7.0
     assert Pacing(5.0, 0.0).wait_seconds(0, now=5.0) == 0.0
+
+
+def test_after_a_long_pause_a_copy_is_here_before_anybody_gives_it_up() -> None:
+    awaited = ReplicaCadence(CopyCost(0.1, (), 1.0), 0, now=0.0).patience_seconds
+    assert paced_seconds(10.0) == 6.0
+    assert paced_seconds(3600.0) < awaited
