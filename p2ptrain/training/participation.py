@@ -101,8 +101,9 @@ class Participation:
         self._core = DeviceCore(around.mesh.self_id)
         self._digest = ""
         self._others: frozenset[str] = frozenset()  # whom the coordinator sees alive
-        self._next: tuple[Assignment, int] | None = None  # asked for, with the bytes it needs
-        self._gathers = False  # it is asked for what is fetched alone, nothing will run
+        # asked for, with the bytes it needs, and whether for what is fetched alone: nothing runs
+        self._next: tuple[Assignment, int, bool] | None = None
+        self._gathers = False  # the same of the preparation under way
         self._ready: MakingReady | None = None  # the preparation under way, or done
         self._prepared: Engagement | None = None
         self._given_up: Assignment | None = None  # the last that was made ready in vain
@@ -154,19 +155,19 @@ class Participation:
             await self._reach("inventory.receive.before")
         fields = message.fields
         apply, coefficient = fields.get("apply"), fields.get("coefficient")
-        self._digest = text(fields, "digest", 64)
-        self._others = _ids(fields.get("alive"))
-        self.holder = text(fields, "holder", 64)
+        digest, others = text(fields, "digest", 64), _ids(fields.get("alive"))
         number = next(self._numbers)
         asked = rules.InventoryAsked(
             request=number,
             peer=peer,
             term=integer(fields, "term"),
             epoch=integer(fields, "epoch"),
-            holder=self.holder,
+            holder=text(fields, "holder", 64),
             apply=None if apply is None else read_version(apply),
             coefficient=None if coefficient is None else read_coefficient(coefficient),
         )
+        if not self._is_stale(peer, asked.term, asked.epoch):  # nothing else of it is believed
+            self._digest, self._others, self.holder = digest, others, asked.holder
         answer = await self._answer(number, asked, peer, asked.term, asked.epoch)
         if failpoints.armed:
             await self._reach("inventory.answer.before")
@@ -186,8 +187,7 @@ class Participation:
         placed = placed_of(assignment)
         needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)
         asked = rules.PrepareAsked(number, peer, placed, fetches)
-        self._next = (assignment, needed_bytes)
-        self._gathers = message.fields.get("gather") is True
+        self._next = (assignment, needed_bytes, message.fields.get("gather") is True)
         answer = await self._answer(number, asked, peer, placed.term, placed.epoch)
         if failpoints.armed:
             await self._reach("ready.send.before")
@@ -201,17 +201,23 @@ class Participation:
         term: int,
         epoch: int,
     ) -> Message:
-        office = self._around.mesh.coordinator
-        known = None if office is None else (office.id, office.term)
-        stale = self._core.fence.refusal(peer, term, epoch, known) is not None
+        stale = self._is_stale(peer, term, epoch)
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._answers[number] = (answer, NotCoordinator if stale else PeerError)
         try:
-            self._feed(rules.Coordinates(*(known or (None, 0))))
+            self._feed(rules.Coordinates(*(self._office or (None, 0))))
             self._feed(asked)
             return await answer
         finally:
             del self._answers[number]
+
+    @property
+    def _office(self) -> tuple[str, int] | None:
+        office = self._around.mesh.coordinator
+        return None if office is None else (office.id, office.term)
+
+    def _is_stale(self, peer: str, term: int, epoch: int) -> bool:
+        return self._core.fence.refusal(peer, term, epoch, self._office) is not None
 
     # -- the holder's ----------------------------------------------------------------------------
 
@@ -322,8 +328,13 @@ class Participation:
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("not_done", work=task.get_name(), exc_info=error)
 
     def _settle(self, request: int, message: Message | None = None, error: str = "") -> None:
         answer, kind = self._answers.get(request, (None, PeerError))
@@ -402,7 +413,7 @@ class Participation:
 
     def _make_ready(self, epoch: int, fetches: tuple[Fetch, ...]) -> None:
         assert self._next is not None
-        assignment, needed_bytes = self._next
+        assignment, needed_bytes, self._gathers = self._next
         around = self._around
         self._ready = MakingReady(
             assignment,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,8 @@ from p2ptrain.mesh.memory import memory_id
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Failure, Recovered, Step
 from p2ptrain.training.assigning import fetches_to_bytes
+from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.making_ready import MakingReady
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import INVENTORY, PREPARE, EpochKey
 from tests.unit.training.household import Devices, devices
@@ -84,3 +87,37 @@ async def test_a_thawed_coordinator_is_refused_every_time() -> None:
         assert [e.name for e in household.events if isinstance(e, Failure)] == ["d"]
         assert household.losses == losses
         assert len([e for e in household.events if isinstance(e, Recovered)]) == 1
+
+
+async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither whose job it is, nor that what is being made ready is only to be gathered."""
+    fetch = MakingReady.fetch
+    refused: list[str] = []
+
+    async with devices(3) as household:
+        mesh, service = household.mesh, household.members["b"].service
+
+        async def command(assignment: Assignment) -> None:
+            key = replace(assignment.key, epoch=0)
+            about = {"digest": "0" * 64, "term": 0, "holder": memory_id("c"), "alive": []}
+            stale = replace(assignment, key=key, term=0)
+            parts = (memoryview(stale.to_bytes()), memoryview(fetches_to_bytes(())))
+            for message in (
+                Message(INVENTORY, {**key.fields(), **about}),
+                Message(PREPARE, {"needed_bytes": 0, "gather": True}, parts),
+            ):
+                with pytest.raises(NotCoordinator):
+                    await mesh["c"].call(memory_id("b"), message, timeout_seconds=10)
+                refused.append(message.kind)
+
+        async def interrupted(ready: MakingReady, *given: Any) -> None:
+            if ready._mesh.self_id == memory_id("b"):
+                await command(ready.assignment)
+                assert service.holder == memory_id("a")
+            await fetch(ready, *given)
+
+        monkeypatch.setattr(MakingReady, "fetch", interrupted)
+        options = TrainOptions(wait_for=3, planner="pp", steps=2)
+        await household.holder_run(make_job(), options).run()
+        assert refused == [INVENTORY, PREPARE]
+        assert len(household.losses) == 2
