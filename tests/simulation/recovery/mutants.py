@@ -72,7 +72,7 @@ class ForgetsWhenParked(DeviceCore):
 
     def _rest(self) -> None:
         self._free_live()
-        self._drop({Kind.KEPT, Kind.REPLICA})
+        self._out += self._copies.drop({Kind.KEPT, Kind.REPLICA})
         super()._rest()
 
 
@@ -82,7 +82,7 @@ class DropsTooEarly(DeviceCore):
     def _on_copies(self, event: d.Kept | d.OfferHeard | d.ReplicaWhole | d.KeepHeard) -> None:
         super()._on_copies(event)
         if isinstance(event, d.Kept):
-            self._keep_only([event.version])
+            self._out += self._copies.keep_only([event.version])
 
 
 class AnswersWithoutStopping(Node):
