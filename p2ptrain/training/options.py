@@ -45,7 +45,7 @@ class TrainOptions:
             exactly, or rounded ("bf16", "int8"), which changes results a little.
         recovery: how to plan after a failure.
         replicas: keep copies of stages on other devices, so that a death costs few steps; without
-            them it goes back to the last checkpoint or to the beginning. For measurements.
+            them it goes back to the beginning, or ends the job. For measurements.
     """
 
     wait_for: int = 1

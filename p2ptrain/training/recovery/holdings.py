@@ -30,7 +30,7 @@ class Kind(StrEnum):
     INITIAL = "initial"
     """The weights that the job began with, in the holder's memory."""
     GLOBAL = "global"
-    """All units at one version, at the holder."""
+    """All units at one version, at the holder. Nothing makes one yet."""
 
 
 @dataclass(frozen=True, slots=True)
