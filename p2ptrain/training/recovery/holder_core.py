@@ -159,7 +159,7 @@ class HolderCore:
 
     def start(self, now: float) -> list[HolderInstruction]:
         """Begin; a holder that was started again gives its members a moment to be found."""
-        self._now = now
+        self._now = max(now, self._now)
         self._due = now + START_SECONDS if self.placed is not None else now
         self._step()
         return self._finish()
@@ -276,8 +276,9 @@ class HolderCore:
         due = self._now >= self._due
         match self.phase:
             case Phase.STARTING:
-                placed = self.placed
-                if due or (placed is not None and self._alive.issuperset(placed.devices)):
+                placed, has_started = self.placed, self._due < _NEVER
+                are_here = placed is not None and self._alive.issuperset(placed.devices)
+                if due or (has_started and are_here):
                     self._ask()
             case Phase.SETTLING:
                 self._due = max(self._settling.due, self._now)

@@ -166,6 +166,7 @@ def test_who_had_a_part_is_remembered_over_plans_and_restarts_until_it_ends() ->
     assert dict(journal.took_part) == {"h": number, "a": number, "b": 1}
 
     restarted = HolderCore("h", 4, 0, journal=journal)
+    restarted.start(0.0)
     past = _ask_of(_feed(restarted, h.Coordinates("a", 1), h.Appeared("a"))).ask.past
     assert (past.silent, past.took_part) == ({"b"}, {"h", "a", "b"})
     _feed(restarted, h.Died("b", certain=True), h.Died("a", certain=False))
@@ -263,6 +264,14 @@ def test_it_starts_as_soon_as_all_are_back() -> None:
     core = HolderCore("h", 4, 5, journal=journal)
     core.start(10.0)
     _ask_of(_feed(core, h.Coordinates("a", 1), h.Appeared("a"), now=10.1))
+
+
+def test_it_asks_once_where_all_are_here_before_it_starts() -> None:
+    journal = h.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
+    core = HolderCore("h", 4, 5, journal=journal)
+    assert _feed(core, h.Appeared("a"), h.Coordinates("a", 1), now=12.0) == []
+    assert _ask_of(core.start(10.0)).ask.alive == {"h", "a"}
+    assert core.next_wakeup == float("inf")
 
 
 def test_a_death_while_the_weights_come_home_does_not_end_the_job() -> None:
