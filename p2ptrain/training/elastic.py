@@ -110,6 +110,7 @@ class Elasticity:
             case holder.Appeared(device):
                 self._post(rules.Appeared(device))
             case holder.Died(device):
+                self.let_go(device)  # its next process may leave too
                 self._post(rules.Gone(device))
 
     def asked(self, ask: ChangeAsk) -> Mapping[str, Any] | None:
