@@ -24,6 +24,7 @@ from typing import Any
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.plan.plan import Plan
 from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.assignment import FIRST, Assignment
 from p2ptrain.training.change_request import InForce
@@ -253,6 +254,7 @@ def _read(fields: object, reported: bytes | None) -> JournalEntry:
 
 
 def _read_in_force(fields: Mapping[str, Any]) -> InForce | None:
+    """Raises ProtocolError, or OptionError of what is no plan, or a newer version's."""
     assignment, plan = fields.get("assignment"), fields.get("plan")
     if assignment is None and plan is None:
         return None
@@ -262,7 +264,9 @@ def _read_in_force(fields: Mapping[str, Any]) -> InForce | None:
         blob = base64.b64decode(assignment, validate=True)
     except binascii.Error as error:
         raise ProtocolError(f"an assignment is base64: {error}") from error
-    return InForce(Assignment.from_bytes(blob), plan)
+    in_force = InForce(Assignment.from_bytes(blob), plan)
+    Plan.from_json(plan, "the plan in force", batch_size=in_force.assignment.batch_size)
+    return in_force
 
 
 def _reported_bytes(reported: Reported) -> bytes:

@@ -23,7 +23,23 @@ from p2ptrain.training.recovery.version import Version
 from tests.unit.training.test_assignment import assignment, shared
 
 NEW = JournalEntry("f00d-1", "f00d", "abc", 0, Reported(0, 0))
-IN_FORCE = InForce(assignment(shared(3, 1)), {"stages": [{"units": [0, 3]}], "micro_batch": 4})
+PLACED = assignment(shared(3, 1))
+PLAN = {
+    "format": "p2ptrain.plan/1",
+    "planner": "pp",
+    "micro_batch": PLACED.micro_batch,
+    "micro_batches": PLACED.micro_batches,
+    "stages": [
+        {
+            "units": [0, 3],
+            "devices": [{"name": "a", "share": 3}, {"name": "b", "share": 1}],
+            "warmup": 1,
+        }
+    ],
+    "predicted": {"round_seconds": 1.0, "samples_per_s": 8.0, "peak_bytes": {"a": 9, "b": 5}},
+    "left_out": [],
+}
+IN_FORCE = InForce(PLACED, PLAN)
 FIRST = Lineage().begun(1, Version(0, 0))
 
 
@@ -89,6 +105,18 @@ def test_a_damaged_number_is_never_believed(cut: int, flipped: int) -> None:
 def test_a_broken_journal_is_no_journal(folder: StateFolder, name: str, content: bytes) -> None:
     begun(folder)
     folder.write(name, content)
+    assert find(folder) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"plan": {}}, {"assignment": "AAAA"}, {"took_part": {"b": -1}}, {"plan": PLAN | {"mode": 7}}],
+)
+def test_a_plan_that_this_version_does_not_know_is_no_journal(
+    folder: StateFolder, changes: dict[str, object]
+) -> None:
+    begun(folder)
+    folder.write_json(JOB_FILE, folder.read_json(JOB_FILE) | changes)
     assert find(folder) is None
 
 
