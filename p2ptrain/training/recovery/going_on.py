@@ -71,8 +71,9 @@ def decide(
         return Verdict(Start.ANEW, ending=frozenset(old))
     if found is not None and found[1]:
         return _with_journal(found[0], others, kept, frozenset(old))
-    if any(job.startswith(asked) for job in jobs):
-        steps = max(one.newest.step for one in kept.values() if one is not None)
+    same = [one for one in kept.values() if one is not None and one.job.startswith(asked)]
+    if same:
+        steps = max(one.newest.step for one in same)
         return Verdict(
             Start.REFUSE,
             f"other devices keep this job unfinished, up to step {steps}, but this device has no "

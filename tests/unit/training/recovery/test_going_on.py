@@ -53,6 +53,8 @@ def test_without_its_journal_steps_would_be_told_twice() -> None:
     assert verdict.start is Start.REFUSE
     assert "step 7" in verdict.reason
     assert "--fresh" in verdict.reason
+    older = Kept("cafe-1", Version(90, 1))
+    assert "step 7" in decide("f00d-", None, (), {"b": KEPT, "c": older}, fresh=False).reason
 
 
 def test_another_job_ends_the_unfinished_one_and_says_so() -> None:
