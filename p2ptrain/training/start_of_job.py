@@ -128,7 +128,7 @@ class StartOfJob:
 
     async def _decide(self, mark: str, found: JournalEntry | None) -> JournalEntry | None:
         """The job to go on with, if there is one; others of this device's are over then."""
-        kept = await unfinished.ask_all(self._mesh)
+        kept = {} if self._options.local else await unfinished.ask_all(self._mesh)
         verdict = decide(
             job_prefix(mark),
             None if found is None else (found.job, found.fingerprint == mark),

@@ -16,7 +16,7 @@ from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.failpoints import Reached
 from p2ptrain.mesh.memory import memory_id
 from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.observe.events import Done, Eval, Event, PlanEvent, Recovered, Step, Warned
+from p2ptrain.observe.events import Done, Eval, Event, PlanEvent, Recovered, Step, Waiting, Warned
 from p2ptrain.training import service as service_module
 from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import Job
@@ -120,6 +120,7 @@ async def test_a_killed_holder_goes_on_where_it_was_bit_by_bit(tmp_path: Path, s
         assert isinstance(household.events[-1], Done)
         if step < STEPS:
             assert len([e for e in household.events if isinstance(e, Recovered)]) == 1
+        assert not [e for e in household.events if isinstance(e, Waiting)]
         assert list(process.left.path.iterdir()) == []
         for name in ("b", "c"):
             await household.until_idle(name)
@@ -255,6 +256,10 @@ async def test_without_the_journal_it_is_refused_and_nobody_loses_anything(tmp_p
         process.left.remove(JOB_FILE)
         with pytest.raises(OptionError, match="keep this job unfinished, up to step"):
             await again(household, process, _job(), _options(2))
+        alone: list[Event] = []  # asks nobody for anything, and ends nothing
+        local = replace(_options(2), wait_for=1, local=True)
+        await household.holder_run(_job(), local, alone.append).run()
+        assert isinstance(alone[-1], Done)
         process.left.write(JOB_FILE, journal)
         await household.holder_run(_job(), _options(2), folder=process.left).run()
         assert steps_of(household) == list(range(1, STEPS + 1))
