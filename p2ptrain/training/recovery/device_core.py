@@ -394,6 +394,8 @@ class DeviceCore:
     def _on_copies(
         self, event: Kept | OfferHeard | ReplicaWhole | KeepHeard | CopyFailed | KeeperIs
     ) -> None:
+        if self._holder is None:
+            return  # the job is over: what was under way has no place any more
         match event:
             case Kept(first, end, version):
                 self._copies.put(Holding(first, end, version, Kind.KEPT))

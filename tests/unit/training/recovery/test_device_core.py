@@ -325,3 +325,11 @@ def test_only_who_trains_or_is_about_to_reads_copies_for_others() -> None:
     assert _feed(core, early) == [to_do.Collect("h", 5, 0, 2, Version(4, 3))]
     _feed(core, d.Fetched(5), d.Built(5), d.BeginHeard("h", 5), d.BeginHeard("h", 6))
     assert _feed(core, early) == []  # an epoch without it has begun
+
+
+def test_a_copy_that_is_ready_after_the_end_of_the_job_is_not_kept() -> None:
+    """Else the holder's next process would hear that its job goes on here."""
+    core = _running()
+    _feed(core, d.HolderIs(d.HolderState.ENDED))
+    assert _feed(core, _kept(Version(4, 3)), d.ReplicaWhole(3, 0, 2, Version(4, 3))) == []
+    assert core.holdings == ()
