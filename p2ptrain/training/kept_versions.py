@@ -124,6 +124,7 @@ class KeptVersions:
         if cadence is None:
             return False
         if cadence.is_late(monotonic()):
+            cadence.gave_up()
             self._take(self._keeping.give_up("it took too long"))
         return cadence.wants(step)
 

@@ -29,6 +29,8 @@ LEAST_OF_RECKONED, MOST_OF_RECKONED = 0.1, 10.0
 """Bounds of what a cost is taken for, as shares of what was reckoned."""
 ROUNDS_SEEN = 32
 """Undisturbed rounds of which the middle one says how long a round takes."""
+PATIENCE_LIMIT = 16
+"""Most that patience grows to, of what it is at first."""
 LEAST_FREE_SECONDS = 1e-4
 """Of a round, where a link has nothing left: copies must pass all the same."""
 
@@ -78,6 +80,7 @@ class ReplicaCadence:
         self._disturbed: list[float] = []  # rounds since the version on its way was ordered
         self._is_under_way = False
         self._since = now
+        self._patience = 1  # doubled for each version that was given up
 
     @property
     def round_seconds(self) -> float:
@@ -102,7 +105,7 @@ class ReplicaCadence:
         """How long a version may be on its way before something must be wrong."""
         slowest = max((transfer.seconds for transfer in self._cost.transfers), default=0.0)
         interval = self.interval_rounds * self.round_seconds
-        return max(REPLAY_LIMIT_SECONDS, 4 * interval, 10 * slowest)
+        return self._patience * max(REPLAY_LIMIT_SECONDS, 4 * interval, 10 * slowest)
 
     def wants(self, step: int) -> bool:
         """Whether the version after `step` updates is to be kept."""
@@ -117,6 +120,14 @@ class ReplicaCadence:
     def is_late(self, now: float) -> bool:
         """Whether the version on its way has taken too long."""
         return self._is_under_way and now - self._since > self.patience_seconds
+
+    def gave_up(self) -> None:
+        """The version on its way took too long.
+
+        The next one may take twice as long: a link that is only slower than it was measured would
+        otherwise never get a copy across, and a keeper that hangs would never say so.
+        """
+        self._patience = min(2 * self._patience, PATIENCE_LIMIT)
 
     def round_done(self, now: float) -> None:
         """A round of training has ended."""

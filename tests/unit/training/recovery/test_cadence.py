@@ -13,6 +13,7 @@ from p2ptrain.training.recovery.cadence import (
     IDLE_SHARE,
     LEAST_OF_RECKONED,
     MOST_OF_RECKONED,
+    PATIENCE_LIMIT,
     REPLAY_LIMIT_SECONDS,
     CopyCost,
     ReplicaCadence,
@@ -127,3 +128,18 @@ def test_an_evaluation_is_no_long_round() -> None:
     cadence.pause_over(50.0)
     cadence.round_done(51.0)
     assert cadence.round_seconds == 1.0
+
+
+def test_after_one_was_given_up_the_next_one_is_awaited_longer() -> None:
+    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    patience = cadence.patience_seconds
+    cadence.ordered(1, now=0.0)
+    assert cadence.is_late(patience + 1.0)
+    cadence.gave_up()
+    cadence.ended(whole=False)
+    cadence.ordered(2, now=100.0)
+    assert not cadence.is_late(100.0 + 2.0 * patience)
+    assert cadence.is_late(100.0 + 2.0 * patience + 1.0)
+    for _ in range(20):
+        cadence.gave_up()
+    assert cadence.patience_seconds == PATIENCE_LIMIT * patience
