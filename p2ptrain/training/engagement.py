@@ -71,6 +71,11 @@ class Engagement:
         kept = ((Kind.REPLICA, place.first, place.end) for place in stages if place.copies_to == me)
         return (*own, *kept)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether anything here is copied where a round's order says so."""
+        return any(runner.task.keeps for runner in self.runners.values())
+
     async def copy(self) -> None:
         """Keep a copy of every stage as it is; ask before the first round is ordered."""
         async with asyncio.TaskGroup() as group:

@@ -235,7 +235,7 @@ class Participation:
         self._feed(rules.OrderHeard(*heard))
         engagement = self.engagement
         if self._is_queued and engagement is not None:
-            if order.keep:
+            if order.keep and engagement.keeps:
                 self._store.offer(Version(order.round.step + 1, key.epoch))
             await engagement.order(order)
 

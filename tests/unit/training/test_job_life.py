@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import SGD, Adam, Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import CHANGE
+from p2ptrain.training.state_transfer import StateServer
 from tests import zoo
 from tests.unit.training.household import Devices, devices
 
@@ -269,3 +271,26 @@ async def test_a_holder_that_is_suspected_as_it_asks_is_waited_for() -> None:
             "a",
             "b",
         }
+
+
+async def test_who_copies_nothing_offers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a group one device is read; what the others offer would be there for nobody, and stay."""
+    offer = StateServer.offer
+    offered: list[tuple[StateServer, str]] = []
+
+    def watched(states: StateServer, job: str, source: str, *given: Any, **more: Any) -> None:
+        offered.append((states, source))
+        offer(states, job, source, *given, **more)
+
+    monkeypatch.setattr(StateServer, "offer", watched)
+    async with devices(2) as household:
+        options = TrainOptions(
+            wait_for=2, planner="dp", steps=3, checkpoint=tmp_path, checkpoint_every=1
+        )
+        await household.holder_run(make_job(), options).run()
+        a, b = (household.members[name].service.states for name in "ab")
+    of_updates = [f"version:{step}:" for step in (1, 2, 3)]
+    assert all(any(s is a and one in source for s, source in offered) for one in of_updates)
+    assert not any(s is b and one in source for s, source in offered for one in of_updates)
