@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from p2ptrain.errors import PeerError, UserError
+from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.share import Span
 from p2ptrain.net.message import Message
+from p2ptrain.plan.plan import Plan
 from p2ptrain.training.change_request import ChangeAnswer, InForce
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.parts import limited
@@ -207,16 +208,15 @@ class Elasticity:
         limit = LEAVE_LOOK_SECONDS if look.reason is Reason.LEAVE else LOOK_SECONDS
         try:
             found = await self._ask(look, limit)
-        except (PeerError, UserError, TimeoutError) as error:
+            devices = self._devices_of(found)
+        except (Error, TimeoutError) as error:
             log.info("not_looked", why=str(error) or "it took too long")
             self._looking = None
             self._post(rules.Unanswered(look.number))
             return
         log.info("looked", reason=look.reason.value, gain=found.gain, found=found.reason)
         self._looking = None
-        devices: frozenset[str] = frozenset()
         if found.plan is not None:
-            devices = self._devices_of(found.plan)
             self._proposed = self._reason_for(look, devices), found.plan
         self._post(rules.Answered(look.number, devices))
 
@@ -250,9 +250,14 @@ class Elasticity:
         )
         return Considered.from_bytes(reply.parts[0])
 
-    def _devices_of(self, plan: Mapping[str, Any]) -> frozenset[str]:
+    def _devices_of(self, found: Considered) -> frozenset[str]:
+        """Of the plan found, none without one. Raises OptionError: it is no plan."""
+        if found.plan is None:
+            return frozenset()
+        size = self._planning.batch_size
+        plan = Plan.from_json(found.plan, "the plan found", batch_size=size)
         ids = {member.name: member.id for member in self._mesh.members.values()}
-        names = {device["name"] for stage in plan["stages"] for device in stage["devices"]}
+        names = {device.name for stage in plan.stages for device in stage.devices}
         return frozenset(ids.get(name, name) for name in names)
 
     def _name(self, device: str) -> str:

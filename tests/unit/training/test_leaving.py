@@ -3,33 +3,73 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+import pytest
+
+from p2ptrain.errors import InternalError
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
+from p2ptrain.training.change_request import ChangeAnswer
+from p2ptrain.training.consider_request import Considered
 from p2ptrain.training.elastic import Elasticity, Household
-from p2ptrain.training.protocol import LEAVING
+from p2ptrain.training.parts import limited
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CONSIDER, LEAVING
 from p2ptrain.training.recovery import holder_events as holder
 from p2ptrain.training.recovery.change import Reason
+from p2ptrain.training.recovery.choose import Choice
+from p2ptrain.training.recovery.version import Version
+from tests.unit.training.test_assignment import assignment, shared
+from tests.unit.training.test_journal import PLAN
 from tests.unit.training.test_memory_needs import request
+
+
+def _elasticity(
+    mesh: MemoryHousehold, wanted: asyncio.Queue[holder.Wanted], coordinator: str | None = None
+) -> Elasticity:
+    around = Household(frozenset, dict, lambda: coordinator, lambda: 9)
+    return Elasticity(mesh["a"], request(8), around, wanted.put_nowait, replans=True)
+
+
+def _leave(mesh: MemoryHousehold) -> asyncio.Task[Message]:
+    """As b."""
+    leaving = Message(LEAVING, {"job": "j"})
+    return asyncio.create_task(mesh["b"].call(mesh["a"].self_id, leaving, timeout_seconds=30.0))
 
 
 async def test_a_device_that_died_while_it_waited_may_leave_again() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
         wanted: asyncio.Queue[holder.Wanted] = asyncio.Queue()
-        elasticity = Elasticity(
-            mesh["a"],
-            request(),
-            Household(frozenset, dict, lambda: None, lambda: 9),
-            wanted.put_nowait,
-            replans=True,
-        )
+        elasticity, device = _elasticity(mesh, wanted), mesh["b"].self_id
         elasticity.start()
-        device, leaving = mesh["b"].self_id, Message(LEAVING, {"job": "j"})
         for _ in range(2):
-            asked = mesh["b"].call(mesh["a"].self_id, leaving, timeout_seconds=30.0)
-            leaves = asyncio.create_task(asked)
+            leaves = _leave(mesh)
             assert await wanted.get() == holder.Wanted(Reason.LEAVE, device)
             elasticity.note(holder.Died(device, certain=True))
             await leaves  # so that no process waits for a word to the one before it
             elasticity.note(holder.Appeared(device))
         elasticity.close()
+
+
+@pytest.mark.parametrize("plan", [None, {"stages": 7}])
+async def test_a_look_that_fails_in_whatever_way_keeps_nobody(plan: dict[str, int] | None) -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+
+        async def consider(peer: str, message: Message) -> Message:
+            if plan is None:
+                raise InternalError("a bug of the coordinator's")
+            found = Considered(plan, 0.5, "it is faster").to_bytes()
+            return Message(CONSIDER, {}, (memoryview(found),))
+
+        mesh["b"].route(CONSIDER, consider, limited(BLOB_LIMIT_BYTES))
+        wanted: asyncio.Queue[holder.Wanted] = asyncio.Queue()
+        device = mesh["b"].self_id
+        elasticity = _elasticity(mesh, wanted, coordinator=device)
+        elasticity.start()
+        place = replace(shared(3, 1), devices=(mesh["a"].self_id, device))
+        choice = Choice(Version(0, 0), ((device,),) * 3, 0, "")
+        elasticity.began(ChangeAnswer(assignment(place), PLAN, choice, (), {}, 0.0))
+        leaves = _leave(mesh)
+        assert await wanted.get() == holder.Wanted(Reason.LEAVE, device)
+        elasticity.close()
+        await leaves
