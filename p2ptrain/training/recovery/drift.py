@@ -2,8 +2,9 @@
 
     round 1     what is new finds memory, kernels are prepared: does not count
     a window    rounds put together until they are WINDOW_SECONDS: shorter ones are noise
-    a look      after FIRST_ROUNDS, then every LATER_ROUNDS, and as soon as a stage has been more
-                than TOLERANCE off in CONFIRMED windows in a row, every time to the same side
+    a look      after FIRST_ROUNDS, then every LATER_ROUNDS, LEAST_SECONDS apart; and as soon as a
+                stage has been more than TOLERANCE off in CONFIRMED windows in a row, every time
+                to the same side
 
 A freeze of one round is no drift. What a look finds goes into the next plan (`corrections`).
 """
@@ -23,8 +24,8 @@ CONFIRMED = 3
 FIRST_ROUNDS = 10
 LATER_ROUNDS = 100
 WINDOW_SECONDS = 0.3
-FIRST_SECONDS = 2.0
-"""Rounds of milliseconds: a look costs the household more than so few of them."""
+LEAST_SECONDS = 2.0
+"""Between looks that nothing hastens: one costs more than a hundred rounds of milliseconds."""
 KEPT_WINDOWS = 10
 
 
@@ -51,7 +52,7 @@ class DriftWatch:
     def __init__(self, expected: Mapping[Seat, Expected]) -> None:
         self._expected = dict(expected)
         self._rounds = 0  # since the last look
-        self._seconds = 0.0
+        self._seconds = 0.0  # the same
         self._is_warm = False
         self._next_look = FIRST_ROUNDS
         self._open: list[Mapping[Seat, Busy]] = []  # rounds of the window that is not full
@@ -78,7 +79,7 @@ class DriftWatch:
         if drifted:
             stages = ", ".join(str(stage) for stage in sorted({seat[0] for seat in drifted}))
             return self._look(CONFIRMED, f"stage {stages} is more than {TOLERANCE:.0%} off")
-        if self._rounds >= self._next_look and self._seconds >= FIRST_SECONDS and self._windows:
+        if self._rounds >= self._next_look and self._seconds >= LEAST_SECONDS and self._windows:
             return self._look(KEPT_WINDOWS, f"after {self._rounds} rounds")
         return None
 
@@ -91,7 +92,7 @@ class DriftWatch:
         self._open_seconds = 0.0
 
     def _look(self, windows: int, reason: str) -> Look:
-        self._rounds, self._next_look = 0, LATER_ROUNDS
+        self._rounds, self._seconds, self._next_look = 0, 0.0, LATER_ROUNDS
         self._off.clear()
         last = list(self._windows)[-windows:]
         busy = {

@@ -166,7 +166,8 @@ class ElasticCore:
             case Appeared() | Gone() | Leaving():
                 self._on_device(event)
             case Drifted():
-                self._drifted = self._replans and self._look is None
+                has_choice = len(self._alive) > 1  # a device alone stays with its plan
+                self._drifted = self._replans and has_choice and self._look is None
             case Asked(alive):
                 self._asked = alive
                 self._end()

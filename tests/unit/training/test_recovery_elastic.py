@@ -148,7 +148,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(EpochLinks, "report", reported)
     monkeypatch.setattr(elastic, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(drift, "WINDOW_SECONDS", 0.0)
-    monkeypatch.setattr(drift, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(drift, "LEAST_SECONDS", 0.0)
     return factors
 
 

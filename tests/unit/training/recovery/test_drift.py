@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from p2ptrain.training.recovery.drift import (
     CONFIRMED,
     FIRST_ROUNDS,
     LATER_ROUNDS,
+    LEAST_SECONDS,
     TOLERANCE,
     WINDOW_SECONDS,
     DriftWatch,
@@ -77,6 +79,14 @@ def test_short_rounds_are_put_together() -> None:
     seconds = WINDOW_SECONDS / 10
     looks = rounds(DriftWatch(EXPECTED), [1.0] + [3.0] * 100, seconds=seconds)
     assert looks[0][0] >= 1 + 10 * CONFIRMED
+
+
+def test_rounds_of_milliseconds_are_not_looked_at_all_the_time() -> None:
+    every = round(LEAST_SECONDS / 0.004)
+    looks = rounds(DriftWatch(EXPECTED), [1.0] * (4 * every), seconds=0.004)
+    numbers = [number for number, _ in looks]
+    assert len(numbers) == 3
+    assert min(b - a for a, b in pairwise(numbers)) >= every
 
 
 @given(st.lists(st.floats(1 / (1 + TOLERANCE) + 1e-6, 1 + TOLERANCE - 1e-6), max_size=60))

@@ -92,6 +92,12 @@ def test_who_came_while_a_plan_was_made_is_looked_at_once_it_is_in_force() -> No
     assert look(core.handle(Began(AB), 10.0)).reason is Reason.JOIN
 
 
+def test_a_device_alone_never_looks() -> None:
+    core = ElasticCore("a")
+    core.handle(Began(frozenset("a")), 0.0)
+    assert core.handle(Drifted(), 9.0) == []
+
+
 def test_nothing_is_due_where_nobody_is_new() -> None:
     core = begun()
     assert core.next_wakeup == float("inf")
