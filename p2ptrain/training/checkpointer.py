@@ -18,6 +18,7 @@ from torch import Tensor
 
 from p2ptrain.errors import PeerError, TrainingError
 from p2ptrain.logs import get_logger
+from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.checkpoint import Checkpoint, Progress, save
 from p2ptrain.training.recovery.version import Version
 
@@ -142,13 +143,21 @@ class Checkpointer:
         except (PeerError, TimeoutError) as error:
             log.warning("checkpoint_left_out", step=version.step, why=str(error) or "too slow")
         except TrainingError as error:
-            self.failure = error
-            self._warn(error)
+            self._fail(error)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            why = "not enough memory here for all of the model's state"
+            self._fail(TrainingError(f"no checkpoint of step {version.step}: {why}"))
         finally:
             now = monotonic()
             self._cadence.taken(now - started, now)
             self.reading = None
             self._idle.set()
+
+    def _fail(self, failure: TrainingError) -> None:
+        self.failure = failure
+        self._warn(failure)
 
 
 async def _to_the_end(writing: Coroutine[Any, Any, None]) -> None:

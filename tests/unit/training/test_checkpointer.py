@@ -96,6 +96,27 @@ async def test_a_state_that_cannot_be_had_is_left_out(tmp_path: Path, error: Exc
     assert run.written == 2
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+async def test_no_memory_for_a_checkpoint_is_told_and_ends_nothing(
+    tmp_path: Path, error: Exception
+) -> None:
+    run = Run(tmp_path)
+    run.refuse = error
+    assert await run.wants(2)
+    run.checkpointer.take(Version(2, 1))
+    await run.checkpointer.idle()
+    assert [str(one) for one in run.warned] == [str(run.checkpointer.failure)]
+    assert "not enough memory" in str(run.checkpointer.failure)
+    run.refuse = None
+    assert await run.wants(4)
+    run.checkpointer.take(Version(4, 1))
+    await run.checkpointer.idle()
+    assert run.written == 4
+    assert run.checkpointer.failure is None
+
+
 async def test_an_epoch_that_ends_before_the_update_holds_nothing_up(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert await run.wants(2)
