@@ -37,6 +37,7 @@ class JobReports:
         self._last_step_at = monotonic()
         self._resumed_at = monotonic()
         self._sign_at: float | None = None  # of trouble that is not over
+        self._recovers = False  # an epoch has begun after it, and no new step was made yet
         self._hints: dict[str, str] = {}  # of the dead, by id
 
     @property
@@ -58,7 +59,8 @@ class JobReports:
 
     def begin(self, *, after_trouble: bool) -> None:
         """An epoch begins."""
-        if not after_trouble:
+        self._recovers |= after_trouble
+        if not self._recovers:
             self._sign_at = None
         if self._began_at is None:
             self._began_at = self._last_step_at = monotonic()
@@ -80,10 +82,9 @@ class JobReports:
         if failpoints.armed:
             failpoints.reach_now("journal.after", device=self._mesh.self_id, step=step - 1)
         now = monotonic()
-        if self._sign_at is not None:
-            if answer is not None:
-                self._emit(self._recovered(answer, self._sign_at, now))
-            self._sign_at = None
+        if self._sign_at is not None and answer is not None:
+            self._emit(self._recovered(answer, self._sign_at, now))
+        self._sign_at, self._recovers = None, False
         seconds, self._last_step_at = now - self._last_step_at, now
         self._emit(Step(step, loss, samples / seconds, seconds))
 

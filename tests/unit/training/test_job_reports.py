@@ -1,0 +1,47 @@
+"""What people hear of a job that is disturbed."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.observe.events import Event, Recovered, Step
+from p2ptrain.training.change_request import ChangeAnswer
+from p2ptrain.training.job_reports import JobReports
+from p2ptrain.training.recovery.choose import Choice
+from p2ptrain.training.recovery.reporting import Reported
+from p2ptrain.training.recovery.version import Version
+from tests.unit.training.test_assignment import assignment, shared
+from tests.unit.training.test_journal import PLAN
+
+ANSWER = ChangeAnswer(
+    assignment(shared(3, 1)), PLAN, Choice(Version(0, 0), (("a",),) * 3, 0, ""), (), {}, 0.0
+)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "told"),
+    [
+        ([False], [Step]),  # somebody left
+        ([True], [Recovered, Step]),
+        ([True, False], [Recovered, Step]),  # and before the first new step, somebody left
+        ([False, True], [Recovered, Step]),
+    ],
+)
+async def test_who_hears_of_a_failure_hears_of_its_end(
+    epochs: list[bool], told: list[type[Event]]
+) -> None:
+    async with MemoryHousehold(["a"]) as mesh:
+        events: list[Event] = []
+        reports = JobReports(mesh["a"], Reported(0, 0), events.append, lambda _: None)
+        reports.begin(after_trouble=False)
+        reports.step(1, 0.5, 8, ANSWER)
+        for after_trouble in epochs:
+            reports.trouble()
+            reports.begin(after_trouble=after_trouble)
+        reports.step(1, 0.5, 8, ANSWER)
+        reports.step(2, 0.5, 8, ANSWER)
+        reports.trouble()
+        reports.begin(after_trouble=False)
+        reports.step(3, 0.5, 8, ANSWER)
+        assert [type(event) for event in events] == [Step, *told, Step]
