@@ -17,12 +17,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -127,6 +127,32 @@ def load(folder: Path) -> Checkpoint:
         _read(place / MODEL, digests.get(MODEL)),
         _read(place / OPTIMIZER, digests.get(OPTIMIZER)),
     )
+
+
+def load_named(folder: Path, step: int, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Some tensors of the checkpoint of update `step`, one of the last KEPT.
+
+    Args:
+        wanted: whether the tensors of that parameter or buffer are, the optimizer's included.
+
+    Returns them by `model:<name>` and `optimizer:<parameter>.<slot>`, in memory of their own.
+
+    Raises:
+        OptionError: it cannot be read.
+    """
+    place = folder / f"step-{step:08d}"
+    found: dict[str, Tensor] = {}
+    try:
+        with safe_open(place / MODEL, framework="pt") as file:
+            for name in filter(wanted, sorted(file.keys())):
+                found[f"model:{name}"] = file.get_tensor(name)
+        with safe_open(place / OPTIMIZER, framework="pt") as file:
+            for name in sorted(file.keys()):
+                if wanted(name.rpartition(".")[0]):
+                    found[f"optimizer:{name}"] = file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise OptionError(f"cannot read the checkpoint in {place}: {_reason(error)}") from error
+    return found
 
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:

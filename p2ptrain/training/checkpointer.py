@@ -70,7 +70,9 @@ class Checkpointer:
     device has gone, is left out: training goes back to before it, or the next one comes soon.
 
     Attributes:
+        folder: where they are written.
         failure: see above.
+        on_written: told of every version that is on the disk whole.
         reading: the version of which copies are still needed.
     """
 
@@ -82,7 +84,7 @@ class Checkpointer:
         progress: Callable[[int], Progress],
         warn: Callable[[TrainingError], None],
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._cadence = cadence
         self._gather = gather
         self._progress = progress
@@ -92,6 +94,7 @@ class Checkpointer:
         self._task: asyncio.Task[None] | None = None
         self._written = -1  # newest step
         self._due: int | None = None  # what was wanted and is not taken yet
+        self.on_written: Callable[[Version], None] = _nobody
         self.failure: TrainingError | None = None
         self.reading: Version | None = None
 
@@ -138,8 +141,9 @@ class Checkpointer:
             state = await self._gather(version)
             self.reading = None
             checkpoint = Checkpoint(self._progress(version.step), *split_state(state))
-            await _to_the_end(asyncio.to_thread(save, self._folder, checkpoint))
+            await _to_the_end(asyncio.to_thread(save, self.folder, checkpoint))
             self._written, self.failure = version.step, None
+            self.on_written(version)
         except (PeerError, TimeoutError) as error:
             log.warning("checkpoint_left_out", step=version.step, why=str(error) or "too slow")
         except TrainingError as error:
@@ -158,6 +162,10 @@ class Checkpointer:
     def _fail(self, failure: TrainingError) -> None:
         self.failure = failure
         self._warn(failure)
+
+
+def _nobody(version: Version) -> None:
+    """Wants to know."""
 
 
 async def _to_the_end(writing: Coroutine[Any, Any, None]) -> None:

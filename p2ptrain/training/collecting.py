@@ -1,6 +1,6 @@
 """Keeping another device's copies: read at leisure, checked, put in place of older ones.
 
-    offer ──► manifest ──► what has not changed stays ──► one read of 1 MiB after the other
+    offer ──► manifest ──► what has not changed stays ──► one short read after the other,
                                                            spread until the next offer is due
 
 A copy counts only once all of it is here and fits its checksums.
@@ -38,6 +38,10 @@ PACED_SHARE = 0.6
 PACED_LIMIT_SECONDS = PACED_SHARE * REPLAY_LIMIT_SECONDS
 """Most of it: after a long pause in training the next copy would take longer than it is awaited."""
 
+READ_SECONDS = 0.1
+"""Of link time in one read: what waits in the network's own queues holds up heartbeats too."""
+READ_LIMIT_BYTES = 1 << 20
+
 _Units = tuple[int, int]
 
 
@@ -59,6 +63,12 @@ class Pacing:
 def paced_seconds(since_last: float) -> float:
     """How long to read a copy, so many seconds after the one before was offered."""
     return min(PACED_SHARE * since_last, PACED_LIMIT_SECONDS)
+
+
+def read_bytes(bytes_per_s: float | None) -> int:
+    """How much is read at once from a device whose last read came at that rate."""
+    wanted = READ_SECONDS * (bytes_per_s or 0.0)
+    return min(max(int(wanted), CHUNK_BYTES), READ_LIMIT_BYTES)
 
 
 class Collecting:
@@ -83,6 +93,7 @@ class Collecting:
         self._tell = tell
         self._clock = asyncio.get_running_loop().time
         self._offered: dict[_Units, float] = {}  # when the newest offer of each stage came
+        self._rates: dict[str, float] = {}  # bytes/s of the last read, by owner
         self._tasks: dict[_Units, asyncio.Task[None]] = {}
 
     def collect(self, order: to_do.Collect, nbytes: int) -> None:
@@ -136,7 +147,7 @@ class Collecting:
             raise PeerError(f"{self._mesh.name} has no part in that job")
         slot = versions.slot(*place) or {}
         self._make_sure_of_memory(nbytes, slot)
-        reading = self._reading(versions, order, check, slot, self._paced(pacing))
+        reading = self._reading(versions, order, check, slot, self._paced(order.owner, pacing))
         request = StateRequest(
             order.owner,
             self._job,
@@ -144,7 +155,7 @@ class Collecting:
             order.first,
             order.end,
             priority=Priority.REPLICA,
-            range_bytes=CHUNK_BYTES,
+            range_bytes=read_bytes(self._rates.get(order.owner)),
             reads_in_flight=1,
         )
         await reading.read_from(request)
@@ -182,12 +193,19 @@ class Collecting:
         if needed > 0 and needed > available_memory_bytes():
             raise PeerError(f"{self._mesh.name} has no {needed >> 20} MiB free for a copy")
 
-    def _paced(self, pacing: Pacing) -> Pace:
+    def _paced(self, owner: str, pacing: Pacing) -> Pace:
+        begun, left_before = 0.0, 0
+
         async def pace(left_bytes: int) -> None:
+            nonlocal begun, left_before
+            if left_before:
+                seconds = max(self._clock() - begun, 1e-6)
+                self._rates[owner] = (left_before - left_bytes) / seconds
             if failpoints.armed:
                 await failpoints.reach("replica.read.between", device=self._mesh.self_id)
             seconds = pacing.wait_seconds(left_bytes, self._clock())
             if seconds:
                 await asyncio.sleep(seconds)
+            begun, left_before = self._clock(), left_bytes
 
         return pace

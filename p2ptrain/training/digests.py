@@ -1,4 +1,4 @@
-"""Checksums of tensors' bytes, a mebibyte at a time: what memory or a disk has done to them shows.
+"""Checksums of tensors' bytes, 128 KiB at a time: what memory or a disk has done to them shows.
 
 A crc32 finds every wrong bit and every burst of wrong bits up to 32, and misses one in 2^32 of all
 else. On the way between devices TLS sees to it that nobody changes a byte; this is for the time
@@ -16,7 +16,7 @@ from torch import Tensor
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.model.wire import pack
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 128 << 10
 """Smaller: more of a manifest. Larger: more is read again after an error."""
 
 Digest: TypeAlias = tuple[int, ...]

@@ -24,6 +24,7 @@ from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.checkpoint import save_weights
+from p2ptrain.training.checkpoint_copies import CheckpointCopies
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite
@@ -43,7 +44,6 @@ from p2ptrain.training.rounds import Course
 from p2ptrain.training.service import TrainingService
 from p2ptrain.training.start_of_job import Started, StartOfJob
 from p2ptrain.training.state_check import state_check
-from p2ptrain.training.state_transfer import INITIAL
 from p2ptrain.training.training_loop import TrainingLoop
 
 log = get_logger(__name__)
@@ -118,8 +118,8 @@ class HolderRun:
         model = description.to_bytes()
         self._service.measures.know_model(description)
         if started.has_first_weights:
-            for source in _sources_of_first_weights(prepared):
-                self._service.states.offer(self._id, source, prepared.slice_state)
+            first = version_source(Version(prepared.first_step, 0))
+            self._service.states.hold(self._id, first, prepared.slice_state)
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
 
     def _announce(self, prepared: Prepared, answer: ChangeAnswer, reason: Reason) -> None:
@@ -211,6 +211,11 @@ class HolderRun:
             has_first_weights=started.has_first_weights,
             since=self._since,
         )
+        if checkpointer is not None:
+            states, device = self._service.states, self._mesh.self_id
+            written = CheckpointCopies(states, device, self._id, prepared, checkpointer.folder)
+            checkpointer.on_written = written.take
+            memory.written = written
         epochs = JobEpochs(
             self._mesh,
             self._request(prepared),
@@ -275,7 +280,8 @@ class HolderRun:
         if whole_bytes <= HOME_SHARE * usable_memory_bytes():
             await epoch.bring_home(arrived.append)
         overwriting()
-        self._service.states.retract(self._id, _sources_of_first_weights(prepared))
+        first = version_source(Version(prepared.first_step, 0))
+        self._service.states.let_go(self._id, first)
         if not arrived:
             await epoch.bring_home(load)
         for state in arrived:
@@ -297,11 +303,6 @@ class HolderRun:
     async def _diagnosis(self, prepared: Prepared, epoch: HolderEpoch, error: LossNotFinite) -> str:
         finding = await epoch.diagnose(error.micro_batch)
         return f"{error}{_where(prepared, finding, error.micro_batch)}"
-
-
-def _sources_of_first_weights(prepared: Prepared) -> tuple[str, str]:
-    """By name, and as the version that every device asks for."""
-    return INITIAL, version_source(Version(prepared.first_step, 0))
 
 
 def _where(prepared: Prepared, finding: Finding | None, micro_batch: int) -> str:

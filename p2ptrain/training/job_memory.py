@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2ptrain.training.change_request import ChangeAnswer, InForce
+from p2ptrain.training.checkpoint_copies import CheckpointCopies
 from p2ptrain.training.journal import Journal, JournalEntry
 from p2ptrain.training.recovery import holder_events as rules
 from p2ptrain.training.recovery.cadence import REPLAY_LIMIT_SECONDS
@@ -20,6 +21,7 @@ class JobMemory:
         journal: where what happens is put down.
         in_force: the plan that the job runs by, or an earlier process left; None before the first.
         has_first_weights: whether the weights that the job began with are here, as they were.
+        written: checkpoints of this process; None where none are written.
         since: when this process began, by `time.monotonic`.
         reported: what people have heard of, as this process began.
     """
@@ -31,6 +33,7 @@ class JobMemory:
         self.journal = journal
         self.in_force = entry.in_force
         self.has_first_weights = has_first_weights
+        self.written: CheckpointCopies | None = None
         self.since = since
         self.reported = entry.reported
         self._first = Version(entry.first_step, 0)
@@ -60,9 +63,15 @@ class JobMemory:
             device: own id.
             round_seconds: as measured; None = there is nothing yet but the plan's word.
         """
-        if not self.has_first_weights:
-            return ()
+        written = [] if self.written is None else self.written.versions
+        # whoever has checkpoints written wants them gone back to, however long it takes
+        found = [GlobalCopy(version, device, Kind.GLOBAL) for version in written]
+        if self.has_first_weights:
+            most = self._most_replayed(round_seconds)
+            found.append(GlobalCopy(self._first, device, Kind.INITIAL, most))
+        return tuple(found)
+
+    def _most_replayed(self, round_seconds: float | None) -> int | None:
         if round_seconds is None and self.in_force is not None:
             round_seconds = self.in_force.plan["predicted"]["round_seconds"]
-        most = None if not round_seconds else max(1, int(REPLAY_LIMIT_SECONDS / round_seconds))
-        return (GlobalCopy(self._first, device, Kind.INITIAL, most),)
+        return None if not round_seconds else max(1, int(REPLAY_LIMIT_SECONDS / round_seconds))

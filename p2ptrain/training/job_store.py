@@ -26,7 +26,6 @@ from p2ptrain.training.fetching import version_source
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.state_transfer import (
-    INITIAL,
     STAGE,
     WEIGHTS,
     After,
@@ -180,9 +179,9 @@ class JobStore:
         part = self._versions.part_from(unit, end, version) if self._versions is not None else None
         if part is not None:
             return part
-        if version.computed == 0:
-            initial = self._states.now(self._job, INITIAL, unit, end)
-            return Part(end, Kind.INITIAL, initial, {})
+        whole = self._states.whole(self._job, version_source(version), unit, end)
+        if whole is not None:
+            return Part(end, Kind.GLOBAL, whole, {})
         raise PeerError(f"{self._device} does not have unit {unit} after update {version.step}")
 
     async def look(self, version: Version) -> list[Holding]:

@@ -18,7 +18,7 @@ from p2ptrain.training.digests import DamagedState
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
 from p2ptrain.training.fetching import SourceFailed, fetch
-from p2ptrain.training.job_store import JobStore
+from p2ptrain.training.job_store import Found, JobStore
 from p2ptrain.training.recovery.device_events import PartFetched, PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Kind
@@ -145,7 +145,7 @@ class MakingReady:
             self._built = Engagement(assignment, description, self._shell, versions)
 
             async def parts(place: StagePlace) -> Named:
-                found = self._store.find(assignment.version, place.first, place.end)
+                found = self._here(place)
                 return await self._compute.run((0,), found.own)
 
             with timed(log, "stages_built"):
@@ -157,6 +157,14 @@ class MakingReady:
         if failpoints.armed:
             await failpoints.reach("build.after", device=self._mesh.self_id)
         return self._built
+
+    def _here(self, place: StagePlace) -> Found:
+        try:
+            return self._store.find(self.assignment.version, place.first, place.end)
+        except SourceFailed:
+            raise
+        except PeerError as error:  # this device was to have it
+            raise SourceFailed(self._mesh.self_id, str(error)) from error
 
     def give_up(self, why: str) -> None:
         """Neither others wait for what was to be handed on, nor anything arrives here."""

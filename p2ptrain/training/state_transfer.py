@@ -54,8 +54,6 @@ KnownDigests: TypeAlias = Callable[[int, int], Mapping[str, Digest]]
 _Key: TypeAlias = tuple[str, str, str, int, int]
 """(job, source, reader, first unit, end unit)."""
 
-INITIAL = "initial"
-"""The source that the holder offers for the job's time: the weights it begins with."""
 RELAY = "relay"
 """The source that a device of a group offers to the next one while an epoch is prepared."""
 STAGE = "stage"
@@ -156,6 +154,7 @@ class StateServer:
     def __init__(self, mesh: Mesh) -> None:
         self.relays = Relays()
         self._sources: dict[tuple[str, str], _Offer] = {}
+        self._whole: dict[tuple[str, str], Source] = {}
         self._opened: dict[_Key, _Opened] = {}
         mesh.route(STATE_MANIFEST, self._manifest)
         mesh.route(STATE_READ, self._read)
@@ -178,9 +177,27 @@ class StateServer:
         """
         self._sources[job, source] = _Offer(tensors, after, digests, on_damage)
 
+    def hold(self, job: str, source: str, tensors: Source) -> None:
+        """Have a copy of the whole model, served where nothing else is offered as `source`."""
+        self._whole[job, source] = tensors
+
+    def let_go(self, job: str, source: str) -> None:
+        """There is no such copy any more."""
+        self._whole.pop((job, source), None)
+
+    def whole(self, job: str, source: str, first: int, end: int) -> Named | None:
+        """Of such a copy the tensors of units [first, end); None where there is none.
+
+        Raises:
+            PeerError: it cannot be read.
+        """
+        tensors = self._whole.get((job, source))
+        return None if tensors is None else tensors(first, end)
+
     def withdraw(self, job: str, *, keep: Collection[str] = ()) -> None:
         """Serve nothing of this job any more, but the sources in `keep`."""
         self._sources = {k: v for k, v in self._sources.items() if k[0] != job or k[1] in keep}
+        self._whole = {k: v for k, v in self._whole.items() if k[0] != job or k[1] in keep}
         self._opened = {k: v for k, v in self._opened.items() if k[0] != job or k[1] in keep}
 
     def retract(self, job: str, sources: Collection[str]) -> None:
@@ -243,9 +260,12 @@ class StateServer:
         return _Packed(named, offer.digests(first, end), offer.on_damage)
 
     def _source(self, job: str, source: str) -> _Offer:
-        if (job, source) not in self._sources:
+        offer = self._sources.get((job, source))
+        if offer is not None:
+            return offer
+        if (job, source) not in self._whole:
             raise PeerError(f"this device has no state {source!r} of that job")
-        return self._sources[job, source]
+        return _Offer(self._whole[job, source], at_once, none_known, nothing)
 
     @staticmethod
     def _key(peer: str, fields: Fields) -> _Key:

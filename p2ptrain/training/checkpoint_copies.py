@@ -1,0 +1,74 @@
+"""The newest checkpoints that were written, as copies of the whole model to go on from.
+
+They are read from the disk, stage by stage, only if devices die that had what nobody else has.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from p2ptrain.errors import OptionError
+from p2ptrain.logs import get_logger
+from p2ptrain.model.wire import like
+from p2ptrain.training.checkpoint import KEPT, load_named
+from p2ptrain.training.fetching import SourceFailed, version_source
+from p2ptrain.training.preparation import Prepared
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.state_transfer import StateServer
+
+log = get_logger(__name__)
+
+
+class CheckpointCopies:
+    """See the module. Offered by `states` from the first `take` on.
+
+    Attributes:
+        versions: of which all is on the disk, the newest last. As many as are kept there: one that
+            others are reading is not taken away by the next. What cannot be read is taken out.
+    """
+
+    def __init__(
+        self, states: StateServer, device: str, job: str, prepared: Prepared, folder: Path
+    ) -> None:
+        """`device`: own id."""
+        self.versions: list[Version] = []
+        self._device = device
+        self._states = states
+        self._job = job
+        self._description = prepared.captured.description
+        self._first = prepared.state
+        self._folder = folder
+
+    def take(self, version: Version) -> None:
+        """A newer one is whole."""
+        self.versions.append(version)
+        self._states.hold(self._job, version_source(version), partial(self._units, version))
+        for old in self.versions[:-KEPT]:
+            self._let_go(old)
+
+    def _let_go(self, version: Version) -> None:
+        if version in self.versions:
+            self.versions.remove(version)
+            self._states.let_go(self._job, version_source(version))
+
+    def _units(self, version: Version, first: int, end: int) -> dict[str, Tensor]:
+        names = frozenset(self._description.state_names(first, end))
+        try:
+            found = load_named(self._folder, version.step, names.__contains__)
+        except OptionError as error:
+            log.error("checkpoint_not_read", why=str(error))
+            self._let_go(version)
+            raise SourceFailed(self._device, str(error)) from error
+        return {name: self._laid_out(name, tensor) for name, tensor in found.items()}
+
+    def _laid_out(self, name: str, tensor: Tensor) -> Tensor:
+        """As in the model: a file keeps neither strides nor the place on the 64-byte grid."""
+        kind, _, rest = name.partition(":")
+        owner = rest if kind == "model" else rest.rpartition(".")[0]
+        model = self._first[f"model:{owner}"]
+        if model.shape != tensor.shape or model.dtype != tensor.dtype:
+            return tensor
+        return like(model).copy_(tensor)

@@ -1,0 +1,86 @@
+"""A stage dies of which nobody keeps a copy: a checkpoint has it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import Error
+from p2ptrain.observe.events import Event, Recovered, Step
+from p2ptrain.training import checkpoint_copies
+from p2ptrain.training.checkpoint import MODEL
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.options import TrainOptions
+from tests.unit.training.household import Devices, devices
+from tests.unit.training.test_job_life import make_job
+
+STEPS = 10
+EVERY = 2
+DEATH = 7
+_OPTIONS = TrainOptions(wait_for=3, planner="pp", steps=STEPS, replicas=False)
+
+
+def _job() -> Job:
+    return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=4)
+
+
+async def _with_a_death(
+    household: Devices, job: Job, folder: Path, before: Callable[[], None] | None = None
+) -> None:
+    killing: list[asyncio.Task[None]] = []
+
+    def listen(event: Event) -> None:
+        household.events.append(event)
+        if isinstance(event, Step) and event.step == DEATH:
+            if before is not None:
+                before()
+            killing.append(asyncio.create_task(household.mesh.kill("b")))
+
+    options = replace(_OPTIONS, checkpoint=folder, checkpoint_every=EVERY)
+    await household.holder_run(job, options, listen).run()
+    await asyncio.gather(*killing)
+
+
+async def test_training_goes_on_from_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    load = checkpoint_copies.load_named
+
+    def counting(folder: Path, step: int, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+        read.append(step)
+        return load(folder, step, wanted)
+
+    monkeypatch.setattr(checkpoint_copies, "load_named", counting)
+    undisturbed = _job()
+    async with devices(3) as household:
+        await household.holder_run(undisturbed, _OPTIONS).run()
+        losses = household.losses
+    job = _job()
+    async with devices(3) as household:
+        await _with_a_death(household, job, tmp_path)
+        assert household.losses == losses
+        (recovered,) = [event for event in household.events if isinstance(event, Recovered)]
+        assert recovered.replayed_steps <= 2 * EVERY + 1
+        assert read
+        assert set(read) <= {2, 4, 6}
+    for key, tensor in undisturbed.model.state_dict().items():
+        assert torch.equal(tensor, job.model.state_dict()[key]), key
+
+
+async def test_a_damaged_checkpoint_ends_the_job(tmp_path: Path) -> None:
+    """It is never taken for what it was."""
+
+    def damage() -> None:
+        for file in tmp_path.glob(f"*/{MODEL}"):
+            file.write_bytes(b"nothing")
+
+    async with devices(3) as household:
+        with pytest.raises(Error):
+            await _with_a_death(household, _job(), tmp_path, damage)
