@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.household, pytest.mark.timeout(150)]
 
 SCRIPT = str(Path(__file__).parent / "jobs" / "small.py")
 CODE = "48151623"
+STEADY = ("--planner", "pp", "--no-replan")
+"""One plan from start to end, unless a device comes or goes."""
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ async def test_a_member_that_trains_is_not_taken_away_by_a_train_of_its_own(
     household: Household,
 ) -> None:
     await _members(household, "a", "b")
-    arguments = ("--wait-for", "3", "--code", CODE, "-o", "epochs=1000", "--planner", "pp")
+    arguments = ("--wait-for", "3", "--code", CODE, "-o", "epochs=1000", *STEADY)
     holder = await household.start("desk", "train", SCRIPT, *arguments)
     await holder.expect("step", within_seconds=60)
     second = await household.start("a", "train", SCRIPT)
@@ -133,7 +135,7 @@ async def test_a_killed_train_gives_its_place_back(household: Household) -> None
 
 async def test_ctrl_c_in_train_is_130_and_members_stay(household: Household) -> None:
     member = await household.start("a", "join", "--code", CODE)
-    arguments = ("--wait-for", "2", "--code", CODE, "-o", "epochs=1000", "--planner", "pp")
+    arguments = ("--wait-for", "2", "--code", CODE, "-o", "epochs=1000", *STEADY)
     holder = await household.start("desk", "train", SCRIPT, *arguments)
     await holder.expect("step", within_seconds=60)
     holder.interrupt()
@@ -152,7 +154,7 @@ async def test_training_goes_on_without_a_killed_device_to_the_same_bits(
     reference = await household.start("alone", *alone)
     await reference.succeed(90)
     members = {n: await household.start(n, "join", "--code", CODE) for n in ("a", "b")}
-    arguments = ("--wait-for", "3", "--code", CODE, "--planner", "pp", *steps)
+    arguments = ("--wait-for", "3", "--code", CODE, *STEADY, *steps)
     holder = await household.start("desk", "train", SCRIPT, *arguments, "--out", str(out))
     await holder.expect("step", within_seconds=60, step=20)
     await members["b"].kill()
