@@ -90,7 +90,7 @@ def _warning(missing: Unprotected, names: Mapping[str, str]) -> str:
     where = "" if short in (None, missing.device) else f" on {names[short or '']}"
     return (
         f"stage {missing.stage} on {names[missing.device]} has no copy: not enough memory{where}; "
-        "a death there may end the job: --checkpoint saves what was done"
+        "a death there goes back to the last checkpoint, or ends the job"
     )
 
 

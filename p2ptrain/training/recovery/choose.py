@@ -25,7 +25,7 @@ _KEPT = (Kind.LIVE, Kind.FETCHED, Kind.KEPT, Kind.REPLICA)
 
 @dataclass(frozen=True, slots=True)
 class GlobalCopy:
-    """All units at one version at one device. Today that is the first weights, at the holder.
+    """All units at one version at one device. The first weights, or a checkpoint, at the holder.
 
     Attributes:
         kind: INITIAL or GLOBAL.
@@ -233,7 +233,10 @@ def _still_has(inventory: Inventory | None, missing: Sequence[int]) -> bool:
 def _why(missing: Sequence[int], past: Past) -> str:
     units = f"units {missing[0]} to {missing[-1]}" if len(missing) > 1 else f"unit {missing[0]}"
     if not past.copies:
-        return f"{units} of the model are on no living device, and nobody has the first weights"
+        return (
+            f"{units} of the model are on no living device, and nobody has the first weights or a "
+            "checkpoint"
+        )
     newest = max(copy.version.step for copy in past.copies)
     return (
         f"{units} of the model are on no living device, and the newest whole copy is of step "
