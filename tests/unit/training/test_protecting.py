@@ -91,10 +91,10 @@ def test_a_stage_nobody_has_room_for_is_told_of() -> None:
     safe = found(x=PEAK + slots * 1000, y=PEAK + slots * 600, z=PEAK + slots * (400 + 600))
     assert [stage.copies_to for stage in safe.stages] == [None, "iz", None]
     assert safe.warnings == (
-        "stage 0 on x has no copy: not enough memory; a death there may end the job: "
-        "--checkpoint saves what was done",
-        "stage 2 on z has no copy: not enough memory; a death there may end the job: "
-        "--checkpoint saves what was done",
+        "stage 0 on x has no copy: not enough memory; a death there goes back to the "
+        "last checkpoint, or ends the job",
+        "stage 2 on z has no copy: not enough memory; a death there goes back to the "
+        "last checkpoint, or ends the job",
     )
 
 
@@ -103,8 +103,8 @@ def test_without_room_for_its_own_copy_of_anyone_there_is_nothing_to_go_back_to(
     assert [stage.copies_to for stage in safe.stages] == [None, None, None]
     assert safe.cost is None
     assert safe.warnings[0] == (
-        "stage 0 on x has no copy: not enough memory on z; a death there may end the job: "
-        "--checkpoint saves what was done"
+        "stage 0 on x has no copy: not enough memory on z; a death there goes back to the "
+        "last checkpoint, or ends the job"
     )
 
 
