@@ -33,7 +33,7 @@ from p2ptrain.training.versions import Named, VersionStore
 
 log = get_logger(__name__)
 
-PACED_SHARE = 0.6
+PACED_SHARE = 0.2
 """Of the time between two offers: reading is done before the next one, whatever one read takes."""
 PACED_LIMIT_SECONDS = PACED_SHARE * REPLAY_LIMIT_SECONDS
 """Most of it: after a long pause in training the next copy would take longer than it is awaited."""

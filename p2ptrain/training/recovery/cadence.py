@@ -17,7 +17,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-COST_SHARE = 0.02
+COST_SHARE = 0.03
 """Of the time, for copies."""
 IDLE_SHARE = 0.5
 """Of the time that a round leaves a link free."""
