@@ -29,6 +29,7 @@ from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
 from p2ptrain.training.job_store import JobStore
+from p2ptrain.training.link_wait import until_linked
 from p2ptrain.training.making_ready import MakingReady, Model, NotReady
 from p2ptrain.training.protocol import (
     INVENTORY,
@@ -156,6 +157,8 @@ class Participation:
         fields = message.fields
         apply, coefficient = fields.get("apply"), fields.get("coefficient")
         digest, others = text(fields, "digest", 64), _ids(fields.get("alive"))
+        if self._core.phase is Phase.IDLE:  # nothing runs that must be stopped first
+            await until_linked(self._around.mesh, others)
         number = next(self._numbers)
         asked = rules.InventoryAsked(
             request=number,

@@ -360,5 +360,5 @@ def test_reads_spread_over_the_time_there_is() -> None:
 
 def test_after_a_long_pause_a_copy_is_here_before_anybody_gives_it_up() -> None:
     awaited = ReplicaCadence(CopyCost(0.1, (), 1.0), 0, now=0.0).patience_seconds
-    assert paced_seconds(10.0) == 6.0
+    assert paced_seconds(10.0) == 10.0 * collecting.PACED_SHARE
     assert paced_seconds(3600.0) < awaited

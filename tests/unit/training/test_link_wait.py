@@ -1,0 +1,41 @@
+"""A device is planned with although its links come a moment after it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.training import link_wait
+from p2ptrain.training.link_wait import until_linked
+
+
+async def _household() -> MemoryHousehold:
+    return MemoryHousehold(["a", "b"])
+
+
+async def test_who_is_linked_waits_for_nothing() -> None:
+    household = await _household()
+    await until_linked(household["a"], [household["a"].self_id, household["b"].self_id])
+
+
+async def test_a_link_that_comes_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_wait, "LINK_SECONDS", 60.0)
+    household = await _household()
+    household.cut_link("a", "b")
+    waiting = asyncio.create_task(until_linked(household["a"], [household["b"].self_id]))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    household.heal_link("a", "b")
+    await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_link_that_does_not_come_is_not_waited_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_wait, "LINK_SECONDS", 0.0)
+    household = await _household()
+    household.cut_link("a", "b")
+    await until_linked(household["a"], [household["b"].self_id])
+    assert household["b"].self_id not in household["a"].connected
