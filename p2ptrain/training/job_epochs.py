@@ -44,6 +44,7 @@ from p2ptrain.training.job_memory import JobMemory
 from p2ptrain.training.job_reports import JobReports
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.options import Recovery
+from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.recovery import holder_events as rules
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
@@ -139,7 +140,7 @@ class JobEpochs:
         self._carrying_out = False
         self._changed = asyncio.Event()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks(lambda _, error: self._fail(error))
         self._asking: asyncio.Task[None] | None = None
         self._calls = 0
         self._answer: ChangeAnswer | None = None
@@ -158,8 +159,8 @@ class JobEpochs:
         """
         self._elastic.start()
         unsubscribe = self._signs.watch()
-        self._spawn(self._tick(), "watch the time")
-        self._spawn(self._memory.journal.keep_synced(), "sync the journal")
+        self._tasks.spawn(self._tick(), "watch the time")
+        self._tasks.spawn(self._memory.journal.keep_synced(), "sync the journal")
         since = self._memory.since
         if self._memory.in_force is not None:
             self.reports.trouble(since)
@@ -170,10 +171,7 @@ class JobEpochs:
         finally:
             unsubscribe()
             self._elastic.close()
-            for task in list(self._tasks):
-                task.cancel()
-            if self._tasks:
-                await asyncio.wait(list(self._tasks))
+            await self._tasks.cancel()
             await self.copies.close()
             if self._epoch is not None:
                 self._epoch.close()
@@ -214,7 +212,7 @@ class JobEpochs:
             case rules.Died(device) if self._epoch is not None:
                 self.reports.hint(device, self._epoch.memory_hint(device))
             case rules.Appeared(device) if device != self._mesh.self_id:
-                self._spawn(self._welcome(device), f"welcome {device[:12]}")
+                self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
         self._post(sign)
         self._elastic.note(sign)
 
@@ -275,7 +273,7 @@ class JobEpochs:
             case rules.Ask(coordinator, ask):
                 if self._asking is not None:
                     self._asking.cancel()
-                self._asking = self._spawn(self._ask(coordinator, ask), "ask for an epoch")
+                self._asking = self._tasks.spawn(self._ask(coordinator, ask), "ask for an epoch")
             case rules.Begin(_, _, reason, alive):
                 self._alive = alive
                 self._begin(reason)
@@ -294,17 +292,6 @@ class JobEpochs:
                 self._stop(reason)
             case _:
                 raise InternalError(f"nobody asked for {type(instruction).__name__}")
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._fail(task.exception() or InternalError("a task failed"))
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -373,13 +360,13 @@ class JobEpochs:
             self._run(self._train(self._epoch, version))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        self._running = self._spawn(work, "epoch")
+        self._running = self._tasks.spawn(work, "epoch")
 
     async def _say_begun(self, epoch: HolderEpoch) -> None:
         """To the devices of the plan; then to the others, for none of whom anybody waits."""
         if await epoch.begin():
             for device in sorted(self._alive - set(epoch.assignment.devices)):
-                self._spawn(epoch.begin_without(device), f"begin without {device[:12]}")
+                self._tasks.spawn(epoch.begin_without(device), f"begin without {device[:12]}")
 
     async def _watch(self, epoch: HolderEpoch) -> None:
         devices = await standstill(self._mesh, epoch)
@@ -388,7 +375,7 @@ class JobEpochs:
         self._post(rules.Stuck(devices))
 
     async def _train(self, epoch: HolderEpoch, version: Version) -> None:
-        watching = self._spawn(self._watch(epoch), "watch the rounds")
+        watching = self._tasks.spawn(self._watch(epoch), "watch the rounds")
         try:
             await self._say_begun(epoch)
             evaluated = self.reports.reported.evaluated

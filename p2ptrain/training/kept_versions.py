@@ -10,9 +10,8 @@ The shell of `recovery.keeping` and `recovery.cadence`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from time import monotonic
-from typing import Any
 
 from p2ptrain import failpoints
 from p2ptrain.errors import PeerError
@@ -21,6 +20,7 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.protocol import (
     REPLICA_KEEPER,
     REPLICA_KEPT,
@@ -79,7 +79,7 @@ class KeptVersions:
         self._cost: CopyCost | None = None
         self._epoch = 0
         self._telling: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks(self._on_failed)
         mesh.route(REPLICA_KEPT, self._kept)
 
     @property
@@ -156,15 +156,14 @@ class KeptVersions:
         message = Message(VERSIONS_KEEP, VersionsKeep(self._job, tuple(versions)).fields())
         if self._telling is not None:
             self._telling.cancel()
-        self._telling = self._spawn(self._tell_all(sorted(members), message), "versions to keep")
+        self._telling = self._tasks.spawn(
+            self._tell_all(sorted(members), message), "versions to keep"
+        )
 
     async def close(self) -> None:
         """Hear and tell nothing any more."""
         self._mesh.unroute(REPLICA_KEPT)
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks))
+        await self._tasks.cancel()
 
     # -- what devices say ------------------------------------------------------------------------
 
@@ -187,7 +186,7 @@ class KeptVersions:
                     log.info("version_stable", step=version.step, computed=version.computed)
                     self._on_stable(version)
                 case TryKeeper():
-                    self._spawn(self._try_keeper(result), "another keeper")
+                    self._tasks.spawn(self._try_keeper(result), "another keeper")
                 case Abandoned():
                     self._end_one(whole=False)
                     self._tell_abandoned(result)
@@ -228,13 +227,6 @@ class KeptVersions:
         member = self._mesh.members.get(device)
         return member.name if member is not None else device[:12]
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("copies_not_told", work=task.get_name(), exc_info=error)
+    @staticmethod
+    def _on_failed(work: str, error: BaseException) -> None:
+        log.error("copies_not_told", work=work, exc_info=error)

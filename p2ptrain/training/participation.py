@@ -31,6 +31,7 @@ from p2ptrain.training.epoch_links import Shell
 from p2ptrain.training.job_store import JobStore
 from p2ptrain.training.link_wait import until_linked
 from p2ptrain.training.making_ready import MakingReady, Model, NotReady
+from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.protocol import (
     INVENTORY,
     PREPARE,
@@ -115,7 +116,7 @@ class Participation:
         self._is_queued = False  # whether the order that is taken in counts
         self._carrying_out = False
         self._preparing: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks(self._on_failed)
 
     @property
     def engagement(self) -> Engagement | None:
@@ -270,8 +271,7 @@ class Participation:
         """Leave the job at once."""
         self.holder_is(rules.HolderState.ENDED)
         await self.replication.stop()
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))
+        await self._tasks.done()
 
     async def _reach(self, name: str) -> None:
         await failpoints.reach(name, device=self._around.mesh.self_id)
@@ -299,13 +299,13 @@ class Participation:
             case to_do.Refuse(request, _, reason):
                 self._settle(request, error=reason)
             case to_do.Stop(epoch):
-                self._spawn(self._stop(), f"stop epoch {epoch}")
+                self._tasks.spawn(self._stop(), f"stop epoch {epoch}")
             case to_do.FetchParts(epoch, _, fetches):
                 self._make_ready(epoch, fetches)
             case to_do.Build(epoch):
                 assert self._ready is not None
                 work = self._gathered if self._gathers else self._build
-                self._preparing = self._spawn(work(self._ready), f"build {epoch}")
+                self._preparing = self._tasks.spawn(work(self._ready), f"build {epoch}")
             case to_do.CancelPrepare():
                 self._cancel_preparing("is made ready for another plan")
             case to_do.Start():
@@ -328,16 +328,9 @@ class Participation:
             case _:
                 raise InternalError(f"nobody carries out {type(instruction).__name__}")
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("not_done", work=task.get_name(), exc_info=error)
+    @staticmethod
+    def _on_failed(work: str, error: BaseException) -> None:
+        log.error("not_done", work=work, exc_info=error)
 
     def _settle(self, request: int, message: Message | None = None, error: str = "") -> None:
         answer, kind = self._answers.get(request, (None, PeerError))
@@ -364,7 +357,7 @@ class Participation:
             for holding in await self._store.look(version):
                 self._feed(rules.Damaged(holding))
 
-        self._spawn(look(), f"look through version {version.step}")
+        self._tasks.spawn(look(), f"look through version {version.step}")
 
     def _send_inventory(self, answer: to_do.AnswerInventory) -> None:
         mesh = self._around.mesh
@@ -386,7 +379,7 @@ class Participation:
         if self._core.phase is Phase.RUNNING:
             engagement.commit(Commit(0, what.version.step - 1, what.coefficient))
         else:
-            self._spawn(self._catch_up(engagement, what), f"apply {what.version.step}")
+            self._tasks.spawn(self._catch_up(engagement, what), f"apply {what.version.step}")
 
     async def _catch_up(self, engagement: Engagement, what: to_do.Apply) -> None:
         """An update that counts elsewhere already; nothing else of the stages runs."""
@@ -430,7 +423,7 @@ class Participation:
         # Only before the first epoch: what an old one takes is free once the new one begins.
         short_bytes = around.short_of(needed_bytes) if self.engagement is None else None
         work = self._fetch(self._ready, fetches, short_bytes)
-        self._preparing = self._spawn(work, f"fetch {epoch}")
+        self._preparing = self._tasks.spawn(work, f"fetch {epoch}")
 
     async def _fetch(
         self, ready: MakingReady, fetches: tuple[Fetch, ...], short_bytes: int | None
@@ -500,14 +493,14 @@ class Participation:
             if assignment is not None and assignment.key.epoch == epoch:
                 message = "a link is back" if back else "a link ended"
                 fields = {"cause": "link", "peer": peer, "back": back, "message": message}
-                self._spawn(self._around.told(assignment, fields), "tell of a link")
+                self._tasks.spawn(self._around.told(assignment, fields), "tell of a link")
 
     def _release(self) -> None:
         self._cancel_preparing("has left the job")
         self._store.release()
         for request in list(self._answers):
             self._settle(request, error="the job has ended")
-        self._spawn(self._end(), "end the job")
+        self._tasks.spawn(self._end(), "end the job")
 
     async def _end(self) -> None:
         await self.replication.stop()

@@ -8,8 +8,7 @@ The shell of `recovery.device_core` for all that has to do with copies.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from p2ptrain.training.collecting import Collecting
 from p2ptrain.training.digests import digests_of
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.job_store import JobStore
+from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.protocol import (
     REPLICA_KEPT,
     REPLICA_OFFER,
@@ -54,7 +54,7 @@ class Replication:
         self._tell = tell
         self._collecting = Collecting(mesh, job, store, tell)
         self._offered_bytes = 0  # of the offer that is being heard
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnedTasks(self._on_failed)
 
     def begin(self, engagement: Engagement) -> None:
         """These are the stages from now on."""
@@ -79,31 +79,22 @@ class Replication:
         """What the rules say must be done."""
         match instruction:
             case to_do.Copy():
-                self._spawn(self._copy(), "copy the stages")
+                self._tasks.spawn(self._copy(), "copy the stages")
             case to_do.Offer():
-                self._spawn(self._offer(instruction), "offer a copy")
+                self._tasks.spawn(self._offer(instruction), "offer a copy")
             case to_do.Collect():
                 self._collecting.collect(instruction, self._offered_bytes)
             case to_do.TellReplica():
-                self._spawn(self._tell_holder(instruction), "tell of a copy")
+                self._tasks.spawn(self._tell_holder(instruction), "tell of a copy")
 
     async def stop(self) -> None:
         """Copy, offer and collect nothing any more. May be called again."""
         await self._collecting.stop()
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks))
+        await self._tasks.cancel()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("not_replicated", work=task.get_name(), exc_info=error)
+    @staticmethod
+    def _on_failed(work: str, error: BaseException) -> None:
+        log.error("not_replicated", work=work, exc_info=error)
 
     # -- own stages ------------------------------------------------------------------------------
 
@@ -121,7 +112,7 @@ class Replication:
             self._tell(rules.CopyFailed(epoch, place.first, place.end, version, why_not))
             return
         holding = Holding(place.first, place.end, version, Kind.KEPT)
-        self._spawn(self._seal(engagement, stage, holding), f"checksums of stage {stage}")
+        self._tasks.spawn(self._seal(engagement, stage, holding), f"checksums of stage {stage}")
 
     async def _seal(self, engagement: Engagement, stage: int, holding: Holding) -> None:
         """Take the copy's checksums, beside the computing, and let others read it."""
