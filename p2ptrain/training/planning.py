@@ -14,7 +14,7 @@ from p2ptrain.observe.events import LeftOut, PlanEvent, PlannedDevice, PlannedSt
 from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.memory_needs import job_bytes
 from p2ptrain.training.protocol import SURVEY_LINKS
-from p2ptrain.training.waiting import changes, until
+from p2ptrain.training.waiting import changes, within
 
 log = get_logger(__name__)
 
@@ -29,16 +29,13 @@ async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None
     Raises:
         UserError: not within `timeout_seconds`.
     """
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            await until(mesh, lambda: len(_alive(mesh)) >= count)
-    except TimeoutError:
+    if not await within(mesh, lambda: len(_alive(mesh)) >= count, timeout_seconds):
         names = ", ".join(sorted(_alive(mesh)))
         raise UserError(
             f"waited {timeout_seconds:g} s for {count} devices, but only {len(_alive(mesh))} "
             f"are here ({names}); start `p2ptrain join` on the others, or ask `p2ptrain doctor` "
             "why they are not seen"
-        ) from None
+        )
 
 
 async def settle(mesh: Mesh, seconds: float = SETTLE_SECONDS) -> None:
@@ -96,11 +93,8 @@ def _stage(stage: dict[str, Any], description: ModelDescription) -> PlannedStage
 
 async def office(mesh: Mesh) -> Coordinator:
     """Who coordinates, once there is somebody. Raises PeerError: nobody was agreed on."""
-    try:
-        async with asyncio.timeout(OFFICE_TIMEOUT_SECONDS):
-            await until(mesh, lambda: mesh.coordinator is not None)
-    except TimeoutError:
-        raise PeerError("the devices did not agree on a coordinator") from None
+    if not await within(mesh, lambda: mesh.coordinator is not None, OFFICE_TIMEOUT_SECONDS):
+        raise PeerError("the devices did not agree on a coordinator")
     assert mesh.coordinator is not None
     return mesh.coordinator
 

@@ -12,7 +12,7 @@ from p2ptrain.net.message import Message
 from p2ptrain.training.protocol import END, FIND, text
 from p2ptrain.training.recovery.going_on import Kept
 from p2ptrain.training.recovery.holdings import read_version
-from p2ptrain.training.waiting import until
+from p2ptrain.training.waiting import within
 
 log = get_logger(__name__)
 
@@ -27,10 +27,7 @@ async def wait_for(mesh: Mesh, devices: Collection[str], seconds: float) -> None
     def are_here() -> bool:
         return all(is_alive(mesh, device) for device in devices)
 
-    try:
-        async with asyncio.timeout(seconds):
-            await until(mesh, are_here)
-    except TimeoutError:
+    if not await within(mesh, are_here, seconds):
         log.info("not_all_here", missing=[d[:12] for d in devices if not is_alive(mesh, d)])
 
 

@@ -13,11 +13,21 @@ T = TypeVar("T")
 
 
 async def until(mesh: Mesh, condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds, asked again at each change of membership or office."""
+    """Wait until `condition` holds, asked again at each change of membership, links or office."""
     with changes(mesh) as changed:
         while not condition():
             changed.clear()
             await changed.wait()
+
+
+async def within(mesh: Mesh, condition: Callable[[], bool], seconds: float | None) -> bool:
+    """As `until`, but for so long at most (None: for ever). Returns whether the condition holds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await until(mesh, condition)
+    except TimeoutError:
+        return condition()
+    return True
 
 
 async def unless(mesh: Mesh, over: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T | None:
@@ -35,7 +45,7 @@ async def unless(mesh: Mesh, over: Callable[[], bool], work: Coroutine[Any, Any,
 
 @contextmanager
 def changes(mesh: Mesh) -> Iterator[asyncio.Event]:
-    """An event that is set at each change of membership or office."""
+    """An event that is set at each change of membership, links or office."""
     changed = asyncio.Event()
     unsubscribe = mesh.subscribe(lambda _event: changed.set())
     try:
