@@ -18,6 +18,7 @@ from p2ptrain.training.fetching import SourceFailed, version_source
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.training.versions import owner_of
 
 log = get_logger(__name__)
 
@@ -66,9 +67,7 @@ class CheckpointCopies:
 
     def _laid_out(self, name: str, tensor: Tensor) -> Tensor:
         """As in the model: a file keeps neither strides nor the place on the 64-byte grid."""
-        kind, _, rest = name.partition(":")
-        owner = rest if kind == "model" else rest.rpartition(".")[0]
-        model = self._first[f"model:{owner}"]
+        model = self._first[f"model:{owner_of(name)}"]
         if model.shape != tensor.shape or model.dtype != tensor.dtype:
             return tensor
         return like(model).copy_(tensor)

@@ -22,6 +22,7 @@ from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
 from p2ptrain.training.sharing import SEEN, Sharing, sharing_of, tried
+from p2ptrain.training.versions import of_units
 
 log = get_logger(__name__)
 
@@ -65,14 +66,7 @@ class Prepared:
 
     def slice_state(self, first: int, end: int) -> dict[str, Tensor]:
         """The initial tensors that units [first, end) need."""
-        names = set(self.captured.description.state_names(first, end))
-        chosen = {}
-        for name, tensor in self.state.items():
-            kind, _, rest = name.partition(":")
-            owner = rest if kind == "model" else rest.rpartition(".")[0]
-            if owner in names:
-                chosen[name] = tensor
-        return chosen
+        return of_units(self.captured.description, self.state, first, end)
 
 
 def prepare(job: Job, options: TrainOptions) -> Prepared:

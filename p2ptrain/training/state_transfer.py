@@ -194,21 +194,17 @@ class StateServer:
         tensors = self._whole.get((job, source))
         return None if tensors is None else tensors(first, end)
 
-    def withdraw(self, job: str, *, keep: Collection[str] = ()) -> None:
-        """Serve nothing of this job any more, but the sources in `keep`."""
-        self._sources = {k: v for k, v in self._sources.items() if k[0] != job or k[1] in keep}
-        self._whole = {k: v for k, v in self._whole.items() if k[0] != job or k[1] in keep}
-        self._opened = {k: v for k, v in self._opened.items() if k[0] != job or k[1] in keep}
+    def withdraw(self, job: str) -> None:
+        """Serve nothing of this job any more."""
+        self._sources = {k: v for k, v in self._sources.items() if k[0] != job}
+        self._whole = {k: v for k, v in self._whole.items() if k[0] != job}
+        self._opened = {k: v for k, v in self._opened.items() if k[0] != job}
 
     def retract(self, job: str, sources: Collection[str]) -> None:
         """Serve these sources of the job no more."""
         gone = {(job, source) for source in sources}
         self._sources = {k: v for k, v in self._sources.items() if k not in gone}
         self._opened = {k: v for k, v in self._opened.items() if k[:2] not in gone}
-
-    def now(self, job: str, source: str, first: int, end: int) -> Named:
-        """The tensors themselves, whatever a reader would wait for."""
-        return self._source(job, source).tensors(first, end)
 
     async def local(self, job: str, source: str, first: int, end: int) -> dict[str, Tensor]:
         """The same tensors for this device itself, copied; laid out as they are."""

@@ -194,9 +194,10 @@ def of_units(
 ) -> dict[str, Tensor]:
     """Those of `tensors` that belong to units [first, end), the optimizer's included."""
     names = frozenset(description.state_names(first, end))
+    return {name: tensor for name, tensor in tensors.items() if owner_of(name) in names}
 
-    def owner(name: str) -> str:
-        kind, _, rest = name.partition(":")
-        return rest if kind == "model" else rest.rpartition(".")[0]
 
-    return {name: tensor for name, tensor in tensors.items() if owner(name) in names}
+def owner_of(name: str) -> str:
+    """The parameter or buffer that a `model:` or `optimizer:` name belongs to."""
+    kind, _, rest = name.partition(":")
+    return rest if kind == "model" else rest.rpartition(".")[0]
