@@ -12,6 +12,7 @@ from typing import Any
 from p2ptrain import failpoints
 from p2ptrain.errors import Error, LinkClosed, NotCoordinator, PlanError, UserError
 from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.net.message import Message
 from p2ptrain.plan.plan import LeftOut, Plan
@@ -165,8 +166,7 @@ class Change:
         await failpoints.reach(name, device=self._mesh.self_id)
 
     def _name(self, device: str) -> str:
-        member = self._mesh.members.get(device)
-        return member.name if member is not None else device[:12]
+        return called(self._mesh, device)
 
     # -- stock -----------------------------------------------------------------------------------
 

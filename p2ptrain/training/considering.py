@@ -15,6 +15,7 @@ from functools import partial
 
 from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.plan.plan import LeftOut, Plan
@@ -196,5 +197,4 @@ class Consideration:
         )
 
     def _name(self, device: str) -> str:
-        member = self._mesh.members.get(device)
-        return member.name if member is not None else device[:12]
+        return called(self._mesh, device)

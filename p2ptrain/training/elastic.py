@@ -15,6 +15,7 @@ from typing import Any
 
 from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.share import Span
 from p2ptrain.net.message import Message
@@ -261,8 +262,7 @@ class Elasticity:
         return frozenset(ids.get(name, name) for name in names)
 
     def _name(self, device: str) -> str:
-        member = self._mesh.members.get(device)
-        return member.name if member is not None else device[:12]
+        return called(self._mesh, device)
 
 
 def _seats(answer: ChangeAnswer) -> list[Seat]:

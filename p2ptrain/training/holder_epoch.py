@@ -15,6 +15,7 @@ from p2ptrain.errors import (
     TrainingError,
 )
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.called import called
 from p2ptrain.model import clip
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.share import Span
@@ -365,8 +366,7 @@ class HolderEpoch:
         return inlet
 
     def _name(self, device: str) -> str:
-        member = self._mesh.members.get(device)
-        return member.name if member else device[:12]
+        return called(self._mesh, device)
 
 
 class OutOfMemory(TrainingError):

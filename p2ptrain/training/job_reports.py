@@ -7,6 +7,7 @@ from time import monotonic
 
 from p2ptrain import failpoints
 from p2ptrain.errors import DeviceLost
+from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.observe.events import Eval, Event, Failure, Recovered, Step, Waiting, Warned
 from p2ptrain.training.change_request import ChangeAnswer
@@ -158,5 +159,4 @@ class JobReports:
 
     def name(self, device: str) -> str:
         """A member's name; of who was never one, the beginning of its id."""
-        member = self._mesh.members.get(device)
-        return member.name if member is not None else device[:12]
+        return called(self._mesh, device)

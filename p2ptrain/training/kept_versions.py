@@ -16,6 +16,7 @@ from time import monotonic
 from p2ptrain import failpoints
 from p2ptrain.errors import PeerError
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.training.assigning import placed_of
@@ -224,8 +225,7 @@ class KeptVersions:
             log.info("not_told_of_copies", kind=message.kind, device=device[:12], why=str(error))
 
     def _name(self, device: str) -> str:
-        member = self._mesh.members.get(device)
-        return member.name if member is not None else device[:12]
+        return called(self._mesh, device)
 
     @staticmethod
     def _on_failed(work: str, error: BaseException) -> None:

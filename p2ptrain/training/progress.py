@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2ptrain.errors import PeerError
+from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, PlanEvent, Step
@@ -37,8 +38,7 @@ class ProgressBoard:
             self._holder = self._line = None
             return
         self._holder = peer
-        member = self._mesh.members.get(peer)
-        self._line = {"holder": member.name if member else peer[:12], **_known(message.fields)}
+        self._line = {"holder": called(self._mesh, peer), **_known(message.fields)}
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
         if not isinstance(event, MemberChanged) or event.member.id != self._holder:

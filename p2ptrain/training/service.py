@@ -15,6 +15,7 @@ from time import monotonic
 
 from p2ptrain.errors import Error, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import (
     LinkLost,
     LinkUp,
@@ -180,8 +181,7 @@ class TrainingService:
         return self._name(part.holder)
 
     def _name(self, device: str) -> str:
-        member = self.mesh.members.get(device)
-        return member.name if member is not None else device[:12]
+        return called(self.mesh, device)
 
     async def close(self) -> None:
         """Drop any job and stop serving."""

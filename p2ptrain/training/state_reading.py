@@ -20,6 +20,7 @@ from torch import Tensor
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.wire import Unpacking, pack
 from p2ptrain.net import cbor
@@ -280,8 +281,7 @@ class StateReading:
             self._onward.arrived(span.first, [entry.unpacking.buffer for entry in entries])
 
     def _complain(self, peer: str, what: str, *, give_up: bool) -> None:
-        member = self._mesh.members.get(peer)
-        name = peer[:12] if member is None else member.name
+        name = called(self._mesh, peer)
         log.warning("damaged_on_arrival", what=what, peer=name, again=not give_up)
         if give_up:
             raise DamagedState(f"{what} from {name} does not fit its checksum, read twice")
