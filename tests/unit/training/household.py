@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.state_folder import StateFolder
@@ -111,3 +113,10 @@ async def devices(
         finally:
             for member in household.members.values():
                 await member.close()
+
+
+async def undisturbed(job: Job, options: TrainOptions) -> tuple[list[float], dict[str, Tensor]]:
+    """The losses and the weights of `job`, on as many devices as it waits for."""
+    async with devices(options.wait_for) as household:
+        await household.holder_run(job, options).run()
+        return household.losses, job.model.state_dict()

@@ -17,7 +17,7 @@ from p2ptrain.training import checkpoint_copies
 from p2ptrain.training.checkpoint import MODEL
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
-from tests.unit.training.household import Devices, devices
+from tests.unit.training.household import Devices, devices, undisturbed
 from tests.unit.training.test_job_life import make_job
 
 STEPS = 10
@@ -58,10 +58,7 @@ async def test_training_goes_on_from_the_checkpoint(
         return load(folder, step, wanted)
 
     monkeypatch.setattr(checkpoint_copies, "load_named", counting)
-    undisturbed = _job()
-    async with devices(3) as household:
-        await household.holder_run(undisturbed, _OPTIONS).run()
-        losses = household.losses
+    losses, weights = await undisturbed(_job(), _OPTIONS)
     job = _job()
     async with devices(3) as household:
         await _with_a_death(household, job, tmp_path)
@@ -70,7 +67,7 @@ async def test_training_goes_on_from_the_checkpoint(
         assert recovered.replayed_steps <= 2 * EVERY + 1
         assert read
         assert set(read) <= {2, 4, 6}
-    for key, tensor in undisturbed.model.state_dict().items():
+    for key, tensor in weights.items():
         assert torch.equal(tensor, job.model.state_dict()[key]), key
 
 

@@ -17,7 +17,7 @@ from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.recovery.version import Version
-from tests.unit.training.household import Devices, devices
+from tests.unit.training.household import Devices, devices, undisturbed
 from tests.unit.training.test_job_life import make_job
 
 STEPS = 40
@@ -29,13 +29,6 @@ def _job() -> Job:
 
 def _options(count: int) -> TrainOptions:
     return TrainOptions(wait_for=count, planner="pp", steps=STEPS)
-
-
-async def undisturbed(count: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    job = _job()
-    async with devices(count) as household:
-        await household.holder_run(job, _options(count)).run()
-        return household.losses, job.model.state_dict()
 
 
 @dataclass
@@ -95,7 +88,7 @@ class Course:
 async def test_a_death_goes_back_to_what_its_neighbour_keeps(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     async with devices(3) as household:
         course = Course(household, _job(), monkeypatch, [[name]])
         await course.run(_options(3))
@@ -121,7 +114,7 @@ async def test_one_after_the_other_may_die_its_keeper_too(
     kills: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an epoch begins with is kept anew at once."""
-    losses, weights = await undisturbed(4)
+    losses, weights = await undisturbed(_job(), _options(4))
     dead = [name for names in kills for name in names]
     async with devices(4) as household:
         course = Course(household, _job(), monkeypatch, list(kills))
@@ -132,7 +125,7 @@ async def test_one_after_the_other_may_die_its_keeper_too(
 async def test_where_a_keeper_has_no_memory_another_one_keeps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     async with devices(3) as household:
         fails_at(monkeypatch, lambda device: device == household.mesh["b"].self_id)
         course = Course(household, _job(), monkeypatch, [["c"]])
@@ -143,7 +136,7 @@ async def test_where_a_keeper_has_no_memory_another_one_keeps(
 async def test_where_nobody_has_memory_training_goes_on_without_copies_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    losses, weights = await undisturbed(2)
+    losses, weights = await undisturbed(_job(), _options(2))
     async with devices(2) as household:
         fails_at(monkeypatch, lambda device: True)
         course = Course(household, _job(), monkeypatch)

@@ -11,7 +11,7 @@ import torch
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import Recovery, TrainOptions
-from tests.unit.training.household import Devices, devices
+from tests.unit.training.household import Devices, devices, undisturbed
 from tests.unit.training.test_job_life import make_job
 
 STEPS = 12
@@ -23,13 +23,6 @@ def _job() -> Job:
 
 def _options(count: int) -> TrainOptions:
     return TrainOptions(wait_for=count, planner="pp", steps=STEPS)
-
-
-async def undisturbed(count: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    job = _job()
-    async with devices(count) as household:
-        await household.holder_run(job, _options(count)).run()
-        return household.losses, job.model.state_dict()
 
 
 async def with_kills(
@@ -54,7 +47,7 @@ async def with_kills(
 
 @pytest.mark.parametrize("name", ["b", "c"])
 async def test_training_goes_on_without_a_dead_device_bit_by_bit(name: str) -> None:
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     job = _job()
     async with devices(3) as household:
         await with_kills(household, job, {5: [name]})
@@ -86,7 +79,7 @@ async def test_training_goes_on_without_a_dead_device_bit_by_bit(name: str) -> N
     ],
 )
 async def test_whoever_dies_and_whenever_the_curve_is_the_same(kills: dict[int, list[str]]) -> None:
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     job = _job()
     dead = {name for names in kills.values() for name in names}
     async with devices(3) as household:
@@ -103,7 +96,7 @@ async def test_whoever_dies_and_whenever_the_curve_is_the_same(kills: dict[int, 
 
 @pytest.mark.parametrize("recovery", Recovery)
 async def test_every_way_to_plan_after_a_failure_has_the_same_result(recovery: Recovery) -> None:
-    losses, _ = await undisturbed(3)
+    losses, _ = await undisturbed(_job(), _options(3))
     async with devices(3) as household:
         await with_kills(household, _job(), {5: ["b"]}, recovery)
         assert household.losses == losses
@@ -118,7 +111,7 @@ async def test_every_way_to_plan_after_a_failure_has_the_same_result(recovery: R
 
 
 async def test_the_coordinator_may_die_with_a_part_of_the_model() -> None:
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     job = _job()
     async with devices(3) as household:
         household.mesh.elect("c")
@@ -131,7 +124,7 @@ async def test_the_coordinator_may_die_with_a_part_of_the_model() -> None:
 
 async def test_a_broken_link_costs_the_round_under_way_and_nothing_else() -> None:
     """Everyone lives: the same plan goes on from what everyone has."""
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     job = _job()
     async with devices(3) as household:
         mesh = household.mesh

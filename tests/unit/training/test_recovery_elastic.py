@@ -22,7 +22,7 @@ from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.recovery import drift, elastic
 from p2ptrain.training.stage_ends import RoundReport
-from tests.unit.training.household import Devices, devices
+from tests.unit.training.household import Devices, devices, undisturbed
 from tests.unit.training.test_job_life import make_job
 
 STEPS = 12
@@ -41,14 +41,12 @@ _profiles = ProfileCache(None)
 _known: dict[int, tuple[list[float], dict[str, torch.Tensor]]] = {}
 
 
-async def undisturbed(options: TrainOptions) -> tuple[list[float], dict[str, torch.Tensor]]:
+async def on_one_device(options: TrainOptions) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and weights of one device, which are those of every straight pipeline."""
     assert options.steps is not None
     if options.steps not in _known:
-        job = _job()
-        async with devices(1) as household:
-            await household.holder_run(job, replace(options, wait_for=1, planner="single")).run()
-            _known[options.steps] = household.losses, job.model.state_dict()
+        alone = replace(options, wait_for=1, planner="single")
+        _known[options.steps] = await undisturbed(_job(), alone)
     return _known[options.steps]
 
 
@@ -154,7 +152,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 @pytest.mark.usefixtures("slowed")
 async def test_who_leaves_hands_its_work_over_and_no_step_is_made_again() -> None:
-    wanted, job = await undisturbed(PIPELINE), _job()
+    wanted, job = await on_one_device(PIPELINE), _job()
     async with devices(3) as household:
         course = Course(household, {5: partial(leave, household, "b")})
         await course.train(job, PIPELINE)
@@ -168,7 +166,7 @@ async def test_who_leaves_hands_its_work_over_and_no_step_is_made_again() -> Non
 
 @pytest.mark.usefixtures("slowed")
 async def test_all_but_the_holder_may_leave_one_after_the_other() -> None:
-    wanted, job = await undisturbed(PIPELINE), _job()
+    wanted, job = await on_one_device(PIPELINE), _job()
     async with devices(3) as household:
         household.mesh.elect("c")  # whose work everybody waits for leaves too
         at = {3: partial(leave, household, "c"), 6: partial(leave, household, "b")}
@@ -183,7 +181,7 @@ async def test_all_but_the_holder_may_leave_one_after_the_other() -> None:
 @pytest.mark.parametrize("replan", [True, False])
 async def test_who_comes_is_measured_while_training_goes_on_and_taken_in(replan: bool) -> None:
     options = replace(PIPELINE, wait_for=2, replan=replan, steps=LONG)
-    wanted, job = await undisturbed(options), _job()
+    wanted, job = await on_one_device(options), _job()
     async with devices(2) as household:
 
         async def join() -> None:
@@ -205,7 +203,7 @@ async def test_a_device_that_slows_down_gets_less_to_do_unless_the_plan_is_to_st
     slowed: dict[str, float], replan: bool
 ) -> None:
     options = replace(PIPELINE, replan=replan, steps=LONG)
-    wanted, job = await undisturbed(options), _job()
+    wanted, job = await on_one_device(options), _job()
     async with devices(3) as household:
 
         async def slow_down() -> None:
@@ -232,7 +230,7 @@ def units_of(plan: PlanEvent, name: str) -> int:
 
 async def test_devices_that_do_what_the_plan_expects_keep_it(slowed: dict[str, float]) -> None:
     options = replace(PIPELINE, steps=LONG)
-    wanted, job = await undisturbed(options), _job()
+    wanted, job = await on_one_device(options), _job()
     async with devices(3) as household:
         await Course(household, {}).train(job, options)
         assert_undisturbed(household, job, wanted, ["start"])
@@ -241,7 +239,7 @@ async def test_devices_that_do_what_the_plan_expects_keep_it(slowed: dict[str, f
 @pytest.mark.usefixtures("slowed")
 async def test_a_device_that_comes_back_empty_gets_its_work_again() -> None:
     options = replace(PIPELINE, steps=LONG)
-    wanted, job = await undisturbed(options), _job()
+    wanted, job = await on_one_device(options), _job()
     async with devices(3) as household:
 
         async def restart() -> None:

@@ -22,9 +22,9 @@ from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import Job
 from p2ptrain.training.journal import JOB_FILE
 from p2ptrain.training.options import TrainOptions
-from tests.unit.training.household import Devices, devices
+from tests.unit.training.household import Devices, devices, undisturbed
 from tests.unit.training.test_job_life import make_job
-from tests.unit.training.test_recovery_death import STEPS, _job, _options, undisturbed
+from tests.unit.training.test_recovery_death import STEPS, _job, _options
 
 
 class Process:
@@ -102,7 +102,7 @@ def assert_same(job: Job, weights: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("step", [1, 5, STEPS])
 async def test_a_killed_holder_goes_on_where_it_was_bit_by_bit(tmp_path: Path, step: int) -> None:
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     options = _options(3)
     async with devices(3) as household:
         process = Process(household, tmp_path, _job(), options)
@@ -141,7 +141,7 @@ async def test_a_killed_holder_goes_on_where_it_was_bit_by_bit(tmp_path: Path, s
 async def test_a_holder_killed_at_any_moment_tells_every_step_once(
     tmp_path: Path, name: str, where: dict[str, int]
 ) -> None:
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     options = _options(3)
     async with devices(3) as household:
         process = Process(household, tmp_path, _job(), options)
@@ -156,7 +156,7 @@ async def test_a_holder_killed_at_any_moment_tells_every_step_once(
 
 
 async def test_a_step_written_down_and_not_told_stays_the_only_one_missing(tmp_path: Path) -> None:
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     async with devices(3) as household:
         process = Process(household, tmp_path, _job(), _options(3))
         process.at("journal.after", step=5)
@@ -192,7 +192,7 @@ async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others
 
 async def test_what_a_holder_had_itself_is_kept_by_its_neighbour(tmp_path: Path) -> None:
     """Its own first weights are of no use: another process has drawn others."""
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     async with devices(3) as household:
         process = Process(household, tmp_path, _job(), _options(3))
         process.at_step(9)
@@ -278,7 +278,7 @@ async def test_members_without_anything_let_it_begin_anew(tmp_path: Path) -> Non
 
 async def test_a_member_of_another_process_in_its_place_ends_nothing(tmp_path: Path) -> None:
     """A `join` in the same state folder runs between the two, and steps aside with a good-bye."""
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     async with devices(3) as household:
         process = Process(household, tmp_path, _job(), _options(3))
         process.at_step(5)

@@ -10,7 +10,7 @@ import torch
 from p2ptrain.observe.events import Event, PlanEvent, Step
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
-from tests.unit.training.household import devices
+from tests.unit.training.household import devices, undisturbed
 from tests.unit.training.test_job_life import make_job
 
 STEPS = 8
@@ -23,10 +23,7 @@ def _job() -> Job:
 @pytest.mark.parametrize("name", ["b", "c"])
 async def test_data_stays_at_home_and_the_curve_is_the_same(name: str) -> None:
     options = TrainOptions(wait_for=3, planner="pp", steps=STEPS, private=True)
-    undisturbed = _job()
-    async with devices(3) as household:
-        await household.holder_run(undisturbed, options).run()
-        losses = household.losses
+    losses, weights = await undisturbed(_job(), options)
     job = _job()
     async with devices(3) as household:
         killing: list[asyncio.Task[None]] = []
@@ -45,5 +42,5 @@ async def test_data_stays_at_home_and_the_curve_is_the_same(name: str) -> None:
             ends = (plan.stages[0], plan.stages[-1])
             assert [[d.name for d in stage.devices] for stage in ends] == [["a"], ["a"]]
         assert name not in {d.name for stage in plans[1].stages for d in stage.devices}
-    for key, tensor in undisturbed.model.state_dict().items():
+    for key, tensor in weights.items():
         assert torch.equal(tensor, job.model.state_dict()[key]), key

@@ -14,18 +14,11 @@ from p2ptrain.observe.events import Event, Failure, PlanEvent, Step, Waiting
 from p2ptrain.training import job_memory
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.recovery import settling
-from tests.unit.training.household import Devices, devices
+from tests.unit.training.household import Devices, devices, undisturbed
 from tests.unit.training.test_recovery_death import STEPS, _job
 
 AT = 5
 """The step whose report the network does not outlive."""
-
-
-async def undisturbed(count: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    job = _job()
-    async with devices(count) as household:
-        await household.holder_run(job, _options(count)).run()
-        return household.losses, job.model.state_dict()
 
 
 def _options(count: int) -> TrainOptions:
@@ -57,7 +50,7 @@ SPLITS = {
 
 @pytest.mark.parametrize("groups", SPLITS.values(), ids=SPLITS)
 async def test_the_side_with_the_data_goes_on_and_the_others_wait(groups: tuple[str, ...]) -> None:
-    losses, weights = await undisturbed(4)
+    losses, weights = await undisturbed(_job(), _options(4))
     job, away = _job(), set("".join(groups))
     async with devices(4) as household:
         mesh = household.mesh
@@ -106,7 +99,7 @@ async def test_who_was_cut_off_is_let_go_when_it_is_back() -> None:
 async def test_what_is_only_out_of_reach_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides say so, and after the split not one step is done again."""
     monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
-    losses, weights = await undisturbed(3)
+    losses, weights = await undisturbed(_job(), _options(3))
     job = _job()
     async with devices(3) as household:
         mesh = household.mesh
@@ -168,7 +161,7 @@ async def test_devices_that_cannot_reach_each_other_do_not_share_a_plan(
     """A ring of four, each with two neighbours: nobody is dead, and not all can work together."""
     monkeypatch.setattr(settling, "SETTLE_SECONDS", 0.1)
     monkeypatch.setattr(settling, "RELINK_SECONDS", 0.1)
-    losses, weights = await undisturbed(4)
+    losses, weights = await undisturbed(_job(), _options(4))
     job = _job()
 
     def ring(mesh: MemoryHousehold) -> None:

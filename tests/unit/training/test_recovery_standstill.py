@@ -11,8 +11,8 @@ from p2ptrain.failpoints import Reached
 from p2ptrain.mesh.memory import memory_id
 from p2ptrain.observe.events import Failure, PlanEvent, Warned
 from p2ptrain.training.recovery import round_watch
-from tests.unit.training.household import devices
-from tests.unit.training.test_recovery_death import _job, _options, undisturbed
+from tests.unit.training.household import devices, undisturbed
+from tests.unit.training.test_recovery_death import _job, _options
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -21,7 +21,7 @@ async def test_a_stage_that_hangs_is_begun_again_and_then_done_without(
 ) -> None:
     monkeypatch.setattr(round_watch, "QUIET_SECONDS", 0.3)
     monkeypatch.setattr(round_watch, "QUIET_CPU_SECONDS", 1e9)  # all share one process here
-    losses, _ = await undisturbed(3)
+    losses, _ = await undisturbed(_job(), _options(3))
     left = times
 
     def arm() -> None:

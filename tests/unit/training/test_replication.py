@@ -34,7 +34,7 @@ from p2ptrain.training.recovery.cadence import CopyCost, ReplicaCadence
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.versions import VersionStore
-from tests.unit.training.household import Devices, devices
+from tests.unit.training.household import Devices, devices, undisturbed
 from tests.unit.training.test_job_life import make_job
 
 STEPS = 12
@@ -45,12 +45,7 @@ def _job(**changes: object) -> Job:
     return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=4, **changes)
 
 
-async def _undisturbed(name: str = "mlp") -> tuple[list[float], dict[str, Tensor]]:
-    job = make_job(name, optimizer=SGD(lr=0.05, momentum=0.9), epochs=4)
-    async with devices(3) as household:
-        options = TrainOptions(wait_for=3, planner="pp", steps=STEPS)
-        await household.holder_run(job, options).run()
-        return household.losses, job.model.state_dict()
+_OPTIONS = TrainOptions(wait_for=3, planner="pp", steps=STEPS)
 
 
 class Account:
@@ -168,9 +163,8 @@ class Dying:
 
     async def train(self, job: Job) -> None:
         """To the end."""
-        options = TrainOptions(wait_for=3, planner="pp", steps=STEPS)
         try:
-            await self.household.holder_run(job, options, self.listen).run()
+            await self.household.holder_run(job, _OPTIONS, self.listen).run()
         finally:
             failpoints.disarm()
             await asyncio.gather(*self.tasks)
@@ -191,7 +185,7 @@ def _assert_same(
 async def test_a_death_goes_back_to_the_copies_bit_by_bit(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = await _undisturbed()
+    wanted = await undisturbed(_job(), _OPTIONS)
     account, job = Account(monkeypatch, 4), _job()
     account.gates[6] = lambda: account.stable == R
     async with devices(3) as household:
@@ -273,7 +267,7 @@ async def test_what_is_older_than_the_stable_version_goes(monkeypatch: pytest.Mo
 async def test_whoever_dies_while_a_copy_is_on_its_way_the_one_before_counts(
     place: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = await _undisturbed()
+    wanted = await undisturbed(_job(), _OPTIONS)
     account, job = Account(monkeypatch, 4, 8), _job()
     async with devices(3) as household:
         dying = Dying(household)
@@ -295,7 +289,7 @@ async def test_whoever_dies_while_a_copy_is_on_its_way_the_one_before_counts(
 async def test_no_memory_for_a_copy_is_told_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wanted = await _undisturbed()
+    wanted = await undisturbed(_job(), _OPTIONS)
     account, job = Account(monkeypatch, 4, 8), _job()
     copied = LiveStage.copied
 
@@ -328,7 +322,7 @@ async def test_a_copy_that_has_changed_in_memory_is_not_gone_back_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The keeper's copy of a dead device's stage has a wrong bit: the first weights are left."""
-    wanted = await _undisturbed()
+    wanted = await undisturbed(_job(), _OPTIONS)
     account, job = Account(monkeypatch, 4), _job()
     async with devices(3) as household:
         dying = Dying(household)
