@@ -197,11 +197,11 @@ class TrainingLoop:
         # this and the first commit nothing is awaited, so that no step counts without being told.
         step = order.round.step + 1
         self._reports.step(step, _loss(reports), order.round.samples)
-        self._reports.busy({seat: report.busy for seat, report in reports.items()})
         self._copies.round_done()
         if failpoints.armed:
             await self._epoch.reach("report.after", order.round.step)
         await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
+        self._reports.busy({seat: report.busy for seat, report in reports.items()})
         if self._checkpointer is not None and self._checkpointer.is_due(step):
             self._checkpointer.take(Version(step, self._epoch.assignment.key.epoch))
 
