@@ -12,7 +12,7 @@ from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, DEVICES_LIMIT, ids, integer, number, text
 from p2ptrain.training.recovery.cadence import CopyCost, Transfer
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import Choice, GlobalCopy, Lost, Past
@@ -20,9 +20,6 @@ from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.corrections import Corrections, Expected
 from p2ptrain.training.recovery.holdings import Kind, read_version, version_fields
 from p2ptrain.training.recovery.lineage import Lineage
-
-DEVICES_LIMIT = 4096
-"""Most entries of a list of devices or ranges, far above any household's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +298,8 @@ def _read_ask(fields: Mapping[str, Any]) -> ChangeAsk:
             for device, ranges in places.items()
             if isinstance(ranges, list)
         },
-        silent=frozenset(_texts(_list(fields, "silent"))),
-        took_part=frozenset(_texts(_list(fields, "took_part"))),
+        silent=ids(fields, "silent"),
+        took_part=ids(fields, "took_part"),
         clips=bool(fields.get("clips")),
     )
     return ChangeAsk(
@@ -311,9 +308,9 @@ def _read_ask(fields: Mapping[str, Any]) -> ChangeAsk:
         reason=Reason(reason),
         units=integer(fields, "units", 1),
         holder=text(fields, "holder", 64),
-        alive=frozenset(_texts(_list(fields, "alive"))),
+        alive=ids(fields, "alive"),
         past=past,
-        without=frozenset(_texts(_list(fields, "without"))),
+        without=ids(fields, "without"),
         lowered={device: integer(lowered, device) for device in lowered},
         stable=None if fields.get("stable") is None else read_version(fields["stable"]),
     )

@@ -10,11 +10,10 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
 from p2ptrain.training.change_request import InForce, in_force_fields, read_in_force
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, text
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, ids, integer, text
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.corrections import Corrections
 
-DEVICES_LIMIT = 4096
 MOVES_LIMIT = 4096
 
 
@@ -83,8 +82,8 @@ class ConsiderRequest:
                         in_force=in_force,
                         reason=Reason(reason),
                         holder=text(fields, "holder", 64),
-                        alive=_ids(fields, "alive"),
-                        without=_ids(fields, "without"),
+                        alive=ids(fields, "alive"),
+                        without=ids(fields, "without"),
                         corrections=Corrections.from_fields(fields.get("corrections")),
                         lowered={device: integer(lowered, device) for device in lowered},
                         remaining_rounds=integer(fields, "remaining_rounds"),
@@ -119,10 +118,3 @@ class Considered:
             case {"plan": dict() | None as plan, "gain": float() | None as gain, "reason": reason}:
                 return Considered(plan, gain, text({"reason": reason}, "reason", 2048))
         raise ProtocolError("what was considered is a plan, a gain and a reason")
-
-
-def _ids(fields: Mapping[str, Any], key: str) -> frozenset[str]:
-    value = fields.get(key)
-    if not isinstance(value, list) or len(value) > DEVICES_LIMIT:
-        raise ProtocolError(f"field {key!r} is not a list of at most {DEVICES_LIMIT} ids")
-    return frozenset(text({"id": device}, "id", 64) for device in value)

@@ -26,7 +26,7 @@ from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CHANGE, CONSIDER, SURVEY_LINKS
 from p2ptrain.training.routes import Route
 from p2ptrain.training.surveying import Surveyor
-from p2ptrain.training.waiting import unless, until
+from p2ptrain.training.waiting import unless, within
 
 log = get_logger(__name__)
 
@@ -112,13 +112,10 @@ class CoordinatorService:
 
     async def _seen_alive(self, peer: str) -> None:
         """A holder may ask before gossip tells, or while it is suspected; it hears of that soon."""
-        try:
-            async with asyncio.timeout(ALIVE_TIMEOUT_SECONDS):
-                await until(self._mesh, lambda: peer in self._alive())
-        except TimeoutError:
+        if not await within(self._mesh, lambda: peer in self._alive(), ALIVE_TIMEOUT_SECONDS):
             raise PeerError(
                 f"{self._mesh.name}, which coordinates, does not see this device as alive"
-            ) from None
+            )
 
     def _alive(self) -> list[str]:
         members = self._mesh.members.values()

@@ -38,6 +38,7 @@ from p2ptrain.training.protocol import (
     Commit,
     EpochKey,
     RoundOrder,
+    ids,
     integer,
     text,
 )
@@ -157,7 +158,7 @@ class Participation:
             await self._reach("inventory.receive.before")
         fields = message.fields
         apply, coefficient = fields.get("apply"), fields.get("coefficient")
-        digest, others = text(fields, "digest", 64), _ids(fields.get("alive"))
+        digest, others = text(fields, "digest", 64), ids(fields, "alive")
         if self._core.phase is Phase.IDLE:  # nothing runs that must be stopped first
             await until_linked(self._around.mesh, others)
         number = next(self._numbers)
@@ -507,9 +508,3 @@ class Participation:
         await self._store.end()
         trim_heap()
         self._around.changed()
-
-
-def _ids(value: object) -> frozenset[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise ProtocolError("field 'alive' is not a list of ids")
-    return frozenset(value)

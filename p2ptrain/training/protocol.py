@@ -78,6 +78,8 @@ BLOB_LIMIT_BYTES = 16 << 20
 """Most bytes of a plan, a profile or a manifest."""
 VERSIONS_LIMIT = 8
 """Most versions named at once: those to go back to, and those that a checkpoint is written of."""
+DEVICES_LIMIT = 4096
+"""Most entries of a list of devices or ranges, far above any household's."""
 REASON_LIMIT = 1024
 """Most characters of why something was not done."""
 
@@ -96,6 +98,14 @@ def text(fields: Mapping[str, Any], key: str, limit: int = 256) -> str:
     if not isinstance(value, str) or len(value) > limit:
         raise ProtocolError(f"field {key!r} is not a text of at most {limit} characters")
     return value
+
+
+def ids(fields: Mapping[str, Any], key: str) -> frozenset[str]:
+    """A list of at most DEVICES_LIMIT devices' ids, or ProtocolError."""
+    value = fields.get(key)
+    if not isinstance(value, list) or len(value) > DEVICES_LIMIT:
+        raise ProtocolError(f"field {key!r} is not a list of at most {DEVICES_LIMIT} ids")
+    return frozenset(text({"id": device}, "id", 64) for device in value)
 
 
 def wire_format(fields: Mapping[str, Any]) -> WireFormat:
