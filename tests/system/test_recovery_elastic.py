@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.system.household import Device, Household
-from tools.testbed.network import private_network
+from tools.testbed import EmulatedDevice, Testbed
 
-pytestmark = [pytest.mark.household, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(200)]
 
 SCRIPT = str(Path(__file__).parent / "jobs" / "deep.py")
 CODE = "48151623"
 
 
-@pytest.fixture
-async def household(tmp_path: Path) -> AsyncIterator[Household]:
-    with private_network() as prefix:
-        async with Household(tmp_path, prefix=prefix) as household:
-            yield household
+SHARES = {"desk": 0.3, "a": 0.1, "b": 0.3}
+"""Of a core: so much that the third device pays, whatever else the machine does."""
 
 
+@pytest.mark.usefixtures("emulation")
 async def test_who_comes_later_is_taken_in_and_who_gets_sigterm_hands_its_work_over(
-    household: Household,
+    tmp_path: Path,
 ) -> None:
+    with Testbed.of_shares(tuple(SHARES.values())) as testbed:
+        devices = dict(zip(SHARES, testbed.devices, strict=True))
+        prefixes = {name: device.prefix() for name, device in devices.items()}
+        async with Household(tmp_path, prefixes) as household:
+            losses = await _coming_and_leaving(household, devices)
+    async with Household(tmp_path / "alone") as household:
+        steps = ("--steps", str(len(losses)))
+        reference = await household.start("alone", "train", SCRIPT, "--local", *steps)
+        await reference.succeed(100)
+        assert [step["loss"] for step in reference.events("step")] == losses
+
+
+async def _coming_and_leaving(
+    household: Household, devices: Mapping[str, EmulatedDevice]
+) -> list[float]:
+    """The losses until the holder is interrupted."""
     arguments = ("--wait-for", "2", "--code", CODE, "--planner", "pp")
-    first = await household.start("a", "join", "--code", CODE)
+    first = await _join(household, devices["a"], "a")
+    devices["desk"].lift()
     holder = await household.start("desk", "train", SCRIPT, *arguments)
+    await holder.expect("member", within_seconds=60)
+    devices["desk"].limit()
     await holder.expect("step", within_seconds=60)
-    await household.start("b", "join", "--code", CODE)
+    await _join(household, devices["b"], "b")
     joined = await holder.expect("plan", within_seconds=60, reason="join")
     assert _used(joined) == {"desk", "a", "b"}
     await _goes_on(holder, joined)
@@ -42,12 +59,19 @@ async def test_who_comes_later_is_taken_in_and_who_gets_sigterm_hands_its_work_o
     holder.interrupt()
     assert await holder.exit_code() == 130
     assert not holder.events("failure") + holder.events("recovered")
-    losses = [step["loss"] for step in holder.events("step")]
-    assert [step["step"] for step in holder.events("step")] == list(range(1, len(losses) + 1))
-    steps = ("--steps", str(len(losses)))
-    reference = await household.start("alone", "train", SCRIPT, "--local", *steps)
-    await reference.succeed(100)
-    assert [step["loss"] for step in reference.events("step")] == losses
+    assert [step["step"] for step in holder.events("step")] == list(
+        range(1, len(holder.events("step")) + 1)
+    )
+    return [step["loss"] for step in holder.events("step")]
+
+
+async def _join(household: Household, device: EmulatedDevice, name: str) -> Device:
+    """A member, started at full speed: loading is not what this is about."""
+    device.lift()
+    member = await household.start(name, "join", "--code", CODE)
+    await member.expect("ready", within_seconds=60)
+    device.limit()
+    return member
 
 
 async def _goes_on(holder: Device, plan: dict[str, object]) -> None:
