@@ -25,7 +25,10 @@ settings.load_profile("ci" if IN_CI else "here")
 
 _NEEDED_TOOLS = ("ip", "tc", "nsenter", "unshare")
 _TESTS = Path(__file__).parent
-_GROUPS = ("unit/training", "unit/model", "unit/plan", "unit/mesh", "unit", "simulation", "system")
+_GROUPS = (
+    *("integration", "unit/model", "unit/training", "unit/plan", "unit/mesh", "unit"),
+    *("simulation", "system"),
+)
 """Tests that share what is costly to make, or that must not run side by side; longest first, and
 those with real devices last, when nothing else is left to disturb them (`pytest -n 2`)."""
 

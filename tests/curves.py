@@ -15,8 +15,8 @@ import torch
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from tests import reference, zoo
+from tests.integration.training.household import devices
 from tests.reference import Outcome
-from tests.unit.training.household import devices
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from p2ptrain.training import household_plan
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.profiling import ProfileCache
-from tests.unit.training.group_plans import Stage, divided, plan
-from tests.unit.training.household import Devices, devices
+from tests.integration.training.group_plans import Stage, divided, plan
+from tests.integration.training.household import Devices, devices
 
 STEPS = 8
 STEP = 3

@@ -40,9 +40,9 @@ from p2ptrain.training import household_plan
 from p2ptrain.training.options import TrainOptions
 from tests import reference, zoo
 from tests.curves import Case, difference, job_of, outcome_of, plain_torch
+from tests.integration.training.group_plans import Stage, device_count, plan
+from tests.integration.training.household import devices
 from tests.reference import Outcome
-from tests.unit.training.group_plans import Stage, device_count, plan
-from tests.unit.training.household import devices
 
 MICRO_BATCH, MICRO_BATCHES = 4, 4
 FLOAT64_BAR = 1e-8

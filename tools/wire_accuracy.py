@@ -28,7 +28,7 @@ from p2ptrain.mesh.interface import Mesh  # noqa: E402
 from p2ptrain.model.wire_format import WireFormat  # noqa: E402
 from p2ptrain.observe.events import Eval, Step  # noqa: E402
 from p2ptrain.training.options import TrainOptions  # noqa: E402
-from tests.unit.training.household import Devices, devices  # noqa: E402
+from tests.integration.training.household import Devices, devices  # noqa: E402
 
 PLANNERS = {"pipeline": "pp", "group": "dp"}
 

@@ -13,8 +13,8 @@ from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.options import TrainOptions
 from tests import zoo
 from tests.curves import Case, job_of
-from tests.unit.training.group_plans import Stage, dealt, device_count, divided, force
-from tests.unit.training.household import devices
+from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
+from tests.integration.training.household import devices
 
 
 class Counting:

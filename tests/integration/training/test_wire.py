@@ -21,10 +21,10 @@ from p2ptrain.training.protocol import EpochKey
 from p2ptrain.training.recovery.version import Version
 from tests import zoo
 from tests.curves import Case, difference, job_of, outcome_of, plain_torch
+from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.test_groups import _check_replicas
 from tests.reference import Outcome
-from tests.unit.training.group_plans import Stage, dealt, device_count, divided, force
-from tests.unit.training.household import Devices, devices
-from tests.unit.training.test_groups import _check_replicas
 
 BF16, INT8 = WireFormat.BF16, WireFormat.INT8
 ROUNDED = pytest.mark.parametrize("wire", [BF16, INT8])

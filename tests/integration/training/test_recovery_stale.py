@@ -18,8 +18,8 @@ from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.making_ready import MakingReady
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import INVENTORY, PREPARE, EpochKey
-from tests.unit.training.household import Devices, devices
-from tests.unit.training.test_job_life import make_job
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.test_job_life import make_job
 
 COMMANDS = 50
 

@@ -11,8 +11,8 @@ from p2ptrain.failpoints import Reached
 from p2ptrain.mesh.memory import memory_id
 from p2ptrain.observe.events import Failure, PlanEvent, Warned
 from p2ptrain.training.recovery import round_watch
-from tests.unit.training.household import devices, undisturbed
-from tests.unit.training.test_recovery_death import _job, _options
+from tests.integration.training.household import devices, undisturbed
+from tests.integration.training.test_recovery_death import _job, _options
 
 
 @pytest.mark.parametrize("times", [1, 2])

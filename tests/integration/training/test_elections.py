@@ -14,9 +14,9 @@ from p2ptrain.observe.events import Event, PlanEvent, Step
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import CHANGE, MEASURE_PROFILE, PREPARE, SURVEY_LINKS
-from tests.unit.training.group_plans import divided, force
-from tests.unit.training.household import Devices, devices
-from tests.unit.training.test_job_life import make_job, on_step
+from tests.integration.training.group_plans import divided, force
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.test_job_life import make_job, on_step
 
 
 def at_first(household: Devices, name: str, kind: str, act: Callable[[], None]) -> None:

@@ -17,8 +17,8 @@ from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.recovery.version import Version
-from tests.unit.training.household import Devices, devices, undisturbed
-from tests.unit.training.test_job_life import make_job
+from tests.integration.training.household import Devices, devices, undisturbed
+from tests.integration.training.test_job_life import make_job
 
 STEPS = 40
 

@@ -16,9 +16,9 @@ from p2ptrain.training.job import SGD, AdamW, Job
 from p2ptrain.training.options import TrainOptions
 from tests import reference, zoo
 from tests.curves import Case, difference, job_of, outcome_of, plain_torch
+from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
+from tests.integration.training.household import Devices, devices
 from tests.reference import Outcome
-from tests.unit.training.group_plans import Stage, dealt, device_count, divided, force
-from tests.unit.training.household import Devices, devices
 
 TOLERANCE = 1e-8
 PLANS: Sequence[Sequence[Stage]] = [

@@ -17,8 +17,8 @@ from p2ptrain.training import checkpoint_copies
 from p2ptrain.training.checkpoint import MODEL
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
-from tests.unit.training.household import Devices, devices, undisturbed
-from tests.unit.training.test_job_life import make_job
+from tests.integration.training.household import Devices, devices, undisturbed
+from tests.integration.training.test_job_life import make_job
 
 STEPS = 10
 EVERY = 2

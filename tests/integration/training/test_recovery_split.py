@@ -14,8 +14,8 @@ from p2ptrain.observe.events import Event, Failure, PlanEvent, Step, Waiting
 from p2ptrain.training import job_memory
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.recovery import settling
-from tests.unit.training.household import Devices, devices, undisturbed
-from tests.unit.training.test_recovery_death import STEPS, _job
+from tests.integration.training.household import Devices, devices, undisturbed
+from tests.integration.training.test_recovery_death import STEPS, _job
 
 AT = 5
 """The step whose report the network does not outlive."""

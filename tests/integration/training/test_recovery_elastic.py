@@ -22,8 +22,8 @@ from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.recovery import drift, elastic
 from p2ptrain.training.stage_ends import RoundReport
-from tests.unit.training.household import Devices, devices, undisturbed
-from tests.unit.training.test_job_life import make_job
+from tests.integration.training.household import Devices, devices, undisturbed
+from tests.integration.training.test_job_life import make_job
 
 STEPS = 12
 LONG = 60

@@ -18,8 +18,8 @@ from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import COMMIT, DONE, STATE_MANIFEST, Commit
 from p2ptrain.training.recovery.version import Version
-from tests.unit.training.household import Devices, devices
-from tests.unit.training.test_job_life import make_job, on_step
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.test_job_life import make_job, on_step
 
 Send: TypeAlias = Callable[[MemoryMesh, str, Message], Awaitable[None]]
 

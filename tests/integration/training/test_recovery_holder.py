@@ -22,9 +22,9 @@ from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import Job
 from p2ptrain.training.journal import JOB_FILE
 from p2ptrain.training.options import TrainOptions
-from tests.unit.training.household import Devices, devices, undisturbed
-from tests.unit.training.test_job_life import make_job
-from tests.unit.training.test_recovery_death import STEPS, _job, _options
+from tests.integration.training.household import Devices, devices, undisturbed
+from tests.integration.training.test_job_life import make_job
+from tests.integration.training.test_recovery_death import STEPS, _job, _options
 
 
 class Process:

@@ -10,8 +10,8 @@ import torch
 from p2ptrain.observe.events import Event, PlanEvent, Step
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
-from tests.unit.training.household import devices, undisturbed
-from tests.unit.training.test_job_life import make_job
+from tests.integration.training.household import devices, undisturbed
+from tests.integration.training.test_job_life import make_job
 
 STEPS = 8
 

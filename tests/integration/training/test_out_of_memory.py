@@ -13,10 +13,10 @@ from p2ptrain.model.stage import Stage
 from p2ptrain.observe.events import Failure, PlanEvent, Step, Warned
 from p2ptrain.training import device_measures, epoch_links, household_plan, job_memory
 from p2ptrain.training.options import TrainOptions
-from tests.unit.training.group_plans import Stage as GroupStage
-from tests.unit.training.group_plans import dealt, device_count, divided, force
-from tests.unit.training.household import Devices, devices
-from tests.unit.training.test_job_life import make_job, on_step
+from tests.integration.training.group_plans import Stage as GroupStage
+from tests.integration.training.group_plans import dealt, device_count, divided, force
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.test_job_life import make_job, on_step
 
 
 def failing_forward(fails: Callable[[], bool], *, everywhere: bool = True) -> Callable[..., Any]:

@@ -11,8 +11,8 @@ import torch
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import Recovery, TrainOptions
-from tests.unit.training.household import Devices, devices, undisturbed
-from tests.unit.training.test_job_life import make_job
+from tests.integration.training.household import Devices, devices, undisturbed
+from tests.integration.training.test_job_life import make_job
 
 STEPS = 12
 

@@ -20,7 +20,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from tests import reference
-from tests.unit.training.household import devices
+from tests.integration.training.household import devices
 
 SGD_ARGUMENTS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 

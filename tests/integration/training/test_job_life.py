@@ -28,7 +28,7 @@ from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import CHANGE
 from p2ptrain.training.state_transfer import StateServer
 from tests import zoo
-from tests.unit.training.household import Devices, devices
+from tests.integration.training.household import Devices, devices
 
 
 def make_job(name: str = "mlp", **changes: object) -> Job:

@@ -34,8 +34,8 @@ from p2ptrain.training.recovery.cadence import CopyCost, ReplicaCadence
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.versions import VersionStore
-from tests.unit.training.household import Devices, devices, undisturbed
-from tests.unit.training.test_job_life import make_job
+from tests.integration.training.household import Devices, devices, undisturbed
+from tests.integration.training.test_job_life import make_job
 
 STEPS = 12
 R, LATER = Version(4, 1), Version(8, 1)

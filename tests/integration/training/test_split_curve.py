@@ -14,9 +14,9 @@ from p2ptrain.training.job import AdamW
 from p2ptrain.training.options import TrainOptions
 from tests import zoo
 from tests.curves import Case, difference, job_of, outcome_of, plain_torch
+from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
+from tests.integration.training.household import devices
 from tests.reference import Outcome
-from tests.unit.training.group_plans import Stage, dealt, device_count, divided, force
-from tests.unit.training.household import devices
 
 Parts: TypeAlias = dict[model_stage.Stage, list[int]]
 
