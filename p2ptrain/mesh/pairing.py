@@ -65,6 +65,10 @@ class WrongCode(PairingError):
         self.tries_left = tries_left
 
 
+class BrokenOff(PairingError):
+    """The other side went away after our guess: a stranger's try, or only a connection cut."""
+
+
 class WindowClosed(PairingError):
     """The other side takes no codes now."""
 

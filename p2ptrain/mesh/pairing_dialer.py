@@ -1,7 +1,7 @@
 """Dials every device that may want to pair, while a person's code is waiting for one.
 
-A device that could not be reached, was busy or took no codes is tried again; one that refused the
-code or broke off is not (pairing_service.py remembers that).
+A device that could not be reached, was busy or took no codes is tried again, one that broke off a
+few times; one that refused the code is not (pairing_service.py remembers that).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.backoff import Backoff
 from p2ptrain.mesh.discovered import Candidate
-from p2ptrain.mesh.pairing import Busy, WindowClosed, WrongCode
+from p2ptrain.mesh.pairing import BrokenOff, Busy, WindowClosed, WrongCode
 from p2ptrain.mesh.pairing_service import PairingService
 
 log = get_logger(__name__)
@@ -103,7 +103,7 @@ class PairingDialer:
             self._later(key, str(error))
             if self._service.is_open:  # else the answer is our own
                 self._warn(f"the device at {addresses[0][0]} cannot be paired with: {error}")
-        except (Busy, LinkClosed, socket.gaierror) as error:
+        except (BrokenOff, Busy, LinkClosed, socket.gaierror) as error:
             self._later(key, str(error))
         except WrongCode:
             self._forget(addresses)  # its person has been told

@@ -2,8 +2,10 @@
 
 A device whose person typed a code dials whoever it finds; a device that made up its code only
 listens. Each other device is tried once per opening of the window, unless the network failed or
-that device took no codes at the time. Where two devices dial each other, the attempt of the
-smaller id goes on, so one wrong code is one wrong try on either side.
+that device took no codes at the time. An attempt that breaks off once our guess is there may have
+been a stranger's try: it counts as one, and is made again at most RETRIES times. Where two devices
+dial each other, the attempt of the smaller id goes on, so one wrong code is one wrong try on either
+side.
 
 A removed device knows the code that is current then, so a removal closes the window and the next
 code is a new one; the removed device itself is let in again only after somebody asked for it with
@@ -12,6 +14,7 @@ code is a new one; the removed device itself is let in again only after somebody
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +23,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.identity import Identity, device_id
 from p2ptrain.mesh.pairing import (
+    BrokenOff,
     Busy,
     Client,
     PairedDevice,
@@ -36,6 +40,9 @@ from p2ptrain.observe.events import Event, Pairing, PairingFailed
 log = get_logger(__name__)
 
 ATTEMPT_SECONDS = 20.0
+RETRIES = 2
+"""After attempts that broke off late: where many devices start at one address, connections are cut
+to make room for others."""
 HELLOS_LIMIT = 1000
 """Hellos answered per opening of the window: each costs some ten milliseconds of computing, and
 anybody may send them."""
@@ -76,6 +83,7 @@ class PairingService:
         self._identity = identity
         self._hooks = hooks
         self._tried: set[str] = set()  # devices with which a code was tried in this window
+        self._broken_off: Counter[str] = Counter()  # how often, by device, in this window
         self._dialling: set[str] = set()  # devices that we are pairing with as client
         self._serving: dict[str, Server] = {}  # the same as server
         self._hellos = 0
@@ -91,6 +99,7 @@ class PairingService:
         self.window = Window.opened(code, self._hooks.now())
         self._invited = invited
         self._tried.clear()
+        self._broken_off.clear()
         self._hellos = 0
         self._hooks.emit(Pairing(code))
 
@@ -125,7 +134,7 @@ class PairingService:
         """Pair with the device at `addresses`; None where it is paired or was tried already.
 
         Raises:
-            WindowClosed, Busy, LinkClosed: try again later.
+            WindowClosed, Busy, LinkClosed, BrokenOff: try again later.
             PairingError, VersionMismatch, ProtocolError: this device will not pair.
         """
         channel, certificate = await dial_unpaired(addresses)
@@ -136,6 +145,9 @@ class PairingService:
                 return None
             self._dialling.add(device)
             return await self._dial(channel, certificate)
+        except BrokenOff as error:
+            self._count_broken_off(device, error)
+            raise
         except WrongCode as error:
             self._count_wrong(device, str(error), error.tries_left)
             raise
@@ -193,7 +205,7 @@ class PairingService:
             raise
         except PeerError as error:
             # It has our guess and did not answer: it may have been a stranger's try.
-            raise WrongCode(f"the other device broke the pairing off: {error}") from error
+            raise BrokenOff(f"the other device broke the pairing off: {error}") from error
         await channel.send(done)
         device = client.finished(await channel.receive())
         self._hooks.store(device)
@@ -211,11 +223,26 @@ class PairingService:
             )
         return self.window
 
+    def _count_broken_off(self, device: str, error: BrokenOff) -> None:
+        """One try less, without a word as long as it is made again. Raises WrongCode: it is not."""
+        self._broken_off[device] += 1
+        last = self.window is None or self.window.tries_left <= 1
+        if not last and self._broken_off[device] <= RETRIES:
+            self._take_try()
+            return
+        times = self._broken_off[device]
+        why = str(error) if times == 1 else f"{error} ({times} times)"
+        self._count_wrong(device, why, None)
+        raise WrongCode(why) from error
+
+    def _take_try(self) -> None:
+        if self.window is not None:
+            self.window = self.window.after_wrong_try()
+
     def _count_wrong(self, device: str, message: str, theirs_left: int | None) -> None:
         """One wrong try: the window loses one, its end stays."""
         self._tried.add(device)
-        if self.window is not None:
-            self.window = self.window.after_wrong_try()
+        self._take_try()
         left = self._tries_left()
         if theirs_left is not None:
             left = min(left, theirs_left)
