@@ -118,11 +118,17 @@ class Refusal:
 
     Attributes:
         is_plan: no plan fits: the person has to change something.
+        again: what is in the way may pass.
+        spoiled: preparations that failed; 0 = nobody could be asked at all.
+        lowered: memory in bytes that devices proved to have less of meanwhile, by id.
     """
 
     reason: str
     lost: Lost | None = None
     is_plan: bool = False
+    again: bool = False
+    spoiled: int = 0
+    lowered: Mapping[str, int] = field(default_factory=dict)
 
 
 def reply_to_bytes(reply: ChangeAnswer | Refusal) -> bytes:
@@ -133,6 +139,9 @@ def reply_to_bytes(reply: ChangeAnswer | Refusal) -> bytes:
             {
                 "refused": reply.reason[:2048],
                 "is_plan": reply.is_plan,
+                "again": reply.again,
+                "spoiled": reply.spoiled,
+                "lowered": dict(reply.lowered),
                 "lost": None
                 if lost is None
                 else {
@@ -175,7 +184,10 @@ def reply_from_bytes(data: bytes | memoryview) -> ChangeAnswer | Refusal:
         return Refusal(
             text(fields, "refused", 2048),
             None if lost is None else _read_lost(lost),
-            bool(fields.get("is_plan")),
+            is_plan=bool(fields.get("is_plan")),
+            again=bool(fields.get("again")),
+            spoiled=integer(fields, "spoiled"),
+            lowered=_bytes_by_device(fields, "lowered"),
         )
     assignment, plan = fields.get("assignment"), fields.get("plan")
     taken = fields.get("taken_bytes")
@@ -286,9 +298,9 @@ def _ask_fields(ask: ChangeAsk) -> dict[str, Any]:
 
 
 def _read_ask(fields: Mapping[str, Any]) -> ChangeAsk:
-    reason, lowered, places = fields.get("reason"), fields.get("lowered"), fields.get("places")
-    if reason not in set(Reason) or not isinstance(lowered, dict) or not isinstance(places, dict):
-        raise ProtocolError("a request for an epoch has a reason, lowered memory and places")
+    reason, places = fields.get("reason"), fields.get("places")
+    if reason not in set(Reason) or not isinstance(places, dict):
+        raise ProtocolError("a request for an epoch has a reason and places")
     past = Past(
         lineage=Lineage.from_fields(fields.get("lineage")),
         reported=integer(fields, "reported"),
@@ -311,7 +323,7 @@ def _read_ask(fields: Mapping[str, Any]) -> ChangeAsk:
         alive=ids(fields, "alive"),
         past=past,
         without=ids(fields, "without"),
-        lowered={device: integer(lowered, device) for device in lowered},
+        lowered=_bytes_by_device(fields, "lowered"),
         stable=None if fields.get("stable") is None else read_version(fields["stable"]),
     )
 
@@ -337,6 +349,13 @@ def _read_range(entry: object) -> tuple[int, int]:
         case [int(first), int(end)] if 0 <= first < end:
             return first, end
     raise ProtocolError("a range of units is [first, end)")
+
+
+def _bytes_by_device(fields: Mapping[str, Any], key: str) -> dict[str, int]:
+    value = fields.get(key)
+    if not isinstance(value, dict) or len(value) > DEVICES_LIMIT:
+        raise ProtocolError(f"field {key!r} is not a map of bytes by device")
+    return {device: integer(value, device, 0, 2**63) for device in value}
 
 
 def _list(fields: Mapping[str, Any], key: str) -> list[Any]:

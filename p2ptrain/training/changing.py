@@ -39,10 +39,11 @@ from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.protecting import Protected, protected
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, integer
-from p2ptrain.training.recovery import coordinator_core as rules
+from p2ptrain.training.recovery import coordinator_events as rules
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.choose import Choice
 from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
 from p2ptrain.training.recovery.corrections import Expected
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
@@ -95,13 +96,14 @@ class Change:
         members = mesh.members.values()
         self._alive = frozenset(m.id for m in members if m.state is MemberState.ALIVE)
         gathers = request.recovery is Recovery.HEAVY and request.in_force is not None
-        self._core = rules.CoordinatorCore(request.ask, term, self._alive, gathers=gathers)
+        self._core = CoordinatorCore(request.ask, term, self._alive, gathers=gathers)
         self._events: asyncio.Queue[rules.CoordinatorEvent] = asyncio.Queue(EVENTS_LIMIT)
         self._stock: dict[str, Inventory] = {}
         self._silent: dict[str, str] = {}  # who gave no inventory, and why
         self._unable: dict[str, str] = {}  # who could not be made ready, and why
         self._short: dict[str, int] = {}  # memory in bytes that devices proved not to have
         self._made: dict[int, _Made] = {}  # by epoch
+        self._no_plan: str | None = None  # why no plan fits, where that is so
         self._moved_bytes = 0
         self._reply: ChangeAnswer | Refusal | None = None
 
@@ -151,11 +153,21 @@ class Change:
                     spawn(self._prepare(device, placed, wanted[device]))
                 case rules.AnswerHolder(_, placed, choice):
                     self._reply = self._answered(placed, choice)
-                case rules.RefuseHolder(_, reason, lost):
-                    holder = self._request.ask.holder
-                    why = self._unable.get(holder) or self._silent.get(holder)
-                    known = reason if why is None else f"{reason}: {why}"
-                    self._reply = self._reply or Refusal(known, lost)
+                case rules.RefuseHolder():
+                    self._reply = self._refused(instruction)
+
+    def _refused(self, refusal: rules.RefuseHolder) -> Refusal:
+        holder, reason = self._request.ask.holder, refusal.reason
+        why = self._unable.get(holder) or self._silent.get(holder)
+        is_plan = reason == self._no_plan
+        return Refusal(
+            reason if why is None or is_plan else f"{reason}: {why}",
+            refusal.lost,
+            is_plan=is_plan,
+            again=refusal.again,
+            spoiled=refusal.spoiled,
+            lowered=refusal.lowered,
+        )
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
         gone = (MemberState.DEAD, MemberState.LEFT)
@@ -232,7 +244,7 @@ class Change:
 
     def _refuse_plan(self, epoch: int, reason: str) -> None:
         if epoch == self._core.epoch:
-            self._reply = Refusal(reason, is_plan=True)
+            self._no_plan = reason
         self._events.put_nowait(rules.NotPlanned(epoch, reason))
 
     async def _make_plan(self, make: rules.MakePlan) -> _Made:

@@ -17,11 +17,13 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -66,8 +68,12 @@ class Checkpoint:
     optimizer: Mapping[str, Tensor]
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` as the newest of `folder`.
+Sums: TypeAlias = Mapping[str, int]
+"""CRC-32 of the bytes of tensors, by `model:<name>` and `optimizer:<parameter>.<slot>`."""
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Sums:
+    """Write `checkpoint` as the newest of `folder`; returns what `load_named` holds it against.
 
     Raises:
         TrainingError: the disk is full or the folder cannot be written; what was there stays.
@@ -105,6 +111,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
             "is untouched. Free some space or give another folder, then go on with --resume"
         ) from error
     _remove_old(folder, keep=name)
+    kinds = (("model", checkpoint.model), ("optimizer", checkpoint.optimizer))
+    return {f"{kind}:{key}": _sum(t) for kind, tensors in kinds for key, t in tensors.items()}
 
 
 def load(folder: Path) -> Checkpoint:
@@ -129,16 +137,19 @@ def load(folder: Path) -> Checkpoint:
     )
 
 
-def load_named(folder: Path, step: int, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+def load_named(
+    folder: Path, step: int, wanted: Callable[[str], bool], sums: Sums
+) -> dict[str, Tensor]:
     """Some tensors of the checkpoint of update `step`, one of the last KEPT.
 
     Args:
         wanted: whether the tensors of that parameter or buffer are, the optimizer's included.
+        sums: what `save` said of it.
 
     Returns them by `model:<name>` and `optimizer:<parameter>.<slot>`, in memory of their own.
 
     Raises:
-        OptionError: it cannot be read.
+        OptionError: it cannot be read, or is not what was written.
     """
     place = folder / f"step-{step:08d}"
     found: dict[str, Tensor] = {}
@@ -152,6 +163,9 @@ def load_named(folder: Path, step: int, wanted: Callable[[str], bool]) -> dict[s
                     found[f"optimizer:{name}"] = file.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise OptionError(f"cannot read the checkpoint in {place}: {_reason(error)}") from error
+    wrong = [name for name, tensor in found.items() if sums.get(name) != _sum(tensor)]
+    if wrong:
+        raise OptionError(f"the checkpoint in {place} is damaged: {wrong[0]} is not what it was")
     return found
 
 
@@ -218,6 +232,11 @@ def _remove_old(folder: Path, keep: str) -> None:
     for name in names[:-KEPT]:
         if name != keep:
             shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _sum(tensor: Tensor) -> int:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
 
 
 def _sha256(path: Path) -> str:

@@ -5,6 +5,7 @@ They are read from the disk, stage by stage, only if devices die that had what n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from p2ptrain.errors import OptionError
 from p2ptrain.logs import get_logger
 from p2ptrain.model.wire import like
-from p2ptrain.training.checkpoint import KEPT, load_named
+from p2ptrain.training.checkpoint import KEPT, Sums, load_named
 from p2ptrain.training.fetching import SourceFailed, version_source
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.recovery.version import Version
@@ -26,16 +27,26 @@ log = get_logger(__name__)
 class CheckpointCopies:
     """See the module. Offered by `states` from the first `take` on.
 
+    Args:
+        device: own id.
+        warn: tells people of one that cannot be read.
+
     Attributes:
         versions: of which all is on the disk, the newest last. As many as are kept there: one that
             others are reading is not taken away by the next. What cannot be read is taken out.
     """
 
     def __init__(
-        self, states: StateServer, device: str, job: str, prepared: Prepared, folder: Path
+        self,
+        states: StateServer,
+        device: str,
+        job: str,
+        prepared: Prepared,
+        folder: Path,
+        warn: Callable[[str], None],
     ) -> None:
-        """`device`: own id."""
         self.versions: list[Version] = []
+        self._warn = warn
         self._device = device
         self._states = states
         self._job = job
@@ -43,10 +54,11 @@ class CheckpointCopies:
         self._first = prepared.state
         self._folder = folder
 
-    def take(self, version: Version) -> None:
-        """A newer one is whole."""
+    def take(self, version: Version, sums: Sums) -> None:
+        """A newer one is whole; what is read of it is held against `sums`."""
         self.versions.append(version)
-        self._states.hold(self._job, version_source(version), partial(self._units, version))
+        read = partial(self._units, version, sums)
+        self._states.hold(self._job, version_source(version), read)
         for old in self.versions[:-KEPT]:
             self._let_go(old)
 
@@ -55,12 +67,14 @@ class CheckpointCopies:
             self.versions.remove(version)
             self._states.let_go(self._job, version_source(version))
 
-    def _units(self, version: Version, first: int, end: int) -> dict[str, Tensor]:
+    def _units(self, version: Version, sums: Sums, first: int, end: int) -> dict[str, Tensor]:
         names = frozenset(self._description.state_names(first, end))
         try:
-            found = load_named(self._folder, version.step, names.__contains__)
+            found = load_named(self._folder, version.step, names.__contains__, sums)
         except OptionError as error:
             log.error("checkpoint_not_read", why=str(error))
+            if version in self.versions:
+                self._warn(f"{error}: going back to an older state, if there is one")
             self._let_go(version)
             raise SourceFailed(self._device, str(error)) from error
         return {name: self._laid_out(name, tensor) for name, tensor in found.items()}

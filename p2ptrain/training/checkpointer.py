@@ -19,7 +19,7 @@ from torch import Tensor
 from p2ptrain.errors import PeerError, TrainingError
 from p2ptrain.logs import get_logger
 from p2ptrain.training.budget import is_out_of_memory
-from p2ptrain.training.checkpoint import Checkpoint, Progress, save
+from p2ptrain.training.checkpoint import Checkpoint, Progress, Sums, save
 from p2ptrain.training.recovery.version import Version
 
 log = get_logger(__name__)
@@ -72,7 +72,7 @@ class Checkpointer:
     Attributes:
         folder: where they are written.
         failure: see above.
-        on_written: told of every version that is on the disk whole.
+        on_written: told of every version that is on the disk whole, and what it must be like.
         reading: the version of which copies are still needed.
     """
 
@@ -94,7 +94,7 @@ class Checkpointer:
         self._task: asyncio.Task[None] | None = None
         self._written = -1  # newest step
         self._due: int | None = None  # what was wanted and is not taken yet
-        self.on_written: Callable[[Version], None] = _nobody
+        self.on_written: Callable[[Version, Sums], None] = _nobody
         self.failure: TrainingError | None = None
         self.reading: Version | None = None
 
@@ -141,9 +141,9 @@ class Checkpointer:
             state = await self._gather(version)
             self.reading = None
             checkpoint = Checkpoint(self._progress(version.step), *split_state(state))
-            await _to_the_end(asyncio.to_thread(save, self.folder, checkpoint))
+            sums = await _to_the_end(asyncio.to_thread(save, self.folder, checkpoint))
             self._written, self.failure = version.step, None
-            self.on_written(version)
+            self.on_written(version, sums)
         except (PeerError, TimeoutError) as error:
             log.warning("checkpoint_left_out", step=version.step, why=str(error) or "too slow")
         except TrainingError as error:
@@ -164,15 +164,15 @@ class Checkpointer:
         self._warn(failure)
 
 
-def _nobody(version: Version) -> None:
+def _nobody(version: Version, sums: Sums) -> None:
     """Wants to know."""
 
 
-async def _to_the_end(writing: Coroutine[Any, Any, None]) -> None:
+async def _to_the_end(writing: Coroutine[Any, Any, Sums]) -> Sums:
     """A thread cannot be stopped: who is cancelled waits for it, so that no two write at once."""
     task = asyncio.create_task(writing)
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise

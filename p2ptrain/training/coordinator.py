@@ -23,7 +23,13 @@ from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.considering import Consideration
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_search import PlanSearch
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CHANGE, CONSIDER, SURVEY_LINKS
+from p2ptrain.training.protocol import (
+    BLOB_LIMIT_BYTES,
+    CHANGE,
+    CONSIDER,
+    CONSIDER_END,
+    SURVEY_LINKS,
+)
 from p2ptrain.training.routes import Route
 from p2ptrain.training.surveying import Surveyor
 from p2ptrain.training.waiting import unless, within
@@ -40,7 +46,8 @@ class CoordinatorService:
         self._mesh = mesh
         self._surveyor = Surveyor(mesh)
         self._search = PlanSearch(mesh)
-        self._looking: asyncio.Task[Considered] | None = None
+        self._looking: dict[str, asyncio.Task[Considered]] = {}  # by holder
+        mesh.route_now(CONSIDER_END, self._end_look)  # before the next look of the same holder
 
     @property
     def routes(self) -> Mapping[str, Route]:
@@ -62,8 +69,7 @@ class CoordinatorService:
         """Plan and make ready, as long as the term lasts: devices would refuse its orders after."""
         request = ChangeRequest.from_bytes(message.parts[0])
         term = self._check_in_office()
-        if self._looking is not None:
-            self._looking.cancel()
+        self._cancel_look(peer)
         work = self._change_in_term(peer, request, term)
         reply = await unless(self._mesh, lambda: not self._in_office(term), work)
         if reply is None:
@@ -79,20 +85,32 @@ class CoordinatorService:
             return await change.answer()
 
     async def _consider(self, peer: str, message: Message) -> Message:
-        """Look for a better plan while the job trains; an epoch asked for meanwhile ends that."""
+        """Look for a better plan while the job trains, one look a holder at a time.
+
+        An epoch that it asks for meanwhile ends that, and so does its own word: its next look is
+        not kept waiting by one that it has given up.
+        """
         request = ConsiderRequest.from_bytes(message.parts[0])
         self._check_in_office()
         look = Consideration(self._mesh, request, self._surveyor, self._search)
         looking = asyncio.create_task(look.answer(), name="consider another plan")
-        self._looking = looking
+        self._looking[peer] = looking
         try:
             await asyncio.wait([looking])
         finally:
             looking.cancel()
-            self._looking = None
+            del self._looking[peer]
         if looking.cancelled():
-            raise PeerError("another plan is made already")
+            raise PeerError("that look has been given up")
         return Message(CONSIDER, {}, (memoryview(looking.result().to_bytes()),))
+
+    def _end_look(self, peer: str, message: Message) -> None:
+        self._cancel_look(peer)
+
+    def _cancel_look(self, holder: str) -> None:
+        looking = self._looking.get(holder)
+        if looking is not None:
+            looking.cancel()
 
     # -- who and when ----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from p2ptrain.errors import Error, PeerError
+from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import Mesh
@@ -22,9 +22,10 @@ from p2ptrain.net.message import Message
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training.change_request import ChangeAnswer, InForce
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
+from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CONSIDER, LEAVING, text
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CONSIDER, CONSIDER_END, LEAVING, text
 from p2ptrain.training.recovery import elastic as rules
 from p2ptrain.training.recovery import holder_events as holder
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
@@ -87,18 +88,20 @@ class Elasticity:
         self._watch: DriftWatch | None = None
         self._round_at = monotonic()
         self._proposed: tuple[Reason, Mapping[str, Any]] | None = None
+        self._tasks = OwnedTasks(_on_failed)
         self._looking: asyncio.Task[None] | None = None
         self._due: asyncio.TimerHandle | None = None
-        self._leavers: dict[str, asyncio.Future[None]] = {}
+        # who waits for our word: None = it may go, else why not
+        self._leavers: dict[str, asyncio.Future[str | None]] = {}
 
     def start(self) -> None:
         """From now on devices may say that they leave."""
         self._mesh.route(LEAVING, self._on_leaving)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """The job is over: whoever waits may go."""
         self._mesh.unroute(LEAVING)
-        self._cancel_look()
+        await self._tasks.cancel()
         if self._due is not None:
             self._due.cancel()
         for device in list(self._leavers):
@@ -119,7 +122,8 @@ class Elasticity:
         """An epoch is asked for; returns the plan that was found for it already."""
         self._cancel_look()
         self._watch = None
-        self._post(rules.Asked(ask.alive))
+        measures = ask.reason in (Reason.START, Reason.FAILURE)
+        self._post(rules.Asked(ask.alive if measures else frozenset()))
         if self._proposed is None or self._proposed[0] is not ask.reason:
             return None
         return self._proposed[1]
@@ -165,14 +169,24 @@ class Elasticity:
             self._leavers[peer] = asyncio.get_running_loop().create_future()
             log.info("device_leaves", name=self._name(peer))
             self._post(rules.Leaving(peer))
-        await asyncio.shield(self._leavers[peer])
-        return Message(LEAVING)
+        refused = await asyncio.shield(self._leavers[peer])
+        return Message(LEAVING, {} if refused is None else {"refused": refused[:1000]})
 
     def let_go(self, device: str) -> None:
         """Nothing depends on a device that leaves any more."""
+        self._answer_leaver(device, None)
+
+    def keep(self, device: str, reason: str) -> None:
+        """The others cannot do without a device that wanted to leave, and it hears so."""
+        log.info("leave_refused", name=self._name(device), why=reason)
+        if self._proposed is not None and self._proposed[0] is Reason.LEAVE:
+            self._proposed = None  # what was found could not be made ready
+        self._answer_leaver(device, reason)
+
+    def _answer_leaver(self, device: str, refused: str | None) -> None:
         waiting = self._leavers.pop(device, None)
         if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+            waiting.set_result(refused)
 
     # -- the rules -------------------------------------------------------------------------------
 
@@ -185,7 +199,9 @@ class Elasticity:
                 case rules.LookNow():
                     self._cancel_look()
                     look = self._look(instruction)
-                    self._looking = asyncio.create_task(look, name="look for a better plan")
+                    self._looking = self._tasks.spawn(look, "look for a better plan")
+                case rules.StayOn(device, reason):
+                    self.keep(device, reason)
                 case rules.ChangePlan(reason, leaver):
                     self._want(holder.Wanted(reason, leaver))
         if self._due is not None:
@@ -201,9 +217,21 @@ class Elasticity:
         self._do(self._core.tick(monotonic()))
 
     def _cancel_look(self) -> None:
+        """What is looked for is not wanted any more, and keeps the coordinator from the next."""
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
+            self._tasks.spawn(self._end_look(), "end a look")
+
+    async def _end_look(self) -> None:
+        coordinator = self._household.coordinator()
+        if coordinator is None:
+            return
+        try:
+            message = Message(CONSIDER_END, {"job": self._planning.job})
+            await self._mesh.send(coordinator, message)
+        except PeerError as error:
+            log.info("look_not_ended", why=str(error))
 
     async def _look(self, look: rules.LookNow) -> None:
         limit = LEAVE_LOOK_SECONDS if look.reason is Reason.LEAVE else LOOK_SECONDS
@@ -213,7 +241,8 @@ class Elasticity:
         except (Error, TimeoutError) as error:
             log.info("not_looked", why=str(error) or "it took too long")
             self._looking = None
-            self._post(rules.Unanswered(look.number))
+            why = str(error) if isinstance(error, PlanError) else None
+            self._post(rules.Unanswered(look.number, why))
             return
         log.info("looked", reason=look.reason.value, gain=found.gain, found=found.reason)
         self._looking = None
@@ -263,6 +292,10 @@ class Elasticity:
 
     def _name(self, device: str) -> str:
         return called(self._mesh, device)
+
+
+def _on_failed(work: str, error: BaseException) -> None:
+    log.error("not_done", work=work, exc_info=error)
 
 
 def _seats(answer: ChangeAnswer) -> list[Seat]:

@@ -213,7 +213,8 @@ class HolderRun:
         )
         if checkpointer is not None:
             states, device = self._service.states, self._mesh.self_id
-            written = CheckpointCopies(states, device, self._id, prepared, checkpointer.folder)
+            folder = checkpointer.folder
+            written = CheckpointCopies(states, device, self._id, prepared, folder, self._warn)
             checkpointer.on_written = written.take
             memory.written = written
         epochs = JobEpochs(
@@ -255,6 +256,9 @@ class HolderRun:
             prepared.progress,
             lambda failure: self._emit(Warned(str(failure))),
         )
+
+    def _warn(self, message: str) -> None:
+        self._emit(Warned(message))
 
     async def _gather(self, version: Version) -> Mapping[str, Tensor]:
         assert self._epoch is not None

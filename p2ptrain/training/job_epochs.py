@@ -170,7 +170,7 @@ class JobEpochs:
             await self._over
         finally:
             unsubscribe()
-            self._elastic.close()
+            await self._elastic.close()
             await self._tasks.cancel()
             await self.copies.close()
             if self._epoch is not None:
@@ -250,16 +250,31 @@ class JobEpochs:
     def _do(self, instructions: list[rules.HolderInstruction]) -> None:
         self._changed.set()
         self._todo.extend(instructions)
-        if self._carrying_out or self._over.done():
-            return
+        if not self._carrying_out and not self._over.done():
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Carry out what is to be done, as far as nothing must be on the disk first."""
         self._carrying_out = True
+        writing: Coroutine[Any, Any, None] | None = None
         try:
-            while self._todo:
-                self._carry_out(self._todo.popleft())
+            while self._todo and writing is None:
+                instruction = self._todo.popleft()
+                if isinstance(instruction, rules.Journal):
+                    writing = self._memory.write_down(instruction, self._answer)
+                else:
+                    self._carry_out(instruction)
         except Exception as error:  # ends the job, wherever the event came from
             self._fail(error)
-        finally:
+        if writing is None:
             self._carrying_out = False
+        else:
+            self._tasks.spawn(self._after(writing), "write the journal")
+
+    async def _after(self, writing: Coroutine[Any, Any, None]) -> None:
+        await writing
+        self._carrying_out = False
+        self._do([])
 
     def _carry_out(self, instruction: rules.HolderInstruction) -> None:
         match instruction:
@@ -268,8 +283,6 @@ class JobEpochs:
             case rules.Drain():
                 if self._epoch is not None:
                     self._epoch.is_draining = True
-            case rules.Journal():
-                self._memory.write_down(instruction, self._answer)
             case rules.Ask(coordinator, ask):
                 if self._asking is not None:
                     self._asking.cancel()
@@ -288,6 +301,8 @@ class JobEpochs:
                 self.reports.waiting(devices)
             case rules.LetGo(device):
                 self._elastic.let_go(device)
+            case rules.StayOn(device, reason):
+                self._elastic.keep(device, reason)
             case rules.StopJob(reason, _):
                 self._stop(reason)
             case _:
@@ -320,15 +335,29 @@ class JobEpochs:
             reply = await ask_change(self._mesh, coordinator, request)
         except (PeerError, TimeoutError) as error:
             self._calls += 1
+            why = str(error) or "it took too long"
             if self._calls > MOST_CALLS:
-                raise
-            log.info("asking_again", why=str(error) or "it took too long")
+                name = self.reports.name(coordinator)
+                raise PeerError(
+                    f"{name}, which coordinates, did not answer {self._calls} requests in a row: "
+                    f"{why}"
+                ) from error
+            log.info("asking_again", why=why)
             self._post(rules.CallFailed(ask.number))
             return
         self._calls = 0
         if isinstance(reply, Refusal):
             self._refusal = reply
-            self._post(rules.RefusedIn(ask.number, reply.reason, reply.lost))
+            self._post(
+                rules.RefusedIn(
+                    ask.number,
+                    reply.reason,
+                    reply.lost,
+                    again=reply.again,
+                    spoiled=reply.spoiled,
+                    lowered=reply.lowered,
+                )
+            )
             return
         if reply.assignment.key.job != self._planning.job:
             raise ProtocolError("the coordinator answered for another job")
@@ -395,7 +424,7 @@ class JobEpochs:
         try:
             await self._say_begun(epoch)
             await self._work.bring_home(epoch, self._give_up_first_weights)
-        except PeerError as error:
+        except (PeerError, TimeoutError) as error:
             self._lose_touch(epoch, error)
         else:
             self._post(rules.Home())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 from p2ptrain.training.change_request import ChangeAnswer, InForce
 from p2ptrain.training.checkpoint_copies import CheckpointCopies
@@ -44,17 +46,23 @@ class JobMemory:
         """What the journal says; None = a new job."""
         return self._noted
 
-    def write_down(self, noted: rules.Journal, answer: ChangeAnswer | None) -> None:
-        """Put down what the rules say. `answer`: the newest, which may be what they accept."""
+    def write_down(
+        self, noted: rules.Journal, answer: ChangeAnswer | None
+    ) -> Coroutine[Any, Any, None] | None:
+        """Put down what the rules say; returns what must have ended before anybody hears of it.
+
+        Args:
+            answer: the newest, which may be what they accept.
+        """
         old, self._noted = self._noted, noted
         if old is not None and replace(old, stable=noted.stable) == noted:
             if noted.stable is not None:
                 self.journal.stable(noted.stable)
-            return
+            return None
         epoch = 0 if noted.placed is None else noted.placed.epoch
         if answer is not None and answer.assignment.key.epoch == epoch:
             self.in_force = InForce(answer.assignment, answer.plan)
-        self.journal.begun(noted, self.in_force)
+        return self.journal.begun(noted, self.in_force) if self.journal.writes else None
 
     def copies(self, device: str, round_seconds: float | None) -> tuple[GlobalCopy, ...]:
         """Whole copies on this device that training could go on from.
@@ -64,10 +72,11 @@ class JobMemory:
             round_seconds: as measured; None = there is nothing yet but the plan's word.
         """
         written = [] if self.written is None else self.written.versions
-        # whoever has checkpoints written wants them gone back to, however long it takes
+        # Whoever has checkpoints written wants them gone back to, however long it takes; and to
+        # the beginning rather than to nothing, where none can be read.
         found = [GlobalCopy(version, device, Kind.GLOBAL) for version in written]
         if self.has_first_weights:
-            most = self._most_replayed(round_seconds)
+            most = None if self.written is not None else self._most_replayed(round_seconds)
             found.append(GlobalCopy(self._first, device, Kind.INITIAL, most))
         return tuple(found)
 

@@ -102,8 +102,16 @@ class Journal:
         self._late: JournalEntry | None = None  # to be written with the next sync
         self._writing = threading.Lock()
 
-    def begun(self, noted: Noted, in_force: InForce | None) -> None:
-        """Write down what the rules say, before anybody is told of it."""
+    @property
+    def writes(self) -> bool:
+        """Whether there is a journal at all, or still."""
+        return self._folder is not None
+
+    async def begun(self, noted: Noted, in_force: InForce | None) -> None:
+        """Write down what the rules say, in a thread; nobody may be told of it before.
+
+        A disk takes milliseconds to seconds, and this device's links must not stand still for it.
+        """
         self._entry = replace(
             self._entry,
             next_epoch=noted.next_epoch,
@@ -114,9 +122,7 @@ class Journal:
         )
         self._late = None
         try:
-            if self._descriptor is None:
-                self._open()
-            self._replace(self._entry)
+            await asyncio.to_thread(self._put_down, self._entry)
         except (OSError, UserError) as error:
             self._give_up(error)
 
@@ -156,16 +162,15 @@ class Journal:
         if folder is not None:
             forget(folder)
 
-    def _open(self) -> None:
-        if self._folder is None:
-            return
-        self._folder.write(REPORTED_FILE, _reported_bytes(self._entry.reported))
-        self._descriptor = os.open(self._folder.path / REPORTED_FILE, os.O_WRONLY | _BINARY)
-
-    def _replace(self, entry: JournalEntry) -> None:
+    def _put_down(self, entry: JournalEntry) -> None:
         with self._writing:
-            if self._folder is not None:
-                self._folder.write_json(JOB_FILE, _to_json(entry))
+            folder = self._folder
+            if folder is None:
+                return
+            if self._descriptor is None:
+                folder.write(REPORTED_FILE, _reported_bytes(entry.reported))
+                self._descriptor = os.open(folder.path / REPORTED_FILE, os.O_WRONLY | _BINARY)
+            folder.write_json(JOB_FILE, _to_json(entry))
 
     def _sync(self, late: JournalEntry | None) -> None:
         with self._writing:  # `done` and an epoch that begins meanwhile come after, or have come

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.observe.events import Event
+from p2ptrain.observe.events import Event, Warned
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.coordinator import CoordinatorService
 from p2ptrain.training.leaving import hand_over
@@ -23,7 +23,7 @@ class TrainingMember:
         profiles: what was measured before; its folder may be shared with other runs.
         memory_bytes: what p2ptrain may use here, or None: what is available.
         threads: torch's threads, or None: torch's choice.
-        emit: told when a job that this device has a part in stands still.
+        emit: told when a job that this device has a part in stands still, or cannot let it go.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class TrainingMember:
         if threads is not None:
             torch.set_num_threads(threads)
         self._mesh = mesh
+        self._emit = emit
         self.compute = ComputeThread()
         cache = profiles or ProfileCache(None)
         self.service = TrainingService(mesh, self.compute, cache, memory_bytes, emit)
@@ -50,7 +51,12 @@ class TrainingMember:
 
     async def hand_over(self, seconds: float) -> None:
         """Have the others take over what this device does for them, for so long at most."""
-        await hand_over(self._mesh, self.service, seconds)
+
+        def warn(message: str) -> None:
+            if self._emit is not None:
+                self._emit(Warned(message))
+
+        await hand_over(self._mesh, self.service, seconds, warn)
 
     async def close(self) -> None:
         """Drop any job and end the compute thread."""

@@ -13,15 +13,30 @@ what was fetched meanwhile. Pure: carry out what it returns, feed back what come
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
 
 from p2ptrain.errors import InternalError
 from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, ChangeAsk, Reason
-from p2ptrain.training.recovery.choose import Choice, Forward, Lost, choose
+from p2ptrain.training.recovery.choose import Choice, Forward, Lost, Past, choose
+from p2ptrain.training.recovery.coordinator_events import (
+    AnswerHolder,
+    AskInventory,
+    CoordinatorEvent,
+    CoordinatorInstruction,
+    Gather,
+    InventoryFailed,
+    InventoryIn,
+    MakePlan,
+    MemberGone,
+    NotPlanned,
+    Planned,
+    Prepare,
+    ReadyIn,
+    RefuseHolder,
+)
 from p2ptrain.training.recovery.device_events import PrepareFailed
-from p2ptrain.training.recovery.fetches import Fetch, fetches
+from p2ptrain.training.recovery.fetches import fetches
 from p2ptrain.training.recovery.holdings import Inventory
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.protect import is_covered
@@ -30,149 +45,8 @@ from p2ptrain.training.recovery.version import Version
 
 ATTEMPTS_LIMIT = 8
 """Most attempts in a row in which nobody was lost."""
-
-
-# -- events --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class InventoryIn:
-    """A device's answer."""
-
-    epoch: int
-    inventory: Inventory
-
-
-@dataclass(frozen=True, slots=True)
-class InventoryFailed:
-    """A device does not answer, or refuses."""
-
-    epoch: int
-    device: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The planner's answer.
-
-    Attributes:
-        senders: by (unit, device), from whom it should come.
-    """
-
-    epoch: int
-    stages: tuple[PlacedStage, ...]
-    tied: tuple[tuple[int, int], ...] = ()
-    senders: Mapping[tuple[int, str], str] = dataclasses.field(default_factory=dict, hash=False)
-
-
-@dataclass(frozen=True, slots=True)
-class NotPlanned:
-    """No plan fits; `reason` is for people."""
-
-    epoch: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyIn:
-    """A device is ready, or says what was in the way."""
-
-    epoch: int
-    device: str
-    trouble: PrepareFailed | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MemberGone:
-    """A device is dead."""
-
-    device: str
-
-
-CoordinatorEvent: TypeAlias = (
-    InventoryIn | InventoryFailed | Planned | NotPlanned | ReadyIn | MemberGone
-)
-
-
-# -- instructions --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class AskInventory:
-    """Ask `device`; where `forward` is given, it applies that version first."""
-
-    device: str
-    epoch: int
-    forward: Forward | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Gather:
-    """Have `device` fetch every unit and build nothing; say `ReadyIn`.
-
-    Attributes:
-        placed: the attempt's epoch, with all units in one stage on that device.
-    """
-
-    device: str
-    placed: Placed
-    fetches: tuple[Fetch, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MakePlan:
-    """Plan for these devices, in the background; say `Planned`.
-
-    Attributes:
-        devices: that may get work.
-        left_out: by device, the peers that it has no link to.
-        present: keep this plan as it is, because nothing speaks against it; None = plan anew.
-    """
-
-    epoch: int
-    choice: Choice
-    devices: frozenset[str]
-    left_out: Mapping[str, tuple[str, ...]] = dataclasses.field(hash=False)
-    lowered: Mapping[str, int] = dataclasses.field(hash=False)
-    present: Placed | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Have `device` fetch and build."""
-
-    device: str
-    placed: Placed
-    fetches: tuple[Fetch, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerHolder:
-    """Every device of the plan is ready."""
-
-    number: int
-    placed: Placed
-    choice: Choice
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseHolder:
-    """There is no way: state is lost, or no plan fits.
-
-    Attributes:
-        again: what is in the way may pass; ask again after a while.
-    """
-
-    number: int
-    reason: str
-    lost: Lost | None = None
-    again: bool = False
-
-
-CoordinatorInstruction: TypeAlias = (
-    AskInventory | Gather | MakePlan | Prepare | AnswerHolder | RefuseHolder
-)
+COPY_TRIES = 2
+"""Attempts that a whole copy (a checkpoint, the first weights) is given: a link may have broken."""
 
 
 class CoordinatorCore:
@@ -202,7 +76,8 @@ class CoordinatorCore:
         self._gathered: Version | None = None  # all of it is at the device with the data
         self._lowered = dict(ask.lowered)
         self._attempts = 0
-        self._last_trouble = ""  # of a device, and neither its memory nor its peers
+        self._last_trouble: PrepareFailed | None = None
+        self._spoiled: Counter[Version] = Counter()  # attempts in which somebody could not give it
         self._waiting: set[str] = set()
         self._stock: dict[str, Inventory] = {}
         self._told_forward: set[str] = set()
@@ -275,10 +150,17 @@ class CoordinatorCore:
         self.epoch += 1
         spent = self.epoch - self._ask.epoch
         if self._attempts > ATTEMPTS_LIMIT or spent >= EPOCHS_A_REQUEST:
-            why = f": {self._last_trouble}" if self._last_trouble else ""
-            self._refuse(f"{spent} attempts to begin again failed{why}", again=not why)
+            self._give_up(spent)
         else:
             self._take_stock()
+
+    def _give_up(self, spent: int) -> None:
+        """Memory or a source may be there soon; what else a device says of itself stays."""
+        trouble = self._last_trouble
+        why = "" if trouble is None else f": {trouble.reason}"
+        passes = trouble is None or trouble.memory_bytes is not None or trouble.source is not None
+        reason = f"{spent} attempts to begin again failed{why}"
+        self._refuse(reason, again=passes, spoiled=spent if passes else 0)
 
     def _came(self, device: str) -> None:
         if device in self._waiting:
@@ -298,7 +180,7 @@ class CoordinatorCore:
         # whom the holder sees and this device does not may have what is missing
         unheard = (self._ask.alive - stock.keys()) | set(left_out)
         past = dataclasses.replace(past, silent=past.silent | unheard)
-        found = choose(self._ask.units, stock, past)
+        found = self._chosen(stock, past)
         match found:
             case Forward(devices) if self._told_forward.issuperset(devices):
                 self._try_again()  # they were told before, and did not
@@ -317,6 +199,14 @@ class CoordinatorCore:
                     self._gather(found)
                 else:
                     self._plan(self._choice, able, left_out)
+
+    def _chosen(self, stock: Mapping[str, Inventory], past: Past) -> Forward | Choice | Lost:
+        """A whole copy that could not be read twice is damaged: the next best, if there is one."""
+        good = tuple(copy for copy in past.copies if self._spoiled[copy.version] < COPY_TRIES)
+        found = choose(self._ask.units, stock, dataclasses.replace(past, copies=good))
+        if isinstance(found, Lost) and len(good) < len(past.copies):
+            return choose(self._ask.units, stock, past)
+        return found
 
     # -- plan and preparation ----------------------------------------------------------------
 
@@ -355,10 +245,13 @@ class CoordinatorCore:
         self, choice: Choice, devices: frozenset[str], left_out: Mapping[str, tuple[str, ...]]
     ) -> None:
         present = self._ask.present
+        # a leave that was refused leaves everything as it was
+        stays = self._ask.reason in (Reason.FAILURE, Reason.LEAVE)
         same = (
             present is not None
-            and self._ask.reason is Reason.FAILURE
+            and stays
             and not self._lowered
+            and not self._ask.without.intersection(present.places())
             and devices.issuperset(present.devices)
         )
         self._out.append(
@@ -402,8 +295,8 @@ class CoordinatorCore:
         if trouble is not None:
             if trouble.memory_bytes is not None:
                 self._lowered[device] = trouble.memory_bytes
-            passes = trouble.memory_bytes is not None or trouble.source is not None
-            self._last_trouble = "" if passes else trouble.reason
+            self._spoiled[choice.version] += trouble.source is not None
+            self._last_trouble = trouble
             self._try_again()
             return
         self._waiting.discard(device)
@@ -415,6 +308,11 @@ class CoordinatorCore:
             self.over = True
             self._out.append(AnswerHolder(self._ask.number, placed, choice))
 
-    def _refuse(self, reason: str, lost: Lost | None = None, *, again: bool = False) -> None:
+    def _refuse(
+        self, reason: str, lost: Lost | None = None, *, again: bool = False, spoiled: int = 0
+    ) -> None:
         self.over = True
-        self._out.append(RefuseHolder(self._ask.number, reason, lost, again))
+        lowered = dict(self._lowered)
+        self._out.append(
+            RefuseHolder(self._ask.number, reason, lost, again, spoiled=spoiled, lowered=lowered)
+        )

@@ -1,11 +1,13 @@
 """When a job that nothing is wrong with looks for a better plan: somebody came, leaves, or drifts.
 
     a device appears    SETTLE_SECONDS without another ──► look ──► it pays: change, at a border
-    a device leaves     look at once, whatever else is looked at ──► change in any case
+    a device leaves     look at once, whatever else is looked at ──► change, unless the others
+                        cannot hold the work: then it hears so
     a drift look        look ──► it pays: change
 
 To look is to ask the coordinator, while training goes on, for what it would do now. One look at a
-time; what it finds counts only while the plan it was asked for is in force. Pure: feed events and
+time: a leave overtakes every other, a device that appears a drift look; what was overtaken is tried
+again. What is found counts only while the plan it was asked for is in force. Pure: feed events and
 ticks with the time (seconds of any monotonic clock), carry out what it returns.
 """
 
@@ -20,6 +22,10 @@ from p2ptrain.training.recovery.change import Reason
 
 SETTLE_SECONDS = 1.0
 """Devices are switched on together: one look for all of them."""
+LONGEST_SETTLE_SECONDS = 5.0
+"""Even where one more comes every second."""
+OVERTAKE_SECONDS = 20.0
+"""So long who comes waits for the look at those who came before: a slow one may be measured."""
 RETRY_SECONDS = 5.0
 """After a look at newcomers that failed."""
 MOST_TRIES = 3
@@ -58,9 +64,13 @@ class Drifted:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The plan in force ends; for the next one these devices are considered."""
+    """The plan in force ends.
 
-    alive: frozenset[str]
+    Attributes:
+        considered: devices that are measured for the next one where they never were.
+    """
+
+    considered: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +94,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A look failed."""
+    """A look failed.
+
+    Attributes:
+        impossible: no plan fits what was asked about, and why; None = that is not known.
+    """
 
     number: int
+    impossible: str | None = None
 
 
 ElasticEvent: TypeAlias = (
@@ -103,7 +118,7 @@ class LookNow:
 
     Attributes:
         without: devices that are leaving.
-        moved_seconds_ago: ages of the changes so far that nothing forced.
+        moved_seconds_ago: ages of the changes so far that only speeds were the reason of.
     """
 
     number: int
@@ -120,7 +135,15 @@ class ChangePlan:
     leaver: str | None = None
 
 
-ElasticInstruction: TypeAlias = LookNow | ChangePlan
+@dataclass(frozen=True, slots=True)
+class StayOn:
+    """Tell a device that wanted to leave that the others cannot do without it, and why."""
+
+    device: str
+    reason: str
+
+
+ElasticInstruction: TypeAlias = LookNow | ChangePlan | StayOn
 
 
 class ElasticCore:
@@ -134,7 +157,7 @@ class ElasticCore:
     def __init__(self, holder: str, *, replans: bool = True) -> None:
         self._replans = replans
         self._alive = {holder}
-        self._new: set[str] = set()  # alive, and no plan was made with it in sight
+        self._new: dict[str, float] = {}  # alive, no plan was made with it in sight: since when
         self._due = _NEVER  # of a look at them
         self._tries = 0
         self._leaving: set[str] = set()  # devices of the plan
@@ -143,6 +166,7 @@ class ElasticCore:
         self._asked: frozenset[str] = frozenset()
         self._number = 0
         self._look: Reason | None = None  # under way
+        self._in_sight: frozenset[str] = frozenset()  # of that look
         self._moves: list[float] = []
         self._now = float("-inf")
         self._out: list[ElasticInstruction] = []
@@ -150,8 +174,7 @@ class ElasticCore:
     @property
     def next_wakeup(self) -> float:
         """When to call `tick` at the latest."""
-        waits = bool(self._new) and self._devices is not None and self._look is None
-        return self._due if waits else _NEVER
+        return _NEVER if self._devices is None else self._join_due
 
     def tick(self, now: float) -> list[ElasticInstruction]:
         """Do what is due."""
@@ -168,13 +191,13 @@ class ElasticCore:
             case Drifted():
                 has_choice = len(self._alive) > 1  # a device alone stays with its plan
                 self._drifted = self._replans and has_choice and self._look is None
-            case Asked(alive):
-                self._asked = alive
+            case Asked(considered):
+                self._asked = considered
                 self._end()
             case Began(devices):
                 self._end()
                 self._devices = devices
-                self._new -= self._asked | devices
+                self._forget_new(self._asked | devices)
                 self._let_go(self._leaving - devices)
             case Answered() | Unanswered():
                 if event.number == self._number and self._look is not None:
@@ -201,62 +224,99 @@ class ElasticCore:
             case Appeared():
                 if device not in self._alive:
                     self._alive.add(device)
-                    self._new.add(device)
-                    self._due, self._tries = self._now + SETTLE_SECONDS, 0
+                    self._new[device] = self._now
+                    longest = min(self._new.values()) + LONGEST_SETTLE_SECONDS
+                    self._due = max(min(self._now + SETTLE_SECONDS, longest), self._now)
+                    self._tries = 0
             case Gone():
                 self._alive.discard(device)
-                self._new.discard(device)
+                self._forget_new((device,))
                 self._leaving.discard(device)
             case Leaving():
-                self._new.discard(device)
+                self._forget_new((device,))
                 if self._devices is None or device not in self._devices:
                     self._out.append(ChangePlan(Reason.LEAVE, device))
                 else:
                     self._leaving.add(device)
-                    self._look = None  # of less importance, or with it in sight
+                    self._overtake()  # of less importance, or with it in sight
 
     # -- looks ---------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        if self._devices is None or self._look is not None:
+        if self._devices is None:
             return
-        if self._leaving:
+        if self._look is None and self._leaving:
             self._begin_look(Reason.LEAVE)
-        elif self._new and self._now >= self._due:
+        elif self._now >= self._join_due:
+            self._overtake()
             self._begin_look(Reason.JOIN)
-        elif self._drifted:
+        elif self._look is None and self._drifted:
             self._begin_look(Reason.DRIFT)
+
+    @property
+    def _join_due(self) -> float:
+        """When to look at those who came, if nothing happens before."""
+        if self._look is None:
+            return self._due if self._new else _NEVER
+        unseen = [since for device, since in self._new.items() if device not in self._in_sight]
+        if not unseen or self._look is Reason.LEAVE:
+            return _NEVER  # that one ends in seconds
+        if self._look is Reason.DRIFT:
+            return self._due
+        return max(self._due, min(unseen) + OVERTAKE_SECONDS)
+
+    def _overtake(self) -> None:
+        """The look under way is given up: tried again afterwards, if there is still cause."""
+        self._drifted = self._drifted or self._look is Reason.DRIFT
+        self._look = None
+
+    def _forget_new(self, devices: Collection[str]) -> None:
+        for device in devices:
+            self._new.pop(device, None)
 
     def _begin_look(self, reason: Reason) -> None:
         self._number += 1
-        self._look, self._drifted = reason, False
-        ages = tuple(self._now - moved for moved in self._moves)
+        is_drift = reason is Reason.DRIFT
+        self._look, self._in_sight = reason, frozenset(self._alive)
+        self._drifted = self._drifted and not is_drift
+        # who comes is not kept out because speeds flickered, or somebody else came before
+        ages = tuple(self._now - moved for moved in self._moves) if is_drift else ()
         self._out.append(LookNow(self._number, reason, frozenset(self._leaving), ages))
 
     def _on_answer(self, event: Answered | Unanswered) -> None:
         reason, self._look = self._look, None
         if reason is Reason.LEAVE:
-            self._let_go(self._leaving)
+            if isinstance(event, Unanswered) and event.impossible is not None:
+                self._keep(event.impossible)
+            else:
+                self._let_go(self._leaving)
         elif isinstance(event, Unanswered):
             if reason is Reason.JOIN:
                 self._tries += 1
                 self._due = self._now + RETRY_SECONDS if self._tries < MOST_TRIES else _NEVER
         else:
-            self._due = _NEVER
-            self._new.clear()
+            self._forget_new(self._in_sight)
             self._move(event.devices)
 
     def _let_go(self, devices: Collection[str]) -> None:
         """They go in any case, by a plan that was found now or is found then."""
+        self._drifted = self._drifted and not devices  # the plan changes: no need to look at this
         for device in sorted(devices):
             self._leaving.discard(device)
             self._out.append(ChangePlan(Reason.LEAVE, device))
+
+    def _keep(self, reason: str) -> None:
+        """Nothing changes: they hear that the others cannot do without them."""
+        for device in sorted(self._leaving):
+            self._out.append(StayOn(device, reason))
+        self._leaving.clear()
 
     def _move(self, devices: Collection[str]) -> None:
         assert self._devices is not None
         if not devices:
             return
-        joins = bool(set(devices) - self._devices)
-        if joins or self._replans:
+        if set(devices) - self._devices:
+            self._out.append(ChangePlan(Reason.JOIN))
+        elif self._replans:
             self._moves.append(self._now)
-            self._out.append(ChangePlan(Reason.JOIN if joins else Reason.DRIFT))
+            self._out.append(ChangePlan(Reason.DRIFT))

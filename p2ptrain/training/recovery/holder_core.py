@@ -47,6 +47,7 @@ from p2ptrain.training.recovery.holder_events import (
     MemoryShort,
     RefusedIn,
     Stable,
+    StayOn,
     StopJob,
     Stuck,
     WaitFor,
@@ -54,12 +55,16 @@ from p2ptrain.training.recovery.holder_events import (
 )
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.placed import Placed
+from p2ptrain.training.recovery.presence import Presence
 from p2ptrain.training.recovery.settling import Settling
 
 START_SECONDS = 3.0
 """Longest wait of a holder that was started again for the members of its last plan."""
 RETRY_SECONDS = 1.0
 """Between two requests where the first one failed and nothing has changed."""
+MOST_SPOILED = 5
+"""Requests in a row without a new step in which every preparation was spoiled; the wait between two
+doubles."""
 _NEVER = float("inf")
 
 
@@ -113,16 +118,12 @@ class HolderCore:
         self._reported = reported
         self._clips = clips
         self._copies: tuple[GlobalCopy, ...] = ()
-        self._alive = {holder}
-        # who had a part, and in which epoch last; what it has of it may be all that there is
-        self._took_part: dict[str, int] = dict(journal.took_part) if journal else {}
         # until it is seen, whoever had a part before a restart may still have it
         parts = self.placed.places() if self.placed else {}
-        self._silent: set[str] = {*parts, *self._took_part} - {holder}
-        self._mourned: set[str] = set()  # devices whose death people know of
+        self._there = Presence(holder, dict(journal.took_part) if journal else {}, parts)
         self._settling = Settling(holder)
         self._lowered: dict[str, int] = {}
-        self._shaken: set[str] = set()  # who may have given up what a request had it prepare
+        self._spoiled = 0  # requests in a row
         self._leaving: set[str] = set()
         self._coordinator: tuple[str, int] | None = None
         self._reason = Reason.FAILURE if journal else Reason.START
@@ -145,7 +146,7 @@ class HolderCore:
     @property
     def alive(self) -> frozenset[str]:
         """Devices that are alive, this one included."""
-        return frozenset(self._alive)
+        return frozenset(self._there.alive)
 
     @property
     def lowered(self) -> Mapping[str, int]:
@@ -205,10 +206,11 @@ class HolderCore:
                 if step > self._reported:
                     self._reported = step
                     self._settling.progress()
+                    self._spoiled = 0
             case Stable(version, besides):
                 self.stable = version
                 self._write_down()
-                self._out.append(KeepOnly((version, *besides), frozenset(self._alive)))
+                self._out.append(KeepOnly((version, *besides), self.alive))
                 if self.phase is Phase.TRAINING:
                     self._let_go()
             case CopiesAre(copies):
@@ -227,25 +229,16 @@ class HolderCore:
     def _on_member(self, event: Appeared | Died) -> None:
         device = event.device
         if isinstance(event, Appeared):
-            self._alive.add(device)
-            self._silent.discard(device)
-            self._mourned.discard(device)
+            self._there.appeared(device)
             if self.phase is Phase.WAITING:
                 self._ask_soon()
             return
-        self._alive.discard(device)
-        self._shaken.add(device)
-        if event.certain:
-            self._silent.discard(device)
-            self._took_part.pop(device, None)
-        else:
-            self._silent.add(device)
+        self._there.died(device, certain=event.certain)
         self._leaving.discard(device)
         in_plan = self.placed is not None and device in self.placed.devices
         self._settling.died(device, in_plan=in_plan)
         if in_plan:
-            if device not in self._mourned:
-                self._mourned.add(device)
+            if self._there.mourn(device):
                 self._out.append(Failure(device))
             self._reason = Reason.FAILURE
             self._trouble()
@@ -253,12 +246,11 @@ class HolderCore:
             self._ask_soon()  # hope may have ended
 
     def _on_link_trouble(self, one: str, other: str) -> None:
-        if self._holder in (one, other):
-            self._shaken |= {one, other} - {self._holder}  # it may take this device for dead
+        self._there.link_broke(one, other)
         placed = self.placed
         if placed is None or not {one, other} <= {*placed.devices, self._holder}:
             return
-        if {one, other} <= self._alive:
+        if {one, other} <= self._there.alive:
             self._settling.link_broke(one, other, self._now)
         self._trouble()
 
@@ -277,7 +269,7 @@ class HolderCore:
         match self.phase:
             case Phase.STARTING:
                 placed, has_started = self.placed, self._due < _NEVER
-                are_here = placed is not None and self._alive.issuperset(placed.devices)
+                are_here = placed is not None and self.alive.issuperset(placed.devices)
                 if due or (has_started and are_here):
                     self._ask()
             case Phase.SETTLING:
@@ -307,7 +299,7 @@ class HolderCore:
             self._tell_waiting(())
             return
         self.phase = Phase.ASKING
-        self._shaken.clear()
+        self._there.asked()
         self._number = self.next_epoch  # rises, also over the holder's restarts
         ask = ChangeAsk(
             number=self._number,
@@ -315,14 +307,14 @@ class HolderCore:
             reason=self._reason,
             units=self._units,
             holder=self._holder,
-            alive=frozenset(self._alive),
+            alive=self.alive,
             past=Past(
                 self.lineage,
                 self._reported,
                 self._copies,
                 self.placed.places() if self.placed else {},
-                frozenset(self._silent),
-                frozenset(self._took_part),
+                frozenset(self._there.silent),
+                frozenset(self._there.took_part),
                 self._clips,
             ),
             present=self.placed,
@@ -335,7 +327,7 @@ class HolderCore:
         self._out.append(Ask(self._coordinator[0], ask))
 
     def _write_down(self) -> None:
-        took_part = tuple(sorted(self._took_part.items()))
+        took_part = tuple(sorted(self._there.took_part.items()))
         journal = Journal(self.next_epoch, self.lineage, self.placed, self.stable, took_part)
         self._out.append(journal)
 
@@ -354,25 +346,39 @@ class HolderCore:
             return  # of a request that was given up
         match event:
             case AnswerIn(_, placed, choice):
-                if (self._alive - self._shaken).issuperset(placed.devices):
+                if self._there.stand_ready(placed.devices):
                     self._accept(placed, choice)
                 else:
                     self._ask_soon()
-            case RefusedIn(_, reason, lost):
-                hopeless = lost.certain if lost is not None else not self._silent
-                if event.again:
-                    self._due = min(self._due, self._now + RETRY_SECONDS)
-                elif hopeless:
-                    self.phase = Phase.OVER
-                    self._out.append(StopJob(reason, lost))
-                else:
-                    self.phase = Phase.WAITING
-                    places = lost.last_places if lost is not None else ()
-                    seen = self._alive.intersection(places)  # but not by the coordinator, yet
-                    self._due = self._now + RETRY_SECONDS if seen else _NEVER
-                    self._tell_waiting(tuple(sorted(self._silent.intersection(places))))
+            case RefusedIn():
+                self._on_refusal(event)
             case CallFailed():
                 self._due = min(self._due, self._now + RETRY_SECONDS)
+
+    def _on_refusal(self, refused: RefusedIn) -> None:
+        lost, silent = refused.lost, self._there.silent
+        for device, memory_bytes in refused.lowered.items():
+            self._lowered[device] = min(memory_bytes, self._lowered.get(device, memory_bytes))
+        self._spoiled += refused.spoiled > 0
+        hopeless = lost.certain if lost is not None else not silent
+        if refused.again and self._spoiled <= MOST_SPOILED:
+            wait = RETRY_SECONDS * 2 ** max(self._spoiled - 1, 0)
+            self._due = min(self._due, self._now + wait)
+        elif refused.again:
+            asked = f"{self._spoiled} times in a row no plan could be made ready"
+            self.phase = Phase.OVER
+            self._out.append(StopJob(f"{asked}: {refused.reason}"))
+        elif lost is None and self._leaving:
+            self._keep_leavers(refused.reason)
+        elif hopeless:
+            self.phase = Phase.OVER
+            self._out.append(StopJob(refused.reason, lost))
+        else:
+            self.phase = Phase.WAITING
+            places = lost.last_places if lost is not None else ()
+            seen = self._there.alive.intersection(places)  # but not by the coordinator, yet
+            self._due = self._now + RETRY_SECONDS if seen else _NEVER
+            self._tell_waiting(tuple(sorted(silent.intersection(places))))
 
     def _accept(self, placed: Placed, choice: Choice) -> None:
         back_to = self.stable.step if self.stable is not None else 0
@@ -381,17 +387,15 @@ class HolderCore:
         if self.stable is not None and not self.lineage.is_valid(self.stable):
             self.stable = None  # training goes on from before it
         oldest_epoch = self.lineage.eras[0].epoch
-        self._took_part |= dict.fromkeys(placed.places(), placed.epoch)
-        self._took_part = {d: e for d, e in self._took_part.items() if e >= oldest_epoch}
+        self._there.begun(placed.epoch, placed.devices, placed.places(), oldest_epoch)
         self.next_epoch = placed.epoch + 1
         self.placed = placed
         self.phase = Phase.TRAINING
         self._due = _NEVER
         self._waits_for = None
-        self._mourned.intersection_update(placed.devices)
         self._write_down()
         reason, self._reason = self._reason, Reason.FAILURE
-        self._out.append(Begin(placed, choice, reason, frozenset(self._alive)))
+        self._out.append(Begin(placed, choice, reason, self.alive))
         self._let_go()
         if self.finishing and placed.version.step >= self._reported:
             self._out.append(BringHome(placed))
@@ -407,6 +411,13 @@ class HolderCore:
             self._out.append(LetGo(device))
         else:
             self._leaving.add(device)  # `_step` drains as soon as that is possible
+
+    def _keep_leavers(self, reason: str) -> None:
+        """No plan fits without them: they hear so, and all goes on with them."""
+        for device in sorted(self._leaving):
+            self._out.append(StayOn(device, reason))
+        self._leaving.clear()
+        self._ask_soon()
 
     def _let_go(self) -> None:
         """Who has no part any more may leave: nothing depends on it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
@@ -124,16 +125,20 @@ class AnswerIn:
 
 @dataclass(frozen=True, slots=True)
 class RefusedIn:
-    """A coordinator sees no way.
+    """A coordinator sees no way; see `RefuseHolder`.
 
     Attributes:
         again: it may see one soon.
+        spoiled: preparations that failed; 0 = nobody could be asked at all.
+        lowered: memory in bytes that devices proved to have less of meanwhile, by id.
     """
 
     number: int
     reason: str
     lost: Lost | None = None
     again: bool = False
+    spoiled: int = 0
+    lowered: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +277,14 @@ class LetGo:
 
 
 @dataclass(frozen=True, slots=True)
+class StayOn:
+    """Tell a device that wanted to leave that the others cannot do without it, and why."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class BringHome:
     """Read the weights from the devices that have them."""
 
@@ -296,6 +309,7 @@ HolderInstruction: TypeAlias = (
     | Failure
     | WaitFor
     | LetGo
+    | StayOn
     | BringHome
     | StopJob
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2ptrain.errors import Error
-from p2ptrain.observe.events import Event, Recovered, Step
+from p2ptrain.observe.events import Event, Recovered, Step, Warned
 from p2ptrain.training import checkpoint_copies
-from p2ptrain.training.checkpoint import MODEL
+from p2ptrain.training.checkpoint import INDEX, MODEL, Sums
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from tests.integration.training.household import Devices, devices, undisturbed
@@ -53,9 +53,11 @@ async def test_training_goes_on_from_the_checkpoint(
     read: list[int] = []
     load = checkpoint_copies.load_named
 
-    def counting(folder: Path, step: int, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    def counting(
+        folder: Path, step: int, wanted: Callable[[str], bool], sums: Sums
+    ) -> dict[str, Tensor]:
         read.append(step)
-        return load(folder, step, wanted)
+        return load(folder, step, wanted, sums)
 
     monkeypatch.setattr(checkpoint_copies, "load_named", counting)
     losses, weights = await undisturbed(_job(), _OPTIONS)
@@ -71,13 +73,35 @@ async def test_training_goes_on_from_the_checkpoint(
         assert torch.equal(tensor, job.model.state_dict()[key]), key
 
 
-async def test_a_damaged_checkpoint_ends_the_job(tmp_path: Path) -> None:
-    """It is never taken for what it was."""
+def _damage(file: Path) -> None:
+    """One bit of its last tensor, which no reader of the format notices."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+async def test_a_damaged_checkpoint_is_gone_back_behind(tmp_path: Path, all_of_them: bool) -> None:
+    """It is never taken for what it was; the one before it will do, or the first weights."""
+    damaged: list[str] = []
 
     def damage() -> None:
-        for file in tmp_path.glob(f"*/{MODEL}"):
-            file.write_bytes(b"nothing")
+        index = json.loads((tmp_path / INDEX).read_text())
+        damaged[:] = [file.name for file in tmp_path.glob("step-*")]
+        if not all_of_them:
+            damaged[:] = [index["folder"]]
+        for name in damaged:
+            _damage(tmp_path / name / MODEL)
 
+    losses, weights = await undisturbed(_job(), _OPTIONS)
+    job = _job()
     async with devices(3) as household:
-        with pytest.raises(Error):
-            await _with_a_death(household, _job(), tmp_path, damage)
+        await _with_a_death(household, job, tmp_path, damage)
+        assert household.losses == losses
+        told = [event.message for event in household.events if isinstance(event, Warned)]
+        (recovered,) = [event for event in household.events if isinstance(event, Recovered)]
+    newest = max(int(name.removeprefix("step-")) for name in damaged)
+    assert any("damaged" in line and f"{newest:08d}" in line for line in told)
+    assert (recovered.version == 0) is all_of_them
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, job.model.state_dict()[key]), key

@@ -11,14 +11,21 @@ from typing import Any
 import pytest
 import torch
 
+from p2ptrain.errors import PeerError, PlanError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.share import Span
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
-from p2ptrain.training import device_measures
+from p2ptrain.plan.plan import Plan
+from p2ptrain.training import changing, considering, device_measures, household_plan
 from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.consider_request import Considered
+from p2ptrain.training.considering import Consideration
 from p2ptrain.training.epoch_links import EpochLinks
+from p2ptrain.training.household_plan import MeasuredHousehold
 from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.leaving import hand_over
 from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.recovery import drift, elastic
 from p2ptrain.training.stage_ends import RoundReport
@@ -255,3 +262,39 @@ async def test_a_device_that_comes_back_empty_gets_its_work_again() -> None:
         assert used(household) == {"a", "b", "c"}
         for key, tensor in weights.items():
             assert torch.equal(tensor, job.model.state_dict()[key]), key
+
+
+@pytest.mark.usefixtures("slowed")
+@pytest.mark.parametrize("looked", [True, False])
+async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_with_it(
+    monkeypatch: pytest.MonkeyPatch, looked: bool
+) -> None:
+    """Found out while training goes on, or, where that look fails, at a round's border."""
+    plan = household_plan.plan_change
+
+    def short(request: PlanningRequest, around: MeasuredHousehold, *rest: Any) -> Plan:
+        if around.leaving:
+            raise PlanError("too little memory")
+        return plan(request, around, *rest)
+
+    async def fails(look: Consideration) -> Considered:
+        raise PeerError("a device does not answer")
+
+    monkeypatch.setattr(considering, "plan_change", short)
+    monkeypatch.setattr(changing, "plan_change", short)
+    if not looked:
+        monkeypatch.setattr(Consideration, "answer", fails)
+    wanted, job = await on_one_device(PIPELINE), _job()
+    told: list[str] = []
+    async with devices(3) as household:
+        service = household.members["b"].service
+
+        async def stay() -> None:
+            await hand_over(household.mesh["b"], service, 20.0, told.append)
+            assert service.idle.is_set()  # the job has ended meanwhile
+
+        await Course(household, {3: stay}).train(job, PIPELINE)
+        assert_undisturbed(household, job, wanted, ["start"] if looked else ["start", "leave"])
+        assert "b" in used(household)
+    [line] = told
+    assert "cannot do without this device (too little memory" in line

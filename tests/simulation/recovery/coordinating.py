@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.training.recovery import coordinator_core as c
+from p2ptrain.training.recovery import coordinator_events as c
 from p2ptrain.training.recovery.change import ChangeAsk
+from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.placed import PlacedStage
 
@@ -18,7 +19,7 @@ class Coordinating:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._core: c.CoordinatorCore | None = None
+        self._core: CoordinatorCore | None = None
         self._holder = ""
         self._number = 0
 
@@ -54,11 +55,11 @@ class Coordinating:
     def on_link_lost(self, peer: str) -> None:
         """Its calls fail by themselves."""
 
-    def _feed(self, core: c.CoordinatorCore, event: c.CoordinatorEvent) -> None:
+    def _feed(self, core: CoordinatorCore, event: c.CoordinatorEvent) -> None:
         if core is self._core:
             self._do(core, core.handle(event))
 
-    def _do(self, core: c.CoordinatorCore, out: list[c.CoordinatorInstruction]) -> None:
+    def _do(self, core: CoordinatorCore, out: list[c.CoordinatorInstruction]) -> None:
         for instruction in out:
             self._node.world.failpoint(self._node)
             match instruction:
@@ -70,15 +71,14 @@ class Coordinating:
                     self._prepare(core, instruction)
                 case c.AnswerHolder(number, placed, choice):
                     self._tell("answer", number=number, placed=placed, choice=choice)
-                case c.RefuseHolder(number, reason, lost, again):
-                    self._tell("refused", number=number, reason=reason, lost=lost, again=again)
+                case c.RefuseHolder(number, reason, lost, again, spoiled, lowered):
+                    passing = {"again": again, "spoiled": spoiled, "lowered": lowered}
+                    self._tell("refused", number=number, reason=reason, lost=lost, **passing)
 
     def _tell(self, kind: str, **fields: Any) -> None:
         self._node.world.send(self._node.id, self._holder, kind, **fields)
 
-    def _ask_inventory(
-        self, core: c.CoordinatorCore, device: str, epoch: int, forward: Any
-    ) -> None:
+    def _ask_inventory(self, core: CoordinatorCore, device: str, epoch: int, forward: Any) -> None:
         follows = self._node.follows
         assert follows is not None
 
@@ -100,7 +100,7 @@ class Coordinating:
             coefficient=None,
         )
 
-    def _prepare(self, core: c.CoordinatorCore, order: c.Prepare) -> None:
+    def _prepare(self, core: CoordinatorCore, order: c.Prepare) -> None:
         epoch, device = order.placed.epoch, order.device
 
         def got(fields: dict[str, Any] | None) -> None:
@@ -113,7 +113,7 @@ class Coordinating:
 
         self._node.call(device, "prepare", got, placed=order.placed, fetches=order.fetches)
 
-    def _plan(self, core: c.CoordinatorCore, order: c.MakePlan) -> None:
+    def _plan(self, core: CoordinatorCore, order: c.MakePlan) -> None:
         """Any plan will do: a random one, where the present one cannot stay."""
         if order.present is not None:
             stages = order.present.stages

@@ -151,6 +151,8 @@ class Holder(Node):
                 self._tell_all(sorted(alive), "keep", versions=versions)
             case h.LetGo(device):
                 world.send(self.id, device, "let.go")
+            case h.StayOn(device):
+                world.send(self.id, device, "stay")
             case h.BringHome(placed):
                 self._bring_home(placed)
             case h.StopJob(reason, lost):

@@ -6,8 +6,8 @@ import dataclasses
 
 from p2ptrain.training.recovery import device_events as d
 from p2ptrain.training.recovery import device_instructions as to_do
-from p2ptrain.training.recovery.coordinator_core import (
-    CoordinatorCore,
+from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
+from p2ptrain.training.recovery.coordinator_events import (
     CoordinatorEvent,
     CoordinatorInstruction,
     InventoryIn,

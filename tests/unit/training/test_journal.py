@@ -48,10 +48,14 @@ def folder(tmp_path: Path) -> StateFolder:
     return StateFolder(tmp_path / "job")
 
 
+def put_down(book: Journal, noted: Noted, in_force: InForce | None) -> None:
+    asyncio.run(book.begun(noted, in_force))
+
+
 def begun(folder: StateFolder, warnings: list[str] | None = None) -> Journal:
     book = Journal(folder, NEW, ([] if warnings is None else warnings).append)
-    book.begun(Noted(65, Lineage(), None), None)
-    book.begun(Noted(2, FIRST, None), IN_FORCE)
+    put_down(book, Noted(65, Lineage(), None), None)
+    put_down(book, Noted(2, FIRST, None), IN_FORCE)
     return book
 
 
@@ -68,7 +72,7 @@ def test_a_job_is_found_as_it_was_written_down(folder: StateFolder) -> None:
 
 
 def test_before_the_first_plan_the_numbers_are_reserved(folder: StateFolder) -> None:
-    Journal(folder, NEW, lambda _: None).begun(Noted(65, Lineage(), None), None)
+    put_down(Journal(folder, NEW, lambda _: None), Noted(65, Lineage(), None), None)
     found = find(folder)
     assert found is not None
     assert (found.next_epoch, found.in_force, found.noted.placed) == (65, None, None)
@@ -78,14 +82,14 @@ def test_a_job_that_is_over_leaves_nothing(folder: StateFolder) -> None:
     book = begun(folder)
     book.done()
     book.committed(Reported(9, 0))
-    book.begun(Noted(66, FIRST, None), IN_FORCE)
+    put_down(book, Noted(66, FIRST, None), IN_FORCE)
     assert find(folder) is None
     assert list(folder.path.iterdir()) == []
 
 
 def test_a_job_without_a_folder_writes_nothing() -> None:
     book = Journal(None, NEW, lambda _: None)
-    book.begun(Noted(2, FIRST, None), IN_FORCE)
+    put_down(book, Noted(2, FIRST, None), IN_FORCE)
     book.committed(Reported(1, 0))
     book.done()
 
@@ -131,8 +135,8 @@ def test_a_disk_that_fails_is_told_once_and_an_old_journal_does_not_stay(
     warnings: list[str] = []
     book = begun(folder, warnings)
     monkeypatch.setattr(folder, "write_json", full)
-    book.begun(Noted(66, FIRST, None), IN_FORCE)
-    book.begun(Noted(67, FIRST, None), IN_FORCE)
+    put_down(book, Noted(66, FIRST, None), IN_FORCE)
+    put_down(book, Noted(67, FIRST, None), IN_FORCE)
     book.committed(Reported(1, 0))
     [warning] = warnings
     assert "No space left on device" in warning
@@ -160,7 +164,8 @@ async def test_what_is_stable_is_written_with_the_next_sync(
     folder: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "SYNC_SECONDS", 0.0)
-    book, loop, written = begun(folder), asyncio.get_running_loop(), asyncio.Event()
+    book = await asyncio.to_thread(begun, folder)
+    loop, written = asyncio.get_running_loop(), asyncio.Event()
     write = folder.write_json
 
     def telling(name: str, value: object) -> None:
@@ -180,11 +185,11 @@ async def test_what_is_stable_is_written_with_the_next_sync(
 
 
 async def test_a_late_word_does_not_undo_a_newer_epoch(folder: StateFolder) -> None:
-    book = begun(folder)
+    book = await asyncio.to_thread(begun, folder)
     book.stable(Version(40, 1))
     late = book._late
     assert late is not None
-    book.begun(Noted(66, FIRST, None, Version(40, 1), (("b", 1),)), IN_FORCE)
+    await book.begun(Noted(66, FIRST, None, Version(40, 1), (("b", 1),)), IN_FORCE)
     book._sync(late)
     found = find(folder)
     assert found is not None

@@ -11,13 +11,14 @@ from p2ptrain.errors import InternalError
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
 from p2ptrain.training.change_request import ChangeAnswer
-from p2ptrain.training.consider_request import Considered
+from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.elastic import Elasticity, Household
 from p2ptrain.training.parts import limited
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CONSIDER, LEAVING
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CONSIDER, CONSIDER_END, LEAVING
 from p2ptrain.training.recovery import holder_events as holder
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.choose import Choice
+from p2ptrain.training.recovery.elastic import Drifted
 from p2ptrain.training.recovery.version import Version
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_journal import PLAN
@@ -37,6 +38,19 @@ def _leave(mesh: MemoryHousehold) -> asyncio.Task[Message]:
     return asyncio.create_task(mesh["b"].call(mesh["a"].self_id, leaving, timeout_seconds=30.0))
 
 
+async def _training_with_b(
+    mesh: MemoryHousehold, wanted: asyncio.Queue[holder.Wanted] | None = None
+) -> Elasticity:
+    """b coordinates."""
+    device = mesh["b"].self_id
+    elasticity = _elasticity(mesh, wanted or asyncio.Queue(), coordinator=device)
+    elasticity.start()
+    place = replace(shared(3, 1), devices=(mesh["a"].self_id, device))
+    choice = Choice(Version(0, 0), ((device,),) * 3, 0, "")
+    elasticity.began(ChangeAnswer(assignment(place), PLAN, choice, (), {}, 0.0))
+    return elasticity
+
+
 async def test_a_device_that_died_while_it_waited_may_leave_again() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
         wanted: asyncio.Queue[holder.Wanted] = asyncio.Queue()
@@ -48,7 +62,7 @@ async def test_a_device_that_died_while_it_waited_may_leave_again() -> None:
             elasticity.note(holder.Died(device, certain=True))
             await leaves  # so that no process waits for a word to the one before it
             elasticity.note(holder.Appeared(device))
-        elasticity.close()
+        await elasticity.close()
 
 
 @pytest.mark.parametrize("plan", [None, {"stages": 7}])
@@ -64,12 +78,30 @@ async def test_a_look_that_fails_in_whatever_way_keeps_nobody(plan: dict[str, in
         mesh["b"].route(CONSIDER, consider, limited(BLOB_LIMIT_BYTES))
         wanted: asyncio.Queue[holder.Wanted] = asyncio.Queue()
         device = mesh["b"].self_id
-        elasticity = _elasticity(mesh, wanted, coordinator=device)
-        elasticity.start()
-        place = replace(shared(3, 1), devices=(mesh["a"].self_id, device))
-        choice = Choice(Version(0, 0), ((device,),) * 3, 0, "")
-        elasticity.began(ChangeAnswer(assignment(place), PLAN, choice, (), {}, 0.0))
+        elasticity = await _training_with_b(mesh, wanted)
         leaves = _leave(mesh)
         assert await wanted.get() == holder.Wanted(Reason.LEAVE, device)
-        elasticity.close()
+        await elasticity.close()
         await leaves
+
+
+async def test_a_leave_ends_the_look_under_way_at_the_coordinator() -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        looks: asyncio.Queue[str] = asyncio.Queue()
+
+        async def consider(peer: str, message: Message) -> Message:
+            looks.put_nowait(ConsiderRequest.from_bytes(message.parts[0]).reason)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        mesh["b"].route(CONSIDER, consider, limited(BLOB_LIMIT_BYTES))
+        mesh["b"].route_now(CONSIDER_END, lambda _peer, _message: looks.put_nowait("end"))
+        elasticity = await _training_with_b(mesh)
+        elasticity.note(holder.Appeared(mesh["b"].self_id))
+        elasticity._post(Drifted())
+        assert await looks.get() == "drift"
+        leaves = _leave(mesh)
+        assert await looks.get() == "end"
+        elasticity.keep(mesh["b"].self_id, "too little memory")
+        assert (await leaves).fields["refused"] == "too little memory"
+        await elasticity.close()

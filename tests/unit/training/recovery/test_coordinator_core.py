@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from p2ptrain.training.recovery import coordinator_core as c
+from p2ptrain.training.recovery import coordinator_events as c
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import Forward, GlobalCopy, Past
+from p2ptrain.training.recovery.coordinator_core import (
+    ATTEMPTS_LIMIT,
+    COPY_TRIES,
+    CoordinatorCore,
+)
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
 from p2ptrain.training.recovery.lineage import Era, Lineage
@@ -21,11 +28,11 @@ _PRESENT = Placed(1, 1, "h", Version(0, 0), Lineage(), _STAGES)
 
 def _core(
     alive: frozenset[str] = _ALL, stable: Version | None = None, *, gathers: bool = False
-) -> c.CoordinatorCore:
+) -> CoordinatorCore:
     first = GlobalCopy(Version(0, 0), "h", Kind.INITIAL)
     past = Past(_LINEAGE, 5, (first,), _PRESENT.places())
     ask = ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT, stable)
-    return c.CoordinatorCore(ask, 2, alive, gathers=gathers)
+    return CoordinatorCore(ask, 2, alive, gathers=gathers)
 
 
 def _in(device: str, *holdings: Holding, epoch: int = 10, linked: str = "hab") -> c.InventoryIn:
@@ -37,11 +44,11 @@ def _live(first: int, end: int, step: int, *, ready: bool = False) -> Holding:
     return Holding(first, end, Version(step, 1), Kind.LIVE, following)
 
 
-def _feed(core: c.CoordinatorCore, *events: c.CoordinatorEvent) -> list[c.CoordinatorInstruction]:
+def _feed(core: CoordinatorCore, *events: c.CoordinatorEvent) -> list[c.CoordinatorInstruction]:
     return [instruction for event in events for instruction in core.handle(event)]
 
 
-def _planned(core: c.CoordinatorCore) -> list[c.CoordinatorInstruction]:
+def _planned(core: CoordinatorCore) -> list[c.CoordinatorInstruction]:
     core.start()
     _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
     return _feed(core, c.Planned(10, _STAGES))
@@ -122,7 +129,7 @@ def test_an_error_that_stays_ends_the_attempts() -> None:
     core = _core()
     core.start()
     out: list[c.CoordinatorInstruction] = []
-    for epoch in range(10, 10 + c.ATTEMPTS_LIMIT + 1):
+    for epoch in range(10, 10 + ATTEMPTS_LIMIT + 1):
         stock = (_in("h", _live(0, 4, 5), epoch=epoch), _in("a", epoch=epoch))
         out = _feed(core, *stock, _in("b", epoch=epoch), c.Planned(epoch, _STAGES))
         out = _feed(core, c.ReadyIn(epoch, "a", PrepareFailed(epoch, "no such operator")))
@@ -223,3 +230,77 @@ def test_nothing_is_gathered_while_every_device_of_the_plan_is_here() -> None:
     [plan] = _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
     assert isinstance(plan, c.MakePlan)
     assert plan.present == _PRESENT
+
+
+def _spoil(core: CoordinatorCore, epoch: int, trouble: PrepareFailed) -> c.CoordinatorInstruction:
+    """One attempt that ends by that; what is said then, the plan asked for included."""
+    stock = (_in("h", epoch=epoch), _in("a", epoch=epoch), _in("b", epoch=epoch))
+    [plan] = _feed(core, *stock)
+    if not isinstance(plan, c.MakePlan):
+        return plan
+    _feed(core, c.Planned(epoch, _STAGES), c.ReadyIn(epoch, "a", trouble))
+    return plan
+
+
+def _with_copies(*steps: int) -> CoordinatorCore:
+    copies = [GlobalCopy(Version(step, 1), "h", Kind.GLOBAL) for step in steps]
+    copies.append(GlobalCopy(Version(0, 0), "h", Kind.INITIAL))
+    past = Past(_LINEAGE, 9, tuple(copies), _PRESENT.places())
+    ask = ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT)
+    core = CoordinatorCore(ask, 2, _ALL)
+    core.start()
+    return core
+
+
+def test_a_whole_copy_that_cannot_be_read_gives_way_to_the_next_best() -> None:
+    core, steps = _with_copies(8, 6), []
+    for epoch in range(10, 10 + 3 * COPY_TRIES):
+        plan = _spoil(core, epoch, PrepareFailed(epoch, "damaged", source="h"))
+        assert isinstance(plan, c.MakePlan)
+        steps.append(plan.choice.version.step)
+    assert steps == [8] * COPY_TRIES + [6] * COPY_TRIES + [0] * COPY_TRIES
+
+
+def test_the_last_whole_copy_is_not_given_up_for_a_link_that_breaks() -> None:
+    core = _with_copies()
+    for epoch in range(10, 10 + ATTEMPTS_LIMIT):
+        plan = _spoil(core, epoch, PrepareFailed(epoch, "the link broke", source="h"))
+        assert isinstance(plan, c.MakePlan)
+        assert plan.choice.version == Version(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "again"),
+    [
+        (PrepareFailed(0, "b could not deliver", source="b"), True),
+        (PrepareFailed(0, "out of memory", memory_bytes=7), True),
+        (PrepareFailed(0, "no such operator"), False),
+    ],
+)
+def test_what_spoiled_every_preparation_is_said_and_whether_it_may_pass(
+    trouble: PrepareFailed, again: bool
+) -> None:
+    core, out = _core(), []
+    core.start()
+    for epoch in range(10, 10 + ATTEMPTS_LIMIT + 1):
+        stock = (_in("h", _live(0, 4, 5), epoch=epoch), _in("a", epoch=epoch))
+        _feed(core, *stock, _in("b", epoch=epoch), c.Planned(epoch, _STAGES))
+        out = _feed(core, c.ReadyIn(epoch, "a", replace(trouble, epoch=epoch)))
+    [refusal] = out
+    assert isinstance(refusal, c.RefuseHolder)
+    assert refusal.reason.endswith(trouble.reason)
+    assert (refusal.again, bool(refusal.spoiled)) == (again, again)
+    has = {} if trouble.memory_bytes is None else {"a": trouble.memory_bytes}
+    assert refusal.lowered == has
+
+
+def test_a_leave_that_was_refused_leaves_the_plan_as_it_is() -> None:
+    past = Past(_LINEAGE, 5, (), _PRESENT.places())
+    for without, same in ((frozenset("b"), True), (frozenset("a"), False)):
+        ask = ChangeAsk(10, 10, Reason.LEAVE, 4, "h", _ALL, past, _PRESENT, without=without)
+        core = CoordinatorCore(ask, 2, _ALL)
+        core.start()
+        stock = (_in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
+        [plan] = _feed(core, *stock)
+        assert isinstance(plan, c.MakePlan)
+        assert (plan.present == _PRESENT) is same

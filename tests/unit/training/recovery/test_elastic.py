@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.elastic import (
+    LONGEST_SETTLE_SECONDS,
     MOST_TRIES,
+    OVERTAKE_SECONDS,
     RETRY_SECONDS,
     SETTLE_SECONDS,
     Answered,
@@ -22,6 +24,7 @@ from p2ptrain.training.recovery.elastic import (
     Gone,
     Leaving,
     LookNow,
+    StayOn,
     Unanswered,
 )
 
@@ -130,6 +133,82 @@ def test_a_leaver_is_looked_at_at_once_whatever_else_is() -> None:
     ]
 
 
+def test_a_leaver_that_the_others_cannot_do_without_hears_so_and_nothing_changes() -> None:
+    core = begun()
+    found = look(core.handle(Leaving("b"), 1.0))
+    assert core.handle(Unanswered(found.number, "too little memory"), 2.0) == [
+        StayOn("b", "too little memory")
+    ]
+    assert core.tick(900.0) == []
+    assert look(core.handle(Leaving("b"), 901.0)).reason is Reason.LEAVE  # it may ask again
+
+
+def test_a_drift_look_that_a_leave_overtook_is_made_again_where_all_stays() -> None:
+    core = begun()
+    look(core.handle(Drifted(), 1.0))
+    leave = look(core.handle(Leaving("b"), 1.5))
+    stay, drift = core.handle(Unanswered(leave.number, "too little memory"), 2.0)
+    assert isinstance(stay, StayOn)
+    assert look([drift]).reason is Reason.DRIFT
+
+
+def test_who_comes_overtakes_a_drift_look_which_is_made_again() -> None:
+    core = begun()
+    drift = look(core.handle(Drifted(), 1.0))
+    core.handle(Appeared("c"), 2.0)
+    join = look(core.tick(core.next_wakeup))
+    assert (join.reason, core.handle(Answered(drift.number, frozenset()), 3.5)) == (Reason.JOIN, [])
+    assert look(core.handle(Answered(join.number, frozenset()), 4.0)).reason is Reason.DRIFT
+
+
+def test_who_comes_while_others_are_looked_at_is_not_forgotten_and_waits_a_moment_only() -> None:
+    core = begun()
+    core.handle(Appeared("c"), 1.0)
+    look(core.tick(2.0))
+    core.handle(Appeared("d"), 5.0)
+    assert core.next_wakeup == 5.0 + OVERTAKE_SECONDS
+    found = look(core.tick(core.next_wakeup))  # of both, as the first has not been answered
+    core.handle(Appeared("e"), 26.0)
+    [again] = core.handle(Answered(found.number, frozenset()), 40.0)
+    assert look([again]).reason is Reason.JOIN
+    assert core.handle(Answered(look([again]).number, frozenset()), 41.0) == []
+    assert core.next_wakeup == float("inf")
+
+
+def test_devices_that_come_one_after_the_other_do_not_put_off_the_first_for_ever() -> None:
+    core = begun()
+    for number in range(10):
+        core.handle(Appeared(f"c{number}"), 1.0 + 0.9 * number)
+        if core.next_wakeup <= 1.0 + 0.9 * (number + 1):
+            break
+    assert core.next_wakeup == 1.0 + LONGEST_SETTLE_SECONDS
+
+
+def test_who_came_is_not_held_against_who_comes_next_nor_are_changes_of_speed() -> None:
+    core = begun()
+    found = look(core.handle(Drifted(), 1.0))
+    core.handle(Answered(found.number, AB), 2.0)
+    for second, device in ((10.0, "c"), (40.0, "d")):
+        devices = AB if device == "c" else AB | {"c"}
+        core.handle(Asked(frozenset()), second - 5.0)
+        core.handle(Began(devices), second - 4.0)
+        core.handle(Appeared(device), second)
+        found = look(core.tick(second + SETTLE_SECONDS))
+        assert found.moved_seconds_ago == ()
+        out = core.handle(Answered(found.number, devices | {device}), second + 2.0)
+        assert out == [ChangePlan(Reason.JOIN)]
+
+
+def test_who_came_while_a_leaver_was_replaced_is_looked_at_then() -> None:
+    """A plan for a leave measures nobody: who is new has no part in it, however good it is."""
+    core = begun()
+    core.handle(Appeared("c"), 1.0)
+    found = look(core.handle(Leaving("b"), 1.1))
+    core.handle(Answered(found.number, frozenset("a")), 1.2)
+    core.handle(Asked(frozenset()), 1.3)
+    assert look(core.handle(Began(frozenset("a")), 3.0)).reason is Reason.JOIN
+
+
 def test_a_leaver_goes_though_nothing_was_found() -> None:
     core = begun()
     found = look(core.handle(Leaving("b"), 1.0))
@@ -182,7 +261,7 @@ _events: st.SearchStrategy[ElasticEvent] = st.one_of(
     st.builds(Asked, _sets),
     st.builds(Began, _sets),
     st.builds(Answered, st.integers(0, 12), st.frozensets(_devices)),
-    st.builds(Unanswered, st.integers(0, 12)),
+    st.builds(Unanswered, st.integers(0, 12), st.none() | st.just("no plan")),
 )
 
 
@@ -208,8 +287,12 @@ def test_whatever_happens_looks_are_one_at_a_time_and_leavers_are_answered(
                     open_look = None
         for instruction in core.handle(event, now) + core.tick(now):
             if isinstance(instruction, LookNow):
-                assert open_look is None
+                # a leave's look nobody overtakes; who comes may overtake the others
+                assert open_look is None or open_look.reason is not Reason.LEAVE
+                assert open_look is None or instruction.reason is not Reason.DRIFT
                 open_look = instruction
+            elif isinstance(instruction, StayOn):
+                leaving.discard(instruction.device)
             elif instruction.leaver is not None:
                 leaving.discard(instruction.leaver)
         assert core.next_wakeup > now
@@ -221,6 +304,6 @@ def test_whatever_happens_looks_are_one_at_a_time_and_leavers_are_answered(
             for instruction in answers.pop():
                 if isinstance(instruction, LookNow):
                     answers.append(core.handle(Unanswered(instruction.number), now))
-                elif instruction.leaver is not None:
+                elif isinstance(instruction, ChangePlan) and instruction.leaver is not None:
                     leaving.discard(instruction.leaver)
     assert not leaving

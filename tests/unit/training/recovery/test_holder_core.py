@@ -7,7 +7,12 @@ from dataclasses import replace
 from p2ptrain.training.recovery import holder_events as h
 from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, Reason
 from p2ptrain.training.recovery.choose import Choice, Lost
-from p2ptrain.training.recovery.holder_core import RETRY_SECONDS, HolderCore, Phase
+from p2ptrain.training.recovery.holder_core import (
+    MOST_SPOILED,
+    RETRY_SECONDS,
+    HolderCore,
+    Phase,
+)
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.reach import RELINK_SECONDS
@@ -282,3 +287,56 @@ def test_a_death_while_the_weights_come_home_does_not_end_the_job() -> None:
     out = _feed(core, h.AnswerIn(core.number, _placed(core.number, "b"), _CHOICE))
     assert isinstance(out[-1], h.BringHome)
     assert _feed(core, h.Home()) == [h.StopJob()]
+
+
+def test_spoiled_preparations_are_asked_for_again_ever_later_and_not_for_ever() -> None:
+    core, now, waits = _training("a"), 10.0, []
+    _feed(core, h.Died("b", certain=False), h.LinkTrouble("h", "a"), h.LinkBack("h", "a"), now=now)
+    out: list[h.HolderInstruction] = []
+    while core.phase is Phase.ASKING:
+        why = "8 attempts failed: a could not deliver"
+        refused = h.RefusedIn(core.number, why, again=True, spoiled=8)
+        out = _feed(core, refused, now=now)
+        if core.phase is Phase.ASKING:
+            waits.append(core.next_wakeup - now)
+            now = core.next_wakeup
+            _ask_of(core.tick(now))
+    assert waits == [RETRY_SECONDS * 2**n for n in range(MOST_SPOILED)]
+    [stop] = out
+    assert isinstance(stop, h.StopJob)
+    assert stop.reason is not None
+    assert stop.reason.endswith("a could not deliver")
+
+
+def test_a_coordinator_that_does_not_see_the_holder_is_asked_without_limit() -> None:
+    core, now = _training("a"), 10.0
+    _feed(core, h.LinkTrouble("h", "a"), h.LinkBack("h", "a"), now=now)
+    for _ in range(10 * MOST_SPOILED):
+        _feed(core, h.RefusedIn(core.number, "it does not answer", again=True), now=now)
+        assert core.next_wakeup == now + RETRY_SECONDS
+        now = core.next_wakeup
+        _ask_of(core.tick(now))
+
+
+def test_memory_that_a_refused_request_found_missing_is_remembered() -> None:
+    core = _training("a")
+    _feed(core, h.LinkTrouble("h", "a"), h.LinkBack("h", "a"))
+    for bytes_ in (7, 9):
+        refused = h.RefusedIn(core.number, "", again=True, spoiled=8, lowered={"a": bytes_})
+        _feed(core, refused)
+        assert _ask_of(core.tick(core.next_wakeup)).ask.lowered == {"a": 7}
+
+
+def test_a_leaver_without_whom_no_plan_fits_hears_so_and_all_goes_on_with_it() -> None:
+    core = _training("a", "b")
+    assert _feed(core, h.Wanted(Reason.LEAVE, "b")) == [h.Drain()]
+    ask = _ask_of(_feed(core, h.Drained())).ask
+    assert ask.without == {"b"}
+    out = _feed(core, h.RefusedIn(ask.number, "too little memory"))
+    assert out[0] == h.StayOn("b", "too little memory")
+    again = _ask_of(out).ask
+    assert (again.reason, again.without) == (Reason.LEAVE, frozenset())
+    _feed(core, h.AnswerIn(again.number, _placed(again.number, "a", "b"), _CHOICE))
+    assert core.phase is Phase.TRAINING
+    # it goes all the same: a failure like any other
+    assert h.Failure("b") in _feed(core, h.Died("b", certain=True))

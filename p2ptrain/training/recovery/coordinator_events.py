@@ -1,0 +1,160 @@
+"""What a coordinator that answers one request hears, and what it says must be done."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from p2ptrain.training.recovery.choose import Choice, Forward, Lost
+from p2ptrain.training.recovery.device_events import PrepareFailed
+from p2ptrain.training.recovery.fetches import Fetch
+from p2ptrain.training.recovery.holdings import Inventory
+from p2ptrain.training.recovery.placed import Placed, PlacedStage
+
+# -- events --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryIn:
+    """A device's answer."""
+
+    epoch: int
+    inventory: Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryFailed:
+    """A device does not answer, or refuses."""
+
+    epoch: int
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The planner's answer.
+
+    Attributes:
+        senders: by (unit, device), from whom it should come.
+    """
+
+    epoch: int
+    stages: tuple[PlacedStage, ...]
+    tied: tuple[tuple[int, int], ...] = ()
+    senders: Mapping[tuple[int, str], str] = dataclasses.field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NotPlanned:
+    """No plan fits; `reason` is for people."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyIn:
+    """A device is ready, or says what was in the way."""
+
+    epoch: int
+    device: str
+    trouble: PrepareFailed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberGone:
+    """A device is dead."""
+
+    device: str
+
+
+CoordinatorEvent: TypeAlias = (
+    InventoryIn | InventoryFailed | Planned | NotPlanned | ReadyIn | MemberGone
+)
+
+
+# -- instructions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskInventory:
+    """Ask `device`; where `forward` is given, it applies that version first."""
+
+    device: str
+    epoch: int
+    forward: Forward | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Have `device` fetch every unit and build nothing; say `ReadyIn`.
+
+    Attributes:
+        placed: the attempt's epoch, with all units in one stage on that device.
+    """
+
+    device: str
+    placed: Placed
+    fetches: tuple[Fetch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    """Plan for these devices, in the background; say `Planned`.
+
+    Attributes:
+        devices: that may get work.
+        left_out: by device, the peers that it has no link to.
+        present: keep this plan as it is, because nothing speaks against it; None = plan anew.
+    """
+
+    epoch: int
+    choice: Choice
+    devices: frozenset[str]
+    left_out: Mapping[str, tuple[str, ...]] = dataclasses.field(hash=False)
+    lowered: Mapping[str, int] = dataclasses.field(hash=False)
+    present: Placed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Have `device` fetch and build."""
+
+    device: str
+    placed: Placed
+    fetches: tuple[Fetch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHolder:
+    """Every device of the plan is ready."""
+
+    number: int
+    placed: Placed
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseHolder:
+    """There is no way: state is lost, or no plan fits.
+
+    Attributes:
+        again: what is in the way may pass; ask again after a while.
+        spoiled: preparations that failed, one after the other; 0 = nobody could be asked at all.
+        lowered: memory in bytes that devices proved to have less of meanwhile, by id.
+    """
+
+    number: int
+    reason: str
+    lost: Lost | None = None
+    again: bool = False
+    spoiled: int = 0
+    lowered: Mapping[str, int] = dataclasses.field(default_factory=dict, hash=False)
+
+
+CoordinatorInstruction: TypeAlias = (
+    AskInventory | Gather | MakePlan | Prepare | AnswerHolder | RefuseHolder
+)

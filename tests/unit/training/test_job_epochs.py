@@ -1,0 +1,60 @@
+"""The holder's way from epoch to epoch: what waits for the disk, and how its calls fail."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.errors import PeerError
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.observe.events import PlanEvent
+from p2ptrain.training import job_epochs
+from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
+from p2ptrain.training.journal import JOB_FILE
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.recovery import holder_core
+from tests.unit.training.household import devices
+from tests.unit.training.test_job_life import make_job
+
+ALONE = TrainOptions(planner="single", steps=2)
+
+
+async def test_a_slow_disk_holds_up_what_people_hear_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, loop = StateFolder(tmp_path / "job"), asyncio.get_running_loop()
+    write, may_go_on = folder.write_json, threading.Event()
+    begun = asyncio.Event()
+
+    def slow(name: str, value: object) -> None:
+        if name == JOB_FILE and isinstance(value, dict) and value["plan"] is not None:
+            loop.call_soon_threadsafe(begun.set)
+            may_go_on.wait(20.0)
+        write(name, value)
+
+    monkeypatch.setattr(folder, "write_json", slow)
+    async with devices(1) as household:
+        run = asyncio.create_task(household.holder_run(make_job(), ALONE, folder=folder).run())
+        await begun.wait()  # which shows that the event loop goes on
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not [event for event in household.events if isinstance(event, PlanEvent)]
+        may_go_on.set()
+        await run
+        assert household.plan.epoch == 1
+        assert len(household.losses) == 2
+
+
+async def test_a_coordinator_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(mesh: Mesh, device: str, request: ChangeRequest) -> ChangeAnswer | Refusal:
+        raise TimeoutError
+
+    monkeypatch.setattr(job_epochs, "ask_change", ask)
+    monkeypatch.setattr(holder_core, "RETRY_SECONDS", 0.0)
+    async with devices(1) as household:
+        with pytest.raises(PeerError, match="a, which coordinates, did not answer 61 requests"):
+            await household.holder_run(make_job(), ALONE).run()
