@@ -8,30 +8,23 @@ What must be done takes time; it is done in tasks of this object, which tell the
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any
 
 from p2ptrain import failpoints
-from p2ptrain.errors import Error, InternalError, NotCoordinator, PeerError, ProtocolError
+from p2ptrain.errors import InternalError, NotCoordinator, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.assigning import fetches_from_bytes, placed_of
 from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.engagement import Engagement
-from p2ptrain.training.epoch_links import Shell
 from p2ptrain.training.job_store import JobStore
 from p2ptrain.training.link_wait import until_linked
-from p2ptrain.training.making_ready import MakingReady, Model, NotReady
 from p2ptrain.training.owned_tasks import OwnedTasks
+from p2ptrain.training.pending_answers import PendingAnswers
+from p2ptrain.training.preparing import Preparing
 from p2ptrain.training.protocol import (
     INVENTORY,
     PREPARE,
@@ -45,42 +38,12 @@ from p2ptrain.training.protocol import (
 from p2ptrain.training.recovery import device_events as rules
 from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.device_core import DeviceCore, Phase
-from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Inventory, read_coefficient, read_version
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.replication import Replication
-from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.training.surroundings import Surroundings
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a participation uses of its device.
-
-    Attributes:
-        model: (digest, holder) -> its description, fetched where it is not known.
-        short_of: (needed bytes) -> the memory there is in bytes, where that is too little.
-        budget_bytes: what a job may take now.
-        inventory: adds to a device's inventory what is not of one job: profile, speeds, memory.
-        on_failure: (assignment, stage, error) tells the holder.
-        told: (assignment, fields) tells the holder something else of `train.failed`.
-        waits: is told that the job stands still until the device of that id is back.
-        changed: called after whatever has happened.
-    """
-
-    mesh: Mesh
-    compute: ComputeThread
-    states: StateServer
-    shell: Shell
-    model: Model
-    short_of: Callable[[int], int | None]
-    budget_bytes: Callable[[], int]
-    inventory: Callable[[Inventory, str], Inventory]
-    on_failure: Callable[[Assignment, int, BaseException], Awaitable[None]]
-    told: Callable[[Assignment, Mapping[str, Any]], Coroutine[Any, Any, None]]
-    waits: Callable[[str], None]
-    changed: Callable[[], None]
 
 
 class Participation:
@@ -104,20 +67,13 @@ class Participation:
         self._core = DeviceCore(around.mesh.self_id)
         self._digest = ""
         self._others: frozenset[str] = frozenset()  # whom the coordinator sees alive
-        # asked for, with the bytes it needs, and whether for what is fetched alone: nothing runs
-        self._next: tuple[Assignment, int, bool] | None = None
-        self._gathers = False  # the same of the preparation under way
-        self._ready: MakingReady | None = None  # the preparation under way, or done
-        self._prepared: Engagement | None = None
-        self._given_up: Assignment | None = None  # the last that was made ready in vain
         self._committed: Version | None = None  # newest that this device was told to apply
-        self._answers: dict[int, tuple[asyncio.Future[Message], type[Error]]] = {}
-        self._numbers = itertools.count(1)
+        self._answers = PendingAnswers()
         self._todo: deque[to_do.DeviceInstruction] = deque()
         self._is_queued = False  # whether the order that is taken in counts
         self._carrying_out = False
-        self._preparing: asyncio.Task[None] | None = None
         self._tasks = OwnedTasks(self._on_failed)
+        self._preparing = Preparing(around, self._store, self._tasks, self._feed, self._look)
 
     @property
     def engagement(self) -> Engagement | None:
@@ -161,7 +117,7 @@ class Participation:
         digest, others = text(fields, "digest", 64), ids(fields, "alive")
         if self._core.phase is Phase.IDLE:  # nothing runs that must be stopped first
             await until_linked(self._around.mesh, others)
-        number = next(self._numbers)
+        number = self._answers.number()
         asked = rules.InventoryAsked(
             request=number,
             peer=peer,
@@ -188,11 +144,11 @@ class Participation:
         if self._around.mesh.self_id not in assignment.devices:
             raise ProtocolError("an assignment without this device")
         fetches = fetches_from_bytes(message.parts[1])
-        number = next(self._numbers)
+        number = self._answers.number()
         placed = placed_of(assignment)
         needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)
         asked = rules.PrepareAsked(number, peer, placed, fetches)
-        self._next = (assignment, needed_bytes, message.fields.get("gather") is True)
+        self._preparing.ask(assignment, needed_bytes, gathers=message.fields.get("gather") is True)
         answer = await self._answer(number, asked, peer, placed.term, placed.epoch)
         if failpoints.armed:
             await self._reach("ready.send.before")
@@ -207,14 +163,10 @@ class Participation:
         epoch: int,
     ) -> Message:
         stale = self._is_stale(peer, term, epoch)
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._answers[number] = (answer, NotCoordinator if stale else PeerError)
-        try:
+        with self._answers.open(number, NotCoordinator if stale else PeerError) as answer:
             self._feed(rules.Coordinates(*(self._office or (None, 0))))
             self._feed(asked)
             return await answer
-        finally:
-            del self._answers[number]
 
     @property
     def _office(self) -> tuple[str, int] | None:
@@ -298,17 +250,15 @@ class Participation:
             case to_do.AnswerReady():
                 self._send_ready(instruction)
             case to_do.Refuse(request, _, reason):
-                self._settle(request, error=reason)
+                self._answers.refuse(request, reason)
             case to_do.Stop(epoch):
                 self._tasks.spawn(self._stop(), f"stop epoch {epoch}")
-            case to_do.FetchParts(epoch, _, fetches):
-                self._make_ready(epoch, fetches)
+            case to_do.FetchParts(_, _, fetches):
+                self._preparing.fetch(fetches)
             case to_do.Build(epoch):
-                assert self._ready is not None
-                work = self._gathered if self._gathers else self._build
-                self._preparing = self._tasks.spawn(work(self._ready), f"build {epoch}")
+                self._preparing.build(epoch)
             case to_do.CancelPrepare():
-                self._cancel_preparing("is made ready for another plan")
+                self._preparing.give_up("is made ready for another plan")
             case to_do.Start():
                 self._start()
             case to_do.Queue():
@@ -332,15 +282,6 @@ class Participation:
     @staticmethod
     def _on_failed(work: str, error: BaseException) -> None:
         log.error("not_done", work=work, exc_info=error)
-
-    def _settle(self, request: int, message: Message | None = None, error: str = "") -> None:
-        answer, kind = self._answers.get(request, (None, PeerError))
-        if answer is None or answer.done():
-            return  # whoever asked has gone
-        if message is not None:
-            answer.set_result(message)
-        else:
-            answer.set_exception(kind(error))
 
     # -- taking stock ----------------------------------------------------------------------------
 
@@ -371,7 +312,7 @@ class Participation:
         )
         whole = self._around.inventory(inventory, self._digest)
         blob = memoryview(whole.to_bytes())
-        self._settle(answer.request, Message(INVENTORY, {}, (blob,)))
+        self._answers.give(answer.request, Message(INVENTORY, {}, (blob,)))
 
     def _apply(self, what: to_do.Apply) -> None:
         self._committed = what.version
@@ -406,67 +347,14 @@ class Participation:
             if live.ready is not None and live.ready != self._committed:
                 self._feed(rules.GradientsReady(epoch, first, live.ready.step - 1))
 
-    # -- preparing -------------------------------------------------------------------------------
-
-    def _make_ready(self, epoch: int, fetches: tuple[Fetch, ...]) -> None:
-        assert self._next is not None
-        assignment, needed_bytes, self._gathers = self._next
-        around = self._around
-        self._ready = MakingReady(
-            assignment,
-            around.shell,
-            around.states,
-            self._store,
-            around.model,
-            around.budget_bytes,
-            self._look,
-        )
-        # Only before the first epoch: what an old one takes is free once the new one begins.
-        short_bytes = around.short_of(needed_bytes) if self.engagement is None else None
-        work = self._fetch(self._ready, fetches, short_bytes)
-        self._preparing = self._tasks.spawn(work, f"fetch {epoch}")
-
-    async def _fetch(
-        self, ready: MakingReady, fetches: tuple[Fetch, ...], short_bytes: int | None
-    ) -> None:
-        try:
-            await ready.fetch(fetches, self._feed, short_bytes)
-        except NotReady as error:
-            self._feed(error.event)
-        else:
-            self._feed(rules.Fetched(ready.assignment.key.epoch))
-
-    async def _build(self, ready: MakingReady) -> None:
-        try:
-            self._prepared = await ready.build()
-        except NotReady as error:
-            self._feed(error.event)
-        else:
-            trim_heap()  # what the weights' way here has taken
-            self._feed(rules.Built(ready.assignment.key.epoch))
-
-    async def _gathered(self, ready: MakingReady) -> None:
-        """All that is to be built of it stands elsewhere."""
-        self._feed(rules.Built(ready.assignment.key.epoch))
-
-    def _cancel_preparing(self, why: str) -> None:
-        if self._preparing is not None:
-            self._preparing.cancel()
-            self._preparing = None
-        if self._ready is not None:
-            self._ready.give_up(f"{self._around.mesh.name} {why}")
-            self._given_up = self._ready.assignment
-            self._ready = self._prepared = None
-
     def _send_ready(self, answer: to_do.AnswerReady) -> None:
         trouble = answer.trouble
-        moved_bytes = 0 if self._ready is None else self._ready.moved_bytes
+        moved_bytes = self._preparing.moved_bytes
         if trouble is None:
             told = {"ready": True, "moved_bytes": moved_bytes}
-            self._settle(answer.request, Message(PREPARE, told))
+            self._answers.give(answer.request, Message(PREPARE, told))
             return
-        self._preparing = None
-        self._cancel_preparing("could not be made ready")
+        self._preparing.failed()
         fields = {
             "ready": False,
             "moved_bytes": moved_bytes,
@@ -474,22 +362,21 @@ class Participation:
             "source": trouble.source,
             "memory_bytes": trouble.memory_bytes,
         }
-        self._settle(answer.request, Message(PREPARE, fields))
+        self._answers.give(answer.request, Message(PREPARE, fields))
 
     # -- running ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        engagement, self._prepared = self._prepared, None
-        assert engagement is not None
+        engagement = self._preparing.take()
         self._store.train(engagement)
         self.replication.begin(engagement)
-        self._committed = self._preparing = self._ready = None
+        self._committed = None
         engagement.start(partial(self._around.on_failure, engagement.assignment))
         trim_heap()  # and with the old epoch what only it had
 
     def _tell_link(self, epoch: int, peer: str, *, back: bool) -> None:
         engagement = self.engagement
-        known = (self._given_up, None if engagement is None else engagement.assignment)
+        known = (self._preparing.given_up, None if engagement is None else engagement.assignment)
         for assignment in known:
             if assignment is not None and assignment.key.epoch == epoch:
                 message = "a link is back" if back else "a link ended"
@@ -497,10 +384,9 @@ class Participation:
                 self._tasks.spawn(self._around.told(assignment, fields), "tell of a link")
 
     def _release(self) -> None:
-        self._cancel_preparing("has left the job")
+        self._preparing.give_up("has left the job")
         self._store.release()
-        for request in list(self._answers):
-            self._settle(request, error="the job has ended")
+        self._answers.refuse_all("the job has ended")
         self._tasks.spawn(self._end(), "end the job")
 
     async def _end(self) -> None:

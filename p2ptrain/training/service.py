@@ -38,7 +38,7 @@ from p2ptrain.training.counters import count, counter_fields
 from p2ptrain.training.device_measures import DeviceMeasures
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
-from p2ptrain.training.participation import Participation, Surroundings
+from p2ptrain.training.participation import Participation
 from p2ptrain.training.parts import limited
 from p2ptrain.training.profiling import ProfileCache
 from p2ptrain.training.protocol import (
@@ -74,6 +74,7 @@ from p2ptrain.training.recovery.holdings import version_fields
 from p2ptrain.training.routes import Route
 from p2ptrain.training.stage_failure import failure_fields
 from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.training.surroundings import Surroundings
 from p2ptrain.training.switchboard import Switchboard
 
 log = get_logger(__name__)

@@ -1,4 +1,4 @@
-"""What the stages report to the holder, gathered round by round.
+"""What the stages report to the holder, gathered round by round: the shell of `committing`.
 
 A round is complete when every device has reported it for every stage it holds. The first failure,
 of a stage or of a device, ends every wait: there is no way on without a new plan.
@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from p2ptrain.errors import ProtocolError
-from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.committing import Committing, Seat
 from p2ptrain.training.stage_ends import RoundReport
 
 
@@ -31,7 +30,7 @@ class Tracker:
     """
 
     def __init__(self, seats: Collection[Seat]) -> None:
-        self._seats = frozenset(seats)
+        self._committing = Committing(seats)
         self._rounds: dict[int, _Gathering] = {}
         self.heard = 0
         self._failure: BaseException | None = None
@@ -39,29 +38,25 @@ class Tracker:
 
     def expect(self, round_index: int) -> None:
         """A round is ordered."""
-        self._rounds.setdefault(round_index, _Gathering())
+        self._committing.order(round_index)
+        self._rounds[round_index] = _Gathering()
 
     @property
     def waits_for(self) -> frozenset[str]:
         """Devices that have not finished the oldest round ordered; none where there is none."""
-        for index in sorted(self._rounds):
-            missing = self._seats - self._rounds[index].reports.keys()
-            if missing:
-                return frozenset(device for _, device in missing)
-        return frozenset()
+        return frozenset(device for _, device in self._committing.missing)
 
     def report(self, seat: Seat, report: RoundReport) -> None:
         """A device has finished a round of its stage.
 
         Raises:
-            ProtocolError: it has no such stage, or it said so before.
+            ProtocolError: it has no such stage, or it said so before, or nobody asked.
         """
         self.heard += 1
-        gathering = self._rounds.setdefault(report.round, _Gathering())
-        if seat not in self._seats or seat in gathering.reports:
-            raise ProtocolError(f"stage {seat[0]} reported round {report.round} twice or unasked")
+        is_over = self._committing.done(seat, report.round)
+        gathering = self._rounds[report.round]
         gathering.reports[seat] = report
-        if len(gathering.reports) == len(self._seats):
+        if is_over:
             gathering.complete.set()
 
     def fail(self, error: BaseException) -> None:
@@ -77,7 +72,6 @@ class Tracker:
         raise self._failure
 
     async def complete(self, round_index: int) -> Mapping[Seat, RoundReport]:
-        """Wait for all reports of a round, and forget them."""
-        gathering = self._rounds.setdefault(round_index, _Gathering())
-        await gathering.complete.wait()
+        """Wait for all reports of a round that was ordered, and forget them."""
+        await self._rounds[round_index].complete.wait()
         return self._rounds.pop(round_index).reports

@@ -5,7 +5,7 @@
     seats      the update  ◄── commit ──────────────────┘
 
 A seat that has applied t is the proof that all others were ready for it. So nobody is ever more
-than one version behind another, and who is behind can catch up without computing anything.
+than one version behind another, and who is behind can catch up without computing anything. Pure.
 """
 
 from __future__ import annotations
@@ -20,41 +20,50 @@ Seat: TypeAlias = tuple[int, str]
 
 
 class Committing:
-    """Counts the seats that are ready, step by step.
+    """Counts the seats that have finished a round. Several rounds may be under way.
+
+    Rounds of an evaluation are counted too: nothing is applied after them. Who is done with one may
+    be heard before the last word on the round before it, as words come over different links.
 
     Args:
-        seats: all that take part in every update.
-        start: updates applied to the state that the epoch begins with.
+        seats: all that take part in every round.
+        start: number of the first round.
     """
 
-    def __init__(self, seats: Collection[Seat], start: int) -> None:
+    def __init__(self, seats: Collection[Seat], start: int = 0) -> None:
         self._seats = frozenset(seats)
-        self._ready: set[Seat] = set()
-        self._decided = start
+        self._missing: dict[int, set[Seat]] = {}  # by round, of those under way
+        self._over = start
 
     @property
-    def decided(self) -> int:
-        """Updates that count."""
-        return self._decided
+    def over(self) -> int:
+        """The first round that is not over, of those ordered and those to come."""
+        return min(self._missing, default=self._over)
 
     @property
     def missing(self) -> frozenset[Seat]:
-        """Seats that the next update waits for."""
-        return self._seats - self._ready
+        """Seats that have not finished the oldest round under way; none where there is none."""
+        oldest = min(self._missing, default=None)
+        return frozenset() if oldest is None else frozenset(self._missing[oldest])
 
-    def done(self, seat: Seat, step: int) -> bool:
-        """A seat's gradients of the round that turns version `step` into the next are complete.
+    def order(self, number: int) -> None:
+        """A round begins."""
+        self._missing.setdefault(number, set(self._seats))
+        self._over = max(self._over, number + 1)
 
-        Returns whether that was the last one: the update is decided, and counts.
+    def done(self, seat: Seat, number: int) -> bool:
+        """A seat has finished a round; in training, its gradients are complete.
+
+        Returns whether it was the last one: the round is over, and its update counts.
 
         Raises:
-            ProtocolError: no such seat, not this step, or said before.
+            ProtocolError: no such seat, no such round under way, or said before.
         """
-        if seat not in self._seats or step != self._decided or seat in self._ready:
-            raise ProtocolError(f"stage {seat[0]} is ready for step {step} twice or unasked")
-        self._ready.add(seat)
-        if self.missing:
+        missing = self._missing.get(number, set())
+        if seat not in missing:
+            raise ProtocolError(f"stage {seat[0]} reported round {number} twice or unasked")
+        missing.discard(seat)
+        if missing:
             return False
-        self._ready.clear()
-        self._decided += 1
+        del self._missing[number]
         return True

@@ -184,8 +184,9 @@ class Holder(Node):
         epoch, committing = self.epoch, self.committing
         if epoch is None or committing is None or self.draining:
             return
-        while self.ordered < min(committing.decided + ROUNDS_AHEAD, self.steps):
+        while self.ordered < min(committing.over + ROUNDS_AHEAD, self.steps):
             step = self.ordered
+            committing.order(step)
             keep = self.keeping.protects and (step + 1) % KEEP_EVERY == 0
             keep = keep and not self.keeping.under_way
             if keep:
@@ -230,7 +231,7 @@ class Holder(Node):
 
     def _check_drained(self) -> None:
         committing = self.committing
-        if self.draining and committing is not None and committing.decided == self.ordered:
+        if self.draining and committing is not None and committing.over == self.ordered:
             self.later(0.0, "drained", self._drained)
 
     def _drained(self) -> None:

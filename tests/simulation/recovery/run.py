@@ -108,7 +108,7 @@ class Household:
         if epoch < self._seen_epoch:
             raise InvariantViolated(f"epoch {epoch} after {self._seen_epoch}")
         self._seen_epoch = epoch
-        decided = self.holder.committing.decided if self.holder.committing is not None else -1
+        decided = self.holder.committing.over if self.holder.committing is not None else -1
         if decided != self._seen_decided:
             self._seen_decided = decided
             self.holder.changed = True
@@ -142,7 +142,7 @@ class Household:
                 raise InvariantViolated(f"{node.id} applied {seat.version} before it counted")
             running = holder.epoch if holder.runs else None
             if running is not None and node.engaged == running.epoch and holder.committing:
-                behind = holder.committing.decided - seat.version.step
+                behind = holder.committing.over - seat.version.step
                 if behind not in (0, 1):
                     raise InvariantViolated(f"{node.id} is {behind} versions behind")
         for holding, states in node.copies.items():
