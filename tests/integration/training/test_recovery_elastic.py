@@ -16,7 +16,7 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.share import Span
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.plan.plan import Plan
-from p2ptrain.training import changing, considering, device_measures, household_plan
+from p2ptrain.training import change_planning, considering, device_measures, household_plan
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.consider_request import Considered
 from p2ptrain.training.considering import Consideration
@@ -281,7 +281,7 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
         raise PeerError("a device does not answer")
 
     monkeypatch.setattr(considering, "plan_change", short)
-    monkeypatch.setattr(changing, "plan_change", short)
+    monkeypatch.setattr(change_planning, "plan_change", short)
     if not looked:
         monkeypatch.setattr(Consideration, "answer", fails)
     wanted, job = await on_one_device(PIPELINE), _job()

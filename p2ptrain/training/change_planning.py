@@ -1,0 +1,246 @@
+"""A plan for one request's next attempt: from what devices said of themselves to who keeps copies.
+
+nothing speaks against the old one ──────────► the same plan
+profiles and memory of who is here ─┬────────► what was found while training went on, if it can be
+                                    └────────► close to the old one; at the start the best of all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import monotonic
+
+from p2ptrain import failpoints
+from p2ptrain.errors import PlanError
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.called import called
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.plan.plan import LeftOut, Plan
+from p2ptrain.plan.replanning.replicas import Replicas
+from p2ptrain.training.assigning import renamed, stages_of
+from p2ptrain.training.background import in_background
+from p2ptrain.training.change_request import ChangeRequest
+from p2ptrain.training.expectations import corrected, expected_of
+from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_change
+from p2ptrain.training.plan_search import PlanSearch
+from p2ptrain.training.protecting import Protected, protected
+from p2ptrain.training.recovery import coordinator_events as rules
+from p2ptrain.training.recovery.change import Reason
+from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.corrections import Expected
+from p2ptrain.training.recovery.holdings import Inventory
+from p2ptrain.training.surveying import Surveyor
+
+log = get_logger(__name__)
+
+
+_BARE = Protected((), None)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A plan of one attempt.
+
+    Attributes:
+        left_out: devices that no planner saw.
+        expected: what rounds should take; nothing where the plan stays as it is.
+        seconds: what it took to make.
+    """
+
+    plan: Plan
+    candidates: Mapping[str, Candidate] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
+    expected: Mapping[Seat, Expected] = field(default_factory=dict)
+    seconds: float = 0.0
+    protected: Protected = _BARE
+
+
+@dataclass
+class Heard:
+    """What a request has found out about devices, by id; filled while it is answered.
+
+    Attributes:
+        stock: newest inventories.
+        silent: who gave none, and why.
+        unable: who could not be made ready, and why.
+    """
+
+    stock: dict[str, Inventory] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+    unable: dict[str, str] = field(default_factory=dict)
+
+
+class ChangePlanning:
+    """Plans for one request."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        request: ChangeRequest,
+        surveyor: Surveyor,
+        search: PlanSearch,
+        heard: Heard,
+    ) -> None:
+        self._mesh = mesh
+        self._request = request
+        self._surveyor = surveyor
+        self._search = search
+        self._heard = heard
+
+    async def plan(self, make: rules.MakePlan) -> Made:
+        """With keepers for its copies.
+
+        Raises:
+            UserError: no plan fits, or there is no use in another one.
+        """
+        started = monotonic()
+        with timed(log, "planned"):
+            made = await self._make_plan(make)
+        if failpoints.armed:
+            await failpoints.reach("planned.after", device=self._mesh.self_id)
+        safe = self._protect(made, make)
+        return replace(made, seconds=monotonic() - started, protected=safe)
+
+    def _protect(self, made: Made, make: rules.MakePlan) -> Protected:
+        """Keepers for a new plan; a plan that stays keeps those it has."""
+        if make.present is not None and not made.candidates:
+            return Protected(make.present.stages, None)
+        names = {device: candidate.name for device, candidate in made.candidates.items()}
+        stages = stages_of(made.plan, {name: device for device, name in names.items()})
+        links = self._surveyor.links(names)
+        return protected(self._request.planning, made.plan, stages, made.candidates, links)
+
+    async def _make_plan(self, make: rules.MakePlan) -> Made:
+        request, in_force = self._request, self._request.in_force
+        if make.present is not None and in_force is not None and not self._heard.unable:
+            return Made(self._present())
+        self._give_up_if_needed()
+        candidates, left_out = await self._candidates(make)
+        household = self._household(candidates)
+        plan = await self._found(make, household)
+        expected = await in_background(partial(expected_of, request.planning, household, plan))
+        return Made(plan, candidates, (*left_out, *self._left_out(make)), expected)
+
+    def _household(self, candidates: Mapping[str, Candidate]) -> MeasuredHousehold:
+        names = {device: candidate.name for device, candidate in candidates.items()}
+        leaving = self._request.ask.without & names.keys()
+        return MeasuredHousehold(
+            list(candidates.values()),
+            self._surveyor.links(names),
+            self._name(self._request.ask.holder),
+            frozenset(names[device] for device in leaving),
+        )
+
+    async def _found(self, make: rules.MakePlan, household: MeasuredHousehold) -> Plan:
+        request = self._request
+        if request.in_force is None or self._is_first(make):
+            return await self._search.plan(request.planning, household)
+        here = {candidate.name for candidate in household.candidates}
+        proposed = self._proposed(make, here - household.leaving)
+        if proposed is not None:
+            return proposed
+        places = [[self._name(device) for device in held] for held in make.choice.places]
+        replicas = Replicas(tuple(tuple(n for n in held if n in here) for held in places))
+        return await in_background(
+            partial(
+                plan_change,
+                request.planning,
+                household,
+                self._present(),
+                replicas,
+                request.recovery,
+            )
+        )
+
+    def _proposed(self, make: rules.MakePlan, here: Collection[str]) -> Plan | None:
+        """The plan that was found while training went on, where nothing has come between."""
+        proposed = self._request.proposed
+        if proposed is None or self._heard.unable or make.lowered != self._request.ask.lowered:
+            return None
+        size = self._request.planning.batch_size
+        plan = Plan.from_json(proposed, "the plan proposed", batch_size=size)
+        used = {device.name for stage in plan.stages for device in stage.devices}
+        return plan if used <= set(here) else None
+
+    def _is_first(self, make: rules.MakePlan) -> bool:
+        """Whether nothing has been trained yet: then no plan has to be close to another."""
+        return (
+            make.choice.version.step
+            == self._request.ask.past.reported
+            == (self._request.planning.first_step)
+        )
+
+    def _present(self) -> Plan:
+        in_force = self._request.in_force
+        assert in_force is not None
+        size = self._request.planning.batch_size
+        plan = Plan.from_json(in_force.plan, "the plan in force", batch_size=size)
+        names = {device: self._name(device) for device in in_force.assignment.devices}
+        return renamed(plan, in_force.assignment, names)
+
+    async def _candidates(
+        self, make: rules.MakePlan
+    ) -> tuple[dict[str, Candidate], tuple[LeftOut, ...]]:
+        """Who may take part or give, with the memory it proved to have.
+
+        Measured where it never was, unless training has only paused: then that is for later.
+        """
+        known: dict[str, Candidate] = {}
+        reason = self._request.ask.reason
+        start = reason is Reason.START
+        giving = self._request.ask.without & self._heard.stock.keys()
+        devices = sorted((make.devices - self._heard.unable.keys()) | giving)
+        for device in devices:
+            inventory = self._heard.stock[device]
+            if inventory.measured is not None and not start:
+                known[device] = Candidate(
+                    device,
+                    self._name(device),
+                    inventory.measured,
+                    inventory.budget_bytes,
+                    inventory.taken_bytes,
+                )
+        new = {device: self._name(device) for device in devices if device not in known}
+        if reason not in (Reason.START, Reason.FAILURE):
+            new = {}
+        holder = self._request.ask.holder
+        if start:
+            with timed(log, "links_measured"):
+                await self._surveyor.measure_links(devices)
+        with timed(log, "profiled"):
+            found = await self._surveyor.profile(self._request.planning, holder, new, len(devices))
+        left_out = [answer for answer in found.values() if isinstance(answer, LeftOut)]
+        for out in left_out:
+            if out.name == self._name(holder):
+                raise PlanError(f"the data holder's own profile failed: {out.reason}")
+        known |= {d: answer for d, answer in found.items() if isinstance(answer, Candidate)}
+        return {d: self._limited(d, known[d], make) for d in sorted(known)}, tuple(left_out)
+
+    def _limited(self, device: str, candidate: Candidate, make: rules.MakePlan) -> Candidate:
+        most = [candidate.memory_bytes]
+        if device in make.lowered:
+            most.append(make.lowered[device])
+        measured = corrected(candidate.measured, self._request.corrections, device)
+        return replace(candidate, measured=measured, memory_bytes=min(most))
+
+    def _left_out(self, make: rules.MakePlan) -> list[LeftOut]:
+        reasons = {
+            **self._heard.silent,
+            **self._heard.unable,
+            **{
+                device: f"no link to {', '.join(self._name(peer) for peer in peers)}"
+                for device, peers in make.left_out.items()
+            },
+        }
+        return [LeftOut(self._name(device), reason) for device, reason in reasons.items()]
+
+    def _give_up_if_needed(self) -> None:
+        for device, reason in self._heard.unable.items():
+            planner = self._request.planning.planner
+            if device == self._request.ask.holder or planner not in ("auto", "pp"):
+                raise PlanError(f"{self._name(device)} could not be made ready: {reason}")
+
+    def _name(self, device: str) -> str:
+        return called(self._mesh, device)
