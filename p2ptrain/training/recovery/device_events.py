@@ -262,6 +262,9 @@ class LinkStarted:
     peer: str
 
 
+AboutPreparation: TypeAlias = PartFetched | Fetched | Built | PrepareFailed
+AboutCopies: TypeAlias = Kept | OfferHeard | ReplicaWhole | KeepHeard | CopyFailed | KeeperIs
+AboutLinks: TypeAlias = LinkEnded | LinkStarted
 DeviceEvent: TypeAlias = (
     Coordinates
     | InventoryAsked

@@ -73,6 +73,10 @@ class Placed:
         """Units that a device trains."""
         return tuple((stage.first, stage.end) for stage in self.stages if device in stage.devices)
 
+    def gives_part(self, device: str, epoch: int) -> bool:
+        """Whether this is that epoch, and a device trains in it."""
+        return epoch == self.epoch and device in self.devices
+
     def keeper_of(self, first: int, end: int) -> str | None:
         """Who keeps the copies of units [first, end), exactly one stage's."""
         for stage in self.stages:

@@ -29,7 +29,7 @@ class AppliesInAnyEpoch(DeviceCore):
     """Takes a commit of whatever epoch for the one that runs."""
 
     def _on_commit(self, commit: d.CommitHeard) -> None:
-        if self.running is not None and self._live:
+        if self.running is not None and self._trained.holdings:
             version = Version(commit.step + 1, self.running.epoch)
             self._out.append(to_do.Apply(self.running.epoch, version, None, keep=False))
 
