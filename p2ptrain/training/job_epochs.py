@@ -47,6 +47,7 @@ from p2ptrain.training.options import Recovery
 from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.recovery import holder_events as rules
+from p2ptrain.training.recovery import holder_instructions as to_do
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import GlobalCopy
 from p2ptrain.training.recovery.committing import Seat
@@ -136,7 +137,7 @@ class JobEpochs:
             self._post,
             replans=replans,
         )
-        self._todo: deque[rules.HolderInstruction] = deque()
+        self._todo: deque[to_do.HolderInstruction] = deque()
         self._carrying_out = False
         self._changed = asyncio.Event()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -247,7 +248,7 @@ class JobEpochs:
         self._do(self._core.handle(rules.CopiesAre(self._copies()), now))
         self._do(self._core.handle(event, now))
 
-    def _do(self, instructions: list[rules.HolderInstruction]) -> None:
+    def _do(self, instructions: list[to_do.HolderInstruction]) -> None:
         self._changed.set()
         self._todo.extend(instructions)
         if not self._carrying_out and not self._over.done():
@@ -260,7 +261,7 @@ class JobEpochs:
         try:
             while self._todo and writing is None:
                 instruction = self._todo.popleft()
-                if isinstance(instruction, rules.Journal):
+                if isinstance(instruction, to_do.Journal):
                     writing = self._memory.write_down(instruction, self._answer)
                 else:
                     self._carry_out(instruction)
@@ -276,34 +277,34 @@ class JobEpochs:
         self._carrying_out = False
         self._do([])
 
-    def _carry_out(self, instruction: rules.HolderInstruction) -> None:
+    def _carry_out(self, instruction: to_do.HolderInstruction) -> None:
         match instruction:
-            case rules.Freeze():
+            case to_do.Freeze():
                 self._freeze()
-            case rules.Drain():
+            case to_do.Drain():
                 if self._epoch is not None:
                     self._epoch.is_draining = True
-            case rules.Ask(coordinator, ask):
+            case to_do.Ask(coordinator, ask):
                 if self._asking is not None:
                     self._asking.cancel()
                 self._asking = self._tasks.spawn(self._ask(coordinator, ask), "ask for an epoch")
-            case rules.Begin(_, _, reason, alive):
+            case to_do.Begin(_, _, reason, alive):
                 self._alive = alive
                 self._begin(reason)
-            case rules.KeepOnly(versions, alive):
+            case to_do.KeepOnly(versions, alive):
                 self.copies.keep_only(versions, alive)
-            case rules.BringHome():
+            case to_do.BringHome():
                 self._run(self._go_home())
-            case rules.Failure(device):
+            case to_do.Failure(device):
                 is_short = self._epoch is not None and self._epoch.is_short(device)
                 self.reports.failure(device, is_short=is_short)
-            case rules.WaitFor(devices):
+            case to_do.WaitFor(devices):
                 self.reports.waiting(devices)
-            case rules.LetGo(device):
+            case to_do.LetGo(device):
                 self._elastic.let_go(device)
-            case rules.StayOn(device, reason):
+            case to_do.StayOn(device, reason):
                 self._elastic.keep(device, reason)
-            case rules.StopJob(reason, _):
+            case to_do.StopJob(reason, _):
                 self._stop(reason)
             case _:
                 raise InternalError(f"nobody asked for {type(instruction).__name__}")
@@ -369,7 +370,10 @@ class JobEpochs:
         # The rules may refuse it; then the plan in force stays the old one.
         old, self._answer = self._answer, reply
         self._post(rules.AnswerIn(number, placed_of(reply.assignment), reply.choice))
-        if self._core.placed is None or self._core.placed.epoch != reply.assignment.key.epoch:
+        if (
+            self._core.history.placed is None
+            or self._core.history.placed.epoch != reply.assignment.key.epoch
+        ):
             self._answer = old
         else:
             self._refusal = None
@@ -381,7 +385,7 @@ class JobEpochs:
         assert answer is not None
         self._work.announce(answer, reason)
         self._epoch = self._work.make_epoch(answer)
-        self.copies.begin(answer.assignment, answer.copy_cost, self._core.stable)
+        self.copies.begin(answer.assignment, answer.copy_cost, self._core.history.stable)
         self.reports.begin(after_trouble=reason is Reason.FAILURE)
         self._elastic.began(answer)
         version = answer.choice.version

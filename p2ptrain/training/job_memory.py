@@ -9,7 +9,7 @@ from typing import Any
 from p2ptrain.training.change_request import ChangeAnswer, InForce
 from p2ptrain.training.checkpoint_copies import CheckpointCopies
 from p2ptrain.training.journal import Journal, JournalEntry
-from p2ptrain.training.recovery import holder_events as rules
+from p2ptrain.training.recovery import holder_instructions as to_do
 from p2ptrain.training.recovery.cadence import REPLAY_LIMIT_SECONDS
 from p2ptrain.training.recovery.choose import GlobalCopy
 from p2ptrain.training.recovery.holdings import Kind
@@ -42,12 +42,12 @@ class JobMemory:
         self._noted = None if entry.in_force is None else entry.noted
 
     @property
-    def noted(self) -> rules.Journal | None:
+    def noted(self) -> to_do.Journal | None:
         """What the journal says; None = a new job."""
         return self._noted
 
     def write_down(
-        self, noted: rules.Journal, answer: ChangeAnswer | None
+        self, noted: to_do.Journal, answer: ChangeAnswer | None
     ) -> Coroutine[Any, Any, None] | None:
         """Put down what the rules say; returns what must have ended before anybody hears of it.
 

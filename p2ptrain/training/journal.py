@@ -29,7 +29,7 @@ from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.assignment import FIRST, Assignment
 from p2ptrain.training.change_request import InForce
 from p2ptrain.training.protocol import integer, text
-from p2ptrain.training.recovery.holder_events import Journal as Noted
+from p2ptrain.training.recovery.holder_instructions import Journal as Noted
 from p2ptrain.training.recovery.holdings import read_version, version_fields
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.reporting import Reported

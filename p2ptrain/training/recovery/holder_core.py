@@ -17,54 +17,24 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from p2ptrain.errors import InternalError
-from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, ChangeAsk, Reason
-from p2ptrain.training.recovery.choose import Choice, GlobalCopy, Past
-from p2ptrain.training.recovery.holder_events import (
-    AnswerIn,
-    Appeared,
-    Ask,
-    Begin,
-    BringHome,
-    BrokeOff,
-    CallFailed,
-    Committed,
-    Coordinates,
-    CopiesAre,
-    CourseDone,
-    Died,
-    Drain,
-    Drained,
-    Failure,
-    Freeze,
-    HolderEvent,
-    HolderInstruction,
-    Home,
-    Journal,
-    KeepOnly,
-    LetGo,
-    LinkBack,
-    LinkTrouble,
-    MemoryShort,
-    RefusedIn,
-    Stable,
-    StayOn,
-    StopJob,
-    Stuck,
-    WaitFor,
-    Wanted,
-)
-from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery import holder_events as told
+from p2ptrain.training.recovery import holder_instructions as to_do
+from p2ptrain.training.recovery.change import ChangeAsk, Reason
+from p2ptrain.training.recovery.choose import Choice
+from p2ptrain.training.recovery.history import History
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.presence import Presence
+from p2ptrain.training.recovery.refusals import (
+    RETRY_SECONDS,
+    AskAgain,
+    Await,
+    KeepLeavers,
+    Refusals,
+)
 from p2ptrain.training.recovery.settling import Settling
 
 START_SECONDS = 3.0
 """Longest wait of a holder that was started again for the members of its last plan."""
-RETRY_SECONDS = 1.0
-"""Between two requests where the first one failed and nothing has changed."""
-MOST_SPOILED = 5
-"""Requests in a row without a new step in which every preparation was spoiled; the wait between two
-doubles."""
 _NEVER = float("inf")
 
 
@@ -92,9 +62,7 @@ class HolderCore:
 
     Attributes:
         phase: what the job does.
-        lineage: of the job.
-        next_epoch: first epoch number that was never used.
-        placed: the plan in force, None before the first.
+        history: what is true of the job.
         finishing: all steps are committed, the weights come home.
     """
 
@@ -104,26 +72,20 @@ class HolderCore:
         units: int,
         reported: int,
         *,
-        journal: Journal | None = None,
+        journal: to_do.Journal | None = None,
         clips: bool = False,
     ) -> None:
         self.phase = Phase.STARTING
-        self.lineage = journal.lineage if journal else Lineage()
-        self.next_epoch = journal.next_epoch if journal else 1
-        self.placed = journal.placed if journal else None
+        self.history = History(journal, reported)
         self.finishing = False
-        self.stable = journal.stable if journal else None
         self._holder = holder
         self._units = units
-        self._reported = reported
         self._clips = clips
-        self._copies: tuple[GlobalCopy, ...] = ()
         # until it is seen, whoever had a part before a restart may still have it
-        parts = self.placed.places() if self.placed else {}
-        self._there = Presence(holder, dict(journal.took_part) if journal else {}, parts)
+        took_part = dict(journal.took_part) if journal else {}
+        self._there = Presence(holder, took_part, self.history.parts)
         self._settling = Settling(holder)
-        self._lowered: dict[str, int] = {}
-        self._spoiled = 0  # requests in a row
+        self._refusals = Refusals()
         self._leaving: set[str] = set()
         self._coordinator: tuple[str, int] | None = None
         self._reason = Reason.FAILURE if journal else Reason.START
@@ -131,7 +93,7 @@ class HolderCore:
         self._due = _NEVER  # of the present phase
         self._waits_for: tuple[str, ...] | None = None  # as people were told last
         self._now = float("-inf")
-        self._out: list[HolderInstruction] = []
+        self._out: list[to_do.HolderInstruction] = []
 
     @property
     def next_wakeup(self) -> float:
@@ -151,27 +113,27 @@ class HolderCore:
     @property
     def lowered(self) -> Mapping[str, int]:
         """Memory in bytes that devices proved to have less of."""
-        return dict(self._lowered)
+        return dict(self._refusals.lowered)
 
     @property
     def coordinator(self) -> str | None:
         """Whoever coordinates; None = nobody does at present."""
         return None if self._coordinator is None else self._coordinator[0]
 
-    def start(self, now: float) -> list[HolderInstruction]:
+    def start(self, now: float) -> list[to_do.HolderInstruction]:
         """Begin; a holder that was started again gives its members a moment to be found."""
         self._now = max(now, self._now)
-        self._due = now + START_SECONDS if self.placed is not None else now
+        self._due = now + START_SECONDS if self.history.placed is not None else now
         self._step()
         return self._finish()
 
-    def tick(self, now: float) -> list[HolderInstruction]:
+    def tick(self, now: float) -> list[to_do.HolderInstruction]:
         """Do what is due."""
         self._now = max(now, self._now)
         self._step()
         return self._finish()
 
-    def handle(self, event: HolderEvent, now: float) -> list[HolderInstruction]:
+    def handle(self, event: told.HolderEvent, now: float) -> list[to_do.HolderInstruction]:
         """Take in one event."""
         self._now = max(now, self._now)
         if self.phase is not Phase.OVER:
@@ -179,67 +141,67 @@ class HolderCore:
             self._step()
         return self._finish()
 
-    def _finish(self) -> list[HolderInstruction]:
+    def _finish(self) -> list[to_do.HolderInstruction]:
         out, self._out = self._out, []
         return out
 
-    def _on(self, event: HolderEvent) -> None:
+    def _on(self, event: told.HolderEvent) -> None:
         match event:
-            case Appeared() | Died():
+            case told.Appeared() | told.Died():
                 self._on_member(event)
-            case LinkTrouble(one, other):
+            case told.LinkTrouble(one, other):
                 self._on_link_trouble(one, other)
-            case LinkBack(one, other):
+            case told.LinkBack(one, other):
                 self._settling.link_back(one, other)
-            case MemoryShort(device, memory_bytes):
-                self._lowered[device] = memory_bytes
+            case told.MemoryShort(device, memory_bytes):
+                self._refusals.lowered[device] = memory_bytes
                 self._trouble()
-            case BrokeOff(reason):
+            case told.BrokeOff(reason):
                 if self.phase in (Phase.TRAINING, Phase.DRAINING):
                     self._settling.broke_off(reason, self._now)
                     self._trouble()
-            case Stuck(devices):
+            case told.Stuck(devices):
                 if self.phase in (Phase.TRAINING, Phase.DRAINING):
                     self._settling.stood_still(devices)
                     self._trouble()
-            case Committed(step):
-                if step > self._reported:
-                    self._reported = step
+            case told.Committed(step):
+                if step > self.history.reported:
+                    self.history.reported = step
                     self._settling.progress()
-                    self._spoiled = 0
-            case Stable(version, besides):
-                self.stable = version
+                    self._refusals.progress()
+            case told.Stable(version, besides):
+                self.history.stable = version
                 self._write_down()
-                self._out.append(KeepOnly((version, *besides), self.alive))
+                self._out.append(to_do.KeepOnly((version, *besides), self.alive))
                 if self.phase is Phase.TRAINING:
                     self._let_go()
-            case CopiesAre(copies):
-                self._copies = copies
-            case Coordinates(device, term):
+            case told.CopiesAre(copies):
+                self.history.copies = copies
+            case told.Coordinates(device, term):
                 self._on_coordinator(device, term)
-            case AnswerIn() | RefusedIn() | CallFailed():
+            case told.AnswerIn() | told.RefusedIn() | told.CallFailed():
                 self._on_answer(event)
-            case Wanted() | Drained() | CourseDone() | Home():
+            case told.Wanted() | told.Drained() | told.CourseDone() | told.Home():
                 self._on_course(event)
             case _:
                 raise InternalError(f"a holder has no rule for {type(event).__name__}")
 
     # -- signs of trouble --------------------------------------------------------------------
 
-    def _on_member(self, event: Appeared | Died) -> None:
+    def _on_member(self, event: told.Appeared | told.Died) -> None:
         device = event.device
-        if isinstance(event, Appeared):
+        if isinstance(event, told.Appeared):
             self._there.appeared(device)
             if self.phase is Phase.WAITING:
                 self._ask_soon()
             return
         self._there.died(device, certain=event.certain)
         self._leaving.discard(device)
-        in_plan = self.placed is not None and device in self.placed.devices
+        in_plan = self.history.placed is not None and device in self.history.placed.devices
         self._settling.died(device, in_plan=in_plan)
         if in_plan:
             if self._there.mourn(device):
-                self._out.append(Failure(device))
+                self._out.append(to_do.Failure(device))
             self._reason = Reason.FAILURE
             self._trouble()
         if self.phase is Phase.WAITING:
@@ -247,7 +209,7 @@ class HolderCore:
 
     def _on_link_trouble(self, one: str, other: str) -> None:
         self._there.link_broke(one, other)
-        placed = self.placed
+        placed = self.history.placed
         if placed is None or not {one, other} <= {*placed.devices, self._holder}:
             return
         if {one, other} <= self._there.alive:
@@ -257,7 +219,7 @@ class HolderCore:
     def _trouble(self) -> None:
         """The epoch in force is over, whatever was under way."""
         if self.phase in (Phase.TRAINING, Phase.DRAINING):
-            self._out.append(Freeze())
+            self._out.append(to_do.Freeze())
             self.phase = Phase.SETTLING
             self._reason = Reason.FAILURE
 
@@ -268,7 +230,7 @@ class HolderCore:
         due = self._now >= self._due
         match self.phase:
             case Phase.STARTING:
-                placed, has_started = self.placed, self._due < _NEVER
+                placed, has_started = self.history.placed, self._due < _NEVER
                 are_here = placed is not None and self.alive.issuperset(placed.devices)
                 if due or (has_started and are_here):
                     self._ask()
@@ -277,7 +239,7 @@ class HolderCore:
                 if self._now >= self._due:
                     self._ask()
             case Phase.TRAINING:
-                placed = self.placed
+                placed = self.history.placed
                 if placed is not None and self._leaving.intersection(placed.places()):
                     self._drain(Reason.LEAVE)
             case Phase.ASKING | Phase.WAITING:
@@ -292,7 +254,7 @@ class HolderCore:
         self._due = _NEVER
         if useless is not None:
             self.phase = Phase.OVER
-            self._out.append(StopJob(useless))
+            self._out.append(to_do.StopJob(useless))
             return
         if self._coordinator is None:
             self.phase = Phase.WAITING
@@ -300,36 +262,27 @@ class HolderCore:
             return
         self.phase = Phase.ASKING
         self._there.asked()
-        self._number = self.next_epoch  # rises, also over the holder's restarts
+        history = self.history
+        self._number = history.reserve()
         ask = ChangeAsk(
             number=self._number,
-            epoch=self.next_epoch,
+            epoch=self._number,
             reason=self._reason,
             units=self._units,
             holder=self._holder,
             alive=self.alive,
-            past=Past(
-                self.lineage,
-                self._reported,
-                self._copies,
-                self.placed.places() if self.placed else {},
-                frozenset(self._there.silent),
-                frozenset(self._there.took_part),
-                self._clips,
-            ),
-            present=self.placed,
-            stable=self.stable,
+            past=history.past(self._there, clips=self._clips),
+            present=history.placed,
+            stable=history.stable,
             without=frozenset(self._leaving | self._settling.without),
-            lowered=dict(self._lowered),
+            lowered=self.lowered,
         )
-        self.next_epoch += EPOCHS_A_REQUEST
         self._write_down()  # else a restart could use these numbers again
-        self._out.append(Ask(self._coordinator[0], ask))
+        self._out.append(to_do.Ask(self._coordinator[0], ask))
 
     def _write_down(self) -> None:
         took_part = tuple(sorted(self._there.took_part.items()))
-        journal = Journal(self.next_epoch, self.lineage, self.placed, self.stable, took_part)
-        self._out.append(journal)
+        self._out.append(self.history.written_down(took_part))
 
     def _on_coordinator(self, device: str | None, term: int) -> None:
         new = None if device is None else (device, term)
@@ -341,96 +294,77 @@ class HolderCore:
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _on_answer(self, event: AnswerIn | RefusedIn | CallFailed) -> None:
+    def _on_answer(self, event: told.AnswerIn | told.RefusedIn | told.CallFailed) -> None:
         if self.phase is not Phase.ASKING or event.number != self._number:
             return  # of a request that was given up
         match event:
-            case AnswerIn(_, placed, choice):
+            case told.AnswerIn(_, placed, choice):
                 if self._there.stand_ready(placed.devices):
                     self._accept(placed, choice)
                 else:
                     self._ask_soon()
-            case RefusedIn():
+            case told.RefusedIn():
                 self._on_refusal(event)
-            case CallFailed():
+            case told.CallFailed():
                 self._due = min(self._due, self._now + RETRY_SECONDS)
 
-    def _on_refusal(self, refused: RefusedIn) -> None:
-        lost, silent = refused.lost, self._there.silent
-        for device, memory_bytes in refused.lowered.items():
-            self._lowered[device] = min(memory_bytes, self._lowered.get(device, memory_bytes))
-        self._spoiled += refused.spoiled > 0
-        hopeless = lost.certain if lost is not None else not silent
-        if refused.again and self._spoiled <= MOST_SPOILED:
-            wait = RETRY_SECONDS * 2 ** max(self._spoiled - 1, 0)
-            self._due = min(self._due, self._now + wait)
-        elif refused.again:
-            asked = f"{self._spoiled} times in a row no plan could be made ready"
-            self.phase = Phase.OVER
-            self._out.append(StopJob(f"{asked}: {refused.reason}"))
-        elif lost is None and self._leaving:
-            self._keep_leavers(refused.reason)
-        elif hopeless:
-            self.phase = Phase.OVER
-            self._out.append(StopJob(refused.reason, lost))
-        else:
-            self.phase = Phase.WAITING
-            places = lost.last_places if lost is not None else ()
-            seen = self._there.alive.intersection(places)  # but not by the coordinator, yet
-            self._due = self._now + RETRY_SECONDS if seen else _NEVER
-            self._tell_waiting(tuple(sorted(silent.intersection(places))))
+    def _on_refusal(self, refused: told.RefusedIn) -> None:
+        leaves = bool(self._leaving)
+        verdict = self._refusals.judge(refused, self._there, someone_leaves=leaves)
+        match verdict:
+            case AskAgain(seconds):
+                self._due = min(self._due, self._now + seconds)
+            case KeepLeavers(reason):
+                self._keep_leavers(reason)
+            case Await(devices, seconds):
+                self.phase = Phase.WAITING
+                self._due = _NEVER if seconds is None else self._now + seconds
+                self._tell_waiting(devices)
+            case to_do.StopJob():
+                self.phase = Phase.OVER
+                self._out.append(verdict)
 
     def _accept(self, placed: Placed, choice: Choice) -> None:
-        back_to = self.stable.step if self.stable is not None else 0
-        oldest = min([placed.version.step, back_to, *(c.version.step for c in self._copies)])
-        self.lineage = self.lineage.begun(placed.epoch, placed.version).pruned(oldest)
-        if self.stable is not None and not self.lineage.is_valid(self.stable):
-            self.stable = None  # training goes on from before it
-        oldest_epoch = self.lineage.eras[0].epoch
+        self.history.accept(placed)
+        oldest_epoch = self.history.lineage.eras[0].epoch
         self._there.begun(placed.epoch, placed.devices, placed.places(), oldest_epoch)
-        self.next_epoch = placed.epoch + 1
-        self.placed = placed
         self.phase = Phase.TRAINING
         self._due = _NEVER
         self._waits_for = None
         self._write_down()
         reason, self._reason = self._reason, Reason.FAILURE
-        self._out.append(Begin(placed, choice, reason, self.alive))
+        self._out.append(to_do.Begin(placed, choice, reason, self.alive))
         self._let_go()
-        if self.finishing and placed.version.step >= self._reported:
-            self._out.append(BringHome(placed))
+        if self.finishing and placed.version.step >= self.history.reported:
+            self._out.append(to_do.BringHome(placed))
 
     def _tell_waiting(self, devices: tuple[str, ...]) -> None:
         if devices != self._waits_for:
             self._waits_for = devices
-            self._out.append(WaitFor(devices))
+            self._out.append(to_do.WaitFor(devices))
 
     def _on_leaver(self, device: str) -> None:
-        placed = self.placed
+        placed = self.history.placed
         if self.phase is Phase.TRAINING and placed is not None and device not in placed.places():
-            self._out.append(LetGo(device))
+            self._out.append(to_do.LetGo(device))
         else:
             self._leaving.add(device)  # `_step` drains as soon as that is possible
 
     def _keep_leavers(self, reason: str) -> None:
         """No plan fits without them: they hear so, and all goes on with them."""
         for device in sorted(self._leaving):
-            self._out.append(StayOn(device, reason))
+            self._out.append(to_do.StayOn(device, reason))
         self._leaving.clear()
         self._ask_soon()
 
     def _let_go(self) -> None:
         """Who has no part any more may leave: nothing depends on it."""
-        placed = self.placed
-        if placed is None or (placed.keeps and not self._is_safe(placed)):
+        placed = self.history.placed
+        if placed is None or not self.history.is_safe:
             return
         for device in sorted(self._leaving - placed.places().keys()):
             self._leaving.discard(device)
-            self._out.append(LetGo(device))
-
-    def _is_safe(self, placed: Placed) -> bool:
-        """Whether what this epoch began with can be had without whoever had it before."""
-        return self.stable is not None and self.stable.step >= placed.version.step
+            self._out.append(to_do.LetGo(device))
 
     # -- the undisturbed course ------------------------------------------------------------------
 
@@ -438,25 +372,25 @@ class HolderCore:
         if not self.finishing:
             self._reason = reason
             self.phase = Phase.DRAINING
-            self._out.append(Drain())
+            self._out.append(to_do.Drain())
 
-    def _on_course(self, event: Wanted | Drained | CourseDone | Home) -> None:
+    def _on_course(self, event: told.Wanted | told.Drained | told.CourseDone | told.Home) -> None:
         match event:
-            case Wanted(reason, leaver):
+            case told.Wanted(reason, leaver):
                 if leaver is not None:
                     self._on_leaver(leaver)
                 elif self.phase is Phase.TRAINING:
                     self._drain(reason)
-            case Drained():
+            case told.Drained():
                 if self.phase is Phase.DRAINING:
-                    self._out.append(Freeze())
+                    self._out.append(to_do.Freeze())
                     self._ask()
-            case CourseDone():
-                self.finishing = True
-                if self.phase in (Phase.TRAINING, Phase.DRAINING) and self.placed is not None:
+            case told.CourseDone():
+                self.finishing, placed = True, self.history.placed
+                if self.phase in (Phase.TRAINING, Phase.DRAINING) and placed is not None:
                     self.phase = Phase.TRAINING
-                    self._out.append(BringHome(self.placed))
-            case Home():
+                    self._out.append(to_do.BringHome(placed))
+            case told.Home():
                 if self.phase is Phase.TRAINING and self.finishing:
                     self.phase = Phase.OVER
-                    self._out.append(StopJob())
+                    self._out.append(to_do.StopJob())

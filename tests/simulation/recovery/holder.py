@@ -6,6 +6,7 @@ from typing import Any
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.training.recovery import holder_events as h
+from p2ptrain.training.recovery import holder_instructions as to_do
 from p2ptrain.training.recovery import keeping as k
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.choose import GlobalCopy, Lost
@@ -62,7 +63,7 @@ class Holder(Node):
         """Hand an event to the holder's core."""
         self._do_all(self.holder.handle(event, self.world.now))
 
-    def _do_all(self, out: list[h.HolderInstruction]) -> None:
+    def _do_all(self, out: list[to_do.HolderInstruction]) -> None:
         for instruction in out:
             self._carry_out(instruction)
         wakes = self.holder.next_wakeup
@@ -127,35 +128,35 @@ class Holder(Node):
 
     # -- what the core says ----------------------------------------------------------------------
 
-    def _carry_out(self, instruction: h.HolderInstruction) -> None:
+    def _carry_out(self, instruction: to_do.HolderInstruction) -> None:
         world = self.world
         match instruction:
-            case h.Freeze():
+            case to_do.Freeze():
                 self.epoch = self.committing = None
                 self.keeping.end()
                 self.draining = False
-            case h.Drain():
+            case to_do.Drain():
                 self.draining = True
                 self._check_drained()
-            case h.Journal():
+            case to_do.Journal():
                 world.failpoint(self)
                 world.disk.journal = instruction
                 world.failpoint(self)
-            case h.Ask(coordinator, ask):
+            case to_do.Ask(coordinator, ask):
                 if not world.send(self.id, coordinator, "change", ask=ask):
                     number = ask.number
                     self.later(0.001, "no link", lambda: self.tell(h.CallFailed(number)))
-            case h.Begin(placed, _, _, alive):
+            case to_do.Begin(placed, _, _, alive):
                 self._begin(placed, sorted(alive))
-            case h.KeepOnly(versions, alive):
+            case to_do.KeepOnly(versions, alive):
                 self._tell_all(sorted(alive), "keep", versions=versions)
-            case h.LetGo(device):
+            case to_do.LetGo(device):
                 world.send(self.id, device, "let.go")
-            case h.StayOn(device):
+            case to_do.StayOn(device):
                 world.send(self.id, device, "stay")
-            case h.BringHome(placed):
+            case to_do.BringHome(placed):
                 self._bring_home(placed)
-            case h.StopJob(reason, lost):
+            case to_do.StopJob(reason, lost):
                 self._end(reason, lost)
 
     def _tell_all(self, devices: list[str], kind: str, **fields: Any) -> None:
@@ -193,7 +194,7 @@ class Holder(Node):
                 self.keeping.ordered(Version(step + 1, epoch.epoch))
             self.ordered += 1
             order = {"epoch": epoch.epoch, "step": step, "keep": keep}
-            stable = () if self.holder.stable is None else (self.holder.stable,)
+            stable = () if self.holder.history.stable is None else (self.holder.history.stable,)
             stay = (*stable, *self.keeping.under_way)
             self._tell_all(list(epoch.devices), "order", **order, stay=stay)
 
@@ -298,5 +299,5 @@ class Holder(Node):
                 for unit in range(self.world.truth.units)
             )
             for version in versions
-            if version.step > 0 and self.holder.lineage.is_valid(version)
+            if version.step > 0 and self.holder.history.lineage.is_valid(version)
         )

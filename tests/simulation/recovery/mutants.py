@@ -198,7 +198,8 @@ class ReusesEpochNumbers(HolderCore):
     """Does not write down which epoch numbers it has given away."""
 
     def _write_down(self) -> None:
-        self.next_epoch = (self.placed.epoch if self.placed else 0) + 1
+        placed = self.history.placed
+        self.history.next_epoch = (placed.epoch if placed else 0) + 1
         super()._write_down()
 
 

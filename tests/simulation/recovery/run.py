@@ -122,7 +122,7 @@ class Household:
     @property
     def copied(self) -> bool:
         """Whether the plan in force has every unit on two devices."""
-        placed = self.holder.holder.placed
+        placed = self.holder.holder.history.placed
         return placed is not None and all(
             stage.copies_to is not None or len(stage.devices) > 1 for stage in placed.stages
         )

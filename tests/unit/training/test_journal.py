@@ -16,7 +16,7 @@ from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.training import journal
 from p2ptrain.training.change_request import InForce
 from p2ptrain.training.journal import JOB_FILE, REPORTED_FILE, Journal, JournalEntry, find
-from p2ptrain.training.recovery.holder_events import Journal as Noted
+from p2ptrain.training.recovery.holder_instructions import Journal as Noted
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.reporting import Reported
 from p2ptrain.training.recovery.version import Version

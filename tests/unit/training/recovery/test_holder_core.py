@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2ptrain.training.recovery import holder_events as h
+from p2ptrain.training.recovery import holder_instructions as to_do
 from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, Reason
 from p2ptrain.training.recovery.choose import Choice, Lost
-from p2ptrain.training.recovery.holder_core import (
-    MOST_SPOILED,
-    RETRY_SECONDS,
-    HolderCore,
-    Phase,
-)
+from p2ptrain.training.recovery.holder_core import HolderCore, Phase
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.reach import RELINK_SECONDS
+from p2ptrain.training.recovery.refusals import MOST_SPOILED, RETRY_SECONDS
 from p2ptrain.training.recovery.settling import MOST_FRUITLESS, VERDICT_SECONDS
 from p2ptrain.training.recovery.version import Version
 
@@ -28,12 +25,14 @@ def _placed(epoch: int, *devices: str) -> Placed:
     return Placed(epoch, 1, "h", _FIRST, Lineage(), stages)
 
 
-def _feed(core: HolderCore, *events: h.HolderEvent, now: float = 1.0) -> list[h.HolderInstruction]:
+def _feed(
+    core: HolderCore, *events: h.HolderEvent, now: float = 1.0
+) -> list[to_do.HolderInstruction]:
     return [instruction for event in events for instruction in core.handle(event, now)]
 
 
-def _ask_of(out: list[h.HolderInstruction]) -> h.Ask:
-    [ask] = [one for one in out if isinstance(one, h.Ask)]
+def _ask_of(out: list[to_do.HolderInstruction]) -> to_do.Ask:
+    [ask] = [one for one in out if isinstance(one, to_do.Ask)]
     return ask
 
 
@@ -50,25 +49,25 @@ def test_the_journal_comes_before_the_beginning() -> None:
     core = HolderCore("h", 4, 0)
     _feed(core, h.Appeared("a"), h.Coordinates("a", 1))
     reserved, ask = core.start(0.0)
-    assert isinstance(reserved, h.Journal)
+    assert isinstance(reserved, to_do.Journal)
     assert reserved.next_epoch == 1 + EPOCHS_A_REQUEST
-    assert isinstance(ask, h.Ask)
+    assert isinstance(ask, to_do.Ask)
     journal, begin = _feed(core, h.AnswerIn(core.number, _placed(7, "a"), _CHOICE))
-    assert isinstance(journal, h.Journal)
+    assert isinstance(journal, to_do.Journal)
     assert (journal.next_epoch, journal.placed) == (8, _placed(7, "a"))
     assert journal.lineage.is_valid(Version(1, 7))
-    assert isinstance(begin, h.Begin)
+    assert isinstance(begin, to_do.Begin)
     assert begin.reason is Reason.START
 
 
 def test_a_death_freezes_says_so_once_and_asks_at_once() -> None:
     core = _training("a", "b")
     out = _feed(core, h.Died("b", certain=True), h.Died("b", certain=True))
-    assert out[0] == h.Failure("b")
-    assert out[1] == h.Freeze()
+    assert out[0] == to_do.Failure("b")
+    assert out[1] == to_do.Freeze()
     ask = _ask_of(out).ask
     assert (ask.reason, ask.alive) == (Reason.FAILURE, {"h", "a"})
-    assert sum(isinstance(one, h.Failure) for one in out) == 1
+    assert sum(isinstance(one, to_do.Failure) for one in out) == 1
 
 
 def test_the_death_of_somebody_else_changes_nothing() -> None:
@@ -78,14 +77,14 @@ def test_the_death_of_somebody_else_changes_nothing() -> None:
 
 def test_a_broken_link_waits_for_the_verdict_or_the_link() -> None:
     core = _training("a", "b")
-    assert _feed(core, h.LinkTrouble("h", "a")) == [h.Freeze()]
+    assert _feed(core, h.LinkTrouble("h", "a")) == [to_do.Freeze()]
     assert core.phase is Phase.SETTLING
     assert _ask_of(_feed(core, h.LinkBack("h", "a"))).ask.alive == {"h", "a", "b"}
 
 
 def test_a_round_that_broke_off_waits_for_a_sign() -> None:
     core = _training("a", "b")
-    assert _feed(core, h.BrokeOff("no link"), now=1.0) == [h.Freeze()]
+    assert _feed(core, h.BrokeOff("no link"), now=1.0) == [to_do.Freeze()]
     assert core.tick(1.0 + VERDICT_SECONDS / 2) == []
     ask = _ask_of(_feed(core, h.Died("b", certain=False), now=2.9)).ask
     assert ask.past.silent == {"b"}
@@ -99,7 +98,7 @@ def test_what_breaks_off_again_and_again_ends_the_job() -> None:
         number = _ask_of(core.tick(now)).ask.number
         _feed(core, h.AnswerIn(number, _placed(number, "a"), _CHOICE), now=now)
     _feed(core, h.BrokeOff("the pipe is blocked"), now=now)
-    assert core.tick(now + VERDICT_SECONDS) == [h.StopJob("the pipe is blocked")]
+    assert core.tick(now + VERDICT_SECONDS) == [to_do.StopJob("the pipe is blocked")]
 
 
 def test_a_new_step_says_that_it_was_of_use() -> None:
@@ -167,7 +166,7 @@ def test_who_had_a_part_is_remembered_over_plans_and_restarts_until_it_ends() ->
     core = _training("a", "b")
     number = _ask_of(_feed(core, h.Died("b", certain=False))).ask.number
     out = _feed(core, h.AnswerIn(number, _placed(number, "a"), _CHOICE))
-    [journal] = [one for one in out if isinstance(one, h.Journal)]
+    [journal] = [one for one in out if isinstance(one, to_do.Journal)]
     assert dict(journal.took_part) == {"h": number, "a": number, "b": 1}
 
     restarted = HolderCore("h", 4, 0, journal=journal)
@@ -183,7 +182,7 @@ def test_state_that_may_come_back_is_waited_for() -> None:
     core = _training("a")
     _feed(core, h.Died("a", certain=False))
     lost = Lost((2, 3), ("a",), certain=False, reason="gone")
-    assert _feed(core, h.RefusedIn(core.number, "gone", lost)) == [h.WaitFor(("a",))]
+    assert _feed(core, h.RefusedIn(core.number, "gone", lost)) == [to_do.WaitFor(("a",))]
     assert core.phase is Phase.WAITING
     assert _ask_of(_feed(core, h.Appeared("a"))).ask.past.silent == set()
 
@@ -192,7 +191,7 @@ def test_state_that_is_gone_for_certain_ends_the_job() -> None:
     core = _training("a")
     _feed(core, h.Died("a", certain=True))
     lost = Lost((2, 3), ("a",), certain=True, reason="gone")
-    assert _feed(core, h.RefusedIn(core.number, "gone", lost)) == [h.StopJob("gone", lost)]
+    assert _feed(core, h.RefusedIn(core.number, "gone", lost)) == [to_do.StopJob("gone", lost)]
     assert _feed(core, h.Appeared("a")) == []
 
 
@@ -201,24 +200,24 @@ def test_a_coordinator_that_does_not_answer_is_asked_again_or_the_next_one() -> 
     _feed(core, h.Died("a", certain=True), now=1.0)
     assert _feed(core, h.CallFailed(core.number), now=2.0) == []
     _ask_of(core.tick(2.0 + RETRY_SECONDS))
-    assert _feed(core, h.Coordinates(None, 1), now=4.0)[-1] == h.WaitFor(())
+    assert _feed(core, h.Coordinates(None, 1), now=4.0)[-1] == to_do.WaitFor(())
     assert _ask_of(_feed(core, h.Coordinates("b", 2), now=5.0)).coordinator == "b"
 
 
 def test_a_leaver_goes_once_an_epoch_without_it_is_in_force() -> None:
     core = _training("a")
-    assert _feed(core, h.Wanted(Reason.LEAVE, "a")) == [h.Drain()]
+    assert _feed(core, h.Wanted(Reason.LEAVE, "a")) == [to_do.Drain()]
     out = _feed(core, h.Drained())
-    assert out[0] == h.Freeze()
+    assert out[0] == to_do.Freeze()
     ask = _ask_of(out).ask
     assert (ask.reason, ask.without) == (Reason.LEAVE, {"a"})
     out = _feed(core, h.AnswerIn(core.number, _placed(core.number, "b"), _CHOICE))
-    assert out[-1] == h.LetGo("a")
+    assert out[-1] == to_do.LetGo("a")
 
 
 def test_who_has_no_part_may_leave_at_once() -> None:
     core = _training("a")
-    assert _feed(core, h.Wanted(Reason.LEAVE, "b")) == [h.LetGo("b")]
+    assert _feed(core, h.Wanted(Reason.LEAVE, "b")) == [to_do.LetGo("b")]
     assert core.phase is Phase.TRAINING
 
 
@@ -227,8 +226,8 @@ def test_a_leaver_stays_until_what_it_had_is_kept_elsewhere() -> None:
     _feed(core, h.Wanted(Reason.LEAVE, "a"), h.Drained())
     placed = replace(_placed(70, "b"), keeps=True)
     out = _feed(core, h.AnswerIn(core.number, placed, _CHOICE))
-    assert h.LetGo("a") not in out
-    assert h.LetGo("a") in _feed(core, h.Stable(Version(0, 70)))
+    assert to_do.LetGo("a") not in out
+    assert to_do.LetGo("a") in _feed(core, h.Stable(Version(0, 70)))
 
 
 def test_who_wants_to_leave_while_a_plan_is_made_drains_that_one() -> None:
@@ -236,15 +235,15 @@ def test_who_wants_to_leave_while_a_plan_is_made_drains_that_one() -> None:
     _feed(core, h.Died("b", certain=True))
     assert _feed(core, h.Wanted(Reason.LEAVE, "a")) == []
     out = _feed(core, h.AnswerIn(core.number, _placed(70, "a"), _CHOICE))
-    assert out[-1] == h.Drain()
+    assert out[-1] == to_do.Drain()
 
 
 def test_a_death_while_a_change_is_asked_for_is_a_failure() -> None:
     core = _training("a", "b")
     _feed(core, h.Wanted(Reason.DRIFT), h.Drained())
-    assert h.Failure("b") in _feed(core, h.Died("b", certain=True))
+    assert to_do.Failure("b") in _feed(core, h.Died("b", certain=True))
     out = _feed(core, h.AnswerIn(core.number, _placed(70, "a"), _CHOICE))
-    begin = next(one for one in out if isinstance(one, h.Begin))
+    begin = next(one for one in out if isinstance(one, to_do.Begin))
     assert begin.reason is Reason.FAILURE
 
 
@@ -256,7 +255,7 @@ def test_a_death_while_a_leaver_drains_is_a_failure() -> None:
 
 
 def test_a_holder_started_again_believes_nothing_lost_that_it_has_not_seen() -> None:
-    journal = h.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a", "b"), None)
+    journal = to_do.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a", "b"), None)
     core = HolderCore("h", 4, 5, journal=journal)
     assert core.start(10.0) == []
     _feed(core, h.Coordinates("a", 1), h.Appeared("a"), now=10.1)
@@ -265,14 +264,14 @@ def test_a_holder_started_again_believes_nothing_lost_that_it_has_not_seen() -> 
 
 
 def test_it_starts_as_soon_as_all_are_back() -> None:
-    journal = h.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
+    journal = to_do.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
     core = HolderCore("h", 4, 5, journal=journal)
     core.start(10.0)
     _ask_of(_feed(core, h.Coordinates("a", 1), h.Appeared("a"), now=10.1))
 
 
 def test_it_asks_once_where_all_are_here_before_it_starts() -> None:
-    journal = h.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
+    journal = to_do.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
     core = HolderCore("h", 4, 5, journal=journal)
     assert _feed(core, h.Appeared("a"), h.Coordinates("a", 1), now=12.0) == []
     assert _ask_of(core.start(10.0)).ask.alive == {"h", "a"}
@@ -281,18 +280,18 @@ def test_it_asks_once_where_all_are_here_before_it_starts() -> None:
 
 def test_a_death_while_the_weights_come_home_does_not_end_the_job() -> None:
     core = _training("a")
-    assert _feed(core, h.CourseDone()) == [h.BringHome(_placed(1, "a"))]
+    assert _feed(core, h.CourseDone()) == [to_do.BringHome(_placed(1, "a"))]
     _ask_of(_feed(core, h.Died("a", certain=True)))
     assert _feed(core, h.Home()) == []
     out = _feed(core, h.AnswerIn(core.number, _placed(core.number, "b"), _CHOICE))
-    assert isinstance(out[-1], h.BringHome)
-    assert _feed(core, h.Home()) == [h.StopJob()]
+    assert isinstance(out[-1], to_do.BringHome)
+    assert _feed(core, h.Home()) == [to_do.StopJob()]
 
 
 def test_spoiled_preparations_are_asked_for_again_ever_later_and_not_for_ever() -> None:
     core, now, waits = _training("a"), 10.0, []
     _feed(core, h.Died("b", certain=False), h.LinkTrouble("h", "a"), h.LinkBack("h", "a"), now=now)
-    out: list[h.HolderInstruction] = []
+    out: list[to_do.HolderInstruction] = []
     while core.phase is Phase.ASKING:
         why = "8 attempts failed: a could not deliver"
         refused = h.RefusedIn(core.number, why, again=True, spoiled=8)
@@ -303,7 +302,7 @@ def test_spoiled_preparations_are_asked_for_again_ever_later_and_not_for_ever() 
             _ask_of(core.tick(now))
     assert waits == [RETRY_SECONDS * 2**n for n in range(MOST_SPOILED)]
     [stop] = out
-    assert isinstance(stop, h.StopJob)
+    assert isinstance(stop, to_do.StopJob)
     assert stop.reason is not None
     assert stop.reason.endswith("a could not deliver")
 
@@ -329,14 +328,14 @@ def test_memory_that_a_refused_request_found_missing_is_remembered() -> None:
 
 def test_a_leaver_without_whom_no_plan_fits_hears_so_and_all_goes_on_with_it() -> None:
     core = _training("a", "b")
-    assert _feed(core, h.Wanted(Reason.LEAVE, "b")) == [h.Drain()]
+    assert _feed(core, h.Wanted(Reason.LEAVE, "b")) == [to_do.Drain()]
     ask = _ask_of(_feed(core, h.Drained())).ask
     assert ask.without == {"b"}
     out = _feed(core, h.RefusedIn(ask.number, "too little memory"))
-    assert out[0] == h.StayOn("b", "too little memory")
+    assert out[0] == to_do.StayOn("b", "too little memory")
     again = _ask_of(out).ask
     assert (again.reason, again.without) == (Reason.LEAVE, frozenset())
     _feed(core, h.AnswerIn(again.number, _placed(again.number, "a", "b"), _CHOICE))
     assert core.phase is Phase.TRAINING
     # it goes all the same: a failure like any other
-    assert h.Failure("b") in _feed(core, h.Died("b", certain=True))
+    assert to_do.Failure("b") in _feed(core, h.Died("b", certain=True))

@@ -1,0 +1,89 @@
+"""What a holder does when a coordinator sees no way. Pure.
+
+it may see one soon            ask again, ever later where preparations are spoiled; not for ever
+no plan fits without a leaver  that one stays
+what is missing may come back  wait for it
+else                           the job ends
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from p2ptrain.training.recovery.holder_events import RefusedIn
+from p2ptrain.training.recovery.holder_instructions import StopJob
+from p2ptrain.training.recovery.presence import Presence
+
+RETRY_SECONDS = 1.0
+"""Between two requests where the first one failed and nothing has changed."""
+MOST_SPOILED = 5
+"""Requests in a row without a new step in which every preparation was spoiled; the wait between two
+doubles."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskAgain:
+    """After a while."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLeavers:
+    """They stay, for this reason; ask again with them."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Nothing goes before one of these is back.
+
+    Attributes:
+        seconds: ask again after so long all the same; None = not before something happens.
+    """
+
+    devices: tuple[str, ...]
+    seconds: float | None
+
+
+Verdict: TypeAlias = AskAgain | KeepLeavers | Await | StopJob
+
+
+class Refusals:
+    """See the module.
+
+    Attributes:
+        lowered: memory in bytes that devices proved to have less of, by id.
+    """
+
+    def __init__(self) -> None:
+        self.lowered: dict[str, int] = {}
+        self._spoiled = 0  # requests in a row
+
+    def progress(self) -> None:
+        """A new step was made."""
+        self._spoiled = 0
+
+    def judge(self, refused: RefusedIn, there: Presence, *, someone_leaves: bool) -> Verdict:
+        """What follows from one."""
+        for device, memory_bytes in refused.lowered.items():
+            self.lowered[device] = min(memory_bytes, self.lowered.get(device, memory_bytes))
+        self._spoiled += refused.spoiled > 0
+        if refused.again:
+            return self._again(refused.reason)
+        lost = refused.lost
+        if lost is None and someone_leaves:
+            return KeepLeavers(refused.reason)
+        if lost.certain if lost is not None else not there.silent:
+            return StopJob(refused.reason, lost)
+        places = lost.last_places if lost is not None else ()
+        seen = there.alive.intersection(places)  # but not by the coordinator, yet
+        silent = tuple(sorted(there.silent.intersection(places)))
+        return Await(silent, RETRY_SECONDS if seen else None)
+
+    def _again(self, reason: str) -> Verdict:
+        if self._spoiled > MOST_SPOILED:
+            return StopJob(f"{self._spoiled} times in a row no plan could be made ready: {reason}")
+        return AskAgain(RETRY_SECONDS * 2 ** max(self._spoiled - 1, 0))
