@@ -26,10 +26,11 @@ from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.checkpoint import save_weights
 from p2ptrain.training.checkpoint_copies import CheckpointCopies
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
+from p2ptrain.training.epoch_runs import Work
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite
 from p2ptrain.training.job import Job
-from p2ptrain.training.job_epochs import JobEpochs, Work
+from p2ptrain.training.job_epochs import JobEpochs
 from p2ptrain.training.job_memory import JobMemory
 from p2ptrain.training.journal import Journal
 from p2ptrain.training.options import TrainOptions

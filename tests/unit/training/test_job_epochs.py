@@ -12,7 +12,7 @@ from p2ptrain.errors import PeerError
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import PlanEvent
-from p2ptrain.training import job_epochs
+from p2ptrain.training import epoch_requests
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
 from p2ptrain.training.journal import JOB_FILE
 from p2ptrain.training.options import TrainOptions
@@ -53,7 +53,7 @@ async def test_a_coordinator_that_never_answers_is_named(monkeypatch: pytest.Mon
     async def ask(mesh: Mesh, device: str, request: ChangeRequest) -> ChangeAnswer | Refusal:
         raise TimeoutError
 
-    monkeypatch.setattr(job_epochs, "ask_change", ask)
+    monkeypatch.setattr(epoch_requests, "ask_change", ask)
     monkeypatch.setattr(holder_core, "RETRY_SECONDS", 0.0)
     async with devices(1) as household:
         with pytest.raises(PeerError, match="a, which coordinates, did not answer 61 requests"):

@@ -1,0 +1,118 @@
+"""A holder's requests for epochs, and what came of the newest one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from p2ptrain import failpoints
+from p2ptrain.errors import Error, PeerError, PlanError, ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.training.assigning import placed_of
+from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
+from p2ptrain.training.epoch_change import ask_change
+from p2ptrain.training.job_reports import JobReports
+from p2ptrain.training.recovery import holder_events as rules
+
+log = get_logger(__name__)
+
+MOST_CALLS = 60
+"""Requests in a row that one coordinator did not answer."""
+
+
+class EpochRequests:
+    """See the module.
+
+    Args:
+        unit_names: of the model's units, for people.
+        post: tells the rules what has come.
+        in_force: the number of the epoch that the rules hold to be in force, 0 before the first.
+
+    Attributes:
+        answer: the one that is in force, or that the rules are about to accept; None before.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        unit_names: Sequence[str],
+        reports: JobReports,
+        post: Callable[[rules.HolderEvent], None],
+        in_force: Callable[[], int],
+    ) -> None:
+        self.answer: ChangeAnswer | None = None
+        self._mesh = mesh
+        self._unit_names = unit_names
+        self._reports = reports
+        self._post = post
+        self._in_force = in_force
+        self._calls = 0
+        self._refusal: Refusal | None = None
+
+    def coordinator_changed(self) -> None:
+        """Somebody else is asked from now on, or nobody."""
+        self._calls = 0
+
+    async def ask(self, coordinator: str, request: ChangeRequest) -> None:
+        """Ask, and tell the rules.
+
+        Raises:
+            PeerError: that device does not answer, however often it is asked.
+            ProtocolError: it answers something else.
+        """
+        number = request.ask.number
+        try:
+            reply = await ask_change(self._mesh, coordinator, request)
+        except (PeerError, TimeoutError) as error:
+            self._count_call(coordinator, error)
+            self._post(rules.CallFailed(number))
+            return
+        self._calls = 0
+        if isinstance(reply, Refusal):
+            self._refusal = reply
+            self._post(
+                rules.RefusedIn(
+                    number,
+                    reply.reason,
+                    reply.lost,
+                    again=reply.again,
+                    spoiled=reply.spoiled,
+                    lowered=reply.lowered,
+                )
+            )
+            return
+        if reply.assignment.key.job != request.planning.job:
+            raise ProtocolError("the coordinator answered for another job")
+        if failpoints.armed:
+            await failpoints.reach("accept.before", device=self._mesh.self_id)
+        self._take(reply, number)
+
+    def error(self, reason: str) -> Error:
+        """What the job ends with, for people, where the rules say that it does."""
+        refusal = self._refusal
+        lost = None if refusal is None else refusal.lost
+        if refusal is not None and refusal.is_plan:
+            return PlanError(reason)
+        if lost is not None:
+            first, last = (self._unit_names[unit] for unit in (lost.units[0], lost.units[-1]))
+            layers = first if first == last else f"{first} to {last}"
+            return self._reports.lost(reason, lost.last_places, layers)
+        return PeerError(reason)
+
+    def _take(self, reply: ChangeAnswer, number: int) -> None:
+        # The rules may refuse it; then the plan in force stays the old one.
+        old, self.answer = self.answer, reply
+        self._post(rules.AnswerIn(number, placed_of(reply.assignment), reply.choice))
+        if self._in_force() != reply.assignment.key.epoch:
+            self.answer = old
+        else:
+            self._refusal = None
+
+    def _count_call(self, coordinator: str, error: PeerError | TimeoutError) -> None:
+        self._calls += 1
+        why = str(error) or "it took too long"
+        if self._calls > MOST_CALLS:
+            name = self._reports.name(coordinator)
+            asked = f"{self._calls} requests in a row"
+            raise PeerError(f"{name}, which coordinates, did not answer {asked}: {why}") from error
+        log.info("asking_again", why=why)

@@ -1,0 +1,191 @@
+"""What the holder does while an epoch is in force: say so, train, bring the weights home.
+
+Whatever disturbs it ends the run and is told to the rules; they say what comes next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from p2ptrain.errors import PeerError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.training.change_request import ChangeAnswer
+from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory
+from p2ptrain.training.household_plan import less_memory
+from p2ptrain.training.job_reports import JobReports
+from p2ptrain.training.owned_tasks import OwnedTasks
+from p2ptrain.training.recovery import holder_events as rules
+from p2ptrain.training.recovery.change import Reason
+from p2ptrain.training.standstill import standstill
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job does while an epoch runs.
+
+    Attributes:
+        make_epoch: an answer's epoch, before it begins.
+        train: the rounds from updates applied on, evaluations up to a step left out; returns
+            whether they were all made, or else the epoch was drained.
+        bring_home: reads the weights, calls the given function before the first is overwritten,
+            and writes what is asked for.
+        announce: tells people of a plan.
+        free: frees a member that comes late from an older job of this device.
+    """
+
+    make_epoch: Callable[[ChangeAnswer], HolderEpoch]
+    train: Callable[[HolderEpoch, int, int], Coroutine[Any, Any, bool]]
+    bring_home: Callable[[HolderEpoch, Callable[[], None]], Coroutine[Any, Any, None]]
+    announce: Callable[[ChangeAnswer, Reason], None]
+    free: Callable[[str], Coroutine[Any, Any, None]]
+
+
+class EpochRuns:
+    """One epoch after the other, each until it is over.
+
+    Args:
+        tasks: whose the work is.
+        post: tells the rules what has happened.
+
+    Attributes:
+        epoch: the one in force or, stopped, the last; None before the first.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        work: Work,
+        reports: JobReports,
+        tasks: OwnedTasks,
+        post: Callable[[rules.HolderEvent], None],
+    ) -> None:
+        self.epoch: HolderEpoch | None = None
+        self._mesh = mesh
+        self._work = work
+        self._reports = reports
+        self._tasks = tasks
+        self._post = post
+        self._answer: ChangeAnswer | None = None
+        self._alive: frozenset[str] = frozenset()  # when the epoch began
+        self._running: asyncio.Task[None] | None = None  # the rounds, or the way home
+
+    def begin(self, answer: ChangeAnswer, alive: frozenset[str]) -> None:
+        """It is in force; nobody has been told yet.
+
+        Args:
+            alive: members to tell, those without a part included.
+        """
+        self._answer, self._alive = answer, alive
+        self.epoch = self._work.make_epoch(answer)
+
+    def train(self) -> None:
+        """Its rounds, from the version that it begins with."""
+        assert self.epoch is not None
+        self._run(self._train(self.epoch))
+
+    def bring_home(self, overwriting: Callable[[], None]) -> None:
+        """The weights; `overwriting` is called before those that the job began with go."""
+        assert self.epoch is not None
+        self._run(self._go_home(self.epoch, overwriting))
+
+    def drain(self) -> None:
+        """Order no further round."""
+        if self.epoch is not None:
+            self.epoch.is_draining = True
+
+    def freeze(self) -> None:
+        """End what runs."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def ended(self) -> None:
+        """Wait until nothing of it runs any more, and listen no more."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
+            self._running = None
+        self.close()
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self.epoch is not None:
+            self.epoch.close()
+
+    async def welcome(self, device: str, trains: Callable[[], bool]) -> None:
+        """What it keeps for an epoch before the one that runs, or for another job, is of no use.
+
+        Args:
+            trains: whether an epoch is in force.
+        """
+        await self._work.free(device)
+        if self.epoch is not None and trains() and device not in self.epoch.assignment.devices:
+            await self.epoch.begin_without(device)
+
+    def is_short(self, device: str) -> bool:
+        """Whether hardly any memory was free there when it last reported."""
+        return self.epoch is not None and self.epoch.is_short(device)
+
+    # -- what runs -------------------------------------------------------------------------------
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._running = self._tasks.spawn(work, "epoch")
+
+    async def _say_begun(self, epoch: HolderEpoch) -> None:
+        """To the devices of the plan; then to the others, for none of whom anybody waits."""
+        if await epoch.begin():
+            for device in sorted(self._alive - set(epoch.assignment.devices)):
+                self._tasks.spawn(epoch.begin_without(device), f"begin without {device[:12]}")
+
+    async def _train(self, epoch: HolderEpoch) -> None:
+        watching = self._tasks.spawn(self._watch(epoch), "watch the rounds")
+        try:
+            await self._say_begun(epoch)
+            start, evaluated = epoch.assignment.version.step, self._reports.reported.evaluated
+            is_done = await self._work.train(epoch, start, evaluated)
+        except OutOfMemory as error:
+            self._note_short(error)
+        except (PeerError, TimeoutError) as error:
+            self._lose_touch(epoch, error)
+        else:
+            self._post(rules.CourseDone() if is_done else rules.Drained())
+        finally:
+            watching.cancel()
+
+    async def _go_home(self, epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
+        try:
+            await self._say_begun(epoch)
+            await self._work.bring_home(epoch, overwriting)
+        except (PeerError, TimeoutError) as error:
+            self._lose_touch(epoch, error)
+        else:
+            self._post(rules.Home())
+
+    # -- what disturbs it ------------------------------------------------------------------------
+
+    async def _watch(self, epoch: HolderEpoch) -> None:
+        devices = await standstill(self._mesh, epoch)
+        names = ", ".join(sorted(self._reports.name(device) for device in devices))
+        self._reports.warn(f"nothing moves any more, and {names} did not finish: beginning again")
+        self._post(rules.Stuck(devices))
+
+    def _note_short(self, error: OutOfMemory) -> None:
+        """It gets less than the plan asked of it, whatever it believes to have."""
+        assert self._answer is not None
+        asked = self._answer.plan["predicted"]["peak_bytes"].get(error.name, error.memory_bytes)
+        step, has_begun = self._reports.reported.step, self._reports.steps_made
+        when = f"after step {step}" if has_begun else "in the first round"
+        self._reports.warn(f"{error} {when}: planning with what it has")
+        most = min(error.memory_bytes, less_memory(asked))
+        self._post(rules.MemoryShort(error.device, most))
+
+    def _lose_touch(self, epoch: HolderEpoch, error: PeerError | TimeoutError) -> None:
+        """Something cannot be reached; the mesh finds out what, or nothing is wrong any more."""
+        why = str(error) or "a device took too long"
+        log.info("epoch_disturbed", why=why)
+        if self.epoch is epoch:
+            self._post(rules.BrokeOff(why))
