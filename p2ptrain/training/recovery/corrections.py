@@ -10,6 +10,12 @@ things are told apart, by the processor time of the compute thread and by the wa
 
 Messages are handled beside the compute thread, on the same core. As a plan counts them for
 themselves, tasks may take longer by so much without anything being wrong.
+
+A device that waits for others part of the round looks faster than it is: a processor that has
+rested runs ahead (a share of a core that is not used up, a cooler chip), which it would not with
+more to do. Of a device that is busy for the part u of a round, all that is known is that with work
+for all of it, tasks take between 1 and 1 / u times as long. Where it looks too slow, it is; where
+it looks too fast, the middle of that, 1 / sqrt(u), is believed: what it gets then shows more.
 """
 
 from __future__ import annotations
@@ -27,10 +33,23 @@ LEAST, MOST = 0.02, 50.0
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Seconds of a stage's tasks in one round: `wall` of the world, `cpu` of the processor."""
+    """Seconds of a stage's tasks in one round.
+
+    Attributes:
+        wall: of the world.
+        cpu: of the processor.
+        round_seconds: of the round, where the device waits for others; 0 = it had work for all of
+            it.
+    """
 
     wall: float
     cpu: float
+    round_seconds: float = 0.0
+
+    @property
+    def full_wall(self) -> float:
+        """`wall`, had the device had work for all of the round, as is believed; see the module."""
+        return math.sqrt(self.wall * max(self.wall, self.round_seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +67,7 @@ class Expected:
 
     def factor(self, busy: Busy) -> float:
         """How many times as long as expected the tasks take; 1.0 where messages explain it."""
-        return _off(busy.wall, self.wall, self.wall + self.beside)
+        return _off(busy, self.wall, self.beside)
 
     def work_factor(self, busy: Busy) -> float:
         """How many times as much processor time."""
@@ -58,8 +77,7 @@ class Expected:
         """How many times as long a second of processor time takes."""
         if self.cpu <= 0 or busy.cpu <= 0:
             return self.factor(busy)
-        wall = self.wall / self.cpu * busy.cpu
-        return _off(busy.wall, wall, wall + self.beside)
+        return _off(busy, self.wall / self.cpu * busy.cpu, self.beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +149,19 @@ class Corrections:
 def as_they_are(
     expected: Mapping[Seat, Expected], busy: Mapping[Seat, Busy]
 ) -> dict[Seat, Expected]:
-    """What is to be expected when a look has changed nothing: what was seen."""
-    return {seat: Expected(busy[seat].wall, busy[seat].cpu) for seat in expected}
+    """What is to be expected when a look has changed nothing: what is believed now."""
+    found: dict[Seat, Expected] = {}
+    for seat, due in expected.items():
+        factor = due.factor(busy[seat])
+        beside = due.beside * max(factor, 1.0)
+        found[seat] = Expected(due.wall * factor, busy[seat].cpu, beside)
+    return found
 
 
-def _off(value: float, low: float, high: float) -> float:
-    if low <= value <= high:
-        return 1.0
-    return _ratio(value, low if value < low else high)
+def _off(busy: Busy, wall: float, beside: float) -> float:
+    if busy.wall > wall + beside:
+        return _ratio(busy.wall, wall + beside)
+    return min(_ratio(busy.full_wall, wall), 1.0)
 
 
 def _ratio(value: float, by: float) -> float:

@@ -6,7 +6,8 @@
                 stage has been more than TOLERANCE off in CONFIRMED windows in a row, every time
                 to the same side
 
-A freeze of one round is no drift. What a look finds goes into the next plan (`corrections`).
+A freeze of one round is no drift, nor is a device that looks faster because it waits for others.
+What a look finds goes into the next plan (`corrections`).
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class DriftWatch:
             seat: Busy(
                 median(window[seat].wall for window in last),
                 median(window[seat].cpu for window in last),
+                median(window[seat].round_seconds for window in last),
             )
             for seat in last[-1]
         }
@@ -106,10 +108,12 @@ class DriftWatch:
 
     def _close_window(self) -> None:
         rounds = len(self._open)
+        seconds = self._open_seconds / rounds
         window = {
             seat: Busy(
                 sum(one[seat].wall for one in self._open) / rounds,
                 sum(one[seat].cpu for one in self._open) / rounds,
+                seconds,
             )
             for seat in self._expected
         }

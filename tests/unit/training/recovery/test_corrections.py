@@ -67,6 +67,23 @@ def test_messages_beside_the_tasks_explain_a_part() -> None:
     assert expected.share_factor(Busy(1.0, 1.0)) == 0.5
 
 
+def test_a_device_that_waits_half_of_the_round_is_not_believed_to_be_as_fast_as_it_looks() -> None:
+    expected = Expected(wall=4.0, cpu=2.0)
+    assert expected.factor(Busy(2.0, 2.0)) == 0.5
+    assert expected.factor(Busy(2.0, 2.0, round_seconds=4.5)) == pytest.approx(0.75)
+    assert expected.factor(Busy(2.0, 2.0, round_seconds=9.0)) == 1.0
+    assert expected.factor(Busy(6.0, 2.0, round_seconds=9.0)) == 1.5  # too slow is too slow
+
+
+@given(st.floats(1.1, 4.0), st.floats(0.3, 1.0))
+def test_what_was_too_fast_is_no_surprise_when_it_is_as_it_was(rest: float, seen: float) -> None:
+    """Looked at while it rests, and again with work for all of the round."""
+    due = Expected(wall=2.0, cpu=1.0)
+    resting = Busy(2.0 * seen, 1.0, round_seconds=2.0 * rest)
+    believed = as_they_are({A: due}, {A: resting})[A]
+    assert 1.0 <= believed.factor(Busy(2.0, 1.0)) <= (1.0 / seen) ** 0.5 + 1e-9
+
+
 def _as_expected() -> dict[Seat, Busy]:
     return {seat: Busy(due.wall, due.cpu) for seat, due in EXPECTED.items()}
 
@@ -89,9 +106,11 @@ def test_a_plan_made_with_what_was_learned_expects_what_was_seen(
             assert factor == pytest.approx(wanted)
 
 
-@given(_seconds, _seconds)
-def test_once_settled_the_same_again_teaches_nothing(wall: float, cpu: float) -> None:
-    busy = {A: Busy(wall, cpu), B: Busy(6.0, 3.0)}
+@given(_seconds, _seconds, _seconds)
+def test_once_settled_the_same_again_teaches_nothing(
+    wall: float, cpu: float, round_seconds: float
+) -> None:
+    busy = {A: Busy(wall, cpu, round_seconds), B: Busy(6.0, 3.0)}
     first = Corrections().learned(RANGES, EXPECTED, busy)
     again = first.learned(RANGES, as_they_are(EXPECTED, busy), busy)
     assert again.units == first.units

@@ -47,7 +47,7 @@ def test_the_first_round_does_not_count_and_ten_more_are_looked_at() -> None:
         1 + FIRST_ROUNDS + LATER_ROUNDS,
         1 + FIRST_ROUNDS + 2 * LATER_ROUNDS,
     ]
-    assert looks[0][1].busy[OTHER] == Busy(2.0, 2.0)
+    assert looks[0][1].busy[OTHER] == Busy(2.0, 2.0, round_seconds=3.0)
 
 
 def test_what_is_off_three_times_in_a_row_is_looked_at_at_once() -> None:
@@ -59,7 +59,15 @@ def test_what_is_off_three_times_in_a_row_is_looked_at_at_once() -> None:
 
 
 def test_a_device_that_has_become_faster_drifts_too() -> None:
-    assert [number for number, _ in rounds(DriftWatch(EXPECTED), [1.0, 0.5, 0.5, 0.5])] == [4]
+    """At once where it has work for all of the round, and where hardly any is left of it."""
+    for factor, seconds in ((0.5, 1.0), (0.25, 2.0)):
+        looks = rounds(DriftWatch(EXPECTED), [1.0, factor, factor, factor], seconds=seconds)
+        assert [number for number, _ in looks] == [4]
+
+
+def test_a_device_that_waits_for_others_and_looks_faster_for_it_does_not_drift() -> None:
+    """So a device with a share of a core looks: what it has not used, it has in hand."""
+    assert not rounds(DriftWatch(EXPECTED), [1.0, *[0.6] * 9], seconds=3.0)
 
 
 def test_a_freeze_of_one_round_is_no_drift() -> None:
