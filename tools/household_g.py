@@ -9,7 +9,8 @@
 
 After each change the household trains on for some rounds under whatever plan it has come to; then
 the same devices, with the same shares, start the same job anew, with profiles measured anew: what
-a fresh plan gives. Throughputs are medians of rounds. Needs root, Linux (`tools/testbed`).
+a fresh plan gives. Throughputs are medians of rounds; a change's pause is what the first step after
+it takes longer than the others. Needs root, Linux (`tools/testbed`).
 """
 
 from __future__ import annotations
@@ -44,11 +45,15 @@ class Phase:
 
     Attributes:
         plans: (reason, stages as units and devices) that came in it.
+        round_seconds: median.
+        pauses: (reason, seconds) of each change: what the first step after it took longer.
     """
 
     name: str
     samples_per_s: float
     plans: tuple[tuple[str, list[Any]], ...]
+    round_seconds: float
+    pauses: tuple[tuple[str, float], ...]
 
 
 class Changing:
@@ -81,6 +86,7 @@ class Changing:
     def rounds(self, count: int, reason: str | None) -> Phase:
         """Wait for so many rounds, after the plan for `reason` if one is given, and their plans."""
         plans: list[tuple[str, list[Any]]] = []
+        firsts: list[tuple[str, float]] = []  # steps after a change: why, seconds
         seconds: list[float] = []
         samples: list[float] = []
         while len(seconds) < WARM_ROUNDS + count:
@@ -89,13 +95,18 @@ class Changing:
                 if event["event"] == "plan":
                     plans.append((event["reason"], _stages(event)))
                     seconds, samples = [], []
+                    firsts.append((event["reason"], 0.0))
+                elif event["event"] == "step" and firsts and firsts[-1][1] == 0.0:
+                    firsts[-1] = (firsts[-1][0], event["seconds"])
                 elif event["event"] == "step" and (reason is None or _has(plans, reason)):
                     seconds.append(event["seconds"])
                     samples.append(event["samples_per_s"])
             if len(seconds) < WARM_ROUNDS + count:
                 self.company.next()
         rate = statistics.median(samples[WARM_ROUNDS:])
-        return Phase(reason or "start", rate, tuple(plans))
+        usual = statistics.median(seconds[WARM_ROUNDS:])
+        pauses = [(why, first - usual) for why, first in firsts if why != "start"]
+        return Phase(reason or "start", rate, tuple(plans), usual, tuple(pauses))
 
     def end(self) -> None:
         """All of it."""
@@ -164,6 +175,8 @@ def main() -> int:
         for phase in phases:
             for reason, stages in phase.plans:
                 print(f"  plan for {reason}: {stages}", flush=True)
+            for reason, seconds in phase.pauses:
+                print(f"  pause for {reason}: {seconds:.2f} s, a round {phase.round_seconds:.2f} s")
             result[phase.name] = asdict(phase)
             shares = fresh_shares.get(phase.name)
             line = f"{phase.name}: {phase.samples_per_s:.1f} samples/s"

@@ -17,8 +17,8 @@ from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusa
 from p2ptrain.training.journal import JOB_FILE
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.recovery import holder_core
-from tests.unit.training.household import devices
-from tests.unit.training.test_job_life import make_job
+from tests.integration.training.household import devices
+from tests.integration.training.test_job_life import make_job
 
 ALONE = TrainOptions(planner="single", steps=2)
 
