@@ -16,7 +16,8 @@ TEXT_LIMIT_BYTES = 1024
 def _tree(root: type[errors.Error]) -> dict[str, type[errors.Error]]:
     found = {root.__name__: root}
     for child in root.__subclasses__():
-        found.update(_tree(child))
+        if child.__module__ == errors.__name__:  # others' are made otherwise, and mean nothing here
+            found.update(_tree(child))
     return found
 
 

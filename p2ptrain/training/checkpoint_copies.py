@@ -11,11 +11,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from p2ptrain.errors import OptionError
+from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.model.wire import like
 from p2ptrain.training.checkpoint import KEPT, Sums, load_named
-from p2ptrain.training.fetching import SourceFailed, version_source
+from p2ptrain.training.fetching import version_source
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.state_transfer import StateServer
@@ -28,7 +28,6 @@ class CheckpointCopies:
     """See the module. Offered by `states` from the first `take` on.
 
     Args:
-        device: own id.
         warn: tells people of one that cannot be read.
 
     Attributes:
@@ -39,7 +38,6 @@ class CheckpointCopies:
     def __init__(
         self,
         states: StateServer,
-        device: str,
         job: str,
         prepared: Prepared,
         folder: Path,
@@ -47,7 +45,6 @@ class CheckpointCopies:
     ) -> None:
         self.versions: list[Version] = []
         self._warn = warn
-        self._device = device
         self._states = states
         self._job = job
         self._description = prepared.captured.description
@@ -76,7 +73,7 @@ class CheckpointCopies:
             if version in self.versions:
                 self._warn(f"{error}: going back to an older state, if there is one")
             self._let_go(version)
-            raise SourceFailed(self._device, str(error)) from error
+            raise PeerError(str(error)) from error
         return {name: self._laid_out(name, tensor) for name, tensor in found.items()}
 
     def _laid_out(self, name: str, tensor: Tensor) -> Tensor:

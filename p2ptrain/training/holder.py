@@ -213,9 +213,9 @@ class HolderRun:
             since=self._since,
         )
         if checkpointer is not None:
-            states, device = self._service.states, self._mesh.self_id
+            states = self._service.states
             folder = checkpointer.folder
-            written = CheckpointCopies(states, device, self._id, prepared, folder, self._warn)
+            written = CheckpointCopies(states, self._id, prepared, folder, self._warn)
             checkpointer.on_written = written.take
             memory.written = written
         epochs = JobEpochs(
