@@ -18,11 +18,12 @@ from p2ptrain.errors import Error, LinkClosed, OptionError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh import probe
 from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.belonging import Belonging, Parts, household_ids
 from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
 from p2ptrain.mesh.connections import Connections, Surroundings, copied_identity
 from p2ptrain.mesh.default_name import default_name
 from p2ptrain.mesh.device_file import DeviceFile
-from p2ptrain.mesh.device_list import Device, find_device, list_devices
+from p2ptrain.mesh.device_list import Device
 from p2ptrain.mesh.discovered import Candidate, CandidateTable
 from p2ptrain.mesh.discovery import Discovery, NoDiscovery
 from p2ptrain.mesh.events import MemberRecord
@@ -42,9 +43,6 @@ from p2ptrain.mesh.interface import (
 )
 from p2ptrain.mesh.name_keeper import NameKeeper
 from p2ptrain.mesh.notices import Notices
-from p2ptrain.mesh.pairing import PairedDevice
-from p2ptrain.mesh.pairing_dialer import PairingDialer
-from p2ptrain.mesh.pairing_service import PairingHooks, PairingService
 from p2ptrain.mesh.resolve import resolve
 from p2ptrain.mesh.roaming import OwnAddresses, over_mdns
 from p2ptrain.mesh.roster import (
@@ -58,15 +56,13 @@ from p2ptrain.mesh.router import Router
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.tasks import TaskScope
 from p2ptrain.mesh.tls_contexts import TlsContexts
-from p2ptrain.mesh.trust import TrustedDevice
-from p2ptrain.mesh.trust_exchange import TRUST_KIND, TrustExchange, TrustHooks
+from p2ptrain.mesh.trust_exchange import TRUST_KIND
 from p2ptrain.mesh.trust_store import TrustStore
 from p2ptrain.mesh.watchers import Watchers
-from p2ptrain.mesh.window import new_code, normalised_code
+from p2ptrain.mesh.window import normalised_code
 from p2ptrain.net.endpoint import Door, Listener, dial
 from p2ptrain.net.link import Link
 from p2ptrain.net.message import Message, PartsAllocator, Priority
-from p2ptrain.net.pairing_channel import PairingChannel
 from p2ptrain.observe.events import Event, Ready
 
 log = get_logger(__name__)
@@ -111,8 +107,6 @@ class NetworkMesh:
         self._watchers = Watchers(self.self_id, emit)
         self._notices = Notices(emit, self._trust.name)
         self._candidates = CandidateTable(self._trust.is_trusted)
-        self._given: list[Address] = []  # from --peer
-        self._not_paired: set[str] = set()  # trusted here, but they refused us as strangers
         self._tasks = TaskScope()
         self._left = True  # until it has begun
         self._failed = False
@@ -165,16 +159,11 @@ class NetworkMesh:
         for device_id, addresses in self._file.addresses().items():
             if self._trust.is_trusted(device_id):
                 self._connections.keep(device_id, addresses)
-        self._given = [at for peer in self._given_peers for at in await resolve(peer)]
+        given = [at for peer in self._given_peers for at in await resolve(peer)]
         await self._discovery.start(self.self_id, self.port, self._on_found)
         self._emit(Ready(self.name, self.self_id, self.address, self.port))
         self._roster.start()
-        for device_id in self._trust.trusted:
-            self._connections.keep(device_id)
-            self._connections.hint(device_id, self._given)
-        self._open_first_window()
-        if self._code is not None:
-            self._tasks.spawn(self._dialer.run(self._given), "pairing dialer")
+        self._belonging.start(given, self._code)
 
     def _make_parts(self) -> None:
         loop = asyncio.get_running_loop()
@@ -194,41 +183,29 @@ class NetworkMesh:
             self._config.membership, self._config.election, rng, self._file.term
         )
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
-        self._roster = Roster(me, settings, self._household_ids(), hooks)
+        self._roster = Roster(me, settings, household_ids(self._trust, self.self_id), hooks)
         self._names = NameKeeper(
             self._file, self._trust, self._connections, self._roster, self._emit
         )
-        self._exchange = TrustExchange(
-            self._trust,
-            TrustHooks(
-                post=self._connections.post,
-                connected=self._connections.connected,
-                addresses=lambda device: self._connections.addresses(device).proven,
-                changed=self._on_trust_changed,
-                cut=self._connections.cut,
-            ),
+        parts = Parts(
+            identity=self._identity,
+            trust=self._trust,
+            contexts=self._contexts,
+            candidates=self._candidates,
+            connections=self._connections,
+            roster=self._roster,
+            notices=self._notices,
+            tasks=self._tasks,
+            name=lambda: self.name,
+            now=loop.time,
+            emit=self._emit,
         )
-        self._pairing = PairingService(
-            self._identity,
-            PairingHooks(
-                name=lambda: self.name,
-                now=loop.time,
-                store=self._on_paired,
-                is_paired=self._is_paired,
-                is_removed=self._trust.is_removed,
-                emit=self._emit,
-                warn=self._notices.warn,
-            ),
-        )
-
-        self._dialer = PairingDialer(
-            self._pairing, self._candidates.values, self._is_paired, self._notices.warn, rng
-        )
+        self._belonging = Belonging(parts, rng)
         door = Door(
             context=self._contexts.server,
             make_link=self._connections.incoming,
             on_link=lambda _link: None,
-            on_unpaired=self._on_unpaired,
+            on_unpaired=self._belonging.serve,
         )
         self._listener = Listener(door)
         self._left = False
@@ -241,7 +218,7 @@ class NetworkMesh:
             is_trusted=self._trust.is_trusted,
             on_up=self._on_up,
             on_lost=self._on_lost,
-            on_not_paired=self._on_not_paired,
+            on_not_paired=lambda peer_id: self._belonging.refused_us(peer_id),
             is_reachable=self._ping,
             on_mismatch=self._notices.mismatch,
             on_fatal=self._fail,
@@ -252,7 +229,7 @@ class NetworkMesh:
         probe.ProbeReceiver().install(self)
         self.route_now(MEMBERSHIP_KIND, self._roster.take_membership)
         self.route_now(ELECTION_KIND, self._roster.take_election)
-        self.route(TRUST_KIND, self._exchange.take)
+        self.route(TRUST_KIND, self._belonging.exchange.take)
         self.route(REFUSED_KIND, self._on_refused)
 
     async def _listen(self) -> None:
@@ -343,18 +320,12 @@ class NetworkMesh:
     # What people ask a device
 
     def invite(self) -> str:
-        """Open the pairing window again; the code to type on the new device.
-
-        It is the last one, unless a device was removed since: that one knows it.
-        """
-        window = self._pairing.window
-        self._pairing.open(window.code if window is not None else new_code(), invited=True)
-        assert self._pairing.window is not None
-        return self._pairing.window.code
+        """Open the pairing window again; the code to type on the new device."""
+        return self._belonging.invite()
 
     def devices(self) -> list[Device]:
         """The trusted devices, this one not among them."""
-        return list_devices(self._trust.book, self.name, self._connections.connected())
+        return self._belonging.devices()
 
     def remove(self, name: str) -> Device:
         """Trust the device `name` (or of an id beginning so) no more, everywhere and at once.
@@ -362,11 +333,7 @@ class NetworkMesh:
         Raises:
             UserError: there is no such device, or several.
         """
-        device = find_device(name, self.devices())
-        entry = self._trust.revoke(device.id)
-        self._on_trust_changed(entry, ())
-        self._exchange.spread(entry.id)
-        return device
+        return self._belonging.remove(name)
 
     def describe(self, info: Mapping[str, int | float | str]) -> None:
         """Tell the others something else of this device (`Member.info`)."""
@@ -380,7 +347,7 @@ class NetworkMesh:
             self._on_own_id(candidate)
         elif self._candidates.put(candidate):
             self._connections.hint(candidate.id, candidate.addresses)
-            self._dialer.wake()
+            self._belonging.found()
 
     def _on_own_id(self, candidate: Candidate) -> None:
         """Our own announcement, or that of a device with a copy of our state folder."""
@@ -396,10 +363,9 @@ class NetworkMesh:
             log.info("own_identity_elsewhere", addresses=addresses, why=str(error))
 
     def _on_up(self, peer_id: str, hello: Hello) -> None:
-        self._not_paired.discard(peer_id)
         self._remember_addresses()
         self._roster.link_up(peer_id)
-        self._exchange.link_up(peer_id)
+        self._belonging.link_up(peer_id)
         self._names.heard(peer_id, self.self_id, hello.name)
         self._tell(LinkUp(peer_id))
 
@@ -410,34 +376,6 @@ class NetworkMesh:
     def _on_dead(self, peer_id: str) -> None:
         # A frozen device's link stays open; whoever waits for it must not.
         self._connections.cut(peer_id, "the device was declared dead")
-
-    def _on_not_paired(self, peer_id: str) -> None:
-        self._not_paired.add(peer_id)
-        if self._connections.addresses(peer_id).proven:  # else it may not have heard of us yet
-            self._notices.distrusted(peer_id)
-        self._dialer.wake()
-
-    def _on_unpaired(self, channel: PairingChannel) -> None:
-        self._tasks.spawn(self._pairing.serve(channel), "pairing")
-
-    def _on_paired(self, device: PairedDevice) -> None:
-        entry = self._trust.add_paired(device.certificate_der, device.name)
-        self._not_paired.discard(device.id)
-        log.info("paired", name=device.name, id=device.id[:16])
-        self._on_trust_changed(entry, ())
-        self._exchange.spread(entry.id)
-
-    def _on_trust_changed(self, entry: TrustedDevice, addresses: Sequence[Address]) -> None:
-        self._contexts.trust_changed()
-        if entry.revoked:
-            self._pairing.close()
-            self._connections.drop(entry.id, "the device was removed")
-        else:
-            candidate = self._candidates.get(entry.id)
-            self._connections.keep(entry.id)
-            found = candidate.addresses if candidate is not None else ()
-            self._connections.hint(entry.id, [*found, *addresses, *self._given])
-        self._roster.trust(self._household_ids())
 
     async def _on_refused(self, peer_id: str, _message: Message) -> None:
         """A member found an older process with our identity."""
@@ -456,12 +394,6 @@ class NetworkMesh:
             return NoDiscovery()
         return over_mdns(self._own, lambda: self._trust.trusted, self._notices.warn)
 
-    def _open_first_window(self) -> None:
-        if self._code is not None:
-            self._pairing.open(self._code)
-        elif not self._trust.trusted:
-            self._pairing.open(new_code())
-
     def _hello(self) -> Hello:
         return Hello(
             name=self.name,
@@ -479,13 +411,6 @@ class NetworkMesh:
 
     async def _ping(self, peer_id: str) -> None:
         await self.call(peer_id, Message(probe.PING_KIND), timeout_seconds=probe.TIMEOUT_SECONDS)
-
-    def _is_paired(self, device_id: str) -> bool:
-        return self._trust.is_trusted(device_id) and device_id not in self._not_paired
-
-    def _household_ids(self) -> frozenset[str]:
-        """Whom members may speak of: the trusted devices and this one."""
-        return frozenset({self.self_id, *self._trust.trusted})
 
     def _remember_addresses(self) -> None:
         proven = {key: self._connections.addresses(key).proven for key in self._trust.trusted}

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Protocol
 
 from p2ptrain.training.recovery.choose import GlobalCopy
-from p2ptrain.training.recovery.holder_events import Journal
+from p2ptrain.training.recovery.holder_instructions import Journal
 from tests.simulation.kernel import Kernel
 from tests.simulation.network import LinkQuality, Network, Path
 from tests.simulation.recovery import member

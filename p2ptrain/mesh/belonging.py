@@ -1,0 +1,193 @@
+"""Who belongs to the household: new devices pair, all others hear of it, removed ones are cut off.
+
+a code is typed ──► pairing ──► trust ──┬──► spread to the others (trust_exchange.py)
+removed by a person ───────────► trust ─┘    contexts, connections and roster follow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.connections import Connections
+from p2ptrain.mesh.device_list import Device, find_device, list_devices
+from p2ptrain.mesh.discovered import CandidateTable
+from p2ptrain.mesh.identity import Identity
+from p2ptrain.mesh.notices import Notices
+from p2ptrain.mesh.pairing import PairedDevice
+from p2ptrain.mesh.pairing_dialer import PairingDialer
+from p2ptrain.mesh.pairing_service import PairingHooks, PairingService
+from p2ptrain.mesh.roster import Roster
+from p2ptrain.mesh.tasks import TaskScope
+from p2ptrain.mesh.tls_contexts import TlsContexts
+from p2ptrain.mesh.trust import TrustedDevice
+from p2ptrain.mesh.trust_exchange import TrustExchange, TrustHooks
+from p2ptrain.mesh.trust_store import TrustStore
+from p2ptrain.mesh.window import new_code
+from p2ptrain.net.pairing_channel import PairingChannel
+from p2ptrain.observe.events import Event
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What follows when somebody is trusted, or is not any more.
+
+    Attributes:
+        name: this device's name now.
+        now: monotonic seconds.
+        emit: takes events for people.
+    """
+
+    identity: Identity
+    trust: TrustStore
+    contexts: TlsContexts
+    candidates: CandidateTable
+    connections: Connections
+    roster: Roster
+    notices: Notices
+    tasks: TaskScope
+    name: Callable[[], str]
+    now: Callable[[], float]
+    emit: Callable[[Event], None]
+
+
+class Belonging:
+    """See the module.
+
+    Attributes:
+        exchange: tells the others, and hears from them.
+    """
+
+    def __init__(self, parts: Parts, rng: Random) -> None:
+        self._parts = parts
+        self._given: Sequence[Address] = ()  # from --peer
+        self._not_paired: set[str] = set()  # trusted here, but they refused us as strangers
+        trust, connections = parts.trust, parts.connections
+        self.exchange = TrustExchange(
+            trust,
+            TrustHooks(
+                post=connections.post,
+                connected=connections.connected,
+                addresses=lambda device: connections.addresses(device).proven,
+                changed=self._on_trust_changed,
+                cut=connections.cut,
+            ),
+        )
+        self._pairing = PairingService(
+            parts.identity,
+            PairingHooks(
+                name=parts.name,
+                now=parts.now,
+                store=self._on_paired,
+                is_paired=self._is_paired,
+                is_removed=trust.is_removed,
+                emit=parts.emit,
+                warn=parts.notices.warn,
+            ),
+        )
+        self._dialer = PairingDialer(
+            self._pairing, parts.candidates.values, self._is_paired, parts.notices.warn, rng
+        )
+
+    def start(self, given: Sequence[Address], code: str | None) -> None:
+        """Keep links to all that are trusted; open the window for a code, or the very first time.
+
+        Args:
+            given: addresses that a person gave.
+            code: that a person typed.
+        """
+        self._given = given
+        for device_id in self._parts.trust.trusted:
+            self._parts.connections.keep(device_id)
+            self._parts.connections.hint(device_id, given)
+        if code is not None:
+            self._pairing.open(code)
+            self._parts.tasks.spawn(self._dialer.run(given), "pairing dialer")
+        elif not self._parts.trust.trusted:
+            self._pairing.open(new_code())
+
+    # What people ask
+
+    def invite(self) -> str:
+        """Open the pairing window again; the code to type on the new device.
+
+        It is the last one, unless a device was removed since: that one knows it.
+        """
+        window = self._pairing.window
+        self._pairing.open(window.code if window is not None else new_code(), invited=True)
+        assert self._pairing.window is not None
+        return self._pairing.window.code
+
+    def devices(self) -> list[Device]:
+        """The trusted devices, this one not among them."""
+        parts = self._parts
+        return list_devices(parts.trust.book, parts.name(), parts.connections.connected())
+
+    def remove(self, name: str) -> Device:
+        """Trust the device `name` (or of an id beginning so) no more, everywhere and at once.
+
+        Raises:
+            UserError: there is no such device, or several.
+        """
+        device = find_device(name, self.devices())
+        entry = self._parts.trust.revoke(device.id)
+        self._on_trust_changed(entry, ())
+        self.exchange.spread(entry.id)
+        return device
+
+    # What the mesh tells
+
+    def found(self) -> None:
+        """Somebody new may be there."""
+        self._dialer.wake()
+
+    def link_up(self, peer_id: str) -> None:
+        """A trusted device takes us for one."""
+        self._not_paired.discard(peer_id)
+        self.exchange.link_up(peer_id)
+
+    def refused_us(self, peer_id: str) -> None:
+        """A trusted device takes us for a stranger."""
+        self._not_paired.add(peer_id)
+        if self._parts.connections.addresses(peer_id).proven:  # else it may not know of us yet
+            self._parts.notices.distrusted(peer_id)
+        self._dialer.wake()
+
+    def serve(self, channel: PairingChannel) -> None:
+        """A stranger has dialled us to pair."""
+        self._parts.tasks.spawn(self._pairing.serve(channel), "pairing")
+
+    # What changes
+
+    def _is_paired(self, device_id: str) -> bool:
+        return self._parts.trust.is_trusted(device_id) and device_id not in self._not_paired
+
+    def _on_paired(self, device: PairedDevice) -> None:
+        entry = self._parts.trust.add_paired(device.certificate_der, device.name)
+        self._not_paired.discard(device.id)
+        log.info("paired", name=device.name, id=device.id[:16])
+        self._on_trust_changed(entry, ())
+        self.exchange.spread(entry.id)
+
+    def _on_trust_changed(self, entry: TrustedDevice, addresses: Sequence[Address]) -> None:
+        parts = self._parts
+        parts.contexts.trust_changed()
+        if entry.revoked:
+            self._pairing.close()
+            parts.connections.drop(entry.id, "the device was removed")
+        else:
+            candidate = parts.candidates.get(entry.id)
+            parts.connections.keep(entry.id)
+            found = candidate.addresses if candidate is not None else ()
+            parts.connections.hint(entry.id, [*found, *addresses, *self._given])
+        parts.roster.trust(household_ids(parts.trust, parts.identity.id))
+
+
+def household_ids(trust: TrustStore, own: str) -> frozenset[str]:
+    """Whom members may speak of: the trusted devices and this one."""
+    return frozenset({own, *trust.trusted})
