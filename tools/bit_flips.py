@@ -134,7 +134,7 @@ async def run(flips: int, seed: int) -> Counter[str]:
             known = digests if is_known or what == "memory" else {}
             server.offer(JOB, SOURCE, lambda _f, _e: state, digests=lambda _f, _e, k=known: k)
             reading = StateReading(mesh["reader"], check)
-            request = StateRequest(memory_id("owner"), JOB, SOURCE, 0, 1, range_bytes=3000)
+            request = StateRequest(memory_id("owner"), JOB, SOURCE, 0, 1, range_bytes=lambda: 3000)
             try:
                 await reading.read_from(request)
                 found = reading.state().tensors

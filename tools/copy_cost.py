@@ -4,7 +4,7 @@
 
     copy        the stage's tensors into memory that a copy had before
     checksums   of the copy, at its owner
-    travel      both ends together: manifest, reads of 1 MiB, TLS, the kernel, checksums on arrival
+    travel      both ends together: manifest, reads of 2 MiB, TLS, the kernel, checksums on arrival
     link        the same less the checksums: what sending and receiving costs
 
 Owner and keeper are two members in one process on loopback; what is counted is the process's own
@@ -31,7 +31,8 @@ sys.path.insert(0, str(ROOT))
 from p2ptrain.mesh.mesh import NetworkMesh  # noqa: E402
 from p2ptrain.model.wire import copy_into  # noqa: E402
 from p2ptrain.net.message import Priority  # noqa: E402
-from p2ptrain.training.digests import CHUNK_BYTES, Digest, digests_of  # noqa: E402
+from p2ptrain.training.collecting import READ_LIMIT_BYTES  # noqa: E402
+from p2ptrain.training.digests import Digest, digests_of  # noqa: E402
 from p2ptrain.training.state_reading import StateReading, StateRequest  # noqa: E402
 from p2ptrain.training.state_transfer import StateServer  # noqa: E402
 from tests.unit.mesh.household import Household, household  # noqa: E402
@@ -96,7 +97,7 @@ async def measure(named: Mapping[str, Tensor], rounds: int, folder: Path) -> lis
             0,
             1,
             priority=Priority.REPLICA,
-            range_bytes=CHUNK_BYTES,
+            range_bytes=lambda: READ_LIMIT_BYTES,
             reads_in_flight=1,
         )
         for _ in range(rounds):

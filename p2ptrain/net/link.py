@@ -313,8 +313,11 @@ class Link:
             if not self._outbox.messages:
                 self._rest(stream)
                 return
-            if not self._write_frame(stream):
+            lane = self._write_frame(stream)
+            if lane is None:
                 return  # what is next is being compressed
+            if lane is Priority.REPLICA:
+                break  # nobody waits for it, but for what may have come meanwhile
         if not self._turn_taken:
             self._turn_taken = True
             self._loop.call_soon(self._next_turn)
@@ -323,13 +326,14 @@ class Link:
         self._turn_taken = False
         self._pump()
 
-    def _write_frame(self, stream: ByteStream) -> bool:
-        """Write one frame, if one is ready."""
+    def _write_frame(self, stream: ByteStream) -> Priority | None:
+        """Write one frame, if one is ready; whose."""
         if self._outbox.packing:
             self._compression.start_jobs(self._outbox)
-        frame = self._outbox.next_frame(self._portions.frame_bytes)
+        sizes = self._portions
+        frame = self._outbox.next_frame(sizes.frame_bytes, sizes.lowest_frame_bytes)
         if frame is None:
-            return False
+            return None
         self._sent_bytes += frame.wire_bytes
         stream.write(frame.buffers)
         self._meter.wrote(frame.wire_bytes, self._clock.time())
@@ -337,7 +341,7 @@ class Link:
         if (meter.bytes_per_s, meter.at_least_bytes_per_s) != self._known_rates:
             self._apportion(stream)
         self._queue.admit(frame.lane)
-        return True
+        return frame.lane
 
     def _apportion(self, stream: ByteStream) -> None:
         """Give the stream as much at a time as suits the link's rate, which has changed."""

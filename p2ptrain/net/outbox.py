@@ -57,12 +57,15 @@ class Outbox:
         lane.queued_bytes += message.unsent_bytes
         self.messages += 1
 
-    def next_frame(self, limit_bytes: int = CHUNK_BYTES) -> Frame | None:
-        """A frame of the most urgent lane that has one ready."""
-        for lane in self._lanes:
+    def next_frame(
+        self, limit_bytes: int = CHUNK_BYTES, lowest_limit_bytes: int = CHUNK_BYTES
+    ) -> Frame | None:
+        """A frame of the most urgent lane that has one ready; the lowest has a limit of its own."""
+        for lane in self._lanes[:-1]:
             if lane.queue and (frame := self._lane_frame(lane, limit_bytes)):
                 return frame
-        return None
+        lowest = self._lanes[-1]
+        return self._lane_frame(lowest, lowest_limit_bytes) if lowest.queue else None
 
     def compression_jobs(self) -> list[tuple[OutgoingMessage, CompressionJob]]:
         """Blocks that the messages in transit want compressed now."""

@@ -29,16 +29,18 @@ class Portions:
 
     Attributes:
         frame_bytes: most payload of a frame.
+        lowest_frame_bytes: the same in the lowest lane, which nobody waits for.
         unsent_bytes: most that the kernel should hold of what has not left this device.
     """
 
     frame_bytes: int
+    lowest_frame_bytes: int
     unsent_bytes: int
 
 
 MOST_UNPROVEN_BYTES = 64 * 1024
 """Of a frame, while it is only known that the link takes as much as it was given so far."""
-UNKNOWN = Portions(frame_bytes=32 * 1024, unsent_bytes=128 * 1024)
+UNKNOWN = Portions(frame_bytes=32 << 10, lowest_frame_bytes=32 << 10, unsent_bytes=128 << 10)
 """While the link has not been the limit yet."""
 
 
@@ -48,15 +50,13 @@ def portions(bytes_per_s: float | None, at_least_bytes_per_s: float = 0.0) -> Po
     Powers of two, so that small changes of the rate change nothing.
     """
     if bytes_per_s is None:
-        proven = _power_of_two(at_least_bytes_per_s * FRAME_SECONDS)
-        frame = min(max(proven, UNKNOWN.frame_bytes), MOST_UNPROVEN_BYTES)
-        return Portions(frame, UNKNOWN.unsent_bytes)
+        proven = max(_power_of_two(at_least_bytes_per_s * FRAME_SECONDS), UNKNOWN.frame_bytes)
+        most = (min(proven, MOST_UNPROVEN_BYTES), min(proven, MOST_FRAME_BYTES))
+        return Portions(*most, UNKNOWN.unsent_bytes)
     frame = _power_of_two(bytes_per_s * FRAME_SECONDS)
+    frame = min(max(frame, LEAST_FRAME_BYTES), MOST_FRAME_BYTES)
     unsent = _power_of_two(bytes_per_s * UNSENT_SECONDS)
-    return Portions(
-        min(max(frame, LEAST_FRAME_BYTES), MOST_FRAME_BYTES),
-        min(max(unsent, LEAST_UNSENT_BYTES), MOST_UNSENT_BYTES),
-    )
+    return Portions(frame, frame, min(max(unsent, LEAST_UNSENT_BYTES), MOST_UNSENT_BYTES))
 
 
 def _power_of_two(count: float) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 WINDOW_SECONDS = 0.1
 SHORTEST_SECONDS = 0.02
 """A shorter window mostly measures the kernel's buffers."""
+PROVING_BYTES = 8 * 128 * 1024
+"""So much taken at once, without a wait, says that a link is fast however short the window was."""
 NEWEST_WEIGHT = 0.5
 HELD_BYTES = 128 * 1024
 """What was written may lie in the kernel still, so much of it."""
@@ -47,7 +49,9 @@ class LinkRateMeter:
 
     def idle(self, now: float) -> None:
         """Nothing is left to send."""
-        if self._since is not None and now - self._since >= SHORTEST_SECONDS:
+        since = self._since
+        proves = self.bytes_per_s is None and not self._waited and self._bytes >= PROVING_BYTES
+        if since is not None and (now - since >= SHORTEST_SECONDS or (proves and now > since)):
             self._close_window(now)
         self._since = None
         self._bytes = 0

@@ -26,10 +26,11 @@ from p2ptrain.net import sockets
 from p2ptrain.net.stream import StreamUser
 from p2ptrain.net.tls_records import RECORD_BYTES, RecordBorders, overhead_bytes
 
-CIPHER_BYTES = 256 * 1024
+CIPHER_BYTES = 288 * 1024
+"""Room for the largest frame with what its records add."""
 WRITE_HIGH_BYTES = 0
 """The transport pauses us as soon as the kernel is full, so at most one frame waits in between."""
-WAKE_BYTES = 128 * 1024
+WAKE_BYTES = 256 * 1024
 """Most that may be waited for before reading. Larger: less processor time; smaller: work begins
 sooner on what has come."""
 CLOSE_SECONDS = 2.0

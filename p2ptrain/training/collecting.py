@@ -33,14 +33,17 @@ from p2ptrain.training.versions import Named, VersionStore
 
 log = get_logger(__name__)
 
-PACED_SHARE = 0.2
-"""Of the time between two offers: reading is done before the next one, whatever one read takes."""
+PACED_SHARE = 0.05
+"""Of the time between two offers: what dies meanwhile goes back to the version before. Evenly, but
+early: later reads cost as much as sooner ones."""
 PACED_LIMIT_SECONDS = PACED_SHARE * REPLAY_LIMIT_SECONDS
 """Most of it: after a long pause in training the next copy would take longer than it is awaited."""
 
 READ_SECONDS = 0.1
 """Of link time in one read: what waits in the network's own queues holds up heartbeats too."""
-READ_LIMIT_BYTES = 1 << 20
+READ_LIMIT_BYTES = 2 << 20
+"""Larger: fewer requests, each of which costs as much as some 100 KiB. Smaller: a tensor for
+training finds less before it at the reader, which takes milliseconds for it while it computes."""
 
 _Units = tuple[int, int]
 
@@ -93,7 +96,7 @@ class Collecting:
         self._tell = tell
         self._clock = asyncio.get_running_loop().time
         self._offered: dict[_Units, float] = {}  # when the newest offer of each stage came
-        self._rates: dict[str, float] = {}  # bytes/s of the last read, by owner
+        self._rates: dict[str, float] = {}  # bytes/s of the last read of a chunk or more, by owner
         self._tasks: dict[_Units, asyncio.Task[None]] = {}
 
     def collect(self, order: to_do.Collect, nbytes: int) -> None:
@@ -155,7 +158,7 @@ class Collecting:
             order.first,
             order.end,
             priority=Priority.REPLICA,
-            range_bytes=read_bytes(self._rates.get(order.owner)),
+            range_bytes=lambda: read_bytes(self._rates.get(order.owner)),
             reads_in_flight=1,
         )
         await reading.read_from(request)
@@ -198,9 +201,9 @@ class Collecting:
 
         async def pace(left_bytes: int) -> None:
             nonlocal begun, left_before
-            if left_before:
-                seconds = max(self._clock() - begun, 1e-6)
-                self._rates[owner] = (left_before - left_bytes) / seconds
+            read = left_before - left_bytes
+            if read >= CHUNK_BYTES:  # what is smaller takes as long as a message does
+                self._rates[owner] = read / max(self._clock() - begun, 1e-6)
             if failpoints.armed:
                 await failpoints.reach("replica.read.between", device=self._mesh.self_id)
             seconds = pacing.wait_seconds(left_bytes, self._clock())

@@ -160,6 +160,7 @@ class HolderRun:
             sharing=prepared.sharing,
             wire=self._options.wire,
             replicas=self._options.replicas,
+            checkpoints=self._options.checkpoint is not None,
         )
 
     # -- while -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from time import monotonic
 
 from p2ptrain import failpoints
@@ -29,6 +30,7 @@ from p2ptrain.training.protocol import (
     EpochKey,
     ReplicaKeeper,
     ReplicaKept,
+    RoundOrder,
     VersionsKeep,
 )
 from p2ptrain.training.recovery.cadence import CopyCost, ReplicaCadence
@@ -121,23 +123,19 @@ class KeptVersions:
 
     def wants(self, step: int) -> bool:
         """Whether the version after `step` updates is to be kept."""
-        cadence = self._cadence
-        if cadence is None:
-            return False
-        if cadence.is_late(monotonic()):
-            cadence.gave_up()
-            self._take(self._keeping.give_up("it took too long"))
-        return cadence.wants(step)
+        self._give_up_late()
+        return self._cadence is not None and self._cadence.wants(step)
 
-    def ordered(self, step: int) -> tuple[Version, ...]:
-        """The version after `step` updates is kept, whoever wanted it; which versions stay then."""
-        version = Version(step, self._epoch)
-        if self._cadence is not None:
-            self._keeping.ordered(version)
-            self._cadence.ordered(step, monotonic())
+    def ordered(self, order: RoundOrder) -> RoundOrder:
+        """What the round of training gives is kept, whoever wanted it: the order that says so."""
+        self._give_up_late()
+        version = Version(order.round.step + 1, self._epoch)
+        offer = self._keeping.ordered(version)
+        if offer and self._cadence is not None:
+            self._cadence.ordered(version.step, monotonic())
         stable = () if self.stable is None else (self.stable,)
         named = dict.fromkeys((*stable, *self.read, *self._keeping.under_way, version))
-        return tuple(named)
+        return replace(order, keep=True, stay=tuple(named), offer=offer)
 
     def round_done(self) -> None:
         """A round of training has ended."""
@@ -191,6 +189,12 @@ class KeptVersions:
                 case Abandoned():
                     self._end_one(whole=False)
                     self._tell_abandoned(result)
+
+    def _give_up_late(self) -> None:
+        cadence = self._cadence
+        if cadence is not None and cadence.is_late(monotonic()):
+            cadence.gave_up()
+            self._take(self._keeping.give_up("it took too long"))
 
     def _end_one(self, *, whole: bool) -> None:
         if self._cadence is not None and not self._keeping.under_way:

@@ -188,7 +188,7 @@ class Participation:
     async def order(self, peer: str, key: EpochKey, order: RoundOrder) -> None:
         """A round of an epoch."""
         self._is_queued = False
-        heard = (peer, key.epoch, order.round.step, order.keep, order.stay)
+        heard = (peer, key.epoch, order.round.step, order.keep, order.stay, order.offer)
         self._feed(rules.OrderHeard(*heard))
         engagement = self.engagement
         if self._is_queued and engagement is not None:

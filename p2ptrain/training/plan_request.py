@@ -29,6 +29,7 @@ class PlanningRequest:
         first_step: updates that the first weights have behind them.
         wire: how activations, gradients and the parts of all-reduces travel.
         replicas: whether stages of one device are copied to another one.
+        checkpoints: whether the holder reads versions while training goes on.
     """
 
     job: str
@@ -51,6 +52,7 @@ class PlanningRequest:
     sharing: Sharing
     wire: WireFormat = WireFormat.EXACT
     replicas: bool = True
+    checkpoints: bool = False
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
@@ -90,4 +92,5 @@ class PlanningRequest:
             sharing=Sharing.read(fields.get("sharing")),
             wire=wire_format(fields),
             replicas=bool(fields.get("replicas")),
+            checkpoints=bool(fields.get("checkpoints")),
         )

@@ -15,12 +15,21 @@ from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import to_profile
 from p2ptrain.training.recovery.cadence import CopyCost, Transfer
 from p2ptrain.training.recovery.placed import PlacedStage
-from p2ptrain.training.recovery.protect import Protection, Unprotected, protect
+from p2ptrain.training.recovery.protect import (
+    SLOTS,
+    SLOTS_WITH_CHECKPOINTS,
+    Protection,
+    Unprotected,
+    protect,
+)
 
 COPIES_AN_UPDATE_BYTE = 1.0
 """A byte copied into memory that is there costs as much as one of an update."""
-DIGESTS_AN_UPDATE_BYTE = 1.5
+DIGESTS_AN_UPDATE_BYTE = 0.5
 """A byte's checksum, in the same measure."""
+COPIES_A_MESSAGE_BYTE = 0.16
+"""A byte of megabytes that are read at a time, in the measure of one among small messages: a third
+of the processor time (`tools/copy_cost.py`), of which a device with two cores waits for half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ def protected(
         device: candidate.memory_bytes - peaks.get(candidate.name, 0)
         for device, candidate in candidates.items()
     }
-    found = protect(stages, sizes, spare)
+    found = protect(stages, sizes, spare, SLOTS_WITH_CHECKPOINTS if request.checkpoints else SLOTS)
     names = {device: candidate.name for device, candidate in candidates.items()}
     warnings = tuple(_warning(one, names) for one in found.unprotected)
     if all(stage.copies_to is None for stage in found.stages):
@@ -106,7 +115,7 @@ def _cpu_seconds(
             for device in (stage.devices[0], stage.copies_to):
                 its = overheads[device]
                 digest = DIGESTS_AN_UPDATE_BYTE * its.update_byte_seconds
-                spent[device] += size * (digest + its.byte_seconds)
+                spent[device] += size * (digest + COPIES_A_MESSAGE_BYTE * its.byte_seconds)
     return max(spent.values(), default=0.0)
 
 

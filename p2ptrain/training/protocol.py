@@ -202,6 +202,7 @@ class RoundOrder:
         round: the round's shape.
         lr_factor: what the schedule gives for this update; 1.0 without one.
         keep: keep a copy of the state after this round's update.
+        offer: with it: other devices shall have a copy too; not while they still read an older one.
         stay: with it, the versions that stay; older ones that are not named go before it is made.
         outputs: eval only: send the model's outputs to the holder (metrics need them).
     """
@@ -211,6 +212,7 @@ class RoundOrder:
     keep: bool = False
     outputs: bool = False
     stay: tuple[Version, ...] = ()
+    offer: bool = True
 
     def fields(self) -> dict[str, Any]:
         """As frame fields."""
@@ -224,6 +226,7 @@ class RoundOrder:
             "keep": self.keep,
             "outputs": self.outputs,
             "stay": _version_list(self.stay),
+            "offer": self.offer,
         }
 
     @staticmethod
@@ -245,6 +248,7 @@ class RoundOrder:
             bool(fields.get("keep")),
             bool(fields.get("outputs")),
             _read_versions(fields, "stay"),
+            bool(fields.get("offer")),
         )
 
 

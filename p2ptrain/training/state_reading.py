@@ -9,8 +9,7 @@ that does not fit its checksums is read once more.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -30,7 +29,7 @@ from p2ptrain.training.digests import (
     DamagedState,
     Digest,
     chunks,
-    digest_of,
+    digests_beside,
     read_digest,
     split_digests,
 )
@@ -57,6 +56,10 @@ async def at_once(left_bytes: int) -> None:
     """As fast as it goes."""
 
 
+def _range_bytes() -> int:
+    return RANGE_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class StateRequest:
     """What to read from whom.
@@ -65,7 +68,7 @@ class StateRequest:
         timeout_seconds: for the manifest, and for each range.
         epoch: of the plan that is prepared; told to a device that hands on what it reads.
         priority: of the tensors' bytes.
-        range_bytes: most of one read that is not one chunk; 0 = RANGE_BYTES.
+        range_bytes: most of the next read that is not one chunk; asked before each.
         reads_in_flight: at once.
     """
 
@@ -77,7 +80,7 @@ class StateRequest:
     timeout_seconds: float = READ_TIMEOUT_SECONDS
     epoch: int = 0
     priority: Priority = Priority.BULK
-    range_bytes: int = 0
+    range_bytes: Callable[[], int] = _range_bytes
     reads_in_flight: int = READS_IN_FLIGHT
 
     def fields(self) -> dict[str, Any]:
@@ -148,24 +151,27 @@ class StateReading:
     async def read_from(self, request: StateRequest) -> None:
         """Fetch what is still missing. Raises as `read_state`; what has come by then is kept."""
         self._open(await self._manifest(request))
-        gate = asyncio.Semaphore(request.reads_in_flight)
-
-        left_bytes = 0
+        missing = self._missing(request.range_bytes)
+        left_bytes = sum(entry.unpacking.part_bytes for entry in self._absent())
+        held = next(missing)
 
         async def read(span: _Span) -> None:
             nonlocal left_bytes
-            async with gate:
-                await self._pace(left_bytes)
-                left_bytes -= span.nbytes
-                await self._read_span(request, span)
+            await self._pace(left_bytes)
+            left_bytes -= span.nbytes
+            await self._read_span(request, span)
+
+        async def read_some() -> None:
+            nonlocal held
+            for following in missing:
+                span, held = held, following
+                await read(span)
 
         # The last range is read alone: it tells the server that the manifest has served.
-        *spans, last = self._missing(request.range_bytes or RANGE_BYTES)
-        left_bytes = sum(span.nbytes for span in [*spans, last])
         async with task_scope() as group:
-            for span in spans:
-                group.create_task(read(span))
-        await read(last)
+            for _ in range(request.reads_in_flight):
+                group.create_task(read_some())
+        await read(held)
 
     def state(self) -> State:
         """Everything, in the order of the manifest, once `read_from` has returned."""
@@ -217,23 +223,28 @@ class StateReading:
         if self._onward is not None:
             self._onward.begin([(entry.name, entry.meta) for entry in entries])
 
-    def _missing(self, range_bytes: int) -> list[_Span]:
+    def _absent(self) -> list[_Entry]:
+        return [entry for entry in self._entries or () if entry.name not in self._tensors]
+
+    def _missing(self, range_bytes: Callable[[], int]) -> Iterator[_Span]:
         """Ends with the span at which a server knows that it has served."""
         entries = self._entries or []
-        sizes = [
-            None if entry.name in self._tensors else entry.unpacking.part_bytes for entry in entries
-        ]
-        missing = [span for span in _spans(sizes, range_bytes) if not self._has(span)]
-        if not missing or missing[-1].end < len(entries):
-            missing.append(_Span(len(entries), len(entries), 0))
-        return missing
+        absent = {entry.name for entry in self._absent()}
+        sizes = [e.unpacking.part_bytes if e.name in absent else None for e in entries]
+        span = None
+        for span in _spans(sizes, range_bytes):
+            if not self._has(span):
+                yield span
+        if span is None or span.end < len(entries) or self._has(span):
+            yield _Span(len(entries), len(entries), 0)
 
     def _has(self, span: _Span) -> bool:
         """Whether it is a piece that has come, of a tensor that is not whole yet."""
         if span.piece is None:
             return False
-        name = (self._entries or [])[span.first].name
-        return span.piece.start // CHUNK_BYTES in self._sums.get(name, {})
+        here = self._sums.get((self._entries or [])[span.first].name, {})
+        wanted = chunks(span.piece.start, span.piece.stop)
+        return all(chunk in here for chunk in range(wanted.start, wanted.stop))
 
     # -- ranges ----------------------------------------------------------------------------------
 
@@ -253,8 +264,8 @@ class StateReading:
             )
             told = split_digests(reply.fields.get("digests"), [b.nbytes for b in buffers])
             wrong = None
-            for entry, buffer, digest in zip(entries, buffers, told, strict=True):
-                found = digest_of(buffer)
+            sums = await digests_beside(buffers)
+            for entry, digest, found in zip(entries, told, sums, strict=True):
                 if found != entry.expected(span, digest):
                     wrong = entry.name
                     break
@@ -333,31 +344,36 @@ def _exactly(
     return buffers
 
 
-def _spans(sizes: Sequence[int | None], range_bytes: int) -> list[_Span]:
+def _spans(sizes: Sequence[int | None], range_bytes: Callable[[], int]) -> Iterator[_Span]:
     """Consecutive ranges of at most `range_bytes` and RANGE_TENSORS, or pieces of one tensor.
 
     None: a tensor that is not wanted.
     """
-    spans: list[_Span] = []
-    first, total = 0, 0
-    for index, size in enumerate([*sizes, None]):
-        is_full = index - first >= RANGE_TENSORS or total + (size or 0) > range_bytes
-        if index > first and (is_full or size is None):
-            spans += _cut(first, index, total, range_bytes)
-            first, total = index, 0
+    first = 0
+    while first < len(sizes):
+        size = sizes[first]
         if size is None:
-            first = index + 1
-        else:
-            total += size
-    return spans
+            first += 1
+            continue
+        most = range_bytes()
+        if size > max(most, CHUNK_BYTES):
+            yield from _pieces(first, size, range_bytes)
+            first += 1
+            continue
+        end, total = first + 1, size
+        for following in sizes[end : first + RANGE_TENSORS]:
+            if following is None or total + following > most:
+                break
+            end, total = end + 1, total + following
+        yield _Span(first, end, total)
+        first = end
 
 
-def _cut(first: int, end: int, nbytes: int, range_bytes: int) -> list[_Span]:
-    """The range as it is, or one large tensor in pieces of whole chunks."""
-    step = max(range_bytes // CHUNK_BYTES, 1) * CHUNK_BYTES
-    if end - first > 1 or nbytes <= step:
-        return [_Span(first, end, nbytes)]
-    stops = [min(begin + step, nbytes) for begin in range(0, nbytes, step)]
-    begins = [0, *stops[:-1]]
-    pieces = [slice(begin, stop) for begin, stop in zip(begins, stops, strict=True)]
-    return [_Span(first, end, piece.stop - piece.start, piece) for piece in pieces]
+def _pieces(index: int, nbytes: int, range_bytes: Callable[[], int]) -> Iterator[_Span]:
+    """One large tensor in pieces of whole chunks."""
+    begin = 0
+    while begin < nbytes:
+        step = max(range_bytes() // CHUNK_BYTES, 1) * CHUNK_BYTES
+        stop = min(begin + step, nbytes)
+        yield _Span(index, index + 1, stop - begin, slice(begin, stop))
+        begin = stop

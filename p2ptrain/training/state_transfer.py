@@ -35,7 +35,14 @@ from p2ptrain.model.wire import PackedTensor, copy_into, pack
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Fields, Message, PartKind
 from p2ptrain.training.background import in_background
-from p2ptrain.training.digests import CHUNK_BYTES, DamagedState, Digest, chunks, digest_of
+from p2ptrain.training.digests import (
+    CHUNK_BYTES,
+    DamagedState,
+    Digest,
+    chunks,
+    digest_of,
+    digests_beside,
+)
 from p2ptrain.training.protocol import STATE_MANIFEST, STATE_READ, EpochKey, integer, text
 from p2ptrain.training.relay import Entries, Relay, Relays
 from p2ptrain.training.versions import Named
@@ -237,10 +244,12 @@ class StateServer:
         found = await opened.served.parts(first, end)
         pieces = _pieces(fields, found)
         parts = tuple(part[piece] for part, piece in zip(found, pieces, strict=True))
+        known = [opened.served.digests.get(name) for name in opened.names[first:end]]
+        unknown = [part for part, digest in zip(parts, known, strict=True) if digest is None]
+        taken = iter(await digests_beside(unknown))
         sums: list[int] = []
-        for name, part, piece in zip(opened.names[first:end], parts, pieces, strict=True):
-            known = opened.served.digests.get(name)
-            sums += digest_of(part) if known is None else known[chunks(piece.start, piece.stop)]
+        for digest, piece in zip(known, pieces, strict=True):
+            sums += next(taken) if digest is None else digest[chunks(piece.start, piece.stop)]
         is_whole = not pieces or pieces[-1].stop == found[-1].nbytes
         if end == len(opened.names) and is_whole:
             self._opened.pop(key, None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
@@ -124,7 +123,7 @@ class TrainingLoop:
                 outputs=shape.mode is Mode.EVAL and bool(self._prepared.job.metrics),
             )
             if await self._keep(shape):
-                order = replace(order, keep=True, stay=self._copies.ordered(shape.step + 1))
+                order = self._copies.ordered(order)
             await self._epoch.order(order)
             await self._ordered.put(order)
 

@@ -6,8 +6,10 @@
 
 Never while one is on its way. What a version costs is first reckoned from bytes and from what the
 devices' yardsticks say, and then seen: rounds in which copies are made and travel take longer than
-others. Seen costs count for half each time, and no less than a part of what was reckoned: rounds
-differ for other reasons too.
+those before. Both are means: most rounds are shorter than the mean, so that held against a median
+any rounds would seem to have cost something. What single versions seem to cost differs much, as
+rounds do for other reasons; so the middle one of the last few counts. The first ones do not: they
+pay for new memory, which the later ones use again.
 """
 
 from __future__ import annotations
@@ -17,15 +19,17 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-COST_SHARE = 0.03
+COST_SHARE = 0.032
 """Of the time, for copies."""
 IDLE_SHARE = 0.5
 """Of the time that a round leaves a link free."""
 REPLAY_LIMIT_SECONDS = 60.0
 """Most that is computed again after a death, in seconds of undisturbed training."""
-SEEN_SHARE = 0.5
-"""What a newly seen cost counts for."""
-LEAST_OF_RECKONED, MOST_OF_RECKONED = 0.1, 10.0
+COSTS_SEEN = 5
+"""Versions of which the middle one says what one costs; at first what was reckoned is one."""
+COSTS_LEFT_OUT = 2
+"""Of an epoch: there is memory for so many versions, and each is new once."""
+LEAST_OF_RECKONED, MOST_OF_RECKONED = 0.6, 5.0
 """Bounds of what a cost is taken for, as shares of what was reckoned."""
 ROUNDS_SEEN = 32
 """Undisturbed rounds of which the middle one says how long a round takes."""
@@ -78,6 +82,8 @@ class ReplicaCadence:
         self._round_at = now
         self._quiet: deque[float] = deque(maxlen=ROUNDS_SEEN)
         self._disturbed: list[float] = []  # rounds since the version on its way was ordered
+        self._seen: deque[float] = deque([cost.cpu_seconds], maxlen=COSTS_SEEN)
+        self._whole = 0  # versions so far
         self._is_under_way = False
         self._since = now
         self._patience = 1  # doubled for each version that was given up
@@ -140,11 +146,12 @@ class ReplicaCadence:
 
     def ended(self, *, whole: bool) -> None:
         """No version is on its way any more."""
-        if whole and self._quiet and self._disturbed:
-            extra = sum(self._disturbed) - len(self._disturbed) * self.round_seconds
+        self._whole += whole
+        if whole and self._whole > COSTS_LEFT_OUT and self._quiet and self._disturbed:
+            undisturbed = statistics.fmean(self._quiet)
+            self._seen.append(sum(self._disturbed) - len(self._disturbed) * undisturbed)
             reckoned = self._cost.cpu_seconds
             least, most = LEAST_OF_RECKONED * reckoned, MOST_OF_RECKONED * reckoned
-            seen = (1 - SEEN_SHARE) * self.cost_seconds + SEEN_SHARE * extra
-            self.cost_seconds = min(max(seen, least), most)
+            self.cost_seconds = min(max(statistics.median(self._seen), least), most)
         self._is_under_way = False
         self._disturbed.clear()

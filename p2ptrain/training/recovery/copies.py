@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 
 from p2ptrain.training.recovery.device_instructions import (
@@ -13,6 +14,9 @@ from p2ptrain.training.recovery.device_instructions import (
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.version import Version
+
+NOT_OFFERED_LIMIT = 8
+"""Versions told of that are not made yet: orders come two rounds ahead, checksums take a while."""
 
 
 class Copies:
@@ -26,6 +30,7 @@ class Copies:
         """There are none yet."""
         self.holdings: list[Holding] = []
         self._keepers: dict[tuple[int, int], str] = {}  # by units, other than the plan says
+        self._not_offered: deque[Version] = deque(maxlen=NOT_OFFERED_LIMIT)
 
     def put(self, holding: Holding) -> None:
         """It is here now."""
@@ -73,10 +78,16 @@ class Copies:
 
     # -- what others hear ------------------------------------------------------------------
 
+    def keep_to_itself(self, version: Version) -> None:
+        """Of this version only this device's own copies are wanted, for somebody who reads them."""
+        self._not_offered.append(version)
+
     def offer(
         self, running: Placed, first: int, end: int, version: Version
     ) -> list[DeviceInstruction]:
         """An own copy stands: its keeper should have it, or, where nobody keeps it, it counts."""
+        if version in self._not_offered:
+            return []
         keeper = self._keepers.get((first, end)) or running.keeper_of(first, end)
         if keeper is not None:
             return [Offer(keeper, running.epoch, first, end, version)]

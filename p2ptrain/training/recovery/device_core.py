@@ -287,6 +287,8 @@ class DeviceCore:
             self._keeps[order.step] = order.keep
             if order.keep and order.stay is not None:
                 self._out += self._copies.drop({Kind.KEPT, Kind.REPLICA}, but=order.stay)
+            if order.keep and not order.offer:
+                self._copies.keep_to_itself(Version(order.step + 1, order.epoch))
             self._out.append(to_do.Queue(order.epoch, order.step, order.keep))
 
     def _is_of_running(self, peer: str, epoch: int) -> bool:

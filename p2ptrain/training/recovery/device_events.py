@@ -127,6 +127,7 @@ class OrderHeard:
     Attributes:
         keep: keep a copy of the version that it gives.
         stay: with it: versions that stay, all other copies go first; None = says nothing of them.
+        offer: with it: let the keepers have it.
     """
 
     peer: str
@@ -134,6 +135,7 @@ class OrderHeard:
     step: int
     keep: bool = False
     stay: tuple[Version, ...] | None = None
+    offer: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,6 @@ from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.protect import keepers_of
 from p2ptrain.training.recovery.version import Version
 
-UNDER_WAY_LIMIT = 2
-"""Versions on their way at once; the oldest is given up for a newer one."""
-
 _Copy: TypeAlias = tuple[int, str]
 """(stage, device that has to say it has a copy of it)."""
 
@@ -98,17 +95,20 @@ class Keeping:
         self._placed = None
         self._missing.clear()
 
-    def ordered(self, version: Version) -> None:
-        """A round says that what it gives is kept."""
-        if not self.protects:
-            return
+    def ordered(self, version: Version) -> bool:
+        """A round says that what it gives is kept; whether other devices shall have copies of it.
+
+        Not while another one is on its way: where versions come faster than copies travel, none
+        would ever be whole.
+        """
+        if not self.protects or self._missing:
+            return False
         self._missing[version] = {
             (p, device)
             for p, stage in enumerate(self._stages)
             for device in ((stage.copies_to,) if stage.copies_to else stage.devices)
         }
-        while len(self._missing) > UNDER_WAY_LIMIT:
-            del self._missing[next(iter(self._missing))]
+        return True
 
     def acknowledged(
         self,

@@ -6,10 +6,12 @@ among them, and where nobody there has enough, any other device of the plan will
 
 What copying takes, beside the stages themselves (S bytes of a stage's state):
 
-    every device of the plan     2 S of each of its own stages: one to go back to, the next one
+    every device of the plan     2 S of each of its own stages: one to go back to, the next one;
+                                 where checkpoints are written 3 S: one may be read for long
     whoever keeps a stage        2 S of that stage, for the same reason
 
-The next version is written while the old one still is what one would go back to.
+The next version is written while the old one still is what one would go back to. While one is on
+its way to its keepers no other is offered to them (`keeping`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from p2ptrain.training.recovery.version import Version
 
 SLOTS = 2
 """Versions of a stage that a device has room for: the one to go back to, and the next."""
+SLOTS_WITH_CHECKPOINTS = 3
+"""Of its own stages: one more, that the holder still reads while the next is on its way."""
 _STAYS = (Kind.KEPT, Kind.REPLICA)
 """What an epoch's beginning leaves where it is."""
 
@@ -51,7 +55,10 @@ class Protection:
 
 
 def protect(
-    stages: Sequence[PlacedStage], state_bytes: Sequence[int], spare_bytes: Mapping[str, int]
+    stages: Sequence[PlacedStage],
+    state_bytes: Sequence[int],
+    spare_bytes: Mapping[str, int],
+    own_slots: int = SLOTS,
 ) -> Protection:
     """Choose the keepers.
 
@@ -59,6 +66,7 @@ def protect(
         state_bytes: by stage: parameters, optimizer state and buffers of one version.
         spare_bytes: by device, memory that nothing else of the job takes; a device that is not
             named has none.
+        own_slots: versions of an own stage that are here at once.
 
     Returns:
         The stages with `copies_to`. Where a device of the plan cannot keep its own part, no version
@@ -71,7 +79,7 @@ def protect(
     left = {device: spare_bytes.get(device, 0) for stage in bare for device in stage.devices}
     for stage, size in zip(bare, state_bytes, strict=True):
         for device in stage.devices:
-            left[device] -= SLOTS * size
+            left[device] -= own_slots * size
     short = min(left, key=lambda device: (left[device], device))
     if left[short] < 0:
         return Protection(bare, tuple(Unprotected(p, bare[p].devices[0], short) for p in single))

@@ -32,6 +32,7 @@ from p2ptrain.training.protocol import (
 )
 from p2ptrain.training.recovery.cadence import CopyCost, ReplicaCadence
 from p2ptrain.training.recovery.holdings import Holding, Kind
+from p2ptrain.training.recovery.protect import SLOTS_WITH_CHECKPOINTS
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.versions import VersionStore
 from tests.integration.training.household import Devices, devices, undisturbed
@@ -54,6 +55,7 @@ class Account:
     Attributes:
         kept: what devices told, in order.
         stable: the newest version that everybody has told of.
+        was_stable: all that were, in order.
         gates: before the round of these steps is ordered, what is awaited.
         versions: that epochs began with.
     """
@@ -61,6 +63,7 @@ class Account:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
         self.kept: list[tuple[str, ReplicaKept]] = []
         self.stable: Version | None = None
+        self.was_stable: list[Version] = []
         self.gates: dict[int, Callable[[], bool]] = {}
         self.versions: list[Version] = []
         self._changed = asyncio.Event()
@@ -93,6 +96,7 @@ class Account:
             copies: KeptVersions, versions: Collection[Version], members: Collection[str]
         ) -> None:
             account.stable = next(iter(versions))
+            account.was_stable.append(account.stable)
             keep_only(copies, versions, members)
 
         monkeypatch.setattr(KeptVersions, "wants", wants)
@@ -250,6 +254,34 @@ async def test_what_is_older_than_the_stable_version_goes(monkeypatch: pytest.Mo
         await Dying(household).train(_job())
     assert seen[6] == {R}
     assert LATER in seen[9]
+
+
+async def test_a_version_on_its_way_is_let_finish_though_every_later_one_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As checkpoints after each update want them, over a link that takes longer than a round."""
+    account = Account(monkeypatch, *range(1, STEPS))
+    goes_on = asyncio.Event()
+    most = 0
+
+    def first() -> bool:
+        nonlocal most
+        goes_on.set()
+        for name in "abc":
+            own = [h for h in _store(household, name).holdings() if h.kind is Kind.KEPT]
+            most = max(most, len(own))
+        return account.stable is not None
+
+    account.gates[6] = first
+    async with devices(3) as household:
+        slow = memory_id("b")
+        failpoints.arm(
+            "replica.read.between", lambda _: asyncio.ensure_future(goes_on.wait()), device=slow
+        )
+        await Dying(household).train(_job())
+        assert account.was_stable[0] == Version(1, 1)
+        assert len(account.was_stable) > 1
+    assert 1 < most <= SLOTS_WITH_CHECKPOINTS
 
 
 @pytest.mark.parametrize(

@@ -117,11 +117,12 @@ class AcknowledgesEarly(Node):
 class TrustsTheFirst(Keeping):
     """Takes a version for whole when the first device has a copy."""
 
-    def ordered(self, version: Version) -> None:
-        super().ordered(version)
+    def ordered(self, version: Version) -> bool:
+        offered = super().ordered(version)
         for missing in self._missing.values():
             while len(missing) > 1:
                 missing.pop()
+        return offered
 
     def acknowledged(
         self,

@@ -16,6 +16,7 @@ from p2ptrain.net.frame import Codec
 from p2ptrain.net.link import Link, LinkSettings
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.net.outgoing import OutgoingMessage
+from p2ptrain.net.portions import UNKNOWN
 from p2ptrain.net.stream import StreamUser
 from tests.unit.net.helpers import FakeClock, Inbox
 
@@ -189,6 +190,20 @@ async def test_the_loop_gets_its_turn_between_frames() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(stream.written) > 5_000_000
+
+
+async def test_the_lowest_lane_gives_way_after_each_frame() -> None:
+    link, stream, _ = open_link(FakeClock())
+    await link.send(Message("copy", {}, (memoryview(bytes(500_000)),)), Priority.REPLICA)
+    one_frame = len(stream.written)
+    assert one_frame <= UNKNOWN.lowest_frame_bytes + 100
+    await link.send(Message("a", {}, (memoryview(b"b" * 10),)), Priority.TENSOR)
+    assert b"b" * 10 in stream.written[one_frame : one_frame + 100]
+    while link.statistics().queued_bytes:
+        before = len(stream.written)
+        await asyncio.sleep(0)
+        assert len(stream.written) - before <= UNKNOWN.lowest_frame_bytes + 100
+    assert len(stream.written) > 500_000
 
 
 async def test_an_unusable_message_is_its_authors_error() -> None:

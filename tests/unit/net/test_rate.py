@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.net.rate import WINDOW_SECONDS, LinkRateMeter
+from p2ptrain.net.rate import HELD_BYTES, PROVING_BYTES, WINDOW_SECONDS, LinkRateMeter
 
 
 def send(meter: LinkRateMeter, rate: float, seconds: float, begin: float, waiting: bool) -> float:
@@ -66,3 +66,21 @@ def test_what_left_without_waiting_is_known_to_pass() -> None:
     send(meter, 9e6, 2.0, 0.0, waiting=False)
     assert meter.bytes_per_s is None
     assert 9e6 / 2 < meter.at_least_bytes_per_s < 9e6
+
+
+def test_much_at_once_without_a_wait_is_known_to_pass_too() -> None:
+    meter = LinkRateMeter()
+    meter.wrote(PROVING_BYTES // 2, 0.0)
+    meter.wrote(PROVING_BYTES // 2, 0.004)
+    meter.idle(0.008)
+    assert meter.bytes_per_s is None
+    assert meter.at_least_bytes_per_s == pytest.approx((PROVING_BYTES - HELD_BYTES) / 0.008)
+
+
+def test_a_burst_that_had_to_wait_proves_nothing() -> None:
+    meter = LinkRateMeter()
+    meter.wrote(PROVING_BYTES, 0.0)
+    meter.waited()
+    meter.idle(0.008)
+    assert meter.bytes_per_s is None
+    assert meter.at_least_bytes_per_s == 0.0

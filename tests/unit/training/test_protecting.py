@@ -11,6 +11,7 @@ from p2ptrain.plan.overheads import REFERENCE
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training.household_plan import Candidate
 from p2ptrain.training.protecting import (
+    COPIES_A_MESSAGE_BYTE,
     COPIES_AN_UPDATE_BYTE,
     DIGESTS_AN_UPDATE_BYTE,
     Protected,
@@ -69,7 +70,11 @@ def test_neighbours_keep_and_the_cost_is_that_of_the_device_with_most_of_it() ->
     # y copies and sends 600 bytes of parameters, and keeps 1000 and 400 of others
     update, byte = REFERENCE.update_byte_seconds, REFERENCE.byte_seconds
     copied = STATE * 600 * COPIES_AN_UPDATE_BYTE * update
-    passed = STATE * (600 + 1000 + 400) * (DIGESTS_AN_UPDATE_BYTE * update + byte)
+    passed = (
+        STATE
+        * (600 + 1000 + 400)
+        * (DIGESTS_AN_UPDATE_BYTE * update + COPIES_A_MESSAGE_BYTE * byte)
+    )
     assert safe.cost.cpu_seconds == pytest.approx(copied + passed)
     ways = [(t.seconds, t.busy_seconds) for t in safe.cost.transfers]
     # beside the round's 16 samples of what crosses the cut between the two

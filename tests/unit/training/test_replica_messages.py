@@ -55,9 +55,10 @@ def test_so_are_the_versions_to_keep(named: list[Version]) -> None:
     assert VersionsKeep.read(sent(keep.fields())) == keep
 
 
-@given(st.lists(versions, max_size=VERSIONS_LIMIT))
-def test_an_order_names_them_too(named: list[Version]) -> None:
-    order = RoundOrder(Round(4, Mode.TRAIN, 4, 32, 8), keep=True, stay=tuple(named))
+@given(st.lists(versions, max_size=VERSIONS_LIMIT), st.booleans())
+def test_an_order_names_them_too(named: list[Version], offer: bool) -> None:
+    shape = Round(4, Mode.TRAIN, 4, 32, 8)
+    order = RoundOrder(shape, keep=True, stay=tuple(named), offer=offer)
     assert RoundOrder.read(sent(order.fields())) == order
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.training.recovery.cadence import (
     COST_SHARE,
+    COSTS_LEFT_OUT,
     IDLE_SHARE,
     LEAST_OF_RECKONED,
     MOST_OF_RECKONED,
@@ -93,13 +94,38 @@ def drive(cadence: ReplicaCadence, quiet: float, disturbed: float, versions: int
         cadence.ended(whole=True)
 
 
-@pytest.mark.parametrize(("disturbed", "cost"), [(0.15, 0.15), (0.1, 0.02), (0.4, 0.9)])
+@pytest.mark.parametrize(("disturbed", "cost"), [(0.15, 0.15), (0.1, 0.12), (0.4, 0.9)])
 def test_what_a_version_is_seen_to_cost_counts_in_the_end(disturbed: float, cost: float) -> None:
     cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=3.0), 0, 0.0)
     drive(cadence, quiet=0.1, disturbed=disturbed, versions=12)
     assert cadence.round_seconds == pytest.approx(0.1)
     assert cadence.cost_seconds == pytest.approx(cost, rel=0.05)
     assert cadence.interval_rounds == math.ceil(cadence.cost_seconds / (COST_SHARE * 0.1) - 1e-9)
+
+
+def test_rounds_that_differ_anyway_cost_nothing() -> None:
+    """Every third one is long: the mean is above the median, with copies and without."""
+    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    now, step = 0.0, 0
+    for _ in range(12):
+        while not cadence.wants(step + 1) or step % 3:
+            step, now = step + 1, now + (0.2 if step % 3 else 0.5)
+            cadence.round_done(now)
+        cadence.ordered(step + 1, now)
+        for _ in range(12):
+            step, now = step + 1, now + (0.2 if step % 3 else 0.5)
+            cadence.round_done(now)
+        cadence.ended(whole=True)
+    assert cadence.round_seconds == pytest.approx(0.2)
+    assert cadence.cost_seconds == pytest.approx(LEAST_OF_RECKONED * 0.2, abs=0.02)
+
+
+def test_one_version_says_little_about_the_cost() -> None:
+    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    drive(cadence, quiet=0.1, disturbed=0.15, versions=8)
+    cost = cadence.cost_seconds
+    drive(cadence, quiet=0.1, disturbed=2.0, versions=1)
+    assert cadence.cost_seconds == pytest.approx(cost)
 
 
 def test_what_is_abandoned_says_nothing_about_the_cost_and_is_tried_again_later() -> None:
@@ -144,3 +170,12 @@ def test_after_one_was_given_up_the_next_one_is_awaited_longer() -> None:
     for _ in range(20):
         cadence.gave_up()
     assert cadence.patience_seconds == PATIENCE_LIMIT * patience
+
+
+def test_what_new_memory_costs_does_not_count() -> None:
+    """The first versions are copied into memory that the process gets from the kernel then."""
+    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=3.0), 0, 0.0)
+    drive(cadence, quiet=0.1, disturbed=0.5, versions=COSTS_LEFT_OUT)
+    assert cadence.cost_seconds == 0.2
+    drive(cadence, quiet=0.1, disturbed=0.15, versions=9)
+    assert cadence.cost_seconds == pytest.approx(0.15)

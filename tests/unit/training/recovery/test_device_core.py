@@ -290,6 +290,18 @@ def test_a_copy_goes_to_its_keeper_or_to_whom_the_holder_names_instead() -> None
     assert _feed(core, _kept(later)) == [to_do.Offer("y", 3, 2, 4, later)]
 
 
+def test_what_the_holder_alone_reads_is_offered_to_nobody() -> None:
+    """A checkpoint's version, while an older one is on its way to the keepers."""
+    core = _running()
+    read = Version(4, 3)
+    _feed(core, d.OrderHeard("h", 3, 3, keep=True, stay=(read,), offer=False))
+    assert _feed(core, _kept(read)) == []
+    assert Holding(2, 4, read, Kind.KEPT) in core.holdings
+    later = Version(5, 3)
+    _feed(core, d.OrderHeard("h", 3, 4, keep=True, stay=(read, later)))
+    assert _feed(core, _kept(later)) == [to_do.Offer("h", 3, 2, 4, later)]
+
+
 def test_who_copies_for_itself_alone_says_so() -> None:
     """In a group, or where nobody has room: without it a version would not be whole."""
     core = DeviceCore("b")

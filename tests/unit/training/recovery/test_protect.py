@@ -11,6 +11,7 @@ from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
 from p2ptrain.training.recovery.placed import PlacedStage
 from p2ptrain.training.recovery.protect import (
     SLOTS,
+    SLOTS_WITH_CHECKPOINTS,
     Protection,
     Unprotected,
     is_covered,
@@ -81,6 +82,15 @@ def test_nobody_keeps_anything_where_one_has_no_room_for_its_own() -> None:
     found = protected("a", "bc", "d", c=199)
     assert kept_by(found) == [None, None, None]
     assert found.unprotected == (Unprotected(0, "a", "c"), Unprotected(2, "d", "c"))
+
+
+def test_where_checkpoints_are_written_room_for_one_more_of_ones_own_is_needed() -> None:
+    stages, sizes = pipeline("a", "b"), [100, 100]
+    spare = {"a": 500, "b": 499}
+    assert kept_by(protect(stages, sizes, spare)) == ["b", "a"]
+    found = protect(stages, sizes, spare, SLOTS_WITH_CHECKPOINTS)
+    assert kept_by(found) == [None, "a"]
+    assert found.unprotected == (Unprotected(0, "a"),)
 
 
 @st.composite
