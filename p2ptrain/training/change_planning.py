@@ -18,6 +18,7 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.plan.plan import LeftOut, Plan
+from p2ptrain.plan.replanning.hysteresis import REPAY_SECONDS
 from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.training.assigning import renamed, stages_of
 from p2ptrain.training.background import in_background
@@ -151,6 +152,7 @@ class ChangePlanning:
                 self._present(),
                 replicas,
                 request.recovery,
+                REPAY_SECONDS,
             )
         )
 

@@ -19,7 +19,7 @@ from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.plan.plan import LeftOut, Plan
-from p2ptrain.plan.replanning.hysteresis import Action
+from p2ptrain.plan.replanning.hysteresis import REPAY_SECONDS, Action
 from p2ptrain.plan.replanning.replicas import place_replicas
 from p2ptrain.training import consideration
 from p2ptrain.training.assigning import renamed
@@ -106,7 +106,10 @@ class Consideration:
         found: list[Plan] = []
         trouble = PlanError("no plan was searched for")
         replicas = place_replicas(present.plan, chain=False)
-        light = partial(plan_change, fixed, household, present.plan, replicas, Recovery.LIGHT)
+        forced = REPAY_SECONDS if household.leaving else None
+        light = partial(
+            plan_change, fixed, household, present.plan, replicas, Recovery.LIGHT, forced
+        )
         try:
             with timed(log, "replanned"):
                 found.append(await in_background(light))

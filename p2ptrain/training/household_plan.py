@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from p2ptrain.errors import PlanError
@@ -123,11 +124,14 @@ def plan_change(
     present: Plan,
     replicas: Replicas,
     recovery: Recovery,
+    repay_seconds: float | None = None,
 ) -> Plan:
     """A plan for the devices of `household`, in place of `present`; its micro-batch stays.
 
     Args:
         replicas: who has each unit now, by names.
+        repay_seconds: where the change cannot be put off: how long a slower plan may be slower
+            for what it saves of the pause; None = it is weighed against the present plan.
 
     Raises:
         PlanError: nothing fits.
@@ -149,7 +153,9 @@ def plan_change(
     def again(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
         if recovery is Recovery.HEAVY or folds:  # a private plan's units are folded: from zero
             return make_plan(profile, cluster, fixed(present, wanted))
-        replanner = replan if recovery is Recovery.LIGHT else respipe
+        replanner = partial(replan, repay_seconds=repay_seconds)
+        if recovery is Recovery.RESPIPE:
+            replanner = partial(respipe)
         return replanner(profile, cluster, present, wanted, replicas=replicas).plan
 
     return _within_memory(request, household, change)

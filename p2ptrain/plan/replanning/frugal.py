@@ -66,11 +66,18 @@ def _cut_rate(cuts: Cuts, before: Part, after: Part) -> float:
 
 
 def cheapest_borders(
-    cuts: Cuts, missing: Missing, order: Order, limit_seconds: float, last_first: int
+    cuts: Cuts,
+    missing: Missing,
+    order: Order,
+    limit_seconds: float,
+    last_first: int,
+    uneven_bytes: float = 0.0,
 ) -> tuple[int, ...] | None:
     """Borders of fewest missing bytes with no stage or cut slower than the limit.
 
     Arguments:
+        uneven_bytes: so many bytes are as bad as a stage that takes all of the limit, and less by
+            the square where it takes less: of cuts that move as much the evenest are best.
         last_first: with a private plan, where the last stage begins: the holder's two stages
             share its time, so one of them is fixed.
     """
@@ -78,13 +85,21 @@ def cheapest_borders(
         tail = order[-1]
         end = len(cuts.carried) - 1
         taken = float(cuts.tables(tail).seconds[last_first, end])
-        inner = _cheapest(cuts, missing, order[:-1], limit_seconds, last_first, taken)
+        limits = limit_seconds, last_first, taken, uneven_bytes
+        inner = _cheapest(cuts, missing, order[:-1], *limits)
         return None if inner is None else (*inner, end)
-    return _cheapest(cuts, missing, order, limit_seconds, len(cuts.carried) - 1, 0.0)
+    limits = limit_seconds, len(cuts.carried) - 1, 0.0, uneven_bytes
+    return _cheapest(cuts, missing, order, *limits)
 
 
 def _cheapest(
-    cuts: Cuts, missing: Missing, order: Order, limit: float, end: int, taken: float
+    cuts: Cuts,
+    missing: Missing,
+    order: Order,
+    limit: float,
+    end: int,
+    taken: float,
+    uneven_bytes: float,
 ) -> tuple[int, ...] | None:
     """Of units 0..end-1; `taken` seconds of the first stage's device are used already."""
     bytes_from = np.full(end + 1, np.inf)  # [end+1] by first unit of the suffix
@@ -96,6 +111,8 @@ def _cheapest(
             cuts.rounds
         )
         need = missing.by_cuts(order[p])[: end + 1, : end + 1].copy()
+        if uneven_bytes:
+            need += uneven_bytes * np.square(seconds / limit)
         need[seconds > limit - (taken if p == 0 else 0.0)] = np.inf
         if p + 1 < len(order):
             rate = _cut_rate(cuts, order[p], order[p + 1])

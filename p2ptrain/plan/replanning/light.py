@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from math import perm
 
 from p2ptrain.plan.allocation import Allocation
@@ -13,8 +13,9 @@ from p2ptrain.plan.draft import Draft, draft_groups, peak_bytes
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.replanning.cuts import Cuts, Order, Singles
 from p2ptrain.plan.replanning.frugal import Missing, cheapest_borders, slowest_seconds
+from p2ptrain.plan.replanning.pause import Pause
 from p2ptrain.plan.replanning.replicas import Replicas
-from p2ptrain.plan.replanning.reshape import Reshaper
+from p2ptrain.plan.replanning.reshape import Reshaper, shifts
 from p2ptrain.plan.replanning.values import OrderValues
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.search.part import Part, balanced
@@ -27,6 +28,8 @@ TOLERANCE = 0.01
 """A plan this much slower than the fastest found is taken if it moves fewer bytes."""
 SLACKS = (0.0, 0.03)
 """How much slower than the fastest draft's slowest a stage may be while bytes are minimised."""
+PAUSE_SLACKS = (0.03, 0.15, 0.4)
+"""The same in a pause: with few micro-batches a round is hardly longer for one slow stage."""
 MOST_PLACES = 22
 """Cut places while orders are compared."""
 MOST_FINE_PLACES = 44
@@ -86,8 +89,11 @@ class LightSearch:
         request: PlanRequest,
         held: Replicas,
         effort: Effort | None = None,
+        pause: Pause | None = None,
     ) -> None:
+        """`pause`: training stands still until the bytes are there."""
         self.cost, self.split, self.private = cost, plan.split, request.private
+        self._pause = pause
         self._effort = effort or (GROUPED if request.groups else STRAIGHT)
         self.judge = Judge(cost, self._effort.search_tasks)
         self.evaluated = 0
@@ -132,8 +138,22 @@ class LightSearch:
         self.judge.budget_tasks = self._effort.depth_tasks
         fastest = self._fastest(self._other_depths(fastest), fastest) or fastest
         self.judge.budget_tasks = self._effort.frugal_tasks
-        cheaper = [draft for order in list(self._borders)[:2] for draft in self._cheap(order)]
-        return self._cheapest(fastest, [*old, *drafts, *cheaper])
+        near = list(self._borders)[:2]
+        if self._pause is not None and self._base in self._borders:
+            near.append(self._base)  # neighbours keep each other's copies
+        cheaper = [draft for order in dict.fromkeys(near) for draft in self._cheap(order)]
+        known = [*old, *drafts, *cheaper]
+        if self._pause is None:
+            return self._cheapest(fastest, known)
+        self.judge.budget_tasks = self._effort.search_tasks
+        return self._pause.soonest(self.judge, fastest, known, self._near)
+
+    def _near(self, draft: Draft) -> Iterator[Draft]:
+        """The same stages, their borders a little elsewhere."""
+        for borders in shifts(draft.borders):
+            near = self._shifted(draft, borders)
+            if near is not None:
+                yield near
 
     def _without_the_gone(self, plan: Plan, names: set[str]) -> Order:
         """The old plan's stages with the devices that are left; stages without any are dropped."""
@@ -217,6 +237,9 @@ class LightSearch:
             self._borders[order] = rows[0]
             for row in dict.fromkeys(map(tuple, rows)):
                 drafts.update(dict.fromkeys(self._drafted(order, row)))
+        for _, _, order, rows in found:
+            if order == self._base:
+                self._borders.setdefault(order, rows[0])
         return list(drafts)
 
     def _exactly(self, same: list[Order]) -> tuple[Singles, list[list[list[int]]]]:
@@ -262,7 +285,7 @@ class LightSearch:
         for start in sorted(drafts, key=self.judge.bound)[: self._effort.climbed]:
             best, tried = start, 0
             while tried < MOST_SHIFTS:
-                near = [self._shifted(best, borders) for borders in _shifts(best.borders)]
+                near = [self._shifted(best, borders) for borders in shifts(best.borders)]
                 tried += len(near)
                 better = min((d for d in near if d), key=self.judge.bound, default=best)
                 if self.judge.bound(better) >= self.judge.bound(best):
@@ -329,13 +352,18 @@ class LightSearch:
         if borders is None:
             return []
         slowest = slowest_seconds(self._cuts, order, borders)
-        drafts = []
-        for slack in SLACKS:
+        slacks: Sequence[float] = SLACKS
+        evenness: Sequence[float] = (0.0,)
+        if self._pause is not None:
+            slacks, evenness = PAUSE_SLACKS, self._pause.uneven_bytes
+        found: dict[tuple[int, ...], None] = {}
+        for slack, uneven in product(slacks, evenness):
             limit = slowest * (1 + slack)
-            cheap = cheapest_borders(self._cuts, self._missing, order, limit, borders[-2])
+            limits = limit, borders[-2], uneven
+            cheap = cheapest_borders(self._cuts, self._missing, order, *limits)
             if cheap is not None:
-                drafts += self._drafted(order, cheap)
-        return drafts
+                found[cheap] = None
+        return [draft for cheap in found for draft in self._drafted(order, cheap)]
 
     def _cheapest(self, fastest: Judged, drafts: Iterable[Draft]) -> Judged:
         """Of the drafts within TOLERANCE of the fastest, the one that moves fewest bytes."""
@@ -355,19 +383,6 @@ def _by_length(orders: Sequence[Order]) -> Iterator[list[Order]]:
     """Orders of the same length together."""
     for length in sorted({len(order) for order in orders}):
         yield [order for order in orders if len(order) == length]
-
-
-def _shifts(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """One border moved by a unit or a few, or a unit from the first stage to the last or back."""
-    last = len(borders) - 1
-    runs = [(p, p + 1) for p in range(1, last)]
-    if last > 2:
-        runs.append((1, last))
-    for first, end in runs:
-        for shift in (-3, -1, 1, 3):
-            moved = tuple(border + shift for border in borders[first:end])
-            if borders[first - 1] < moved[0] and moved[-1] < borders[end]:
-                yield (*borders[:first], *moved, *borders[end:])
 
 
 def _places(cost: CostModel, samples: int, old: Sequence[int], most: int) -> list[int]:

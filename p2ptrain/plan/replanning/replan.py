@@ -28,6 +28,7 @@ from p2ptrain.plan.planners import make_plan, plan_of
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.replanning.light import Effort, LightSearch
 from p2ptrain.plan.replanning.migration import Migration, plan_migration
+from p2ptrain.plan.replanning.pause import Pause
 from p2ptrain.plan.replanning.replicas import Replicas, place_replicas
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.shared.question import Answer
@@ -57,6 +58,7 @@ def replan(
     dead: Iterable[str] = (),
     replicas: Replicas | None = None,
     effort: Effort | None = None,
+    repay_seconds: float | None = None,
 ) -> Replanned:
     """The light re-plan of `plan` for the cluster as it is now.
 
@@ -65,13 +67,17 @@ def replan(
         request: its constraints hold; its planner, batch size and micro-batch are the plan's.
         replicas: who has each unit; by default what chain replication of `plan` placed.
         effort: how much to look at; by default about 20 ms (median of 8 devices and 64 units).
+        repay_seconds: training stands still until bytes have moved, and a plan that is slower for
+            so long may lose less than that; None: it goes on meanwhile, or was about to end.
 
     Raises:
         PlanError: nothing fits, the holder is dead, or a unit exists nowhere any more.
     """
     cluster = living(cluster, dead)
     held = replicas or place_replicas(plan)
-    search = LightSearch(cost_model(profile, cluster, request), plan, request, held, effort)
+    cost = cost_model(profile, cluster, request)
+    pause = None if repay_seconds is None else Pause(cost, cluster, held, repay_seconds)
+    search = LightSearch(cost, plan, request, held, effort, pause)
     best = search.run()
     if best is None:
         return _from_zero(profile, cluster, plan, request, held)

@@ -144,3 +144,16 @@ def _grouped(before: Order, devices: tuple[int, ...], after: Order) -> Iterator[
 def _with(order: Order, p: int, devices: tuple[int, ...]) -> Order:
     allocation = order[p].allocation if len(devices) > 1 else Allocation.SAMPLES
     return (*order[:p], replace(order[p], devices=devices, allocation=allocation), *order[p + 1 :])
+
+
+def shifts(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """One border moved by a unit or a few, or a unit from the first stage to the last or back."""
+    last = len(borders) - 1
+    runs = [(p, p + 1) for p in range(1, last)]
+    if last > 2:
+        runs.append((1, last))
+    for first, end in runs:
+        for shift in (-3, -1, 1, 3):
+            moved = tuple(border + shift for border in borders[first:end])
+            if borders[first - 1] < moved[0] and moved[-1] < borders[end]:
+                yield (*borders[:first], *moved, *borders[end:])
