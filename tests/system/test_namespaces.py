@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.household import Household
+from tools.split_network import split
 from tools.testbed.network import Network
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(150)]
@@ -61,3 +62,13 @@ async def test_a_device_whose_cable_is_pulled_is_missed_by_nobody(
         assert [e["loss"] for e in holder.events("step")] == [
             e["loss"] for e in reference.events("step")
         ]
+
+
+@pytest.mark.parametrize("shape", ["holder", "mute"])
+async def test_in_a_split_network_at_most_the_side_with_the_data_trains(
+    shape: str, tmp_path: Path
+) -> None:
+    """It checks what it says; all shapes: tools/split_network.py."""
+    found = await split(tmp_path, shape, seconds=1.0, names="abc")
+    assert found.away
+    assert len(found.noticed) == len(found.away)

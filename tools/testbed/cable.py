@@ -82,6 +82,21 @@ class Cable:
         """Undo `unplug`."""
         ip("-n", self.switch, "link", "set", self._port, "up")
 
+    def make_deaf_to(self, address: str) -> None:
+        """Nothing from that address is heard here, without a word to anybody.
+
+        What the device sends there still arrives. Multicast is heard: it only says who is where.
+        """
+        if "lookup local" in ip("-n", self.namespace, "rule", "show", "pref", "0"):
+            # the kernel's own rule, which takes all that is for this device, must come after ours
+            ip("-n", self.namespace, "rule", "add", "pref", "100", "lookup", "local")
+            ip("-n", self.namespace, "rule", "delete", "pref", "0")
+        ip("-n", self.namespace, "rule", "add", *_deaf_to(address))
+
+    def let_hear(self, address: str) -> None:
+        """Undo `make_deaf_to`."""
+        ip("-n", self.namespace, "rule", "delete", *_deaf_to(address))
+
     def block_multicast(self) -> None:
         """The switch passes no multicast on to this device."""
         options = ("type", "bridge_slave", "mcast_flood", "off")
@@ -121,6 +136,10 @@ def bucket_bytes(mbit: float) -> int:
 def piece_bytes(mbit: float | None) -> int:
     """The most that TCP hands over at once (generic segmentation offload)."""
     return _MOST_PIECE_BYTES if mbit is None else min(_MOST_PIECE_BYTES, bucket_bytes(mbit) // 2)
+
+
+def _deaf_to(address: str) -> tuple[str, ...]:
+    return ("pref", "10", "from", address, "iif", "eth0", "blackhole")
 
 
 def ip(*arguments: str) -> str:

@@ -20,6 +20,7 @@ from typing import Self
 
 from tools.testbed import quantities
 from tools.testbed.cable import Cable, ip
+from tools.testbed.splits import Blocked
 
 _numbers = itertools.count()
 
@@ -40,6 +41,7 @@ class Network:
         self._rate_mbit = None if rate is None else quantities.mbit(rate)
         self._tag = tag or f"p2p{os.getpid()}x{next(_numbers)}"
         self._switch = switch_name(self._tag)
+        self._blocked: Blocked = frozenset()
         self.cables = [Cable(self._tag, self._switch, device) for device in range(count)]
 
     def __enter__(self) -> Self:
@@ -81,6 +83,17 @@ class Network:
     def plug_cable(self, device: int) -> None:
         """Undo `pull_cable`."""
         self.cables[device].plug()
+
+    def split(self, blocked: Blocked) -> None:
+        """From now on nothing passes from sender to receiver of these pairs; all others are whole.
+
+        What was sent and not acknowledged is sent again by the kernel, and arrives once it passes.
+        """
+        for sender, receiver in self._blocked - blocked:
+            self.cables[receiver].let_hear(self.address(sender))
+        for sender, receiver in blocked - self._blocked:
+            self.cables[receiver].make_deaf_to(self.address(sender))
+        self._blocked = blocked
 
     def take_address(self, device: int) -> None:
         """The device has no address any more, as before Wi-Fi is up."""
