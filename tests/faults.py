@@ -1,22 +1,23 @@
-"""One small job on devices in memory, somebody who dies at a failpoint, and what must not show.
+"""One small job on devices in memory, and somebody who dies at a failpoint.
 
 The model has everything that could tell: running statistics, dropout, a weight in two stages, and
 the job clips, has momentum and evaluates. Mostly the data holder `a` trains nothing itself, so that
 every stage can die; `b`, `c`, `d` are the first plan's stages and `e` has no work at first. Where
 `a` itself dies it has the first stage, and is started again in its folder.
 
-Used by the tests and by `tools/failpoint_matrix.py`.
+Which faults there are: `fault_list.py`; what must not show: `fault_checks.py`. Used by the tests
+and by `tools/failpoint_matrix.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,12 +31,13 @@ from torch.nn import functional
 from p2ptrain import failpoints
 from p2ptrain.mesh.memory import memory_id
 from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.observe.events import Eval, Event, Failure, PlanEvent, Step
+from p2ptrain.observe.events import Eval, Event, PlanEvent, Step
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training import household_plan
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.profiling import ProfileCache
+from tests.fault_scenery import Gate, kept_early, taken_in
 from tests.integration.training.group_plans import Stage, divided, plan
 from tests.integration.training.household import Devices, devices
 
@@ -46,12 +48,11 @@ BATCH, MICRO_BATCH, SAMPLES = 16, 4, 48
 FEATURES, WIDTH, CLASSES = 12, 24, 5
 DEVICES = 5
 RUN_SECONDS = 60.0
-LOSS_TOLERANCE = 1e-8
-"""Of float64, where a group adds in another order than the devices that take over."""
-
 PIPELINE: Sequence[Stage] = (divided(4), divided(4), divided(4))
 ZERO_BUBBLE: Sequence[Stage] = (Stage((4,), slack=1), Stage((4,), slack=1), Stage((4,), slack=1))
 GROUP: Sequence[Stage] = (divided(4), divided(2, 2))
+NEW_PLACES = "ecb"
+"""The stages' devices once `e` is there: no stage stays where it was."""
 
 
 class Everything(nn.Module):
@@ -116,10 +117,13 @@ class Fault:
         reaches: whose coming counts; None = anybody's.
         count: how often, from update STEP on.
         first: what has happened before, as update STEP counts: "cut" (the link between the
-            holder and the second stage's device breaks), the name of a device that dies, or "".
+            holder and the second stage's device breaks), "join" (`e`, which was not there, comes,
+            and is given the first stage), "leave" (the second stage's device hands its work over),
+            the name of a device that dies, or "".
         stages: the first plan.
         coordinator: who coordinates at first.
         checkpoints: whether the job writes them.
+        copies: whether copies of stages are kept after two updates, and again as somebody dies.
         kills: (update, seconds after it counts, device that dies then).
         may_miss: whether anybody comes to the failpoint is the planner's affair.
     """
@@ -132,6 +136,7 @@ class Fault:
     stages: Sequence[Stage] = PIPELINE
     coordinator: str = "a"
     checkpoints: bool = False
+    copies: bool = False
     kills: tuple[tuple[int, float, str], ...] = ()
     may_miss: bool = False
 
@@ -139,6 +144,7 @@ class Fault:
         if self.kills:
             return ", ".join(f"{n} after {s} + {t * 1e3:.0f} ms" for s, t, n in self.kills)
         first = f" after {self.first}" if self.first else ""
+        first += " with copies" if self.copies else ""
         office = f", {self.coordinator} coordinates" if self.coordinator != "a" else ""
         return f"{self.name}#{self.count} {self.victim}{first}{office}"
 
@@ -146,6 +152,16 @@ class Fault:
     def places(self) -> str:
         """The devices of the first plan, in the order of its stages."""
         return "abcdefgh" if self.victim == "a" else "bcdefgh"
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last rounds wait for somebody to come to the failpoint."""
+        return self.first in ("join", "leave") or self.name.startswith(("replica.", "stable."))
+
+    @property
+    def count_at_first(self) -> int:
+        """Devices that are there from the start."""
+        return DEVICES - 1 if self.first == "join" else DEVICES
 
     @property
     def is_exact(self) -> bool:
@@ -161,6 +177,7 @@ class Outcome:
     weights: Mapping[str, Tensor] = field(default_factory=dict)
     asked: list[list[int]] = field(default_factory=list)
     dead: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     left_over: list[str] = field(default_factory=list)
     fired: bool = False
 
@@ -207,8 +224,10 @@ class _Run:
         self._folder = folder
         self._job, self._data = _job(fault)
         self._holder_died = asyncio.Event()
-        self._ends: list[asyncio.Task[None]] = []
+        self._happening: list[asyncio.Task[None]] = []
         self._over = False
+        self._loop = asyncio.get_running_loop()
+        self.gate = Gate(3 if fault.copies else STEPS)  # nothing goes wrong before a copy is there
 
     def listen(self, event: Event) -> None:
         """As the job's listener."""
@@ -217,6 +236,8 @@ class _Run:
         self.outcome.events.append(event)
         if isinstance(event, PlanEvent):
             self._data.asked.append([])
+            if event.reason != "start":
+                self.gate.open()
         if not isinstance(event, Step):
             return
         if event.step == STEP:
@@ -227,64 +248,108 @@ class _Run:
 
     def _begin(self) -> None:
         fault, mesh = self._fault, self._household.mesh
+        if fault.waits:
+            self.gate.close(STEPS - 2)  # it must come before the end
         if fault.name:
             device = None if fault.reaches is None else memory_id(fault.reaches)
             failpoints.arm(fault.name, self._on_reached, device=device, count=fault.count)
-        if fault.first == "cut":
-            mesh.cut(mesh["a"], mesh["c"], "pulled")
-        elif fault.first:
-            self._kill(fault.first)
+        match fault.first:
+            case "cut":
+                mesh.cut(mesh["a"], mesh["c"], "pulled")
+            case "join":
+                self._happen(self._join("e"))
+            case "leave":
+                leaver = fault.places[1]
+                self._happen(self._leave(leaver), leaver)
+            case _ if fault.first:
+                self._kill(fault.first)
+
+    def _happen(self, what: Coroutine[Any, Any, None], name: str | None = None) -> None:
+        self._happening.append(asyncio.create_task(what, name=name))
+
+    async def _join(self, name: str) -> None:
+        await self._household.mesh.join(name)
+        self._household.start(name)
+
+    async def _leave(self, name: str) -> None:
+        member = self._household.members[name]
+        await member.hand_over(RUN_SECONDS)
+        if name not in self.outcome.dead:
+            self.outcome.left.append(name)
+            await member.close()
+            await self._household.mesh.leave(name)
 
     def _on_reached(self, reached: failpoints.Reached) -> asyncio.Future[None] | None:
+        if threading.current_thread() is not threading.main_thread():
+            done = threading.Event()
+            self._loop.call_soon_threadsafe(lambda: (self._dies_at(reached), done.set()))
+            done.wait()
+            return None  # what the thread does from here on, nobody sees
+        return self._dies_at(reached)
+
+    def _dies_at(self, reached: failpoints.Reached) -> asyncio.Future[None] | None:
         self.outcome.fired = True
+        self.gate.open()
         victim = self._fault.victim
         self._kill(victim)
         is_own = reached.device == memory_id(victim)
-        return asyncio.get_running_loop().create_future() if is_own else None
+        return self._loop.create_future() if is_own else None
 
     def _kill(self, name: str) -> None:
-        if self._over or name in self.outcome.dead:
+        if self._over or name in self.outcome.dead or name in self.outcome.left:
             return
         if name == "a":
-            shutil.copytree(self._folder / "now", self._folder / "left")
+            for folder in ("now", "checkpoints"):
+                if (self._folder / folder).exists():
+                    shutil.copytree(self._folder / folder, self._folder / f"{folder} left")
             self._household.mesh.freeze(name)
             self._holder_died.set()
             return
         self.outcome.dead.append(name)
         self._household.mesh.freeze(name)  # at once nothing comes from it any more
-        self._ends.append(asyncio.create_task(self._household.mesh.kill(name)))
+        self._happen(self._household.mesh.kill(name))
 
     async def train(self) -> None:
         """To the end, and look at what the survivors still have."""
-        await self._train_here("now")
+        await self._train_here()
         if self._holder_died.is_set():
             await self._household.mesh.kill("a")
             await self._household.restart("a")
             self._holder_died.clear()
             self.outcome.asked = self._data.asked[1:]
             self._job, self._data = _job(self._fault)
-            await self._train_here("left")
+            await self._train_here(" left")
         self._over = True
-        await asyncio.gather(*self._ends)
+        for task in self._happening:
+            if task.get_name() in self.outcome.dead:
+                task.cancel()  # a dead device's own task goes on with nothing
+        await asyncio.gather(*self._happening, return_exceptions=True)
+        for task in self._happening:
+            if not task.cancelled():
+                task.result()
         self.outcome.weights = self._job.model.state_dict()
         self.outcome.asked += self._data.asked[1:]
         for name, member in self._household.members.items():
-            if name not in self.outcome.dead:
+            if name not in (*self.outcome.dead, *self.outcome.left):
                 await member.service.idle.wait()
                 if member.service.engagement is not None:
                     self.outcome.left_over.append(f"stages on {name}")
 
-    async def _train_here(self, folder: str) -> None:
-        """One process of the device with the data, until it is done or dead."""
+    async def _train_here(self, left: str = "") -> None:
+        """One process of the device with the data, until it is done or dead.
+
+        Args:
+            left: what is added to the names of folders that the process before left.
+        """
         options = TrainOptions(
-            wait_for=DEVICES,
+            wait_for=self._fault.count_at_first,
             planner="pp",
             steps=STEPS,
-            checkpoint=self._folder / "checkpoints" if self._fault.checkpoints else None,
+            checkpoint=self._folder / f"checkpoints{left}" if self._fault.checkpoints else None,
             checkpoint_every=2,
             out=self._folder / "weights",
         )
-        state = StateFolder(self._folder / folder)
+        state = StateFolder(self._folder / f"now{left}")
         run = self._household.holder_run(self._job, options, self.listen, state)
         running = asyncio.create_task(run.run())
         dying = asyncio.create_task(self._holder_died.wait())
@@ -311,16 +376,24 @@ async def outcome_of(fault: Fault) -> Outcome:
         return replace(plan(fault.stages, *question, names=fault.places), planner=planner)
 
     before = asyncio.all_tasks()
-    with tempfile.TemporaryDirectory() as folder, _complaints() as complaints:
-        with patch.object(household_plan, "make_plan", forced):
-            async with asyncio.timeout(RUN_SECONDS), devices(DEVICES, profiles=_PROFILES) as here:
-                if fault.coordinator != "a":
-                    here.mesh.elect(fault.coordinator)
-                run = _Run(here, fault, Path(folder))
-                try:
-                    await run.train()
-                finally:
-                    failpoints.disarm()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        complaints = stack.enter_context(_complaints())
+        stack.enter_context(patch.object(household_plan, "make_plan", forced))
+        if fault.copies:
+            stack.enter_context(kept_early())
+        if fault.first == "join":
+            stack.enter_context(taken_in(PIPELINE, NEW_PLACES))
+        count = fault.count_at_first
+        async with asyncio.timeout(RUN_SECONDS), devices(count, profiles=_PROFILES) as here:
+            if fault.coordinator != "a":
+                here.mesh.elect(fault.coordinator)
+            run = _Run(here, fault, Path(folder))
+            stack.enter_context(run.gate.in_place())
+            try:
+                await run.train()
+            finally:
+                failpoints.disarm()
         gc.collect()  # a future that nobody looked at says so when it goes
         left = [task.get_name() for task in asyncio.all_tasks() - before]
         run.outcome.left_over += [*complaints, *left]
@@ -348,188 +421,3 @@ def _complaints() -> Iterator[list[str]]:
 async def undisturbed(fault: Fault) -> Outcome:
     """The run that `fault`'s must not be told from."""
     return await outcome_of(replace(fault, name="", first="", coordinator="a", kills=()))
-
-
-def problems(found: Outcome, wanted: Outcome, fault: Fault) -> list[str]:
-    """Everything in which a run shows what went wrong in it."""
-    checks: Sequence[Callable[[Outcome, Outcome], list[str]]] = (
-        _steps,
-        _exact_curve if fault.is_exact else _near_curve,
-        _samples,
-        _people,
-    )
-    return [*(one for check in checks for one in check(found, wanted)), *found.left_over]
-
-
-def _steps(found: Outcome, wanted: Outcome) -> list[str]:
-    steps = [event.step for event in found.events if isinstance(event, Step)]
-    if steps != list(range(1, STEPS + 1)):
-        return [f"steps {steps}"]
-    evaluated = [step for step, _ in found.evaluations]
-    expected = [step for step, _ in wanted.evaluations]
-    return [] if evaluated == expected else [f"evaluations {evaluated} instead of {expected}"]
-
-
-def _exact_curve(found: Outcome, wanted: Outcome) -> list[str]:
-    pairs = zip(found.losses, wanted.losses, strict=False)
-    wrong = [step for step, (mine, its) in enumerate(pairs, 1) if mine != its]
-    told = [f"other losses from step {wrong[0]} on"] if wrong else []
-    if found.evaluations != wanted.evaluations:
-        told.append("other evaluations")
-    weights = [n for n, t in wanted.weights.items() if not torch.equal(t, found.weights[n])]
-    return [*told, f"other bits in {', '.join(weights)}"] if weights else told
-
-
-def _near_curve(found: Outcome, wanted: Outcome) -> list[str]:
-    pairs = zip(found.losses, wanted.losses, strict=False)
-    most = max(abs(mine - its) for mine, its in pairs)
-    return [f"losses differ by {most:.1e}"] if most > LOSS_TOLERANCE else []
-
-
-def _samples(found: Outcome, wanted: Outcome) -> list[str]:
-    """Each plan's data begin where an update that counts ended, and go on in the one order."""
-    (order,) = wanted.asked
-    for number, asked in enumerate(found.asked, 1):
-        starts = range(0, len(order) + 1, BATCH)
-        if not any(order[start : start + len(asked)] == asked for start in starts):
-            return [f"samples out of order in plan {number}"]
-    last = found.asked[-1]
-    return [] if not last or last == order[-len(last) :] else ["the last plan's samples stop early"]
-
-
-def _people(found: Outcome, _wanted: Outcome) -> list[str]:
-    told = []
-    failures = [event.name for event in found.events if isinstance(event, Failure)]
-    if len(failures) != len(set(failures)) or not set(failures) <= set(found.dead):
-        told.append(f"failures {failures} of {found.dead}")
-    epochs = [event.epoch for event in found.events if isinstance(event, PlanEvent)]
-    if epochs != sorted(set(epochs)):
-        told.append(f"epochs {epochs}")
-    return told
-
-
-# -- which there are -----------------------------------------------------------------------------
-
-_PIECES = (  # (name, stages where it is not reached); several times a round
-    ("forward.receive.before", ""),
-    ("forward.receive.after", ""),
-    ("forward.compute.after", ""),
-    ("forward.send.before", "d"),
-    ("forward.send.after", "d"),
-    ("backward.receive.before", ""),
-    ("backward.receive.after", ""),
-    ("backward.compute.after", ""),
-    ("backward.send.before", "b"),
-    ("backward.send.after", "b"),
-)
-_ROUND = (  # once a round
-    ("ties.send.before", "c"),
-    ("ties.receive.after", "bc"),
-    ("norms.send.before", ""),
-    ("done.send.before", ""),
-    ("done.send.after", ""),
-    ("commit.receive.before", ""),
-    ("update.before", ""),
-    ("update.after", ""),
-    ("version.after", ""),
-)
-_DECISION = ("decide.before", "report.after", "commit.send.between")
-_CHANGE = (
-    "inventory.receive.before",
-    "inventory.answer.before",
-    "prepare.receive.before",
-    "build.after",
-    "ready.send.before",
-    "begin.receive.before",
-)
-_OFFICE = ("planned.after", "prepare.send.between", "answer.before")
-_BEGIN = ("accept.before", "begin.send.between", "replay.first")
-_GROUP = ("bucket.send.before", "bucket.receive.after", "update.before", "update.after")
-
-
-def every_fault() -> list[Fault]:
-    """Every failpoint with every stage that dies there, alone and while others are gone already."""
-    return [
-        *_in_rounds(),
-        *_in_changes(),
-        *_of_the_coordinator(),
-        *_at_the_end(),
-        *_of_groups(),
-        *_of_the_holder(),
-    ]
-
-
-def _in_rounds() -> Iterator[Fault]:
-    for device in "bcd":
-        for names, counts in ((_PIECES, (1, 7)), (_ROUND, (1, 3))):
-            for name, not_at in names:
-                if device not in not_at:
-                    yield from (Fault(name, device, device, count) for count in counts)
-        for name in _DECISION:
-            yield from (Fault(name, device, "a", count) for count in (1, 2))
-        yield Fault("backward.weights.after", device, device, 2, stages=ZERO_BUBBLE)
-
-
-def _in_changes() -> Iterator[Fault]:
-    for name in _CHANGE:
-        yield from (Fault(name, device, device, first="cut") for device in "bcd")
-        for device in "bde":
-            yield Fault(name, device, device, first="c", may_miss=device == "e")
-    for device in "bde":
-        yield Fault("fetch.between", device, device, first="c", may_miss=True)
-    for name in _BEGIN:
-        yield from (Fault(name, device, "a", first="cut") for device in "bcd")
-        yield from (Fault(name, device, "a", first="b") for device in "cde")
-
-
-def _of_the_coordinator() -> Iterator[Fault]:
-    for name in _OFFICE:
-        for first in ("cut", "c"):
-            for victim in "bcde":
-                if victim != first:
-                    yield Fault(name, victim, "e", first=first, coordinator="e")
-        yield Fault(name, "d", "d", first="cut", coordinator="d")
-        yield Fault(name, "d", "d", first="b", coordinator="d")
-    for name in _CHANGE:
-        yield Fault(name, "e", "b", first="cut", coordinator="e")
-
-
-def _at_the_end() -> Iterator[Fault]:
-    for device in "bcd":
-        for count in (1, 2):
-            yield Fault("home.between", device, "a", count)
-            yield Fault("checkpoint.gather.between", device, "a", count, checkpoints=True)
-
-
-def _of_groups() -> Iterator[Fault]:
-    for device in "cd":
-        for name in _GROUP:
-            yield from (Fault(name, device, device, count, stages=GROUP) for count in (1, 2))
-
-
-def _of_the_holder() -> Iterator[Fault]:
-    """It has the first stage; what only it comes to as the one with the data is not said twice."""
-    for names, counts in ((_PIECES, (1, 7)), (_ROUND, (1, 3))):
-        for name, not_at in names:
-            if "b" not in not_at:
-                yield from (Fault(name, "a", "a", count) for count in counts)
-    for name in _DECISION:
-        yield from (Fault(name, "a", "a", count) for count in (1, 2))
-    for name in (*_CHANGE, *_BEGIN, *_OFFICE):
-        yield Fault(name, "a", "a", first="cut")
-        yield Fault(name, "a", "a", first="c")
-    yield Fault("fetch.between", "a", "a", first="c", may_miss=True)
-    yield from (Fault("home.between", "a", "a", count) for count in (1, 2))
-    yield Fault("weights.written", "a", "a")
-    yield Fault("checkpoint.gather.between", "a", "a", checkpoints=True)
-
-
-def random_fault(seed: int) -> Fault:
-    """One device or two die at any moment."""
-    chance = random.Random(seed)
-    count = chance.choice((1, 1, 2))
-    kills = tuple(
-        (chance.randint(1, STEPS), chance.uniform(0.0, 0.06), name)
-        for name in chance.sample("bcde", count)
-    )
-    return Fault("", kills=kills, coordinator=chance.choice("abcde"))

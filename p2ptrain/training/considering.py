@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from p2ptrain import failpoints
 from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.called import called
@@ -86,6 +87,8 @@ class Consideration:
             slower=round(present.slower, 3),
             reason=decision.reason,
         )
+        if failpoints.armed:
+            await failpoints.reach("look.decided.before", device=self._mesh.self_id)
         better = decision.plan.to_json() if decision.action is Action.MOVE else None
         return Considered(better, decision.gain, decision.reason)
 
@@ -145,6 +148,8 @@ class Consideration:
                 others = sorted(facts.keys() - set(strangers))
                 await self._surveyor.measure_new_links(strangers, others)
                 candidates += await self._measured(new, len(facts))
+            if failpoints.armed:
+                await failpoints.reach("look.measured.after", device=self._mesh.self_id)
         names = {candidate.id: candidate.name for candidate in candidates}
         leaving = frozenset(self._name(d) for d in self._request.without)
         return MeasuredHousehold(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from p2ptrain import failpoints
 from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
@@ -165,11 +166,15 @@ class Elasticity:
     async def _on_leaving(self, peer: str, message: Message) -> Message:
         if text(message.fields, "job", 64) != self._planning.job:
             raise PeerError("that job has ended")
+        if failpoints.armed:
+            await self._reach("leave.receive.before")
         if peer not in self._leavers:
             self._leavers[peer] = asyncio.get_running_loop().create_future()
             log.info("device_leaves", name=self._name(peer))
             self._post(rules.Leaving(peer))
         refused = await asyncio.shield(self._leavers[peer])
+        if failpoints.armed:
+            await self._reach("leave.answer.before")
         return Message(LEAVING, {} if refused is None else {"refused": refused[:1000]})
 
     def let_go(self, device: str) -> None:
@@ -235,6 +240,8 @@ class Elasticity:
 
     async def _look(self, look: rules.LookNow) -> None:
         limit = LEAVE_LOOK_SECONDS if look.reason is Reason.LEAVE else LOOK_SECONDS
+        if failpoints.armed:
+            await self._reach("look.ask.before")
         try:
             found = await self._ask(look, limit)
             devices = self._devices_of(found)
@@ -245,6 +252,8 @@ class Elasticity:
             self._post(rules.Unanswered(look.number, why))
             return
         log.info("looked", reason=look.reason.value, gain=found.gain, found=found.reason)
+        if failpoints.armed:
+            await self._reach("look.found.before")
         self._looking = None
         if found.plan is not None:
             self._proposed = self._reason_for(look, devices), found.plan
@@ -289,6 +298,9 @@ class Elasticity:
         ids = {member.name: member.id for member in self._mesh.members.values()}
         names = {device.name for stage in plan.stages for device in stage.devices}
         return frozenset(ids.get(name, name) for name in names)
+
+    async def _reach(self, name: str) -> None:
+        await failpoints.reach(name, device=self._mesh.self_id)
 
     def _name(self, device: str) -> str:
         return called(self._mesh, device)

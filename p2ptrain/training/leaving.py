@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic
 
+from p2ptrain import failpoints
 from p2ptrain.errors import PeerError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
@@ -36,6 +37,8 @@ async def hand_over(
     if job is None or holder is None or holder == mesh.self_id:
         return
     until = monotonic() + seconds
+    if failpoints.armed:
+        await failpoints.reach("leave.ask.before", device=mesh.self_id)
     try:
         with timed(log, "handed_over"):
             asked = Message(LEAVING, {"job": job})

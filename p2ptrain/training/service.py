@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
 
+from p2ptrain import failpoints
 from p2ptrain.errors import Error, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
@@ -285,8 +286,12 @@ class TrainingService:
         engagement = self._engaged(peer, message)
         if engagement is None:
             raise PeerError("that epoch is over")
+        if failpoints.armed:
+            await failpoints.reach("settled.receive.before", device=self.mesh.self_id)
         for runner in engagement.runners.values():
             await runner.update.settled()
+        if failpoints.armed:
+            await failpoints.reach("settled.answer.before", device=self.mesh.self_id)
         return Message(SETTLED)
 
     async def _diagnose(self, peer: str, message: Message) -> Message:

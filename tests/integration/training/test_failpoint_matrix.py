@@ -7,17 +7,9 @@ from functools import cache
 
 import pytest
 
-from tests.faults import (
-    GROUP,
-    PIPELINE,
-    Fault,
-    Outcome,
-    every_fault,
-    outcome_of,
-    problems,
-    random_fault,
-    undisturbed,
-)
+from tests.fault_checks import problems
+from tests.fault_list import every_fault, random_fault
+from tests.faults import GROUP, PIPELINE, Fault, Outcome, outcome_of, undisturbed
 
 SAMPLE = 10
 RANDOM_KILLS = 3

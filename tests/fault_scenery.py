@@ -1,0 +1,130 @@
+"""What makes a short job wait for what a long one would come to: copies, a newcomer's plan."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.replanning.hysteresis import Action, Decision
+from p2ptrain.plan.replanning.migration import plan_migration
+from p2ptrain.plan.replanning.replicas import place_replicas
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.training import consideration, job_memory
+from p2ptrain.training.holder_epoch import HolderEpoch
+from p2ptrain.training.household_plan import MeasuredHousehold, question
+from p2ptrain.training.job_epochs import JobEpochs
+from p2ptrain.training.kept_versions import KeptVersions
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.protocol import RoundOrder
+from p2ptrain.training.recovery import elastic
+from p2ptrain.training.recovery import holder_events as holder
+from tests.integration.training.group_plans import Stage, plan
+
+KEPT = (2, 5)
+"""Updates after which stages are copied; before a round of more than the first, nobody dies."""
+
+
+class Gate:
+    """Rounds from one on are not ordered while it is closed.
+
+    Args:
+        first: the round that waits for the first of `KEPT`, if it is before the last one.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._closed_from: int | None = None
+        self._first = first
+        self._changed = asyncio.Event()
+
+    def close(self, first: int) -> None:
+        """Order no round from this one on."""
+        self._closed_from = first
+
+    def open(self) -> None:
+        """Order them."""
+        self._closed_from = None
+        self._changed.set()
+
+    def _is_closed(self, epoch: HolderEpoch, step: int, stable: KeptVersions) -> bool:
+        if epoch.is_draining:
+            return False  # a change waits for the rounds that are ordered
+        if step >= self._first and stable.stable is None:
+            return True
+        return self._closed_from is not None and step >= self._closed_from
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """All jobs of this process wait at it."""
+        order, carry_out, take = HolderEpoch.order, JobEpochs._carry_out, KeptVersions._take
+        copies: list[KeptVersions] = []
+        begin = KeptVersions.begin
+
+        async def gated(epoch: HolderEpoch, what: RoundOrder) -> None:
+            while self._is_closed(epoch, what.round.step, copies[-1]):
+                self._changed.clear()
+                await self._changed.wait()
+            await order(epoch, what)
+
+        def watched(epochs: JobEpochs, instruction: holder.HolderInstruction) -> None:
+            carry_out(epochs, instruction)
+            self._changed.set()
+
+        def begun(kept: KeptVersions, *args: Any) -> None:
+            copies.append(kept)
+            begin(kept, *args)
+
+        def taken(kept: KeptVersions, results: Any) -> None:
+            take(kept, results)
+            self._changed.set()
+
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(HolderEpoch, "order", gated))
+            stack.enter_context(patch.object(JobEpochs, "_carry_out", watched))
+            stack.enter_context(patch.object(KeptVersions, "begin", begun))
+            stack.enter_context(patch.object(KeptVersions, "_take", taken))
+            yield
+
+
+@contextmanager
+def kept_early() -> Iterator[None]:
+    """Copies are made after the updates of `KEPT`, and the first weights are no way back."""
+
+    def wants(_copies: KeptVersions, step: int) -> bool:
+        return step in KEPT
+
+    with (
+        patch.object(KeptVersions, "wants", wants),
+        patch.object(job_memory, "REPLAY_LIMIT_SECONDS", 0.0),
+    ):
+        yield
+
+
+@contextmanager
+def taken_in(stages: Sequence[Stage], places: Sequence[str]) -> Iterator[None]:
+    """Who comes is looked at at once, and a plan of these stages on these devices is better."""
+
+    def decide(
+        request: PlanningRequest,
+        household: MeasuredHousehold,
+        present: consideration.Present,
+        found: Sequence[Plan],
+        **_rest: Any,
+    ) -> Decision:
+        profile, cluster = question(request, household)
+        size = PlanRequest(request.batch_size, micro_batch=request.micro_batch)
+        forced = plan(stages, profile, cluster, size, names=places)
+        better = replace(forced, planner=present.plan.planner)
+        held = place_replicas(present.plan, chain=False)
+        migration = plan_migration(profile, cluster, present.plan, held, better)
+        return Decision(Action.MOVE, better, migration, None, "a test wants it")
+
+    with (
+        patch.object(elastic, "SETTLE_SECONDS", 0.0),
+        patch.object(consideration, "decide", decide),
+    ):
+        yield
