@@ -6,23 +6,21 @@ Knows nothing of what it simulates. Same seed, same events, same hash, whatever 
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from struct import Struct
 from typing import TypeAlias
 
 EVENTS_PER_SECOND_LIMIT = 5_000
 """No healthy household comes near; messages that beget messages pass it at once."""
 
+HASHED_TOGETHER = 1024
+"""Events whose words are put into the hash at once."""
+
 Action: TypeAlias = Callable[[], None]
-
-
-@dataclass(order=True, slots=True)
-class _Scheduled:
-    time: float
-    order: int
-    label: bytes = field(compare=False)
-    action: Action = field(compare=False)
+_Scheduled: TypeAlias = tuple[float, int, bytes, Action]
+"""Time, a number that no other has, label, action."""
+_time = Struct("<d").pack
 
 
 class EventStorm(Exception):
@@ -45,6 +43,7 @@ class Kernel:
         self._second = (0, 0)  # the present second, events executed when it began
         self._heap: list[_Scheduled] = []
         self._hash = hashlib.blake2b(digest_size=16)
+        self._unhashed: list[bytes] = []
 
     def at(self, time: float, label: bytes, action: Action) -> None:
         """Execute `action` at `time` (now, where that has passed), after those due earlier.
@@ -52,7 +51,8 @@ class Kernel:
         `label` says all that distinguishes the event; it enters the hash.
         """
         self._order += 1
-        heapq.heappush(self._heap, _Scheduled(max(time, self.now), self._order, label, action))
+        now = self.now
+        heappush(self._heap, (time if time > now else now, self._order, label, action))
 
     def after(self, delay: float, label: bytes, action: Action) -> None:
         """Execute `action` `delay` seconds from now."""
@@ -64,12 +64,12 @@ class Kernel:
         Raises:
             EventStorm: messages beget messages.
         """
-        while self._heap and self._heap[0].time <= time:
-            event = heapq.heappop(self._heap)
-            self.now = event.time
+        heap, unhashed = self._heap, self._unhashed
+        while heap and heap[0][0] <= time:
+            self.now, _, label, action = heappop(heap)
             self._count()
-            self._hash.update(f"{event.time!r} ".encode() + event.label + b"\n")
-            event.action()
+            unhashed += (_time(self.now), label, b"\n")
+            action()
         self.now = time
 
     def _count(self) -> None:
@@ -79,8 +79,15 @@ class Kernel:
             self._second = (int(self.now), self.executed)
         elif self.executed - before > self._limit:
             raise EventStorm(f"more than {self._limit} events at {self.now:.3f} s")
+        if len(self._unhashed) >= 3 * HASHED_TOGETHER:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        self._hash.update(b"".join(self._unhashed))
+        self._unhashed.clear()
 
     @property
     def event_hash(self) -> str:
         """Hash of all events executed so far, their times included."""
+        self._take_in()
         return self._hash.hexdigest()

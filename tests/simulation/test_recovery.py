@@ -9,7 +9,7 @@ from tests.simulation.recovery.run import run_seed
 from tests.simulation.recovery.truth import InvariantViolated
 
 
-@pytest.mark.parametrize("first", range(0, 60, 10))
+@pytest.mark.parametrize("first", range(0, 100, 10))
 def test_training_survives_faults_and_is_never_silently_wrong(first: int) -> None:
     for seed in range(first, first + 10):
         result = run_seed(seed, fault_seconds=60.0)

@@ -28,12 +28,13 @@ class Seat:
     first: int
     end: int
     version: Version
-    states: list[int]
+    states: tuple[int, ...]
     ready: Version | None = None
     gradients: list[int] = field(default_factory=list)
     forwards: list[int] = field(default_factory=list)
     step: int = -1  # of the round under way
     keep: bool = False
+    checked: tuple[Version, tuple[int, ...]] | None = None  # found to be what it must be
     came: dict[tuple[str, int], int] = field(default_factory=dict)  # (what, step) -> number
     sums: dict[int, set[str]] = field(default_factory=dict)
     own_sum: bool = False
@@ -75,6 +76,7 @@ class Node:
         self.seats: dict[int, Seat] = {}
         self.next_seats: dict[int, Seat] = {}
         self.copies: dict[Holding, tuple[int, ...]] = {}
+        self.checked: list[tuple[Holding, tuple[int, ...]]] = []  # copies found to be right
         self.engaged: int | None = None
         self.early: list[tuple[str, dict[str, Any]]] = []
         self.orders: list[tuple[int, bool]] = []
@@ -417,10 +419,10 @@ class Node:
     def _update(self, seat: Seat, order: to_do.Apply) -> None:
         running = self._placed()
         salt = running.epoch if len(running.stages[seat.index].devices) > 1 else 0
-        seat.states = [
+        seat.states = tuple(
             mix(state, gradient, salt)
             for state, gradient in zip(seat.states, seat.gradients or [0] * 99, strict=False)
-        ]
+        )
         self.changed = True
         self.world.failpoint(self)
         seat.version = order.version
@@ -440,7 +442,7 @@ class Node:
                 self._keep(seat)
 
     def _keep(self, seat: Seat) -> None:
-        self.store(seat.first, seat.end, seat.version, Kind.KEPT, tuple(seat.states))
+        self.store(seat.first, seat.end, seat.version, Kind.KEPT, seat.states)
         self.feed(d.Kept(seat.first, seat.end, seat.version))
 
     def store(
@@ -543,7 +545,7 @@ class Node:
                 self.feed(d.PrepareFailed(epoch, "what was fetched is gone"))
                 return
             whole = [state for state in states if state is not None]
-            seats[stage.first] = Seat(index, stage.first, stage.end, prepared.version, whole)
+            seats[stage.first] = Seat(index, stage.first, stage.end, prepared.version, tuple(whole))
         self.next_seats = seats
         self.feed(d.Built(epoch))
 

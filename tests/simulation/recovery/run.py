@@ -130,14 +130,17 @@ class Household:
     def _check_node(self, node: Node) -> None:
         truth, holder = self.world.truth, self.holder
         if holder.runs and holder.epoch is not None and node.engaged == holder.epoch.epoch:
-            has = {(seat.first, seat.end) for seat in node.seats.values()}
-            if has != set(holder.epoch.ranges_of(node.id)):
-                raise InvariantViolated(f"{node.id} trains {has}, not what the plan gives it")
+            trains = {(seat.first, seat.end) for seat in node.seats.values()}
+            if trains != set(holder.epoch.ranges_of(node.id)):
+                raise InvariantViolated(f"{node.id} trains {trains}, not what the plan gives it")
         for seat in node.seats.values():
-            if tuple(seat.states) != truth.of(seat.version)[seat.first : seat.end]:
-                raise InvariantViolated(
-                    f"{node.id}: units from {seat.first} are not {seat.version}"
-                )
+            has = (seat.version, seat.states)
+            if seat.checked is None or seat.checked != has:
+                if seat.states != truth.of(seat.version)[seat.first : seat.end]:
+                    raise InvariantViolated(
+                        f"{node.id}: units from {seat.first} are not {seat.version}"
+                    )
+                seat.checked = has
             if seat.version.step > self.world.disk.reported:
                 raise InvariantViolated(f"{node.id} applied {seat.version} before it counted")
             running = holder.epoch if holder.runs else None
@@ -145,12 +148,16 @@ class Household:
                 behind = holder.committing.over - seat.version.step
                 if behind not in (0, 1):
                     raise InvariantViolated(f"{node.id} is {behind} versions behind")
-        for holding, states in node.copies.items():
+        copies = list(node.copies.items())
+        if copies == node.checked:
+            return
+        for holding, states in copies:
             if states != truth.of(holding.version)[holding.first : holding.end]:
                 raise InvariantViolated(f"{node.id}: {holding} is something else")
         kept = {c.version for c in node.copies if c.kind in (Kind.KEPT, Kind.REPLICA)}
         if len(kept) > 4:
             raise InvariantViolated(f"{node.id} keeps {len(kept)} versions")
+        node.checked = copies
 
     # -- faults ------------------------------------------------------------------------------
 

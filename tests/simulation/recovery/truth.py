@@ -12,8 +12,9 @@ number: groups of different epochs add in different orders.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from hashlib import blake2b
+from struct import Struct
 
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.version import Version
@@ -23,10 +24,13 @@ class InvariantViolated(AssertionError):
     """The message says which, where and when."""
 
 
+_PACKS = [Struct(f"<{count}Q").pack for count in range(4)]
+
+
 def mix(*values: int) -> int:
     """A number that depends on all of them and on their order."""
-    data = b"".join(value.to_bytes(8, "little") for value in values)
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+    data = _PACKS[len(values)](*values)
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
 
 def forward(value: int, states: Sequence[int]) -> list[int]:

@@ -97,7 +97,8 @@ class World:
                 action()
             self.check()
 
-        self.kernel.after(seconds, label.encode(), run)
+        kernel = self.kernel
+        kernel.at(kernel.now + seconds, label.encode(), run)
 
     def failpoint(self, node: Process) -> None:
         """Here a process may end. Raises Killed where it does."""
