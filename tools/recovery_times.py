@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from time import monotonic
 from typing import Any
 
@@ -39,8 +39,9 @@ SCRIPT = str(Path(__file__).parent / "recovery_times_job.py")
 CODE = "48151623"
 START_SECONDS = 200.0
 RECOVERY_SECONDS = 240.0
-STEPS_AFTER = 6
-"""Steps that are timed once training goes on, the first of them left out."""
+STEPS_AFTER = 20
+"""Steps that are timed once training goes on, the first of them left out: the middle one counts,
+as the first copies of the new plan are under way meanwhile."""
 P50_BAR, P95_BAR = 5.0, 10.0
 HEAVY_BAR, THROUGHPUT_BAR, RESPIPE_BAR = 14.0, 0.9, 6.0
 
@@ -52,12 +53,14 @@ class Recovery:
     Attributes:
         seconds: from the kill to the next new step.
         event: `recovered`.
-        step_seconds: of the steps after it, on average.
+        step_seconds: of the steps after it, the middle one.
+        plans: before and after, as people read them.
     """
 
     seconds: float
     event: Mapping[str, Any]
     step_seconds: float
+    plans: tuple[str, str]
 
     def __str__(self) -> str:
         event = self.event
@@ -65,7 +68,7 @@ class Recovery:
             f"{self.seconds:6.2f} s to the next new step, {event['resumed_seconds']:6.2f} s to the "
             f"first sample, {event['planning_seconds']:5.2f} s planning, "
             f"{event['moved_bytes'] / 1e6:6.1f} MB moved, {event['replayed_steps']:3} steps again, "
-            f"then {self.step_seconds:.3f} s a step"
+            f"then {self.step_seconds:.3f} s a step ({' -> '.join(self.plans)})"
         )
 
 
@@ -205,7 +208,19 @@ async def _recovery(
     seconds = monotonic() - killed_at
     await holder.expect("step", RECOVERY_SECONDS, step=last + STEPS_AFTER + 2)
     after = [said["seconds"] for said in holder.events("step") if said["step"] > last + 2]
-    return Recovery(seconds, event, mean(after[:STEPS_AFTER]))
+    told = holder.events("plan")
+    at = next(i for i, plan in enumerate(told) if plan["reason"] == "failure")
+    plans = (_units(told[at - 1]), _units(told[at]))
+    return Recovery(seconds, event, median(after[:STEPS_AFTER]), plans)
+
+
+def _units(plan: Mapping[str, Any]) -> str:
+    """How many units each device has, in the order of the stages."""
+    told = []
+    for stage in plan["stages"]:
+        names = "+".join(device["name"] for device in stage["devices"])
+        told.append(f"{names} {stage['units'][1] - stage['units'][0]}")
+    return ", ".join(told)
 
 
 def _mean(found: Sequence[Recovery], key: str) -> float:
