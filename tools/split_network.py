@@ -164,19 +164,22 @@ async def _notice(
 
 async def _whole(household: Household, holder: Device, names: str) -> None:
     """Everybody sees everybody, nobody waits, and steps are made."""
-    steps = len(holder.events("step"))
-    async with asyncio.timeout(WHOLE_SECONDS):
-        for name in names:
-            while not await _is_well(household, name, len(names)):
-                pass  # a status takes a second
+    steps, until = len(holder.events("step")), monotonic() + WHOLE_SECONDS
+    for name in names:
+        while trouble := await _trouble(household, name, len(names)):
+            assert monotonic() < until, f"{trouble} {WHOLE_SECONDS:.0f} s after the split"
     await holder.expect("step", WHOLE_SECONDS, since=len(holder.said))
     assert len(holder.events("step")) > steps
 
 
-async def _is_well(household: Household, name: str, count: int) -> bool:
+async def _trouble(household: Household, name: str, count: int) -> str:
+    """What is not as before on that device; empty where all is."""
     (status,) = (await household.ask(name, "status")).events
-    alive = [member for member in status["members"] if member["state"] == "alive"]
-    return len(alive) == count and not (status["job"] or {}).get("waiting_for")
+    states = {member["name"]: member["state"] for member in status["members"]}
+    if list(states.values()) != ["alive"] * count:
+        return f"{name} sees {states}"
+    job = status["job"] or {}
+    return f"{name} waits for {job['waiting_for']}" if job.get("waiting_for") else ""
 
 
 async def _as_alone(household: Household, name: str, holder: Device) -> tuple[float, ...]:

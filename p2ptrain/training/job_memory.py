@@ -15,6 +15,10 @@ from p2ptrain.training.recovery.choose import GlobalCopy
 from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.recovery.version import Version
 
+FIRST_WEIGHTS_LIMITS = 3
+"""How many times REPLAY_LIMIT_SECONDS is done again for want of anything newer than the first
+weights: the first copy is made after one at most, and may be on its way for another."""
+
 
 class JobMemory:
     """See the module.
@@ -83,4 +87,5 @@ class JobMemory:
     def _most_replayed(self, round_seconds: float | None) -> int | None:
         if round_seconds is None and self.in_force is not None:
             round_seconds = self.in_force.plan["predicted"]["round_seconds"]
-        return None if not round_seconds else max(1, int(REPLAY_LIMIT_SECONDS / round_seconds))
+        limit = FIRST_WEIGHTS_LIMITS * REPLAY_LIMIT_SECONDS
+        return None if not round_seconds else max(1, int(limit / round_seconds))

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain.training.job_memory import JobMemory
+from p2ptrain.training.journal import Journal, JournalEntry
+from p2ptrain.training.recovery.cadence import REPLAY_LIMIT_SECONDS, CopyCost, ReplicaCadence
+from p2ptrain.training.recovery.holdings import Kind
+from p2ptrain.training.recovery.reporting import Reported
+
+ENTRY = JournalEntry("f00d-1", "f00d", "abc", 0, Reported(0, 0))
+
+
+def _memory(*, has_first_weights: bool) -> JobMemory:
+    journal = Journal(None, ENTRY, pytest.fail)
+    return JobMemory(ENTRY, journal, has_first_weights=has_first_weights, since=0.0)
+
+
+@pytest.mark.parametrize("round_seconds", [0.6, 7.0, 50.0])
+def test_the_first_weights_count_until_the_first_copies_should_be_there(
+    round_seconds: float,
+) -> None:
+    """However dear copies are: ordered after the cadence's limit, and as long on their way."""
+    (first,) = _memory(has_first_weights=True).copies("a", round_seconds)
+    assert first.kind is Kind.INITIAL
+    assert first.most_replayed is not None
+    cadence = ReplicaCadence(CopyCost(1e6, (), round_seconds), 0, 0.0)
+    on_its_way = REPLAY_LIMIT_SECONDS / round_seconds
+    assert first.most_replayed >= cadence.interval_rounds + on_its_way
+
+
+def test_first_weights_that_are_not_here_any_more_do_not_count() -> None:
+    assert _memory(has_first_weights=False).copies("a", 0.6) == ()
