@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
@@ -22,6 +23,9 @@ from p2ptrain.plan.shared.judge import Judge, Judged
 
 TOLERANCE = 0.08
 """A plan this much slower than the fastest found is not taken, however soon it can begin."""
+
+MOST_LOOKS = 12
+"""Drafts whose neighbours are looked at, those first that lose least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,10 @@ class Pause:
 
     @property
     def uneven_bytes(self) -> tuple[float, ...]:
-        """What uneven cuts may count for, in bytes: next to nothing, or some of all there is."""
+        """What uneven cuts may count for, in bytes: next to nothing, up to thrice all there is."""
         units = range(self.cost.unit_count)
         whole = sum(state_bytes(self.cost.profile, unit) for unit in units)
-        return (1.0, 0.03 * whole, 0.3 * whole)
+        return (1.0, 0.3 * whole, whole, 3.0 * whole)
 
     def moving_seconds(self, draft: Draft) -> float:
         """Until every device has what it lacks for `draft`."""
@@ -70,23 +74,30 @@ class Pause:
             drafts: to begin with.
             near: drafts whose borders lie a little differently.
         """
+        limit = fastest.seconds * (1 + TOLERANCE)
         best, least = fastest, self.moving_seconds(fastest.draft)
-        known, looked = set[Draft](), {fastest.draft, *drafts}
-        while looked and not judge.exhausted:
-            found = best
-            for moving, draft in sorted(
-                ((self.moving_seconds(draft), draft) for draft in looked - known),
-                key=lambda one: one[0] + self._slower(judge.bound(one[1]), fastest),
-            ):
-                if moving + self._slower(judge.bound(draft), fastest) >= least or judge.exhausted:
-                    break
+        known: set[Draft] = set()
+        queue: list[tuple[float, int, float, Draft]] = []  # at least lost, number, moving, draft
+
+        def add(found: Iterable[Draft]) -> None:
+            for draft in found:
+                if draft not in known:
+                    moving = self.moving_seconds(draft)
+                    lost = moving + self._slower(judge.bound(draft), fastest)
+                    heappush(queue, (lost, len(known), moving, draft))
+                    known.add(draft)
+
+        add((fastest.draft, *drafts))
+        for _ in range(MOST_LOOKS):
+            if not queue or judge.exhausted:
+                break
+            lost, _, moving, draft = heappop(queue)
+            if lost < least:
                 judged = judge.exact(draft)
                 lost = moving + self._slower(judged.seconds, fastest)
-                if judged.seconds <= fastest.seconds * (1 + TOLERANCE) and lost < least:
-                    found, least = judged, lost
-            known |= looked
-            looked = set(near(found.draft)) - known if found is not best else set()
-            best = found
+                if judged.seconds <= limit and lost < least:
+                    best, least = judged, lost
+            add(near(draft))  # of one that is too slow, too: a border further it may not be
         return best
 
     def _slower(self, seconds: float, fastest: Judged) -> float:
