@@ -171,6 +171,8 @@ async def _emulated(
             }
             for member in members.values():
                 await member.expect("ready", START_SECONDS)
+            for device in others:
+                device.limit()  # what they are measured with is what they train with
             job = _job(args, len(testbed.devices), way)
             holder = await household.start(holder_device.name, "train", *job, "--code", CODE)
             await holder.expect("member", START_SECONDS)
