@@ -74,7 +74,9 @@ def replan(
         PlanError: nothing fits, the holder is dead, or a unit exists nowhere any more.
     """
     cluster = living(cluster, dead)
+    alive = {device.name for device in cluster.devices}
     held = replicas or place_replicas(plan)
+    held = held.without({name for names in held.holders for name in names} - alive)
     cost = cost_model(profile, cluster, request)
     pause = None if repay_seconds is None else Pause(cost, cluster, held, repay_seconds)
     search = LightSearch(cost, plan, request, held, effort, pause)

@@ -101,7 +101,7 @@ def test_in_a_pause_no_more_is_lost_than_by_the_usual_plan(
     assume(gone != "a" and len(plan.stages) > 1)
     held = place_replicas(plan).without([gone])
     usual = replan(TWELVE, cluster, plan, REQUEST, dead=[gone], replicas=held)
-    soon = replan(TWELVE, cluster, plan, REQUEST, dead=[gone], replicas=held, repay_seconds=SOON)
+    soon = replan(TWELVE, cluster, plan, REQUEST, dead=[gone], repay_seconds=SOON)
     check_plan(soon.plan, TWELVE, living(cluster, [gone]), private=False)
     slower = soon.plan.predicted.round_seconds / usual.plan.predicted.round_seconds - 1
     assert slower <= pause.TOLERANCE
