@@ -124,18 +124,27 @@ def plain_torch(
 ) -> Outcome:
     """Train with the plain loop of the contract."""
     made = made or zoo.make(case.model, dtype=case.dtype)
+    return by_plain_torch(job_of(case, made), case.steps, before_update)
+
+
+def by_plain_torch(
+    job: Job,
+    steps: int | None = None,
+    before_update: Callable[[int, torch.nn.Module], object] = lambda step, model: None,
+) -> Outcome:
+    """Train the job's model in place, without p2ptrain; only what the plain loop knows counts."""
     recipe = reference.Recipe(
-        optimizer=lambda parameters: case.optimizer.build(list(parameters)),
-        batch_size=case.batch_size,
-        micro_batch=case.micro_batch,
-        epochs=case.epochs,
-        steps=case.steps,
-        seed=case.seed,
-        schedule=None if case.decay == 1.0 else case.schedule,
-        clip_grad_norm=case.clip_grad_norm,
+        optimizer=lambda parameters: job.optimizer.build(list(parameters)),
+        batch_size=job.batch_size,
+        micro_batch=job.micro_batch,
+        epochs=job.epochs,
+        steps=steps,
+        seed=job.seed,
+        schedule=job.schedule,
+        clip_grad_norm=job.clip_grad_norm,
         before_update=before_update,
     )
-    return reference.train(made.model, made.data, made.loss, recipe)
+    return reference.train(job.model, job.data, job.loss, recipe)
 
 
 def difference(one: Outcome, other: Outcome) -> Difference:

@@ -36,7 +36,6 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.training import household_plan
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.profiling import ProfileCache
 from tests.fault_scenery import Gate, kept_early, taken_in
 from tests.integration.training.group_plans import Stage, divided, plan
 from tests.integration.training.household import Devices, devices
@@ -190,9 +189,6 @@ class Outcome:
     def evaluations(self) -> list[tuple[int, float]]:
         """(step, loss) of all of them."""
         return [(e.step, e.metrics["loss"]) for e in self.events if isinstance(e, Eval)]
-
-
-_PROFILES = ProfileCache(None)  # one machine: measured once for all runs
 
 
 def _job(fault: Fault) -> tuple[Job, Recorder]:
@@ -385,7 +381,7 @@ async def outcome_of(fault: Fault) -> Outcome:
         if fault.first == "join":
             stack.enter_context(taken_in(PIPELINE, NEW_PLACES))
         count = fault.count_at_first
-        async with asyncio.timeout(RUN_SECONDS), devices(count, profiles=_PROFILES) as here:
+        async with asyncio.timeout(RUN_SECONDS), devices(count) as here:
             if fault.coordinator != "a":
                 here.mesh.elect(fault.coordinator)
             run = _Run(here, fault, Path(folder))

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.state_folder import StateFolder
@@ -20,6 +18,9 @@ from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.profiling import ProfileCache
 
 FAST = LinkSpeed(bytes_per_s=1e9, latency_s=1e-5)
+
+_PROFILES = ProfileCache(None)
+"""One machine: a model is measured once for all households of this process."""
 
 
 @dataclass
@@ -33,7 +34,6 @@ class Devices:
     names: Sequence[str]
     mesh: MemoryHousehold
     memory_bytes: int | None
-    profiles: ProfileCache
     members: dict[str, TrainingMember] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     waiting: list[tuple[str, str]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Devices:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """The device's process begins, empty. One machine: it is measured once for all."""
+        """The device's process begins, empty."""
 
         def emit(event: Event) -> None:
             assert isinstance(event, Waiting)
@@ -52,9 +52,7 @@ class Devices:
             self._said.set()
 
         mesh = self.mesh[name]
-        member = TrainingMember(
-            mesh, profiles=self.profiles, memory_bytes=self.memory_bytes, emit=emit
-        )
+        member = TrainingMember(mesh, profiles=_PROFILES, memory_bytes=self.memory_bytes, emit=emit)
         self.members[name] = member
         for kind, route in member.routes.items():
             mesh.route(kind, route.handler, route.parts)
@@ -101,22 +99,13 @@ class Devices:
 
 
 @asynccontextmanager
-async def devices(
-    count: int, memory_bytes: int | None = 1 << 30, profiles: ProfileCache | None = None
-) -> AsyncIterator[Devices]:
-    """`count` devices called a, b, c, ...; `profiles` are what was measured before."""
+async def devices(count: int, memory_bytes: int | None = 1 << 30) -> AsyncIterator[Devices]:
+    """`count` devices called a, b, c, ..."""
     names = [chr(ord("a") + index) for index in range(count)]
     async with MemoryHousehold(names, link_speed=FAST) as mesh:
-        household = Devices(names, mesh, memory_bytes, profiles or ProfileCache(None))
+        household = Devices(names, mesh, memory_bytes)
         try:
             yield household
         finally:
             for member in household.members.values():
                 await member.close()
-
-
-async def undisturbed(job: Job, options: TrainOptions) -> tuple[list[float], dict[str, Tensor]]:
-    """The losses and the weights of `job`, on as many devices as it waits for."""
-    async with devices(options.wait_for) as household:
-        await household.holder_run(job, options).run()
-        return household.losses, job.model.state_dict()

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 import pytest
-import torch
 
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.mesh.memory import MemoryMesh
@@ -15,11 +14,17 @@ from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Step
 from p2ptrain.training.engagement import Engagement
-from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import COMMIT, DONE, STATE_MANIFEST, Commit
 from p2ptrain.training.recovery.version import Version
 from tests.integration.training.household import Devices, devices
-from tests.integration.training.test_job_life import make_job, on_step
+from tests.integration.training.jobs import (
+    assert_same_weights,
+    make_job,
+    on_step,
+    one_stage_each,
+    steps_of,
+    undisturbed,
+)
 
 Send: TypeAlias = Callable[[MemoryMesh, str, Message], Awaitable[None]]
 
@@ -35,11 +40,6 @@ def spy(monkeypatch: pytest.MonkeyPatch, on_send: Callable[[Send], Send]) -> Non
         await on_send(pass_on)(mesh, peer, message)
 
     monkeypatch.setattr(MemoryMesh, "send", watched)
-
-
-def options(count: int, steps: int) -> TrainOptions:
-    """One stage a device."""
-    return TrainOptions(wait_for=count, steps=steps, planner="pp")
 
 
 def engagement_of(household: Devices, name: str) -> Engagement:
@@ -79,7 +79,7 @@ async def test_an_update_is_told_once_all_are_ready_and_before_anybody_applies_i
                         assert runner.live.version.step == event.step - 1
                         assert runner.live.ready == Version(event.step, 1)
 
-        run = household.holder_run(make_job(), options(3, 4), listen)
+        run = household.holder_run(make_job(), one_stage_each(3, 4), listen)
         await run.run()
     for number in range(4):
         kinds = [kind for kind, index in seen if index == number]
@@ -91,9 +91,6 @@ async def test_what_is_read_in_the_end_waits_for_the_last_update(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Messages of different kinds overtake one another."""
-    undisturbed = make_job()
-    async with devices(3) as household:
-        await household.holder_run(undisturbed, options(3, 3)).run()
     late: list[asyncio.Task[None]] = []
     held: dict[str, Callable[[], Awaitable[None]]] = {}
 
@@ -118,11 +115,10 @@ async def test_what_is_read_in_the_end_waits_for_the_last_update(
     spy(monkeypatch, on_send)
     job = make_job()
     async with devices(3) as household:
-        await household.holder_run(job, options(3, 3)).run()
+        await household.holder_run(job, one_stage_each(3, 3)).run()
     await asyncio.gather(*late)
     assert len(late) == 3
-    for name, tensor in undisturbed.model.state_dict().items():
-        assert torch.equal(tensor, job.model.state_dict()[name])
+    assert_same_weights(job, undisturbed(make_job(), 3))
 
 
 async def test_a_commit_of_another_update_or_a_second_one_is_refused() -> None:
@@ -138,9 +134,9 @@ async def test_a_commit_of_another_update_or_a_second_one_is_refused() -> None:
                     refused.append(str(error))
 
         await household.holder_run(
-            make_job(), options(2, 4), on_step(household, 2, commit_early)
+            make_job(), one_stage_each(2, 4), on_step(household, 2, commit_early)
         ).run()
-        assert [event.step for event in household.events if isinstance(event, Step)] == [1, 2, 3, 4]
+        assert steps_of(household) == [1, 2, 3, 4]
     assert refused == [
         "a commit of update 0 instead of 1",
         "a commit of update 2 instead of 1",
@@ -181,13 +177,6 @@ async def test_memory_that_the_first_update_lacks_is_planned_around(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing counts yet when it is found out."""
-
-    async def train() -> Devices:
-        async with devices(2) as household:
-            await household.holder_run(make_job(), options(2, 3)).run()
-            return household
-
-    undisturbed = await train()
     attempts = iter([False, True])
     reserve = StageOptimizer.reserve
 
@@ -197,9 +186,10 @@ async def test_memory_that_the_first_update_lacks_is_planned_around(
         reserve(optimizer)
 
     monkeypatch.setattr(StageOptimizer, "reserve", reserve_or_fail)
-    disturbed = await train()
-    assert disturbed.losses == undisturbed.losses
-    assert disturbed.plan.reason == "failure"
+    async with devices(2) as household:
+        await household.holder_run(make_job(), one_stage_each(2, 3)).run()
+    assert household.losses == undisturbed(make_job(), 3).losses
+    assert household.plan.reason == "failure"
 
 
 @pytest.mark.parametrize("coefficient", [None, (0.25, "float32"), (1.0, "bfloat16")])

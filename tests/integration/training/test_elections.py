@@ -16,7 +16,7 @@ from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import CHANGE, MEASURE_PROFILE, PREPARE, SURVEY_LINKS
 from tests.integration.training.group_plans import divided, force
 from tests.integration.training.household import Devices, devices
-from tests.integration.training.test_job_life import make_job, on_step
+from tests.integration.training.jobs import make_job, on_step, undisturbed
 
 
 def at_first(household: Devices, name: str, kind: str, act: Callable[[], None]) -> None:
@@ -30,12 +30,6 @@ def at_first(household: Devices, name: str, kind: str, act: Callable[[], None]) 
         return await route.handler(peer, message)
 
     household.mesh[name].route(kind, handle, route.parts)
-
-
-async def _wanted() -> list[float]:
-    async with devices(1) as household:
-        await household.holder_run(make_job(epochs=1)).run()
-        return household.losses
 
 
 @pytest.mark.parametrize(
@@ -57,7 +51,7 @@ async def test_an_election_while_a_job_is_prepared_makes_the_holder_ask_the_new_
         household.mesh.elect("b")
         at_first(household, where, kind, lambda: household.mesh.elect("c"))
         await household.holder_run(make_job(epochs=1)).run()
-        assert household.losses == await _wanted()
+        assert household.losses == undisturbed(make_job(), 3).losses
         plans = [event for event in household.events if isinstance(event, PlanEvent)]
         assert [plan.reason for plan in plans] == ["start"]
         assert {d.name for stage in plans[0].stages for d in stage.devices} == {"a", "b", "c"}
@@ -75,7 +69,7 @@ async def test_a_coordinator_that_dies_while_a_job_is_prepared_is_replaced(kind:
         at_first(household, "b", kind, kill)
         await household.holder_run(make_job(epochs=1)).run()
         await asyncio.gather(*killing)
-        assert household.losses == await _wanted()
+        assert household.losses == undisturbed(make_job(), 3).losses
         used = {d.name for stage in household.plan.stages for d in stage.devices}
         assert used == {"a", "b", "c"}
 
@@ -132,7 +126,7 @@ async def test_a_link_to_the_coordinator_that_breaks_makes_the_holder_ask_again(
         mesh.elect("b")
         at_first(household, "c", PREPARE, lambda: mesh.cut(mesh["a"], mesh["b"], "pulled"))
         await household.holder_run(make_job(epochs=1)).run()
-        assert household.losses == await _wanted()
+        assert household.losses == undisturbed(make_job(), 3).losses
         assert {d.name for stage in household.plan.stages for d in stage.devices} == {"a", "b", "c"}
 
 
@@ -141,9 +135,6 @@ async def test_a_coordinator_without_a_part_may_die_before_the_first_round_and_a
     monkeypatch: pytest.MonkeyPatch, kind: type[Event]
 ) -> None:
     force(monkeypatch, [divided(4), divided(4)])
-    async with devices(2) as household:
-        await household.holder_run(make_job(), TrainOptions(wait_for=2)).run()
-        wanted = household.losses
     async with devices(3) as household:
         household.mesh.elect("c")
         killing: list[asyncio.Task[None]] = []
@@ -156,5 +147,5 @@ async def test_a_coordinator_without_a_part_may_die_before_the_first_round_and_a
         await household.holder_run(make_job(), TrainOptions(wait_for=3), listen).run()
         await asyncio.gather(*killing)
         assert household.mesh.coordinator.name == "a"
-        assert household.losses == wanted
+        assert household.losses == undisturbed(make_job()).losses
         assert len([event for event in household.events if isinstance(event, PlanEvent)]) == 1

@@ -21,8 +21,8 @@ from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.recovery.version import Version
 from tests.integration.training.group_plans import Stage, device_count, divided, force
 from tests.integration.training.household import devices
+from tests.integration.training.jobs import make_job
 from tests.integration.training.test_commit import Send, engagement_of, spy
-from tests.integration.training.test_job_life import make_job
 
 BEFORE, AFTER = Version(1, 1), Version(2, 1)
 ALONE = [divided(4)] * 3

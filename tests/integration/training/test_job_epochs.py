@@ -18,7 +18,7 @@ from p2ptrain.training.journal import JOB_FILE
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.recovery import holder_core
 from tests.integration.training.household import devices
-from tests.integration.training.test_job_life import make_job
+from tests.integration.training.jobs import make_job
 
 ALONE = TrainOptions(planner="single", steps=2)
 

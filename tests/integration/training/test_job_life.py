@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,43 +19,26 @@ from p2ptrain.errors import (
     TrainingError,
 )
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Done, Eval, Event, Step, Warned
+from p2ptrain.observe.events import Done, Eval, Warned
 from p2ptrain.training import checkpoint
 from p2ptrain.training.holder import HolderRun
-from p2ptrain.training.job import SGD, Adam, Job
+from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import CHANGE
 from p2ptrain.training.state_transfer import StateServer
 from tests import zoo
-from tests.integration.training.household import Devices, devices
-
-
-def make_job(name: str = "mlp", **changes: object) -> Job:
-    made = zoo.make(name)
-    settings: dict[str, object] = {
-        "model": made.model,
-        "optimizer": Adam(lr=0.01),
-        "batch_size": 16,
-        "micro_batch": 4,
-        "epochs": 2,
-        **changes,
-    }
-    return Job(data=made.data, loss=made.loss, **settings)  # type: ignore[arg-type]
+from tests.integration.training.household import devices
+from tests.integration.training.jobs import (
+    assert_same_weights,
+    make_job,
+    on_step,
+    steps_of,
+    undisturbed,
+)
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output.argmax(1) == target).float().mean()
-
-
-def on_step(household: Devices, step: int, act: Callable[[], None]) -> Callable[[Event], None]:
-    """A listener that calls `act` once when `step` is reported."""
-
-    def listen(event: Event) -> None:
-        household.events.append(event)
-        if isinstance(event, Step) and event.step == step:
-            act()
-
-    return listen
 
 
 async def test_metrics_are_those_of_the_trained_model_after_every_epoch() -> None:
@@ -90,10 +72,7 @@ async def test_a_resumed_job_continues_its_curve_on_another_number_of_devices(
     def options(count: int, **more: object) -> TrainOptions:
         return TrainOptions(wait_for=count, planner="pp", **more)  # type: ignore[arg-type]
 
-    whole = make_job("cnn")
-    async with devices(2) as household:
-        await household.holder_run(whole, options(2)).run()
-        undisturbed = household.losses
+    wanted = undisturbed(make_job("cnn"), 6)
     async with devices(2) as household:
         first = options(2, steps=4, checkpoint=tmp_path / "kept", checkpoint_every=2)
         await household.holder_run(make_job("cnn"), first).run()
@@ -102,11 +81,9 @@ async def test_a_resumed_job_continues_its_curve_on_another_number_of_devices(
     async with devices(other_devices) as household:
         second = options(other_devices, resume=tmp_path / "kept")
         await household.holder_run(resumed, second).run()
-        assert begun + household.losses == undisturbed
-        steps = [event.step for event in household.events if isinstance(event, Step)]
-        assert steps == [5, 6]
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(tensor, resumed.model.state_dict()[name])
+        assert begun + household.losses == wanted.losses
+        assert steps_of(household) == [5, 6]
+    assert_same_weights(resumed, wanted)
 
 
 async def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
@@ -125,15 +102,13 @@ async def test_a_checkpoint_beyond_the_end_is_refused_and_one_at_the_end_is_kept
 ) -> None:
     async with devices(1) as household:
         keep = TrainOptions(steps=4, checkpoint=tmp_path, checkpoint_every=1)
-        first = make_job()
-        await household.holder_run(first, keep).run()
+        await household.holder_run(make_job(), keep).run()
         with pytest.raises(OptionError, match="is of step 4, and the job ends at step 2"):
             await household.holder_run(make_job(), TrainOptions(steps=2, resume=tmp_path)).run()
         again = make_job()
         await household.holder_run(again, TrainOptions(steps=4, resume=tmp_path)).run()
         assert len(household.losses) == 4
-    for name, tensor in first.model.state_dict().items():
-        assert torch.equal(tensor, again.model.state_dict()[name])
+    assert_same_weights(again, undisturbed(make_job(), 4))
 
 
 @pytest.mark.parametrize("micro_batch", [1, 5])
@@ -238,10 +213,7 @@ async def test_private_keeps_both_ends_on_the_holder() -> None:
         stages = household.plan.stages
         assert stages[0].devices[0].name == stages[-1].devices[0].name == "a"
         assert {stage.devices[0].name for stage in stages[1:-1]} == {"b", "c"}
-        private = household.losses
-    async with devices(1) as household:
-        await household.holder_run(make_job("cnn", epochs=1)).run()
-        assert household.losses == private
+        assert household.losses == undisturbed(make_job("cnn"), 3).losses
 
 
 async def test_done_says_what_was_reached_and_where_the_weights_are(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from p2ptrain.training.options import TrainOptions
 from tests.integration.training.group_plans import Stage as GroupStage
 from tests.integration.training.group_plans import dealt, device_count, divided, force
 from tests.integration.training.household import Devices, devices
-from tests.integration.training.test_job_life import make_job, on_step
+from tests.integration.training.jobs import make_job, on_step, undisturbed
 
 
 def failing_forward(fails: Callable[[], bool], *, everywhere: bool = True) -> Callable[..., Any]:
@@ -41,11 +41,17 @@ async def _losses(household: Devices, planner: str = "pp") -> list[float]:
     return household.losses
 
 
+def assert_warned(household: Devices, why: str) -> None:
+    """Once of this, and else only of what has no room for copies."""
+    warning, *uncopied = (e.message for e in household.events if isinstance(e, Warned))
+    assert why in warning
+    assert all("has no copy: not enough memory" in line for line in uncopied)
+
+
 async def test_out_of_memory_in_the_first_round_is_planned_again_from_the_same_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with devices(2) as household:
-        wanted = await _losses(household)
+    wanted = undisturbed(make_job(), 3).losses
     attempts = iter([False, True])
     fails = failing_forward(lambda: next(attempts, False), everywhere=False)
     monkeypatch.setattr(Stage, "forward", fails)
@@ -55,9 +61,7 @@ async def test_out_of_memory_in_the_first_round_is_planned_again_from_the_same_w
     assert (first.reason, second.reason) == ("start", "failure")
     assert second.epoch > first.epoch
     assert [e.step for e in household.events if isinstance(e, Step)] == [1, 2, 3]
-    warning, *uncopied = (e.message for e in household.events if isinstance(e, Warned))
-    assert "ran out of memory in the first round" in warning
-    assert all("has no copy: not enough memory" in line for line in uncopied)
+    assert_warned(household, "ran out of memory in the first round")
 
 
 async def test_a_device_that_never_has_enough_ends_the_job_with_a_plain_line(
@@ -70,8 +74,7 @@ async def test_a_device_that_never_has_enough_ends_the_job_with_a_plain_line(
 
 
 async def test_out_of_memory_later_is_planned_around_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with devices(2) as household:
-        wanted = await _losses(household)
+    wanted = undisturbed(make_job(), 3).losses
     failures = 0
 
     def fill() -> None:
@@ -88,9 +91,7 @@ async def test_out_of_memory_later_is_planned_around_too(monkeypatch: pytest.Mon
         options = TrainOptions(wait_for=2, planner="pp", steps=3)
         await household.holder_run(make_job(), options, on_step(household, 1, fill)).run()
         assert household.losses == wanted
-    warning, *uncopied = (e.message for e in household.events if isinstance(e, Warned))
-    assert "ran out of memory after step" in warning
-    assert all("has no copy: not enough memory" in line for line in uncopied)
+    assert_warned(household, "ran out of memory after step")
 
 
 async def test_memory_that_is_gone_when_a_part_is_handed_out_is_planned_around(

@@ -9,25 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
 from p2ptrain.observe.events import Event, Recovered, Step, Warned
 from p2ptrain.training import checkpoint_copies
 from p2ptrain.training.checkpoint import INDEX, MODEL, Sums
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
-from tests.integration.training.household import Devices, devices, undisturbed
-from tests.integration.training.test_job_life import make_job
+from p2ptrain.training.job import Job
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.jobs import (
+    assert_undisturbed,
+    momentum_job,
+    one_stage_each,
+    undisturbed,
+)
 
 STEPS = 10
 EVERY = 2
 DEATH = 7
-_OPTIONS = TrainOptions(wait_for=3, planner="pp", steps=STEPS, replicas=False)
-
-
-def _job() -> Job:
-    return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=4)
 
 
 async def _with_a_death(
@@ -42,7 +40,9 @@ async def _with_a_death(
                 before()
             killing.append(asyncio.create_task(household.mesh.kill("b")))
 
-    options = replace(_OPTIONS, checkpoint=folder, checkpoint_every=EVERY)
+    options = replace(
+        one_stage_each(3, STEPS), replicas=False, checkpoint=folder, checkpoint_every=EVERY
+    )
     await household.holder_run(job, options, listen).run()
     await asyncio.gather(*killing)
 
@@ -60,17 +60,14 @@ async def test_training_goes_on_from_the_checkpoint(
         return load(folder, step, wanted, sums)
 
     monkeypatch.setattr(checkpoint_copies, "load_named", counting)
-    losses, weights = await undisturbed(_job(), _OPTIONS)
-    job = _job()
+    wanted, job = undisturbed(momentum_job(), STEPS), momentum_job()
     async with devices(3) as household:
         await _with_a_death(household, job, tmp_path)
-        assert household.losses == losses
+        assert_undisturbed(household, job, wanted)
         (recovered,) = [event for event in household.events if isinstance(event, Recovered)]
         assert recovered.replayed_steps <= 2 * EVERY + 1
         assert read
         assert set(read) <= {2, 4, 6}
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[key]), key
 
 
 def _damage(file: Path) -> None:
@@ -93,15 +90,12 @@ async def test_a_damaged_checkpoint_is_gone_back_behind(tmp_path: Path, all_of_t
         for name in damaged:
             _damage(tmp_path / name / MODEL)
 
-    losses, weights = await undisturbed(_job(), _OPTIONS)
-    job = _job()
+    wanted, job = undisturbed(momentum_job(), STEPS), momentum_job()
     async with devices(3) as household:
         await _with_a_death(household, job, tmp_path, damage)
-        assert household.losses == losses
+        assert_undisturbed(household, job, wanted)
         told = [event.message for event in household.events if isinstance(event, Warned)]
         (recovered,) = [event for event in household.events if isinstance(event, Recovered)]
     newest = max(int(name.removeprefix("step-")) for name in damaged)
     assert any("damaged" in line and f"{newest:08d}" in line for line in told)
     assert (recovered.version == 0) is all_of_them
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[key]), key

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-import torch
 
 from p2ptrain.errors import DeviceLost
 from p2ptrain.observe.events import Event, Failure, Recovered, Step, Warned
 from p2ptrain.training import job_memory
 from p2ptrain.training.collecting import Collecting
-from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.job import Job
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.recovery.version import Version
-from tests.integration.training.household import Devices, devices, undisturbed
-from tests.integration.training.test_job_life import make_job
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.jobs import (
+    assert_undisturbed,
+    momentum_job,
+    on_step,
+    one_stage_each,
+    undisturbed,
+)
 
 STEPS = 40
 
 
 def _job() -> Job:
-    return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=20)
+    return momentum_job(epochs=20)
 
 
 def _options(count: int) -> TrainOptions:
-    return TrainOptions(wait_for=count, planner="pp", steps=STEPS)
+    return one_stage_each(count, STEPS)
 
 
 @dataclass
@@ -72,27 +77,20 @@ class Course:
             # by then also the version that the next epoch begins with
             self._ready_at = len(self.stable) + 1
 
-    def assert_undisturbed(
-        self, losses: list[float], weights: dict[str, torch.Tensor], dead: list[str]
-    ) -> None:
+    def assert_undisturbed(self, dead: Sequence[str]) -> None:
         """Nothing shows but that devices died."""
-        events = self.household.events
-        assert [e.step for e in events if isinstance(e, Step)] == list(range(1, STEPS + 1))
-        assert self.household.losses == losses
-        assert [e.name for e in events if isinstance(e, Failure)] == dead
-        for key, tensor in weights.items():
-            assert torch.equal(tensor, self.job.model.state_dict()[key]), key
+        assert_undisturbed(self.household, self.job, undisturbed(_job(), STEPS))
+        assert [e.name for e in self.household.events if isinstance(e, Failure)] == dead
 
 
 @pytest.mark.parametrize("name", ["b", "c"])
 async def test_a_death_goes_back_to_what_its_neighbour_keeps(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses, weights = await undisturbed(_job(), _options(3))
     async with devices(3) as household:
         course = Course(household, _job(), monkeypatch, [[name]])
         await course.run(_options(3))
-        course.assert_undisturbed(losses, weights, [name])
+        course.assert_undisturbed([name])
         (recovered,) = (e for e in household.events if isinstance(e, Recovered))
         assert recovered.replayed_steps < recovered_step(household.events) - 1
         for survivor in {"a", "b", "c"} - {name}:
@@ -114,34 +112,31 @@ async def test_one_after_the_other_may_die_its_keeper_too(
     kills: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an epoch begins with is kept anew at once."""
-    losses, weights = await undisturbed(_job(), _options(4))
     dead = [name for names in kills for name in names]
     async with devices(4) as household:
         course = Course(household, _job(), monkeypatch, list(kills))
         await course.run(_options(4))
-        course.assert_undisturbed(losses, weights, dead)
+        course.assert_undisturbed(dead)
 
 
 async def test_where_a_keeper_has_no_memory_another_one_keeps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    losses, weights = await undisturbed(_job(), _options(3))
     async with devices(3) as household:
         fails_at(monkeypatch, lambda device: device == household.mesh["b"].self_id)
         course = Course(household, _job(), monkeypatch, [["c"]])
         await course.run(_options(3))
-        course.assert_undisturbed(losses, weights, ["c"])
+        course.assert_undisturbed(["c"])
 
 
 async def test_where_nobody_has_memory_training_goes_on_without_copies_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    losses, weights = await undisturbed(_job(), _options(2))
     async with devices(2) as household:
         fails_at(monkeypatch, lambda device: True)
         course = Course(household, _job(), monkeypatch)
         await course.run(_options(2))
-        course.assert_undisturbed(losses, weights, [])
+        course.assert_undisturbed([])
         assert course.stable == []
         warnings = [e.message for e in household.events if isinstance(e, Warned)]
         assert len(warnings) == len(set(warnings)) <= 2
@@ -166,15 +161,13 @@ async def test_a_job_without_copies_keeps_none_and_a_death_loses_it(
     async with devices(3) as household:
         killing: list[asyncio.Task[None]] = []
 
-        def listen(event: Event) -> None:
-            household.events.append(event)
-            if isinstance(event, Step) and event.step == 20:
-                killing.append(asyncio.create_task(household.mesh.kill("b")))
+        def kill() -> None:
+            killing.append(asyncio.create_task(household.mesh.kill("b")))
 
         monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
         options = replace(_options(3), replicas=False)
         with pytest.raises(DeviceLost, match="b is gone"):
-            await household.holder_run(_job(), options, listen).run()
+            await household.holder_run(_job(), options, on_step(household, 20, kill)).run()
         await asyncio.gather(*killing)
 
 

@@ -6,23 +6,18 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-import torch
 
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import Recovery, TrainOptions
-from tests.integration.training.household import Devices, devices, undisturbed
-from tests.integration.training.test_job_life import make_job
-
-STEPS = 12
-
-
-def _job() -> Job:
-    return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=4)
-
-
-def _options(count: int) -> TrainOptions:
-    return TrainOptions(wait_for=count, planner="pp", steps=STEPS)
+from p2ptrain.training.job import Job
+from p2ptrain.training.options import Recovery
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.jobs import (
+    STEPS,
+    assert_undisturbed,
+    momentum_job,
+    one_stage_each,
+    undisturbed,
+)
 
 
 async def with_kills(
@@ -40,20 +35,19 @@ async def with_kills(
             dying = kills.pop(event.step, [])
             killing.extend(asyncio.create_task(household.mesh.kill(name)) for name in dying)
 
-    options = replace(_options(len(household.names)), recovery=recovery)
+    options = replace(one_stage_each(len(household.names)), recovery=recovery)
     await household.holder_run(job, options, listen).run()
     await asyncio.gather(*killing)
 
 
 @pytest.mark.parametrize("name", ["b", "c"])
 async def test_training_goes_on_without_a_dead_device_bit_by_bit(name: str) -> None:
-    losses, weights = await undisturbed(_job(), _options(3))
-    job = _job()
+    wanted = undisturbed(momentum_job())
+    job = momentum_job()
     async with devices(3) as household:
         await with_kills(household, job, {5: [name]})
         events = household.events
-        assert [e.step for e in events if isinstance(e, Step)] == list(range(1, STEPS + 1))
-        assert household.losses == losses
+        assert_undisturbed(household, job, wanted)
         assert [e.name for e in events if isinstance(e, Failure)] == [name]
         plans = [e for e in events if isinstance(e, PlanEvent)]
         assert [plan.reason for plan in plans] == ["start", "failure"]
@@ -64,8 +58,6 @@ async def test_training_goes_on_without_a_dead_device_bit_by_bit(name: str) -> N
         assert recovered.replayed_steps <= 5  # what the device had is kept elsewhere
         for survivor in {"a", "b", "c"} - {name}:
             await household.until_idle(survivor)
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[key]), key
 
 
 @pytest.mark.parametrize(
@@ -79,27 +71,24 @@ async def test_training_goes_on_without_a_dead_device_bit_by_bit(name: str) -> N
     ],
 )
 async def test_whoever_dies_and_whenever_the_curve_is_the_same(kills: dict[int, list[str]]) -> None:
-    losses, weights = await undisturbed(_job(), _options(3))
-    job = _job()
+    wanted = undisturbed(momentum_job())
+    job = momentum_job()
     dead = {name for names in kills.values() for name in names}
     async with devices(3) as household:
         await with_kills(household, job, dict(kills))
         events = household.events
-        assert [e.step for e in events if isinstance(e, Step)] == list(range(1, STEPS + 1))
-        assert household.losses == losses
+        assert_undisturbed(household, job, wanted)
         assert {e.name for e in events if isinstance(e, Failure)} <= dead
         for survivor in {"a", "b", "c"} - dead:
             await household.until_idle(survivor)
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[key]), key
 
 
 @pytest.mark.parametrize("recovery", Recovery)
 async def test_every_way_to_plan_after_a_failure_has_the_same_result(recovery: Recovery) -> None:
-    losses, _ = await undisturbed(_job(), _options(3))
+    wanted, job = undisturbed(momentum_job()), momentum_job()
     async with devices(3) as household:
-        await with_kills(household, _job(), {5: ["b"]}, recovery)
-        assert household.losses == losses
+        await with_kills(household, job, {5: ["b"]}, recovery)
+        assert_undisturbed(household, job, wanted)
         (recovered,) = (e for e in household.events if isinstance(e, Recovered))
         assert recovered.version == 5 - recovered.replayed_steps
         assert 0 < recovered.resumed_seconds <= recovered.seconds
@@ -111,21 +100,19 @@ async def test_every_way_to_plan_after_a_failure_has_the_same_result(recovery: R
 
 
 async def test_the_coordinator_may_die_with_a_part_of_the_model() -> None:
-    losses, weights = await undisturbed(_job(), _options(3))
-    job = _job()
+    wanted = undisturbed(momentum_job())
+    job = momentum_job()
     async with devices(3) as household:
         household.mesh.elect("c")
         await with_kills(household, job, {6: ["c"]})
-        assert household.losses == losses
+        assert_undisturbed(household, job, wanted)
         assert household.mesh.coordinator.name == "a"
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[key]), key
 
 
 async def test_a_broken_link_costs_the_round_under_way_and_nothing_else() -> None:
     """Everyone lives: the same plan goes on from what everyone has."""
-    losses, weights = await undisturbed(_job(), _options(3))
-    job = _job()
+    wanted = undisturbed(momentum_job())
+    job = momentum_job()
     async with devices(3) as household:
         mesh = household.mesh
 
@@ -134,14 +121,12 @@ async def test_a_broken_link_costs_the_round_under_way_and_nothing_else() -> Non
             if isinstance(event, Step) and event.step == 5:
                 mesh.cut(mesh["a"], mesh["b"], "pulled")
 
-        await household.holder_run(job, _options(3), listen).run()
+        await household.holder_run(job, one_stage_each(3), listen).run()
         events = household.events
-        assert household.losses == losses
+        assert_undisturbed(household, job, wanted)
         assert not [e for e in events if isinstance(e, Failure)]
         first, second = (e for e in events if isinstance(e, PlanEvent))
         assert second.stages == first.stages
         assert second.epoch > first.epoch
         (recovered,) = (e for e in events if isinstance(e, Recovered))
         assert recovered.replayed_steps <= 1  # the step of the report may not have been made yet
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[key]), key

@@ -22,9 +22,17 @@ from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import Job
 from p2ptrain.training.journal import JOB_FILE
 from p2ptrain.training.options import TrainOptions
-from tests.integration.training.household import Devices, devices, undisturbed
-from tests.integration.training.test_job_life import make_job
-from tests.integration.training.test_recovery_death import STEPS, _job, _options
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.jobs import (
+    STEPS,
+    assert_same_weights,
+    assert_undisturbed,
+    make_job,
+    momentum_job,
+    one_stage_each,
+    steps_of,
+    undisturbed,
+)
 
 
 class Process:
@@ -85,35 +93,38 @@ class Process:
         return StateFolder(self.folder / "left")
 
 
+async def killed(
+    household: Devices,
+    folder: Path,
+    step: int,
+    job: Job | None = None,
+    options: TrainOptions | None = None,
+) -> Process:
+    """The holder's process, which has ended as people heard of `step`."""
+    options = options or one_stage_each(len(household.names))
+    process = Process(household, folder, job or momentum_job(), options)
+    process.at_step(step)
+    await process.ended()
+    return process
+
+
 async def again(household: Devices, process: Process, job: Job, options: TrainOptions) -> None:
     """The device comes back, and `train` is started again in its folder."""
     await household.restart("a")
     await household.holder_run(job, options, folder=process.left).run()
 
 
-def steps_of(household: Devices) -> list[int]:
-    return [event.step for event in household.events if isinstance(event, Step)]
-
-
-def assert_same(job: Job, weights: dict[str, torch.Tensor]) -> None:
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[key]), key
-
-
 @pytest.mark.parametrize("step", [1, 5, STEPS])
 async def test_a_killed_holder_goes_on_where_it_was_bit_by_bit(tmp_path: Path, step: int) -> None:
-    losses, weights = await undisturbed(_job(), _options(3))
-    options = _options(3)
+    wanted = undisturbed(momentum_job())
+    options = one_stage_each(3)
     async with devices(3) as household:
-        process = Process(household, tmp_path, _job(), options)
-        process.at_step(step)
-        await process.ended()
+        process = await killed(household, tmp_path, step, momentum_job(), options)
         await household.until_waiting("b", "c")
         assert sorted(household.waiting) == [("b", "a"), ("c", "a")]
-        job = _job()
+        job = momentum_job()
         await again(household, process, job, options)
-        assert steps_of(household) == list(range(1, STEPS + 1))
-        assert household.losses == losses
+        assert_undisturbed(household, job, wanted)
         first, *later = [event for event in household.events if isinstance(event, PlanEvent)]
         assert {plan.reason for plan in later} == {"failure"}
         assert all(plan.epoch > first.epoch for plan in later)
@@ -124,7 +135,6 @@ async def test_a_killed_holder_goes_on_where_it_was_bit_by_bit(tmp_path: Path, s
         assert list(process.left.path.iterdir()) == []
         for name in ("b", "c"):
             await household.until_idle(name)
-    assert_same(job, weights)
 
 
 @pytest.mark.parametrize(
@@ -141,44 +151,40 @@ async def test_a_killed_holder_goes_on_where_it_was_bit_by_bit(tmp_path: Path, s
 async def test_a_holder_killed_at_any_moment_tells_every_step_once(
     tmp_path: Path, name: str, where: dict[str, int]
 ) -> None:
-    losses, weights = await undisturbed(_job(), _options(3))
-    options = _options(3)
+    wanted = undisturbed(momentum_job())
+    options = one_stage_each(3)
     async with devices(3) as household:
-        process = Process(household, tmp_path, _job(), options)
+        process = Process(household, tmp_path, momentum_job(), options)
         process.at(name, **where)
         await process.ended()
         failpoints.disarm()
-        job = _job()
+        job = momentum_job()
         await again(household, process, job, options)
-        assert steps_of(household) == list(range(1, STEPS + 1))
-        assert household.losses == losses
-    assert_same(job, weights)
+        assert_undisturbed(household, job, wanted)
 
 
 async def test_a_step_written_down_and_not_told_stays_the_only_one_missing(tmp_path: Path) -> None:
-    losses, weights = await undisturbed(_job(), _options(3))
+    wanted = undisturbed(momentum_job())
     async with devices(3) as household:
-        process = Process(household, tmp_path, _job(), _options(3))
+        process = Process(household, tmp_path, momentum_job(), one_stage_each(3))
         process.at("journal.after", step=5)
         await process.ended()
         failpoints.disarm()
-        job = _job()
-        await again(household, process, job, _options(3))
+        job = momentum_job()
+        await again(household, process, job, one_stage_each(3))
         assert steps_of(household) == [step for step in range(1, STEPS + 1) if step != 6]
-        assert household.losses == losses[:5] + losses[6:]
-    assert_same(job, weights)
+        assert household.losses == wanted.losses[:5] + wanted.losses[6:]
+    assert_same_weights(job, wanted)
 
 
 async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others(
     tmp_path: Path,
 ) -> None:
     """What it had itself is nowhere else: it says so."""
-    options = replace(_options(3), replicas=False)
+    options = replace(one_stage_each(3), replicas=False)
     async with devices(3) as household:
-        process = Process(household, tmp_path, _job(), options)
-        process.at_step(5)
-        await process.ended()
-        job = _job()
+        process = await killed(household, tmp_path, 5, momentum_job(), options)
+        job = momentum_job()
         with torch.no_grad():
             for parameter in job.model.parameters():
                 parameter.add_(1.0)
@@ -192,18 +198,15 @@ async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others
 
 async def test_what_a_holder_had_itself_is_kept_by_its_neighbour(tmp_path: Path) -> None:
     """Its own first weights are of no use: another process has drawn others."""
-    losses, weights = await undisturbed(_job(), _options(3))
+    wanted = undisturbed(momentum_job())
     async with devices(3) as household:
-        process = Process(household, tmp_path, _job(), _options(3))
-        process.at_step(9)
-        await process.ended()
-        job = _job()
+        process = await killed(household, tmp_path, 9)
+        job = momentum_job()
         with torch.no_grad():
             for parameter in job.model.parameters():
                 parameter.add_(1.0)
-        await again(household, process, job, _options(3))
-        assert household.losses == losses
-    assert_same(job, weights)
+        await again(household, process, job, one_stage_each(3))
+        assert_undisturbed(household, job, wanted)
 
 
 async def test_what_was_evaluated_is_not_told_again(tmp_path: Path) -> None:
@@ -212,34 +215,25 @@ async def test_what_was_evaluated_is_not_told_again(tmp_path: Path) -> None:
 
     options = TrainOptions(wait_for=2, planner="pp")
     async with devices(2) as household:
-        await household.holder_run(job(), options).run()
-        undisturbed_events = household.events
-    async with devices(2) as household:
-        process = Process(household, tmp_path, job(), options)
-        process.at_step(4)
-        await process.ended()
+        process = await killed(household, tmp_path, 4, job(), options)
         await again(household, process, job(), options)
-        for kind in (Step, Eval):
-            wanted = [event.step for event in undisturbed_events if isinstance(event, kind)]
-            assert [event.step for event in household.events if isinstance(event, kind)] == wanted
+        assert steps_of(household) == list(range(1, 10))
+        told = [event.step for event in household.events if isinstance(event, Eval)]
+        assert told == [3, 6, 9], "one an epoch"
 
 
 async def test_fresh_begins_anew(tmp_path: Path) -> None:
     async with devices(2) as household:
-        process = Process(household, tmp_path, _job(), _options(2))
-        process.at_step(3)
-        await process.ended()
+        process = await killed(household, tmp_path, 3)
         fresh = TrainOptions(wait_for=2, planner="pp", steps=STEPS, fresh=True)
-        await again(household, process, _job(), fresh)
+        await again(household, process, momentum_job(), fresh)
         assert steps_of(household) == [1, 2, 3, *range(1, STEPS + 1)]
         await household.until_idle("b")
 
 
 async def test_another_job_of_the_same_device_takes_the_place_at_once(tmp_path: Path) -> None:
     async with devices(2) as household:
-        process = Process(household, tmp_path, _job(), _options(2))
-        process.at_step(3)
-        await process.ended()
+        process = await killed(household, tmp_path, 3)
         await again(household, process, make_job("cnn"), TrainOptions(wait_for=2, planner="pp"))
         assert steps_of(household) == [1, 2, 3, *range(1, 7)]
         [warning] = [e.message for e in household.events if isinstance(e, Warned)]
@@ -248,49 +242,42 @@ async def test_another_job_of_the_same_device_takes_the_place_at_once(tmp_path: 
 
 async def test_without_the_journal_it_is_refused_and_nobody_loses_anything(tmp_path: Path) -> None:
     async with devices(2) as household:
-        process = Process(household, tmp_path, _job(), _options(2))
-        process.at_step(3)
-        await process.ended()
+        process = await killed(household, tmp_path, 3)
         journal = process.left.read(JOB_FILE)
         assert journal is not None
         process.left.remove(JOB_FILE)
         with pytest.raises(OptionError, match="keep this job unfinished, up to step"):
-            await again(household, process, _job(), _options(2))
+            await again(household, process, momentum_job(), one_stage_each(2))
         alone: list[Event] = []  # asks nobody for anything, and ends nothing
-        local = replace(_options(2), wait_for=1, local=True)
-        await household.holder_run(_job(), local, alone.append).run()
+        local = replace(one_stage_each(2), wait_for=1, local=True)
+        await household.holder_run(momentum_job(), local, alone.append).run()
         assert isinstance(alone[-1], Done)
         process.left.write(JOB_FILE, journal)
-        await household.holder_run(_job(), _options(2), folder=process.left).run()
+        await household.holder_run(momentum_job(), one_stage_each(2), folder=process.left).run()
         assert steps_of(household) == list(range(1, STEPS + 1))
 
 
 async def test_members_without_anything_let_it_begin_anew(tmp_path: Path) -> None:
     async with devices(2) as household:
-        process = Process(household, tmp_path, _job(), _options(2))
-        process.at_step(3)
-        await process.ended()
+        process = await killed(household, tmp_path, 3)
         await household.mesh.kill("b")
         await household.restart("b")
-        await again(household, process, _job(), _options(2))
+        await again(household, process, momentum_job(), one_stage_each(2))
         assert steps_of(household) == [1, 2, 3, *range(1, STEPS + 1)]
 
 
 async def test_a_member_of_another_process_in_its_place_ends_nothing(tmp_path: Path) -> None:
     """A `join` in the same state folder runs between the two, and steps aside with a good-bye."""
-    losses, weights = await undisturbed(_job(), _options(3))
+    wanted = undisturbed(momentum_job())
     async with devices(3) as household:
-        process = Process(household, tmp_path, _job(), _options(3))
-        process.at_step(5)
-        await process.ended()
+        process = await killed(household, tmp_path, 5)
         await household.until_waiting("b", "c")
         await household.restart("a")
         await household.mesh.leave("a")
-        job = _job()
-        await again(household, process, job, _options(3))
-        assert household.losses == losses
+        job = momentum_job()
+        await again(household, process, job, one_stage_each(3))
+        assert_undisturbed(household, job, wanted)
         assert len(household.waiting) == 2
-    assert_same(job, weights)
 
 
 async def test_waiting_devices_refuse_others_until_they_have_waited_long(
@@ -302,9 +289,7 @@ async def test_waiting_devices_refuse_others_until_they_have_waited_long(
         return HolderRun(household.mesh["b"], service, job, options, lambda _: None)
 
     async with devices(3) as household:
-        process = Process(household, tmp_path, _job(), _options(3))
-        process.at_step(3)
-        await process.ended()
+        await killed(household, tmp_path, 3)
         await household.until_waiting("b", "c")
         assert household.members["b"].service.waiting_for == "a"
         with pytest.raises(OptionError, match="a part in the job of a"):

@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
-import torch
 
-from p2ptrain.observe.events import Event, PlanEvent, Step
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
-from tests.integration.training.household import devices, undisturbed
-from tests.integration.training.test_job_life import make_job
+from p2ptrain.observe.events import PlanEvent
+from tests.integration.training.household import devices
+from tests.integration.training.jobs import (
+    assert_undisturbed,
+    momentum_job,
+    on_step,
+    one_stage_each,
+    undisturbed,
+)
 
 STEPS = 8
 
 
-def _job() -> Job:
-    return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=4)
-
-
 @pytest.mark.parametrize("name", ["b", "c"])
 async def test_data_stays_at_home_and_the_curve_is_the_same(name: str) -> None:
-    options = TrainOptions(wait_for=3, planner="pp", steps=STEPS, private=True)
-    losses, weights = await undisturbed(_job(), options)
-    job = _job()
+    options = replace(one_stage_each(3, STEPS), private=True)
+    wanted, job = undisturbed(momentum_job(), STEPS), momentum_job()
     async with devices(3) as household:
         killing: list[asyncio.Task[None]] = []
 
-        def listen(event: Event) -> None:
-            household.events.append(event)
-            if isinstance(event, Step) and event.step == 4:
-                killing.append(asyncio.create_task(household.mesh.kill(name)))
+        def kill() -> None:
+            killing.append(asyncio.create_task(household.mesh.kill(name)))
 
-        await household.holder_run(job, options, listen).run()
+        await household.holder_run(job, options, on_step(household, 4, kill)).run()
         await asyncio.gather(*killing)
-        assert household.losses == losses
+        assert_undisturbed(household, job, wanted)
         plans = [event for event in household.events if isinstance(event, PlanEvent)]
         assert [plan.reason for plan in plans] == ["start", "failure"]
         for plan in plans:
             ends = (plan.stages[0], plan.stages[-1])
             assert [[d.name for d in stage.devices] for stage in ends] == [["a"], ["a"]]
         assert name not in {d.name for stage in plans[1].stages for d in stage.devices}
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[key]), key

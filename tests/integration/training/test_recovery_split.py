@@ -6,36 +6,30 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from p2ptrain.errors import DeviceLost
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Step, Waiting
 from p2ptrain.training import job_memory
-from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.recovery import settling
-from tests.integration.training.household import Devices, devices, undisturbed
-from tests.integration.training.test_recovery_death import STEPS, _job
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.jobs import (
+    STEPS,
+    assert_undisturbed,
+    momentum_job,
+    on_step,
+    one_stage_each,
+    steps_of,
+    undisturbed,
+)
 
 AT = 5
 """The step whose report the network does not outlive."""
 
 
-def _options(count: int) -> TrainOptions:
-    return TrainOptions(wait_for=count, planner="pp", steps=STEPS)
-
-
-def at_step(household: Devices, act: Callable[[], None], step: int = AT) -> Callable[[Event], None]:
-    def listen(event: Event) -> None:
-        household.events.append(event)
-        if isinstance(event, Step) and event.step == step:
-            asyncio.get_running_loop().call_soon(act)
-
-    return listen
-
-
-def steps_of(household: Devices) -> list[int]:
-    return [event.step for event in household.events if isinstance(event, Step)]
+def at_step(household: Devices, act: Callable[[], None]) -> Callable[[Event], None]:
+    """A listener that has `act` happen just after step AT is reported."""
+    return on_step(household, AT, lambda: asyncio.get_running_loop().call_soon(act))
 
 
 SPLITS = {
@@ -50,15 +44,14 @@ SPLITS = {
 
 @pytest.mark.parametrize("groups", SPLITS.values(), ids=SPLITS)
 async def test_the_side_with_the_data_goes_on_and_the_others_wait(groups: tuple[str, ...]) -> None:
-    losses, weights = await undisturbed(_job(), _options(4))
-    job, away = _job(), set("".join(groups))
+    wanted = undisturbed(momentum_job())
+    job, away = momentum_job(), set("".join(groups))
     async with devices(4) as household:
         mesh = household.mesh
         mesh.elect("b")
         split = at_step(household, lambda: mesh.partition(*groups))
-        await household.holder_run(job, _options(4), split).run()
-        assert steps_of(household) == list(range(1, STEPS + 1))
-        assert household.losses == losses
+        await household.holder_run(job, one_stage_each(4), split).run()
+        assert_undisturbed(household, job, wanted)
         failures = {event.name for event in household.events if isinstance(event, Failure)}
         assert failures == away
         assert {device.name for stage in household.plan.stages for device in stage.devices} == (
@@ -68,8 +61,6 @@ async def test_the_side_with_the_data_goes_on_and_the_others_wait(groups: tuple[
         assert sorted(household.waiting) == sorted((name, "a") for name in away)
         for name in set("bcd") - away:
             await household.until_idle(name)
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[key]), key
 
 
 async def test_who_was_cut_off_is_let_go_when_it_is_back() -> None:
@@ -90,7 +81,7 @@ async def test_who_was_cut_off_is_let_go_when_it_is_back() -> None:
             if isinstance(event, PlanEvent) and event.reason == "failure" and not back:
                 back.append(asyncio.create_task(meet()))
 
-        await household.holder_run(_job(), _options(3), listen).run()
+        await household.holder_run(momentum_job(), one_stage_each(3), listen).run()
         await back[0]
         assert steps_of(household) == list(range(1, STEPS + 1))
         assert household.waiting == [("c", "a")]
@@ -99,8 +90,8 @@ async def test_who_was_cut_off_is_let_go_when_it_is_back() -> None:
 async def test_what_is_only_out_of_reach_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides say so, and after the split not one step is done again."""
     monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
-    losses, weights = await undisturbed(_job(), _options(3))
-    job = _job()
+    wanted = undisturbed(momentum_job())
+    job = momentum_job()
     async with devices(3) as household:
         mesh = household.mesh
         meeting: list[asyncio.Task[None]] = []
@@ -117,17 +108,14 @@ async def test_what_is_only_out_of_reach_is_waited_for(monkeypatch: pytest.Monke
             if isinstance(event, Waiting):
                 meeting.append(asyncio.create_task(meet()))
 
-        await household.holder_run(job, _options(3), listen).run()
+        await household.holder_run(job, one_stage_each(3), listen).run()
         await meeting[0]
         told = [event.waiting_for for event in household.events if isinstance(event, Waiting)]
         assert told == ["b, c"]
         assert sorted(household.waiting) == [("b", "a"), ("c", "a")]
-        assert household.losses == losses
-        assert steps_of(household) == list(range(1, STEPS + 1))
+        assert_undisturbed(household, job, wanted)
         for name in ("b", "c"):
             await household.until_idle(name)
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[key]), key
 
 
 async def test_what_turns_out_to_be_gone_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +139,7 @@ async def test_what_turns_out_to_be_gone_ends_the_wait(monkeypatch: pytest.Monke
 
         lost = r"b, c are gone.*, and \w+(\.\w+)* to \w+(\.\w+)* with them: units \d+ to \d+"
         with pytest.raises(DeviceLost, match=lost):
-            await household.holder_run(_job(), _options(3), listen).run()
+            await household.holder_run(momentum_job(), one_stage_each(3), listen).run()
         await ending[0]
 
 
@@ -161,8 +149,8 @@ async def test_devices_that_cannot_reach_each_other_do_not_share_a_plan(
     """A ring of four, each with two neighbours: nobody is dead, and not all can work together."""
     monkeypatch.setattr(settling, "SETTLE_SECONDS", 0.1)
     monkeypatch.setattr(settling, "RELINK_SECONDS", 0.1)
-    losses, weights = await undisturbed(_job(), _options(4))
-    job = _job()
+    wanted = undisturbed(momentum_job())
+    job = momentum_job()
 
     def ring(mesh: MemoryHousehold) -> None:
         mesh.cut_link("a", "c")
@@ -170,12 +158,9 @@ async def test_devices_that_cannot_reach_each_other_do_not_share_a_plan(
 
     async with devices(4) as household:
         split = at_step(household, lambda: ring(household.mesh))
-        await household.holder_run(job, _options(4), split).run()
-        assert steps_of(household) == list(range(1, STEPS + 1))
-        assert household.losses == losses
+        await household.holder_run(job, one_stage_each(4), split).run()
+        assert_undisturbed(household, job, wanted)
         used = {device.name for stage in household.plan.stages for device in stage.devices}
         assert used in ({"a", "b"}, {"a", "d"})
         left_out = {out.name: out.reason for out in household.plan.left_out}
         assert all("no link to" in reason for reason in left_out.values())
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[key]), key

@@ -19,7 +19,7 @@ from p2ptrain.training.making_ready import MakingReady
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import INVENTORY, PREPARE, EpochKey
 from tests.integration.training.household import Devices, devices
-from tests.integration.training.test_job_life import make_job
+from tests.integration.training.jobs import make_job, undisturbed
 
 COMMANDS = 50
 
@@ -52,9 +52,7 @@ async def _command(household: Devices, number: int) -> None:
 async def test_a_thawed_coordinator_is_refused_every_time() -> None:
     options = TrainOptions(wait_for=4, planner="pp")
     job = make_job(epochs=25)  # long enough for all the commands
-    async with devices(4) as household:
-        await household.holder_run(make_job(epochs=25), options).run()
-        losses = household.losses
+    wanted = undisturbed(make_job(epochs=25), 75)
     frozen: list[asyncio.Task[None]] = []
     refused = 0
 
@@ -85,7 +83,7 @@ async def test_a_thawed_coordinator_is_refused_every_time() -> None:
         await frozen[0]
         assert refused == COMMANDS
         assert [e.name for e in household.events if isinstance(e, Failure)] == ["d"]
-        assert household.losses == losses
+        assert household.losses == wanted.losses
         assert len([e for e in household.events if isinstance(e, Recovered)]) == 1
 
 

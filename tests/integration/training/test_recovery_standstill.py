@@ -11,8 +11,13 @@ from p2ptrain.failpoints import Reached
 from p2ptrain.mesh.memory import memory_id
 from p2ptrain.observe.events import Failure, PlanEvent, Warned
 from p2ptrain.training.recovery import round_watch
-from tests.integration.training.household import devices, undisturbed
-from tests.integration.training.test_recovery_death import _job, _options
+from tests.integration.training.household import devices
+from tests.integration.training.jobs import (
+    assert_undisturbed,
+    momentum_job,
+    one_stage_each,
+    undisturbed,
+)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -21,7 +26,7 @@ async def test_a_stage_that_hangs_is_begun_again_and_then_done_without(
 ) -> None:
     monkeypatch.setattr(round_watch, "QUIET_SECONDS", 0.3)
     monkeypatch.setattr(round_watch, "QUIET_CPU_SECONDS", 1e9)  # all share one process here
-    losses, _ = await undisturbed(_job(), _options(3))
+    wanted, job = undisturbed(momentum_job()), momentum_job()
     left = times
 
     def arm() -> None:
@@ -36,9 +41,9 @@ async def test_a_stage_that_hangs_is_begun_again_and_then_done_without(
 
     async with devices(3) as household:
         arm()
-        await household.holder_run(_job(), _options(3)).run()
+        await household.holder_run(job, one_stage_each(3)).run()
         assert left == 0
-        assert household.losses == losses
+        assert_undisturbed(household, job, wanted)
         assert not [event for event in household.events if isinstance(event, Failure)]
         told = [event.message for event in household.events if isinstance(event, Warned)]
         assert len(told) == times

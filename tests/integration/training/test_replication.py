@@ -22,10 +22,9 @@ from p2ptrain.training import collecting
 from p2ptrain.training.collecting import Pacing, paced_seconds
 from p2ptrain.training.digests import digests_of
 from p2ptrain.training.holder_epoch import HolderEpoch
-from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.job import Job
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import (
     ReplicaKept,
     RoundOrder,
@@ -35,18 +34,16 @@ from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.protect import SLOTS_WITH_CHECKPOINTS
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.versions import VersionStore
-from tests.integration.training.household import Devices, devices, undisturbed
-from tests.integration.training.test_job_life import make_job
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.jobs import (
+    STEPS,
+    assert_undisturbed,
+    momentum_job,
+    one_stage_each,
+    undisturbed,
+)
 
-STEPS = 12
 R, LATER = Version(4, 1), Version(8, 1)
-
-
-def _job(**changes: object) -> Job:
-    return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=4, **changes)
-
-
-_OPTIONS = TrainOptions(wait_for=3, planner="pp", steps=STEPS)
 
 
 class Account:
@@ -168,33 +165,22 @@ class Dying:
     async def train(self, job: Job) -> None:
         """To the end."""
         try:
-            await self.household.holder_run(job, _OPTIONS, self.listen).run()
+            await self.household.holder_run(job, one_stage_each(3), self.listen).run()
         finally:
             failpoints.disarm()
             await asyncio.gather(*self.tasks)
-
-
-def _assert_same(
-    wanted: tuple[list[float], dict[str, Tensor]], household: Devices, job: Job
-) -> None:
-    losses, weights = wanted
-    steps = [event.step for event in household.events if isinstance(event, Step)]
-    assert steps == list(range(1, STEPS + 1))
-    assert household.losses == losses
-    for name, tensor in weights.items():
-        assert torch.equal(tensor, job.model.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("name", ["b", "c"])
 async def test_a_death_goes_back_to_the_copies_bit_by_bit(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = await undisturbed(_job(), _OPTIONS)
-    account, job = Account(monkeypatch, 4), _job()
+    wanted = undisturbed(momentum_job())
+    account, job = Account(monkeypatch, 4), momentum_job()
     account.gates[6] = lambda: account.stable == R
     async with devices(3) as household:
         await Dying(household, {8: name}).train(job)
-        _assert_same(wanted, household, job)
+        assert_undisturbed(household, job, wanted)
         assert account.versions == [Version(0, 0), R]
         (recovered,) = (e for e in household.events if isinstance(e, Recovered))
         assert recovered.replayed_steps in (4, 5)
@@ -205,7 +191,7 @@ async def test_a_death_goes_back_to_the_copies_bit_by_bit(
 async def test_copies_are_the_stages_bit_by_bit_and_lie_alike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    account, job = Account(monkeypatch, 4, 8), _job()
+    account, job = Account(monkeypatch, 4, 8), momentum_job()
     looked: list[str] = []
 
     def look() -> bool:
@@ -251,7 +237,7 @@ async def test_what_is_older_than_the_stable_version_goes(monkeypatch: pytest.Mo
 
     account.gates = {6: look(6, R), 9: look(9, LATER)}
     async with devices(3) as household:
-        await Dying(household).train(_job())
+        await Dying(household).train(momentum_job())
     assert seen[6] == {R}
     assert LATER in seen[9]
 
@@ -278,7 +264,7 @@ async def test_a_version_on_its_way_is_let_finish_though_every_later_one_is_want
         failpoints.arm(
             "replica.read.between", lambda _: asyncio.ensure_future(goes_on.wait()), device=slow
         )
-        await Dying(household).train(_job())
+        await Dying(household).train(momentum_job())
         assert account.was_stable[0] == Version(1, 1)
         assert len(account.was_stable) > 1
     assert 1 < most <= SLOTS_WITH_CHECKPOINTS
@@ -299,8 +285,8 @@ async def test_a_version_on_its_way_is_let_finish_though_every_later_one_is_want
 async def test_whoever_dies_while_a_copy_is_on_its_way_the_one_before_counts(
     place: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = await undisturbed(_job(), _OPTIONS)
-    account, job = Account(monkeypatch, 4, 8), _job()
+    wanted = undisturbed(momentum_job())
+    account, job = Account(monkeypatch, 4, 8), momentum_job()
     async with devices(3) as household:
         dying = Dying(household)
 
@@ -312,7 +298,7 @@ async def test_whoever_dies_while_a_copy_is_on_its_way_the_one_before_counts(
 
         account.gates[6] = is_stable
         await dying.train(job)
-        _assert_same(wanted, household, job)
+        assert_undisturbed(household, job, wanted)
         assert account.versions[0] == Version(0, 0)
         assert account.versions[1] in (R, LATER)
         assert dying.tasks
@@ -321,8 +307,8 @@ async def test_whoever_dies_while_a_copy_is_on_its_way_the_one_before_counts(
 async def test_no_memory_for_a_copy_is_told_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wanted = await undisturbed(_job(), _OPTIONS)
-    account, job = Account(monkeypatch, 4, 8), _job()
+    wanted = undisturbed(momentum_job())
+    account, job = Account(monkeypatch, 4, 8), momentum_job()
     copied = LiveStage.copied
 
     def scarce(live: LiveStage, slot: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -334,7 +320,7 @@ async def test_no_memory_for_a_copy_is_told_and_training_goes_on(
     account.gates[10] = lambda: account.stable == LATER
     async with devices(3) as household:
         await Dying(household).train(job)
-        _assert_same(wanted, household, job)
+        assert_undisturbed(household, job, wanted)
         failed = [(name, k.first, k.version, k.failed) for name, k in account.kept if k.failed]
         assert failed == [("a", 0, R, "no memory")]
 
@@ -344,7 +330,7 @@ async def test_a_keeper_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(collecting, "available_memory_bytes", lambda: 100)
     account.gates[6] = lambda: len(account.kept) >= 3
     async with devices(3) as household:
-        await Dying(household).train(_job())
+        await Dying(household).train(momentum_job())
     told = {f"{name} has no 0 MiB free for a copy" for name, _ in account.kept}
     assert {kept.failed for _, kept in account.kept} == told
     assert {"b", "c"} <= {name for name, _ in account.kept}
@@ -354,8 +340,8 @@ async def test_a_copy_that_has_changed_in_memory_is_not_gone_back_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The keeper's copy of a dead device's stage has a wrong bit: the first weights are left."""
-    wanted = await undisturbed(_job(), _OPTIONS)
-    account, job = Account(monkeypatch, 4), _job()
+    wanted = undisturbed(momentum_job())
+    account, job = Account(monkeypatch, 4), momentum_job()
     async with devices(3) as household:
         dying = Dying(household)
 
@@ -371,7 +357,7 @@ async def test_a_copy_that_has_changed_in_memory_is_not_gone_back_to(
 
         account.gates[6] = spoil
         await dying.train(job)
-        _assert_same(wanted, household, job)
+        assert_undisturbed(household, job, wanted)
         assert account.versions == [Version(0, 0), Version(0, 0)]
 
 
