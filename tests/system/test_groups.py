@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,11 @@ import torch
 from tests import reference
 from tests.system.household import Device, Household
 from tests.system.jobs import groups
-from tools.testbed.network import private_network
 
 pytestmark = [pytest.mark.household, pytest.mark.timeout(120)]
 
 SCRIPT = str(Path(groups.__file__))
 CODE = "48151623"
-
-
-@pytest.fixture
-async def household(tmp_path: Path) -> AsyncIterator[Household]:
-    with private_network() as prefix:
-        async with Household(tmp_path, prefix=prefix) as household:
-            yield household
 
 
 async def _start(household: Household, *arguments: str) -> tuple[Device, Device]:

@@ -6,13 +6,11 @@ import asyncio
 import json
 import math
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.system.household import Device, Household
-from tools.testbed.network import private_network
 
 pytestmark = [pytest.mark.household, pytest.mark.timeout(150)]
 
@@ -20,13 +18,6 @@ SCRIPT = str(Path(__file__).parent / "jobs" / "small.py")
 CODE = "48151623"
 STEADY = ("--planner", "pp", "--no-replan")
 """One plan from start to end, unless a device comes or goes."""
-
-
-@pytest.fixture
-async def household(tmp_path: Path) -> AsyncIterator[Household]:
-    with private_network() as prefix:
-        async with Household(tmp_path, prefix=prefix) as household:
-            yield household
 
 
 async def _members(household: Household, *names: str) -> list[Device]:

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from p2ptrain._version import PROTOCOL_VERSION
 from tests.system.household import Device, Household
-from tools.testbed.network import private_network
 
 pytestmark = [pytest.mark.household, pytest.mark.timeout(120)]
 
 CODE = "48151623"
 WRONG_CODE = "00000042"
-
-
-@pytest.fixture
-async def household(tmp_path: Path) -> AsyncIterator[Household]:
-    with private_network() as prefix:
-        async with Household(tmp_path, prefix=prefix) as household:
-            yield household
 
 
 async def _all_alive(*devices: Device) -> None:

@@ -12,10 +12,11 @@ from tools.testbed import Testbed
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(150)]
 
-SCRIPT = str(Path(__file__).parent / "jobs" / "heavy.py")
+SCRIPT = str(Path(__file__).parent / "jobs" / "deep.py")
 CODE = "48151623"
 LIMIT_BYTES = 800 << 20
-JOB = (SCRIPT, "--steps", "4")
+LARGE = ("width=2048", "samples=64", "batch_size=16", "micro_batch=4", "adam=true")
+JOB = (SCRIPT, *(word for option in LARGE for word in ("-o", option)), "--steps", "4")
 
 
 @pytest.mark.usefixtures("emulation")

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.system.household import Device, Household
-from tools.testbed.network import private_network
 
 pytestmark = [pytest.mark.household, pytest.mark.timeout(150)]
 
 SMALL_JOB = str(Path(__file__).parent / "jobs" / "small.py")
 CODE = "48151623"
 STEPS = ("-o", "epochs=1000", "--steps", "300")
-
-
-@pytest.fixture
-async def household(tmp_path: Path) -> AsyncIterator[Household]:
-    with private_network() as prefix:
-        async with Household(tmp_path, prefix=prefix) as household:
-            yield household
 
 
 def _losses(*devices: Device) -> dict[int, float]:

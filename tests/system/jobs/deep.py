@@ -7,22 +7,33 @@ from torch import nn
 
 import p2ptrain
 
-WIDTH, LAYERS, SAMPLES = 768, 6, 256
+LAYERS = 6
 
 
-def job(epochs: int = 1000) -> p2ptrain.Job:
-    """A layer is worth many messages, so that every device pays."""
+def job(
+    width: int = 768,
+    samples: int = 256,
+    batch_size: int = 128,
+    micro_batch: int = 32,
+    adam: bool = False,
+    epochs: int = 1000,
+) -> p2ptrain.Job:
+    """A layer is worth many messages, so that every device pays.
+
+    With a width of 2048 and Adam its weights and their state need memory (400 MB), not its
+    activations.
+    """
     generator = torch.Generator().manual_seed(7)
-    inputs = torch.randn(SAMPLES, WIDTH, generator=generator)
-    labels = torch.randint(0, 4, (SAMPLES,), generator=generator)
+    inputs = torch.randn(samples, width, generator=generator)
+    labels = torch.randint(0, 4, (samples,), generator=generator)
     torch.manual_seed(1)
-    layers = [part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    layers = [part for _ in range(LAYERS) for part in (nn.Linear(width, width), nn.ReLU())]
     return p2ptrain.Job(
-        model=nn.Sequential(*layers, nn.Linear(WIDTH, 4)),
+        model=nn.Sequential(*layers, nn.Linear(width, 4)),
         data=torch.utils.data.TensorDataset(inputs, labels),
         loss=nn.functional.cross_entropy,
-        optimizer=p2ptrain.SGD(lr=0.01, momentum=0.9),
-        batch_size=128,
-        micro_batch=32,
+        optimizer=p2ptrain.Adam(lr=0.001) if adam else p2ptrain.SGD(lr=0.01, momentum=0.9),
+        batch_size=batch_size,
+        micro_batch=micro_batch,
         epochs=epochs,
     )
