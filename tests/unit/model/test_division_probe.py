@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 
+from p2ptrain.model.captured import Captured
 from p2ptrain.model.division_probe import SAMPLES, first_mixing_unit
 from tests import zoo
 from tests.reference import stack
 from tests.unit.model import pipeline
+from tests.unit.model.conftest import Prepared
 from tests.zoo import Made
 
 
@@ -48,17 +50,22 @@ def _made(model: nn.Module, loss: Callable[..., Tensor]) -> Made:
     return Made("odd", model, list(zip(values[0], values[1, :, :4], strict=True)), loss)
 
 
-def _found(made: Made) -> int | None:
-    captured = pipeline.captured(made)
+def _found(made: Made, captured: Captured | None = None) -> int | None:
+    """The first unit that mixes; minus one is the last."""
+    captured = captured or pipeline.captured(made)
     x, y = stack(made.data[:SAMPLES])
     leaves = captured.flatten_input(x), captured.flatten_target(y)
-    return first_mixing_unit(captured.description, captured.state(), *leaves)
+    found = first_mixing_unit(captured.description, captured.state(), *leaves)
+    return -1 if found == len(captured.description.units) - 1 else found
 
 
 @pytest.mark.parametrize("model", ["mlp", "gpt", "residual", "named_inputs"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_models_that_take_each_sample_for_itself_pass(model: str, dtype: torch.dtype) -> None:
-    assert _found(zoo.make(model, dtype=dtype)) is None
+def test_models_that_take_each_sample_for_itself_pass(
+    prepared: Callable[..., Prepared], model: str, dtype: torch.dtype
+) -> None:
+    case = prepared(model, dtype)
+    assert _found(case.made, case.model) is None
 
 
 def test_a_mean_over_the_batch_is_found_before_weights_hide_it() -> None:
@@ -67,9 +74,7 @@ def test_a_mean_over_the_batch_is_found_before_weights_hide_it() -> None:
 
 @pytest.mark.parametrize("loss", [_sum_loss, _contrastive])
 def test_a_loss_that_is_no_mean_over_samples_is_found(loss: Callable[..., Tensor]) -> None:
-    made = _made(_layers(), loss)
-    units = len(pipeline.captured(made).description.units)
-    assert _found(made) == units - 1
+    assert _found(_made(_layers(), loss)) == -1
     assert _found(_made(_layers(), mse_loss)) is None
 
 
@@ -106,8 +111,7 @@ def _of(loss: Callable[..., Tensor], target: Callable[[int], object]) -> Made:
 def test_a_mean_over_what_a_mask_leaves_is_found_where_the_samples_leave_all(
     loss: Callable[..., Tensor], target: Callable[[int], object]
 ) -> None:
-    made = _of(loss, target)
-    assert _found(made) == len(pipeline.captured(made).description.units) - 1
+    assert _found(_of(loss, target)) == -1
 
 
 def test_a_mask_that_the_inputs_make_is_found() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from dataclasses import replace
@@ -21,7 +20,7 @@ from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable, UnitTimes
-from tests.unit.plan import examples, gap
+from tests.unit.plan import examples
 from tests.unit.plan.asking import sound_plan, tried
 from tests.unit.plan.exhaustive import best_round_seconds
 
@@ -235,20 +234,3 @@ def test_auto_is_within_two_per_cent_of_every_straight_pipeline(
     assert (plan is None) == math.isinf(best)
     if plan is not None:
         assert plan.predicted.round_seconds <= best * 1.02
-
-
-@pytest.mark.parametrize("private", [False, True])
-def test_auto_stays_close_to_exhaustive_search(private: bool) -> None:
-    """The sample of `gap.py`: own times, tight memory, slow links, ragged batches."""
-    options = argparse.Namespace(
-        units=5, devices=3, private=private, free=False, straight=False, climbed=4
-    )
-    gaps = [gap.gap(seed, options) for seed in range(5)]
-    assert max(one.gap for one in gaps if one is not None) <= 0.02
-
-
-def test_sixty_four_units_on_eight_devices_stay_within_the_budget() -> None:
-    profile, cluster = examples.household(3, units=64, devices=8)
-    plan = make_plan(profile, cluster, PlanRequest(512))
-    single = make_plan(profile, cluster, PlanRequest(512, planner="single"))
-    assert plan.predicted.round_seconds < 0.5 * single.predicted.round_seconds

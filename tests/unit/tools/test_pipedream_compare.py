@@ -6,27 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.request import Mode, PlanRequest
-from p2ptrain.plan.times import TimeTable, UnitTimes
 from tools.pipedream_compare import (
     PUBLISHED,
     Row,
-    compare,
     equal_devices,
     networks,
     shape,
     table,
     window,
-)
-
-PROFILE = Profile(
-    model="vgg16",
-    input_bytes=0,
-    target_bytes=0,
-    units=tuple(Unit(f"u{i}", 1000, 100, 10) for i in range(4)),
-    optimizer_state_ratio=1.0,
-    times=TimeTable((64,), (UnitTimes((0.01,) * 4, (0.02,) * 4),)),
 )
 
 
@@ -60,16 +47,6 @@ def test_a_window_is_shared_evenly_and_deep_enough(replicas: tuple[int, ...]) ->
     count = window(replicas)
     assert count >= 32
     assert all(count % replica == 0 for replica in replicas)
-
-
-@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
-def test_a_row_has_the_published_configuration_and_our_plans(mode: Mode) -> None:
-    cluster = equal_devices(1e9, 10**9)
-    row = compare(PROFILE, "fast", cluster, PlanRequest(1, mode=mode), rounds=30)
-    assert set(row.published) == {"15-1"}
-    assert 0 < row.best_published < 16 * 64 / 0.12
-    assert row.auto is not None
-    assert 0 < row.auto <= 16 * 64 / 0.12
 
 
 def test_a_table_tells_ratios_over_the_best_published() -> None:

@@ -17,32 +17,12 @@ from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training import plan_search
 from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
-from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.plan_search import PlanSearch, fastest, from_bytes, to_bytes
 from p2ptrain.training.protocol import SEARCH_PLAN
-from p2ptrain.training.sharing import Sharing
+from tests.unit.training.test_memory_needs import request
 
 NAMES = ("a", "b", "c")
-REQUEST = PlanningRequest(
-    job="job",
-    digest="digest",
-    model="model",
-    input_bytes=400,
-    target_bytes=8,
-    optimizer_state_ratio=1.0,
-    batch_size=32,
-    micro_batch=0,
-    least_piece=1,
-    planner="auto",
-    private_first=0,
-    private_last=0,
-    optimizer={"name": "SGD", "lr": 0.1},
-    seed=0,
-    clip=False,
-    first_step=0,
-    alone=False,
-    sharing=Sharing(),
-)
+REQUEST = request(batch_size=32, micro_batch=8, planner="auto")
 
 
 def _measured(slowdown: float) -> dict[str, object]:
@@ -94,9 +74,9 @@ def _ids(mesh: MemoryHousehold) -> dict[str, str]:
 
 def test_a_question_and_its_plan_travel_unchanged() -> None:
     household = _household({"a": "1", "b": "2", "c": "3"}, b=3.0)
-    request, read = from_bytes(to_bytes(REQUEST, household))
-    assert (request, read) == (REQUEST, household)
-    plan = plan_household(request, read)
+    asked, read = from_bytes(to_bytes(REQUEST, household))
+    assert (asked, read) == (REQUEST, household)
+    plan = plan_household(asked, read)
     content = cbor.loads(cbor.dumps(plan.to_json()), 1 << 20)
     assert Plan.from_json(content, batch_size=REQUEST.batch_size) == plan
 

@@ -1,0 +1,102 @@
+"""Whole searches of `auto`: beside all plans there are, on better households, on 16 devices."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.profile import Profile, Unit
+from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.times import TimeTable, UnitTimes
+from tests.unit.plan import examples
+from tests.unit.plan.asking import tried
+from tests.unit.plan.gap import gap, problem
+from tools.pipedream_compare import compare, equal_devices
+
+WORSE = 1.01
+"""How much worse a better cluster may make the prediction."""
+
+
+EQUAL = Profile(
+    model="vgg16",
+    input_bytes=0,
+    target_bytes=0,
+    units=tuple(Unit(f"u{i}", 1000, 100, 10) for i in range(4)),
+    optimizer_state_ratio=1.0,
+    times=TimeTable((64,), (UnitTimes((0.01,) * 4, (0.02,) * 4),)),
+)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_auto_stays_close_to_exhaustive_search(private: bool) -> None:
+    """The sample of `gap.py`: own times, tight memory, slow links, ragged batches."""
+    options = argparse.Namespace(
+        units=5, devices=3, private=private, free=False, straight=False, climbed=4
+    )
+    gaps = [gap(seed, options) for seed in range(5)]
+    assert max(one.gap for one in gaps if one is not None) <= 0.02
+
+
+def test_sixty_four_units_on_eight_devices_stay_within_the_budget() -> None:
+    profile, cluster = examples.household(3, units=64, devices=8)
+    plan = make_plan(profile, cluster, PlanRequest(512))
+    single = make_plan(profile, cluster, PlanRequest(512, planner="single"))
+    assert plan.predicted.round_seconds < 0.5 * single.predicted.round_seconds
+
+
+def faster_links(cluster: Cluster) -> Cluster:
+    """The same with twice the bandwidth everywhere."""
+    assert cluster.default_link is not None
+    default = replace(cluster.default_link, bytes_per_s=2 * cluster.default_link.bytes_per_s)
+    links = {
+        pair: replace(link, bytes_per_s=2 * link.bytes_per_s)
+        for pair, link in cluster.links.items()
+    }
+    return replace(cluster, default_link=default, links=links)
+
+
+def faster_device(cluster: Cluster, place: int) -> Cluster:
+    """The same with one device a third faster."""
+    devices = list(cluster.devices)
+    device = devices[place]
+    own = None if device.times is None else device.times.times_slowdown(0.75)
+    devices[place] = replace(device, slowdown=0.75 * device.slowdown, times=own)
+    return replace(cluster, devices=tuple(devices))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_better_cluster_is_never_planned_worse(seed: int) -> None:
+    asked = problem(seed, units=5, devices=3)
+    request = PlanRequest(asked.batch_size, asked.micro_batch)
+    before = tried(asked.profile, asked.cluster, request)
+    if before is None:
+        return
+    better = [faster_links(asked.cluster), *(faster_device(asked.cluster, i) for i in range(3))]
+    for cluster in better:
+        after = make_plan(asked.profile, cluster, request)
+        assert after.predicted.round_seconds <= before.predicted.round_seconds * WORSE
+
+
+@pytest.mark.parametrize("seed", [41, 58])
+def test_the_last_stage_of_a_private_plan_is_as_deep_as_helps(seed: int) -> None:
+    """With a depth of one there these rounds are 5% longer."""
+    options = argparse.Namespace(
+        units=4, devices=3, private=True, free=False, straight=False, climbed=4
+    )
+    found = gap(seed, options)
+    assert found is not None
+    assert found.gap <= 0.02
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
+def test_a_row_has_the_published_configuration_and_our_plans(mode: Mode) -> None:
+    cluster = equal_devices(1e9, 10**9)
+    row = compare(EQUAL, "fast", cluster, PlanRequest(1, mode=mode), rounds=30)
+    assert set(row.published) == {"15-1"}
+    assert 0 < row.best_published < 16 * 64 / 0.12
+    assert row.auto is not None
+    assert 0 < row.auto <= 16 * 64 / 0.12
