@@ -4,14 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-unit lint clean
 
 demo: $(INSTALLED)
 	$(BIN)/p2ptrain demo
 
 # two processes for what computes; the tests with real devices come last, one after the other
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(PYTEST)
+
+# less than a minute: what one changes a line and runs
+test-unit: $(INSTALLED)
+	$(PYTEST) tests/unit
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

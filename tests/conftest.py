@@ -25,12 +25,11 @@ settings.load_profile("ci" if IN_CI else "here")
 
 _NEEDED_TOOLS = ("ip", "tc", "nsenter", "unshare")
 _TESTS = Path(__file__).parent
-_GROUPS = (
-    *("integration", "unit/model", "unit/training", "unit/plan", "unit/mesh", "unit"),
-    *("simulation", "system"),
-)
-"""Tests that share what is costly to make, or that must not run side by side; longest first, and
-those with real devices last, when nothing else is left to disturb them (`pytest -n 2`)."""
+_ROOMS = ("simulation", "integration", "unit/model", "unit", "system")
+"""In the order in which they run: what takes longest first, and those with real devices last, when
+nothing else is left to disturb them (`pytest -n 2`)."""
+_TOGETHER = ("unit/model", "system")
+"""Their tests share what is costly to make, or must not run side by side; others go by file."""
 
 
 @functools.cache
@@ -49,16 +48,22 @@ def _namespaces_missing() -> str | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the rooms, and skip tests that need namespaces where there are none."""
-    items.sort(key=lambda item: _GROUPS.index(_group(item)))
+    items.sort(key=lambda item: _ROOMS.index(_room(item)))
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
         if item.get_closest_marker("namespaces") and not _must_run() and _namespaces_missing():
             item.add_marker(pytest.mark.skip(reason=str(_namespaces_missing())))
 
 
-def _group(item: pytest.Item) -> str:
+def _room(item: pytest.Item) -> str:
     folder = item.path.relative_to(_TESTS).parent.as_posix()
-    return next((group for group in _GROUPS if f"{folder}/".startswith(f"{group}/")), "system")
+    return next((room for room in _ROOMS if f"{folder}/".startswith(f"{room}/")), "system")
+
+
+def _group(item: pytest.Item) -> str:
+    """Of tests that one process runs."""
+    room = _room(item)
+    return room if room in _TOGETHER else item.path.relative_to(_TESTS).as_posix()
 
 
 def _must_run() -> bool:
