@@ -27,7 +27,7 @@ def test_the_same_name_gives_the_same_curve(name: str) -> None:
     assert first.losses != run(name, seed=1).losses
 
 
-@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("name", zoo.OWN)
 def test_every_model_trains_in_float64(name: str) -> None:
     made = zoo.make(name, samples=8, dtype=torch.float64)
     assert len(reference.train(made.model, made.data, made.loss, SGD).losses) == 1

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from tests import reference, zoo
 from tests.unit.model import pipeline
 from tests.unit.model.test_stage import Get, assert_same
 from tests.zoo_transformers import TRANSFORMERS
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_every_model_trains_in_float64(name: str) -> None:
+    made = zoo.make(name, samples=8, dtype=torch.float64)
+    recipe = reference.Recipe(
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05), batch_size=8, micro_batch=3
+    )
+    assert len(reference.train(made.model, made.data, made.loss, recipe).losses) == 1
+    assert {p.dtype for p in made.model.parameters()} == {torch.float64}
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
