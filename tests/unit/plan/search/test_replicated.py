@@ -90,14 +90,6 @@ def test_the_heavy_end_gets_a_device_of_its_own() -> None:
     assert best.seconds == pytest.approx(convolutions, rel=0.05)
 
 
-def test_auto_plans_asynchronously_in_the_window_of_its_replicas() -> None:
-    plan = make_plan(vgg_like(), equal(8), PlanRequest(1, mode=Mode.ASYNC))
-    dealing = [stage for stage in plan.stages if len(stage.devices) > 1]
-    assert dealing
-    for stage in dealing:
-        assert plan.micro_batches % len(stage.devices) == 0
-
-
 def test_reasons_of_an_asynchronous_plan_speak_of_mini_batches() -> None:
     slow = Device("slow", 16 * 10**9, 500.0)
     cluster = Cluster((*equal(2).devices, slow), Link(1.25e9, 50e-6))

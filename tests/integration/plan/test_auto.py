@@ -16,11 +16,12 @@ from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import PLANNERS, make_plan
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.work import ROUNDING, plan_parts
 from tests.unit.plan import examples
 from tests.unit.plan.asking import tried
+from tests.unit.plan.search.test_replicated import equal, vgg_like
 
 
 def assert_sound(plan: Plan, profile: Profile, cluster: Cluster, request: PlanRequest) -> None:
@@ -137,3 +138,11 @@ def test_a_device_of_a_group_is_left_out_for_its_gradients() -> None:
     (out,) = plan.left_out
     assert out.reason.startswith("would slow the round from 16.00 s to ")
     assert out.reason.endswith("summing its group's gradients takes 1000.00 s a round")
+
+
+def test_auto_plans_asynchronously_in_the_window_of_its_replicas() -> None:
+    plan = make_plan(vgg_like(), equal(8), PlanRequest(1, mode=Mode.ASYNC))
+    dealing = [stage for stage in plan.stages if len(stage.devices) > 1]
+    assert dealing
+    for stage in dealing:
+        assert plan.micro_batches % len(stage.devices) == 0
