@@ -3,11 +3,11 @@
     python tools/bubble_share.py [--profile P.json] [--batch-size 64]
 
 A straight pipeline over 3 and over 5 equal devices (planner pp), 8 micro-batches, links free or of
-100 Mbit/s, by the plain cost model (one round alone) and as the runtime runs (rounds follow one
-another, messages cost time, splitting costs 3%). Bubble: the part of the round that devices do not
-compute, on average. Without a profile: 15 equal blocks, forward : inputs : weights = 1 : 1 : 1 as
-in section 2 of "Zero Bubble Pipeline Parallelism" (Qi et al. 2023), what crosses a cut as large as
-in a vision transformer of 64 tokens and 192 channels.
+100 Mbit/s, by the plain cost model (one round alone) and as the runtime runs (updates wait for the
+last stage, messages cost time, splitting costs 3%). Bubble: the part of the round that devices do
+not compute, on average. Without a profile: 15 equal blocks, forward : inputs : weights = 1 : 1 : 1
+as in section 2 of "Zero Bubble Pipeline Parallelism" (Qi et al. 2023), what crosses a cut as large
+as in a vision transformer of 64 tokens and 192 channels.
 """
 
 from __future__ import annotations

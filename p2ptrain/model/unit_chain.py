@@ -20,6 +20,12 @@ from p2ptrain.model.values import ValueDescription
 
 _KEY = 0
 """Of the one micro-batch that is under way at a time."""
+_COUNTED = 16
+"""Samples, after which a larger batch is not counted again: that costs a third of a forward."""
+_TOUCHED_PART = 1.5
+"""Memory that a pass takes, by what is kept for its backward."""
+_TOUCHED_BLOCK_BYTES = 16 << 20
+"""Small enough to come from the C library's heap, and to be cut into others afterwards."""
 _DEVIATES = 65521
 """Random numbers drawn; a prime, so that rows of a matrix do not repeat."""
 
@@ -27,7 +33,9 @@ _DEVIATES = 65521
 class UnitChain:
     """Runs the units of `description`; a `timing.UnitRunner`.
 
-    The first pass by units of each batch size also finds out what autograd keeps for the backward.
+    The first pass by units of a small batch size also finds out what autograd keeps for the
+    backward. Before a larger size as much memory is taken and given back: the first pass would find
+    it page by page, and units that keep much would seem slow.
 
     Args:
         keep: units stay in memory after a pass in which they ran apart.
@@ -46,6 +54,7 @@ class UnitChain:
         self._stages: dict[int, Stage] = {}
         self._whole: Stage | None = None
         self._batch, self._split, self._apart = 0, False, False
+        self._touched = 0
         self.values: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._gradients: list[Tensor | None] = []
@@ -60,6 +69,8 @@ class UnitChain:
     def begin(self, batch: int, *, split: bool = False, apart: bool = False) -> None:
         """Make inputs and targets for `batch` samples; the rest: see `timing.UnitRunner`."""
         self._batch, self._split, self._apart = batch, split, apart
+        if not apart:
+            self._touch(batch)
         self._draw(batch)
 
     def begin_whole(self, batch: int) -> None:
@@ -68,6 +79,7 @@ class UnitChain:
             names = self._description.state_names(0, self.unit_count)
             state = {name: self._tensor(name) for name in names}
             self._whole = Stage(self._description, 0, self.unit_count, state, copy=False)
+        self._touch(batch)
         self._draw(batch)
 
     def forward_whole(self) -> None:
@@ -79,6 +91,16 @@ class UnitChain:
         """Run the backward of `forward_whole`."""
         assert self._whole is not None
         self._whole.backward(_KEY)
+
+    def _touch(self, batch: int) -> None:
+        """Have the kernel give the memory that passes with `batch` samples are expected to take."""
+        if batch <= self._touched or not self.saved_bytes:
+            return
+        self._touched, known = batch, max(self.saved_bytes)
+        needed = _TOUCHED_PART * sum(self.saved_bytes[known]) * batch / known
+        blocks = int(needed) // _TOUCHED_BLOCK_BYTES
+        held = [torch.zeros(_TOUCHED_BLOCK_BYTES, dtype=torch.uint8) for _ in range(blocks)]
+        held.clear()
 
     def _draw(self, batch: int) -> None:
         inputs = self._description.crossing(0, "train")
@@ -101,6 +123,9 @@ class UnitChain:
     def forward(self, unit: int) -> None:
         """Run one unit's forward; the units must come in order."""
         self.prepare(unit)
+        if not self._counts():
+            self._forward(unit)
+            return
         known = self.saved_bytes.setdefault(self._batch, [])
         if len(known) == unit:
             self._forward_counting(unit, known)
@@ -118,6 +143,11 @@ class UnitChain:
     def backward_weights(self, unit: int) -> None:
         """The second part; it must follow the unit's first at once."""
         self._stages[unit].backward_weights(_KEY)
+
+    def _counts(self) -> bool:
+        """Whether what is kept of the present batch size is known, or is to be."""
+        known = self.saved_bytes
+        return self._batch in known or max(known, default=0) < _COUNTED
 
     def _forward(self, unit: int) -> None:
         uses_targets = self._description.target_uses(unit, unit + 1, "train")

@@ -10,7 +10,7 @@ times as long as a whole one, so it only says what the parts' shares are.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -61,7 +61,7 @@ class BatchPasses:
     """All passes of one batch size; the first of each kind warmed something up.
 
     Attributes:
-        split: by units, with backwards in two parts; the very first pass of a size is of these.
+        split: by units, with backwards in two parts; the very first pass of a size is by units.
         units: by units.
         whole: of the model as one stage.
     """
@@ -96,14 +96,14 @@ def unit_times(sizes: Sequence[BatchPasses], factor: float) -> dict[int, UnitTim
     """Times by batch size.
 
     Args:
-        sizes: ascending; the first was also measured by units.
+        sizes: ascending, each measured by units.
         factor: from CPU seconds to those that are wanted.
     """
     found: dict[int, UnitTimes] = {}
     switching, shares = _switching(sizes[0]), _weight_shares(sizes[0])
     for size in sizes:
         shares = _weight_shares(size) or shares
-        forward, backward = _parts(size, switching, found)
+        forward, backward = _parts(size, switching)
         weight = tuple(share * whole for share, whole in zip(shares, backward, strict=True))
         parts = UnitTimes(forward, backward, weight)
         found[size.batch] = _as_whole(parts, _warm(size.whole))
@@ -133,33 +133,13 @@ def _weight_shares(size: BatchPasses) -> tuple[float, ...]:
 
 
 def _parts(
-    size: BatchPasses, switching: tuple[float, float], found: Mapping[int, UnitTimes]
+    size: BatchPasses, switching: tuple[float, float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Forward and backward of each unit: as run one by one, without what that costs.
-
-    Where it was not run so, as smaller sizes suggest.
-    """
-    if size.by_units:
-        return (
-            _less(_medians([one.forward for one in size.by_units]), switching[0]),
-            _less(_medians([one.backward for one in size.by_units]), switching[1]),
-        )
-    *before, largest = found
-    near = found[largest]
-    if not before:
-        in_proportion = size.batch / largest
-        times = _scaled(near, in_proportion, in_proportion)
-        return times.forward, times.backward
-    far, reach = found[before[-1]], (size.batch - largest) / (largest - before[-1])
+    """Forward and backward of each unit: as run one by one, without what that costs."""
     return (
-        _on_lines(near.forward, far.forward, reach),
-        _on_lines(near.backward, far.backward, reach),
+        _less(_medians([one.forward for one in size.by_units]), switching[0]),
+        _less(_medians([one.backward for one in size.by_units]), switching[1]),
     )
-
-
-def _on_lines(near: Sequence[float], far: Sequence[float], reach: float) -> tuple[float, ...]:
-    """Each unit on the line through both, `reach` times the way between them further."""
-    return tuple(n + max(0.0, n - f) * reach for n, f in zip(near, far, strict=True))
 
 
 def _as_whole(parts: UnitTimes, whole: Sequence[WholePass]) -> UnitTimes:

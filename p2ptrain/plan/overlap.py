@@ -3,12 +3,13 @@
     overheads    every message and byte costs both ends time of the core that computes
                  (`overheads.py`); the holder's feeding costs the holder
     streaming    a message is sent, carried and read at the same time, block after block
-    update       takes time, after a stage's last backward, while others still work; with it what
-                 a round costs whatever its size: orders, reports, events
+    update       takes time, once every stage is done with the round and the holder has said so:
+                 an update counts everywhere or nowhere; with it what a round costs whatever its
+                 size: orders, reports, events
     prefetch     a round's first two pieces have arrived when it begins: the holder feeds across
                  rounds
-    rounds       follow one another without a pause: a stage begins the next one when it has
-                 updated, so a round takes the longest that any stage is busy with it
+    rounds       follow one another: a stage begins the next one when it has updated. Later stages
+                 update while the next round's first micro-batch is on its way to them
     all-reduce   in buckets of gradients, each started when the last backward has come past its
                  units everywhere, over the ring's own links
     compression  of a cut where LZ4 pays, by the runtime's own rule (`net/compression.py`)

@@ -121,12 +121,30 @@ class TimeTable:
 
 
 def _grown(own: UnitTimes, base: UnitTimes, larger: UnitTimes) -> UnitTimes:
-    """`own`, grown as the sums grow from `base` to `larger`: single units are too noisy."""
-    return UnitTimes(
-        tuple(t * sum(larger.forward) / sum(base.forward) for t in own.forward),
-        tuple(t * sum(larger.backward) / sum(base.backward) for t in own.backward),
-        tuple(t * sum(larger.backward) / sum(base.backward) for t in own.weight),
+    """`own`, each unit grown as it does from `base` to `larger`, and all together as the sums do.
+
+    A unit's part of the whole changes with the size, on every device in much the same way; the sums
+    are what is known best.
+    """
+    forward = _alike(own.forward, base.forward, larger.forward)
+    backward = _alike(own.backward, base.backward, larger.backward)
+    weight = tuple(
+        part * now / before if before else 0.0
+        for part, before, now in zip(own.weight, own.backward, backward, strict=bool(own.weight))
     )
+    return UnitTimes(forward, backward, weight)
+
+
+def _alike(
+    own: Sequence[float], base: Sequence[float], larger: Sequence[float]
+) -> tuple[float, ...]:
+    together = sum(larger) / sum(base) if any(base) else 1.0
+    grown = [
+        mine * (after / before if before else together)
+        for mine, before, after in zip(own, base, larger, strict=True)
+    ]
+    factor = together * sum(own) / sum(grown) if any(grown) else 1.0
+    return tuple(factor * mine for mine in grown)
 
 
 def _on_line(near: UnitTimes, far: UnitTimes, sizes: Sequence[int], samples: int) -> UnitTimes:

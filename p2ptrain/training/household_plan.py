@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from p2ptrain.errors import PlanError
+from p2ptrain.plan import fields
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.fold import Fold
 from p2ptrain.plan.overheads import Overheads
@@ -22,6 +23,7 @@ from p2ptrain.plan.replanning.replan import fixed, replan
 from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.times import TimeTable
+from p2ptrain.training.alike import Measured, shared
 from p2ptrain.training.memory_needs import (
     PROCESS_BYTES,
     reserved_bytes,
@@ -33,6 +35,9 @@ from p2ptrain.training.profiling import to_profile
 
 PLANNING_EFFORT = 0.3
 """Everyone waits for the plan, and the coordinator may be the slowest device."""
+MANY_DEVICES = 6
+"""From so many on plans are too many to be looked at one by one, and what is found depends on how
+long is searched: all of it took half a second more of a core and found plans 6% faster."""
 MOST_PLANS = 6
 """For budgets that a plan's buffers exceed; each leaves more room for them."""
 LESS_MEMORY = 0.9
@@ -84,11 +89,11 @@ class MeasuredHousehold:
     holder: str
     leaving: frozenset[str] = frozenset()
 
-    def cluster(self, times: Mapping[str, TimeTable], reserved: Mapping[str, int]) -> Cluster:
+    def cluster(self, found: Mapping[str, Measured], reserved: Mapping[str, int]) -> Cluster:
         """As the planners read it: with the memory that units may take.
 
         Args:
-            times: of each device, by name.
+            found: of each device, by name.
             reserved: name -> bytes of a device that are not for units.
         """
         devices = tuple(
@@ -96,8 +101,8 @@ class MeasuredHousehold:
                 name=c.name,
                 memory_bytes=max(c.memory_bytes - reserved[c.name], 0),
                 holder=c.name == self.holder,
-                times=times[c.name],
-                overheads=overheads_of(c),
+                times=found[c.name].times,
+                overheads=found[c.name].overheads,
             )
             for c in self.candidates
         )
@@ -165,9 +170,9 @@ def question(request: PlanningRequest, household: MeasuredHousehold) -> tuple[Pr
     """What planners are asked about: the model as the holder knows it, and the devices."""
     holder = next(c for c in household.candidates if c.name == household.holder)
     profile = to_profile(holder.measured, request)
-    times = _tables(household.candidates, request.batch_size)
-    profile = replace(profile, times=times[holder.name])
-    return profile, household.cluster(times, _reserved(profile, request, household))
+    found = _found(household.candidates, request.batch_size)
+    profile = replace(profile, times=found[holder.name].times)
+    return profile, household.cluster(found, _reserved(profile, request, household))
 
 
 def _reserved(
@@ -186,7 +191,7 @@ def _within_memory(
     request: PlanningRequest, household: MeasuredHousehold, planning: Planning
 ) -> Plan:
     profile, cluster = question(request, household)
-    times = {d.name: d.times for d in cluster.devices if d.times is not None}
+    found = _found(household.candidates, request.batch_size)
     reserved = _reserved(profile, request, household)
     for _ in range(MOST_PLANS):
         plain = _plan_within(cluster, profile, request, planning, household.leaving)
@@ -196,7 +201,7 @@ def _within_memory(
         if not short:
             return _said_leaving(plan, household)
         reserved |= {c.name: needed[c.name] - counted[c.name] for c in short}
-        cluster = household.cluster(times, reserved)
+        cluster = household.cluster(found, reserved)
     name, missing = short[0].name, needed[short[0].name] - short[0].memory_bytes
     raise PlanError(
         f'device "{name}" has too little memory for any plan found: {missing} bytes missing; '
@@ -233,7 +238,7 @@ def _plan_within(
             groups=not request.sharing.unshared,
             allocations=allocations,
             overlap=True,
-            effort=PLANNING_EFFORT,
+            effort=1.0 if len(here) >= MANY_DEVICES else PLANNING_EFFORT,
         )
         try:
             return _planned(profile, cluster, wanted, request, planning)
@@ -264,15 +269,29 @@ def overheads_of(candidate: Candidate) -> Overheads | None:
     return Overheads.from_json(measured, f"overheads of {candidate.name}")
 
 
-def _tables(candidates: Sequence[Candidate], batch_size: int) -> dict[str, TimeTable]:
-    """Every device's times by name, from one sample to the whole batch.
+def _found(candidates: Sequence[Candidate], batch_size: int) -> dict[str, Measured]:
+    """What every device has found, by name, with times from one sample to the whole batch.
 
-    As far as any device has measured they grow as that one's.
+    Devices of one kind share it; as far as any device has measured, times of the others grow as
+    that one's.
     """
-    tables = {
-        c.name: TimeTable.from_json(c.measured["times"], f"profile of {c.name}") for c in candidates
-    }
-    reference = max(tables.values(), key=lambda table: table.sizes[-1])
+    found = shared({c.name: _measured(c) for c in candidates})
+    reference = max((one.times for one in found.values()), key=lambda times: times.sizes[-1])
     return {
-        name: table.extended_like(reference).completed(batch_size) for name, table in tables.items()
+        name: replace(one, times=one.times.extended_like(reference).completed(batch_size))
+        for name, one in found.items()
     }
+
+
+def _measured(candidate: Candidate) -> Measured:
+    """Raises OptionError: something in it is none."""
+    measured, where = candidate.measured, f"profile of {candidate.name}"
+    kind = measured.get("processor", "")
+    return Measured(
+        kind=kind if isinstance(kind, str) else "",
+        wall_by_cpu=fields.number(
+            measured.get("wall_by_cpu", 1.0), f"{where}: wall_by_cpu", above_zero=True
+        ),
+        times=TimeTable.from_json(measured["times"], where),
+        overheads=overheads_of(candidate),
+    )

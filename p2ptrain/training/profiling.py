@@ -24,9 +24,12 @@ from p2ptrain.plan.profile import Profile
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.overheads import Look, measure_overheads
 from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.processor import processor_kind
 
 log = get_logger(__name__)
 
+METHOD = 2
+"""Of measuring: what an earlier one has found is measured anew."""
 MOST_SAMPLES = 128
 """A sample of a larger batch costs about the same, and a slow device would take seconds."""
 BUDGET_SECONDS = 2.0
@@ -100,9 +103,9 @@ async def measure(
 ) -> Mapping[str, Any]:
     """The profile of `description` on this device; see `model.measure` for its content.
 
-    Beside it "overheads": what the device spends on messages and updates (`overheads.py`), and
-    "wall_by_cpu": wall seconds for one of processor time, in all these times. It takes at most
-    about `memory_bytes`, whatever the model's size.
+    Beside it "overheads": what the device spends on messages and updates (`overheads.py`),
+    "wall_by_cpu": wall seconds for one of processor time, in all these times, and "processor": its
+    kind. It takes at most about `memory_bytes`, whatever the model's size.
     """
     sizes = "-".join(str(size) for size in batch_sizes)
     key = f"{description.digest[:32]}-{torch.get_num_threads()}-{sizes}"
@@ -115,8 +118,8 @@ async def measure(
 
 
 def _is_complete(measured: Mapping[str, Any]) -> bool:
-    """Earlier versions measured less, and took what units cost one by one for the whole."""
-    return "overheads" in measured and "wall_by_cpu" in measured
+    """Earlier versions timed units of small batches only, or less."""
+    return measured.get("method") == METHOD
 
 
 def _measure(
@@ -132,6 +135,8 @@ def _measure(
     )
     return {
         **units.to_json(),
+        "method": METHOD,
+        "processor": processor_kind(),
         "wall_by_cpu": units.wall_by_cpu,
         "overheads": measure_overheads(since=begin).to_json(),
     }

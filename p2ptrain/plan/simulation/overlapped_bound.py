@@ -3,7 +3,7 @@
     device      all its tasks and its update
     interface   all bytes it sends, or receives
     compute     of a straight pipeline: first micro-batch's way to a stage, all its tasks, the last
-                one's way back, and the first stage's update
+                one's way back, and the first stage's update, which waits for all stages
     depth       (M-1)//K_p + 1 round trips in place of the tasks
 
 The feed is ahead by two pieces and all-reduces may be hidden, so neither is in a chain. Weight
@@ -68,9 +68,10 @@ def _longest_chain(cost: CostModel, draft: Draft) -> float:
     longest = fill = 0.0
     drain = weights[0].last
     for p in range(stages):
-        tasks = (count - 1) * sum(full.tasks[p]) + sum(last.tasks[p]) + weights[p].forced
+        tasks = (count - 1) * sum(full.tasks[p]) + sum(last.tasks[p])
         trips = ((count - 1) // draft.warmup[p]) * full.trip(p) + last.trip(p)
-        longest = max(longest, fill + max(tasks, trips) + drain + update)
+        there_and_back = fill + max(tasks + weights[p].forced, trips) + drain
+        longest = max(longest, there_and_back + update, fill + tasks + weights[p].all + update)
         if p + 1 < stages:
             fill += (full if count > 1 else last).tasks[p][0] + full.hops[p][0]
             drain += last.tasks[p][1] + last.hops[p][1]

@@ -5,6 +5,8 @@ What the plain model lacks is added around the engine, so that its loop stays as
     prefetch     the first two pieces of a fed lane miss no input, and their feed is not sent again
     all-reduce   a lane's last backward is cut where it has made a bucket of gradients; each cut
                  sends them to the next device of the ring, and a lane without a device collects
+    the word     nobody updates before everybody is done and the holder has said so; the next round
+                 begins so late that each lane has updated when its first task is due
 
         lane of a   ... F7 B6 | B7: bucket 0 made | bucket 1 made |
                                     `--> uplink a, downlink b `--> uplink a, downlink b
@@ -41,7 +43,7 @@ def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: 
     """
     if cost.overlap is None:
         raise ValueError("the plain cost model knows no overlap")
-    engine = SteadyEngine([*lanes], record=record)
+    engine = SteadyEngine([*lanes], record=record, word_seconds=_word_seconds(cost, draft))
     for p, units in enumerate(draft.units):
         ring = [lane for lane in lanes if lane.stage == p]
         for lane in ring:
@@ -137,10 +139,12 @@ class SteadyEngine(Engine):
     Attributes:
         tails: of lanes with a split backward in stages of several devices, by lane number.
         updates: seconds of each lane's update, by its number; lanes without one are collectors.
+        word_seconds: from when the last lane is done until the holder's word is everywhere.
         collectors: by stage of several devices, the lane that its gradients come together in.
         sends: (lane, task) -> what else goes out when it is done, with the task that waits for it.
     """
 
+    word_seconds: float = 0.0
     updates: dict[int, float] = field(default_factory=dict)
     collectors: dict[int, Lane] = field(default_factory=dict)
     sends: dict[tuple[int, int], list[tuple[int, Route]]] = field(default_factory=dict)
@@ -196,7 +200,7 @@ class SteadyEngine(Engine):
         return busy
 
     def run(self) -> float:
-        """Seconds from round to round: the longest that anything is busy with one.
+        """Seconds from round to round: until all have updated, and no less than anything is busy.
 
         Raises:
             InternalError: the lanes' orders deadlock; a checked plan cannot.
@@ -207,7 +211,8 @@ class SteadyEngine(Engine):
             ring = [lane for lane in self._own_lanes() if lane.stage == stage and lane.ends]
             first = min(self._first_made(lane, buckets) for lane in ring)
             self.reduced[stage] = first, collector.ends[-1]
-        lanes = [self._update(lane) for lane in self._own_lanes()]
+        told = max(map(self._done, self._own_lanes()), default=0.0) + self.word_seconds
+        lanes = [self._update(lane, told) for lane in self._own_lanes()]
         self.spans = list(self._whole_spans())
         return max(*lanes, *self.busy_seconds.values(), *_interface_seconds(self.lanes), 0.0)
 
@@ -215,13 +220,17 @@ class SteadyEngine(Engine):
         tail = self.tails.get(lane.number)
         return lane.ends[-buckets - 1] if tail is None else tail.first
 
-    def _update(self, lane: Lane) -> float:
-        """Let the lane update; returns for how long the round keeps it from the next one."""
-        done = lane.end
-        start = max(done, self.reduced[lane.stage][1]) if lane.stage in self.reduced else done
-        end = start + self.updates[lane.number]
-        self.updated[lane.number] = start, end
-        return end - lane.ends[0] + lane.seconds[lane.tasks[0]] if lane.ends else end - start
+    def _done(self, lane: Lane) -> float:
+        """When it has all that its update takes."""
+        reduced = self.reduced.get(lane.stage)
+        return lane.end if reduced is None else max(lane.end, reduced[1])
+
+    def _update(self, lane: Lane, told: float) -> float:
+        """Let the lane update; returns how long after this round the next one may begin for it."""
+        end = told + self.updates[lane.number]
+        self.updated[lane.number] = told, end
+        first = lane.ends[0] - lane.seconds[lane.tasks[0]] if lane.ends else 0.0
+        return end - first
 
     def _own_lanes(self) -> Iterable[Lane]:
         return (lane for lane in self.lanes if lane.number in self.updates)
@@ -292,6 +301,16 @@ class SteadyEngine(Engine):
             if span.route is None:
                 latest[span.lane] = span.lane, number
         return whole.values()
+
+
+def _word_seconds(cost: CostModel, draft: Draft) -> float:
+    """From the device farthest away to the holder, and back."""
+    holder = cost.holder
+    ways = [
+        cost.link(device, holder).latency_s + cost.link(holder, device).latency_s
+        for device in draft.devices
+    ]
+    return max(ways, default=0.0)
 
 
 def _prefetch(lane: Lane) -> None:

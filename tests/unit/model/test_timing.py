@@ -22,6 +22,7 @@ class Device:
         jitter: largest relative error of a pass.
         split_cost: how much longer each part of a split backward takes.
         fixed: CPU seconds of a forward beside those of its samples.
+        fixed_of_last: the same, of the last unit's only.
         switching: CPU seconds of a forward or a backward of a unit by itself beside its own.
     """
 
@@ -34,12 +35,14 @@ class Device:
         jitter: float = 0.0,
         split_cost: float = 0.0,
         fixed: float = 0.0,
+        fixed_of_last: float = 0.0,
         switching: float = 0.0,
     ) -> None:
         self.wall = self.cpu = self.in_period = 0.0
         self.share, self.period = share, period
         self.first_pass_factor, self.jitter = first_pass_factor, jitter
-        self.split_cost, self.fixed, self.switching = split_cost, fixed, switching
+        self.split_cost, self.switching = split_cost, switching
+        self.fixed = (fixed, fixed, fixed + fixed_of_last)
         self.random = random.Random(0)
         self.passes: list[int] = []
         self.calls: list[tuple[str, int]] = []
@@ -65,8 +68,8 @@ class Device:
         self.calls.append(("whole", batch))
 
     def forward_whole(self) -> None:
-        for forward, _ in COSTS:
-            self._spend(forward + self.fixed / self.passes[-1])
+        for (forward, _), fixed in zip(COSTS, self.fixed, strict=True):
+            self._spend(forward + fixed / self.passes[-1])
 
     def backward_whole(self) -> None:
         for _, backward in COSTS:
@@ -77,7 +80,7 @@ class Device:
 
     def forward(self, unit: int) -> None:
         self.calls.append(("forward", unit))
-        self._spend(COSTS[unit][0] + (self.fixed + self.switching) / self.passes[-1])
+        self._spend(COSTS[unit][0] + (self.fixed[unit] + self.switching) / self.passes[-1])
 
     def backward(self, unit: int) -> None:
         self.calls.append(("backward", unit))
@@ -151,8 +154,8 @@ def test_the_first_pass_of_a_size_does_not_count() -> None:
 def test_what_a_unit_costs_by_itself_beside_its_own_does_not_count() -> None:
     times = timed(Device(switching=0.0002), [4, 16, 64], 1.0)
     for batch, measured in times.items():
-        assert sum(measured.forward) == pytest.approx(batch * sum(f for f, _ in COSTS))
-        assert sum(measured.backward) == pytest.approx(batch * sum(b for _, b in COSTS))
+        assert sum(measured.forward) == pytest.approx(batch * sum(f for f, _ in COSTS), rel=1e-3)
+        assert sum(measured.backward) == pytest.approx(batch * sum(b for _, b in COSTS), rel=1e-3)
         assert measured.forward[1] == pytest.approx(COSTS[1][0] * batch, rel=0.1)
 
 
@@ -178,14 +181,25 @@ def test_a_pass_by_units_runs_all_forwards_in_order_then_all_backwards_in_revers
     ]
 
 
-def test_larger_sizes_are_run_less_and_the_largest_not_by_units() -> None:
+def test_larger_sizes_are_run_less_but_each_by_units_too() -> None:
     device = Device()
     timed(device, [4, 16, 64], 0.0, most_seconds=10.0)
     assert device.kinds == [
         *[("split", 4), ("whole", 4), ("whole", 4), ("units", 4)],
         *[("split", 16), ("whole", 16)],
-        *[("whole", 64), ("whole", 64)],
+        *[("units", 64), ("whole", 64)],
     ]
+
+
+@pytest.mark.parametrize("most_seconds", [3.0, 10.0])
+def test_units_whose_part_changes_with_the_size_are_timed_at_the_largest(
+    most_seconds: float,
+) -> None:
+    device = Device(fixed_of_last=0.01)  # which is most of 4 samples, and little of 64
+    times = timed(device, [4, 16, 64], 0.0, most_seconds=most_seconds)
+    for batch, measured in times.items():
+        assert measured.forward[2] == pytest.approx(0.01 + COSTS[2][0] * batch, rel=1e-6)
+        assert measured.forward[1] == pytest.approx(COSTS[1][0] * batch, rel=1e-6)
 
 
 def test_all_kinds_of_passes_are_repeated_where_there_is_time() -> None:

@@ -58,20 +58,13 @@ def test_the_sum_is_what_the_model_takes_as_one_stage() -> None:
     assert sum(times.backward) == pytest.approx(60.0)
 
 
-def test_units_of_a_size_that_was_run_as_one_stage_only_lie_on_lines() -> None:
+def test_a_large_size_divides_as_its_own_pass_by_units_says() -> None:
     small = BatchPasses(4, [SPLIT], [by_units(1, 3)], [whole(4, 8)])
-    middle = BatchPasses(8, [by_units(1, 5)], whole=[whole(6, 12)])
-    largest = BatchPasses(16, whole=[whole(20, 40)])
-    times = unit_times([small, middle, largest], 1.0)[16]
-    assert times.forward == pytest.approx((2.0, 18.0))  # 1 and 9, doubled
-    assert times.backward == pytest.approx((4.0, 36.0))
-    assert times.weight == pytest.approx((1.0, 18.0))  # shares as in the smallest
-
-
-def test_with_one_smaller_size_units_grow_in_proportion() -> None:
-    small = BatchPasses(4, [SPLIT], [by_units(1, 3)], [whole(4, 8)])
-    largest = BatchPasses(8, whole=[whole(6, 12)])
-    assert unit_times([small, largest], 1.0)[8].forward == pytest.approx((1.5, 4.5))
+    largest = BatchPasses(16, units=[by_units(12, 8)], whole=[whole(99, 99), whole(40, 60)])
+    times = unit_times([small, largest], 1.0)[16]
+    assert times.forward == pytest.approx((24.0, 16.0))
+    assert times.backward == pytest.approx((36.0, 24.0))
+    assert times.weight == pytest.approx((9.0, 12.0))  # shares as in the smallest
 
 
 def test_of_several_split_passes_the_first_does_not_count() -> None:

@@ -114,6 +114,17 @@ def test_a_slow_device_grows_with_the_batch_as_the_reference_does() -> None:
     assert reference.extended_like(slow) == reference
 
 
+def test_units_whose_part_changes_with_the_size_grow_as_the_reference_s() -> None:
+    """The second unit takes no longer for eight samples; all together take twice as long."""
+    small, large = UnitTimes((1.0, 1.0), (2.0, 2.0), (1.0, 0.0)), UnitTimes((3.0, 1.0), (7.0, 1.0))
+    reference = TimeTable((2, 8), (small, large))
+    slow = TimeTable((2,), (UnitTimes((10.0, 30.0), (20.0, 20.0), (5.0, 0.0)),))
+    grown = slow.extended_like(reference).at(8)
+    assert grown.forward == pytest.approx((40.0, 40.0))
+    assert grown.backward == pytest.approx((70.0, 10.0))
+    assert grown.weight == pytest.approx((17.5, 0.0))
+
+
 def test_a_completed_table_goes_on_in_a_line_from_one_sample_to_the_whole_batch() -> None:
     """A batch of y samples takes 1 + y and 2 + 2y seconds."""
     table = TimeTable(

@@ -25,7 +25,7 @@ NAMES = ("a", "b", "c")
 REQUEST = request(batch_size=32, micro_batch=8, planner="auto")
 
 
-def _measured(slowdown: float) -> dict[str, object]:
+def measured_alike(slowdown: float) -> dict[str, object]:
     unit = {"parameter_bytes": 4000, "output_bytes": 400, "activation_bytes": 800, "flops": 1000}
     times = {
         str(size): {
@@ -42,7 +42,7 @@ def _measured(slowdown: float) -> dict[str, object]:
 
 def _household(ids: dict[str, str], **slowdowns: float) -> MeasuredHousehold:
     candidates = [
-        Candidate(ids[name], name, _measured(slowdowns.get(name, 1.0)), 2 << 30, 1 << 20)
+        Candidate(ids[name], name, measured_alike(slowdowns.get(name, 1.0)), 2 << 30, 1 << 20)
         for name in NAMES
     ]
     links = {(one, other): Link(1e7, 1e-3) for one in NAMES for other in NAMES if one != other}

@@ -104,15 +104,30 @@ def test_an_update_takes_time_by_its_parameters_and_their_state() -> None:
     assert simulation.round_seconds == 4.0
 
 
-def test_an_update_of_a_later_stage_is_hidden_by_the_way_back() -> None:
-    units = examples.profile([(1.0, 3.0), (1.0, 1.0)]).units
+def _with_parameters_behind(latency_s: float) -> Simulation:
+    """Two stages; the second one's update takes 2 s, and its first forward begins at 1 s."""
     profile = examples.profile([(1.0, 3.0), (1.0, 1.0)])
-    profile = replace(profile, units=(units[0], replace(units[1], parameter_bytes=100)))
+    units = profile.units[0], replace(profile.units[1], parameter_bytes=100)
     plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
-    cluster = with_overheads(examples.cluster("a", "b"), Overheads(0.0, 0.0, 0.01, 0.0, 0.0))
-    simulation = simulate(plan, profile, cluster, overlap=True)
-    assert ends(simulation, "update") == [(3.0, 5.0), (6.0, 6.0)]
-    assert simulation.round_seconds == 6.0
+    cluster = examples.cluster("a", "b", link=Link(1e300, latency_s))
+    cluster = with_overheads(cluster, Overheads(0.0, 0.0, 0.01, 0.0, 0.0))
+    return simulate(plan, replace(profile, units=units), cluster, overlap=True)
+
+
+def test_an_update_of_a_later_stage_begins_when_all_are_done_and_is_hidden_by_the_way_there() -> (
+    None
+):
+    simulation = _with_parameters_behind(0.0)
+    assert ends(simulation, "backward") == [(2.0, 3.0), (3.0, 6.0)]
+    assert ends(simulation, "update") == [(6.0, 6.0), (6.0, 8.0)]
+    assert simulation.round_seconds == 7.0
+
+
+def test_the_holder_is_told_of_a_round_and_tells_everybody() -> None:
+    simulation = _with_parameters_behind(0.25)
+    assert ends(simulation, "backward") == [(2.25, 3.25), (3.5, 6.5)]
+    assert ends(simulation, "update") == [(7.0, 7.0), (7.0, 9.0)]
+    assert simulation.round_seconds == 9.0 - 1.25
 
 
 def test_the_first_two_pieces_are_there_when_a_round_begins() -> None:
@@ -121,7 +136,8 @@ def test_the_first_two_pieces_are_there_when_a_round_begins() -> None:
     plan = replace(plan, left_out=(examples.LeftOut("a", "only holds the data"),))
     cluster = with_overheads(examples.cluster("a", "b", link=Link(1.0, 0.5)), NOTHING)
     assert simulate(plan, profile, cluster).round_seconds == 1.5 + 4.0
-    assert simulate(plan, profile, cluster, overlap=True).round_seconds == 4.0
+    the_word = 2 * 0.5  # to the holder and back
+    assert simulate(plan, profile, cluster, overlap=True).round_seconds == 4.0 + the_word
 
 
 def test_feeding_all_the_time_limits_a_round() -> None:

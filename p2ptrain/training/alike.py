@@ -1,0 +1,105 @@
+"""Devices with the same processor share what they have measured of a model: pure.
+
+A profile is a few passes over the model within seconds, and a tenth off on a device that does
+something else too. A search among thousands of plans finds those that such errors favour: with
+times off by a tenth, plans for five equal devices reached 0.68 of their sum instead of 0.75,
+because units went to whoever seemed fast at them. One kind of processor takes the same processor
+time for the same work; which share of its core a device gives us is its own (`wall_by_cpu`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from p2ptrain.plan.overheads import Overheads
+from p2ptrain.plan.times import TimeTable, UnitTimes
+
+FAR_OFF = 1.5
+"""Who takes so many times more or less processor time than the median of its kind is another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a device has found, in wall seconds.
+
+    Attributes:
+        kind: of its processor; "" where it does not know: nobody is alike.
+        wall_by_cpu: wall seconds for one of processor time, above 0.
+        overheads: None where it did not measure them.
+    """
+
+    kind: str
+    wall_by_cpu: float
+    times: TimeTable
+    overheads: Overheads | None
+
+    def times_slowdown(self, slowdown: float) -> Measured:
+        """All of it on a device that takes `slowdown` times as long."""
+        overheads = self.overheads
+        return replace(
+            self,
+            wall_by_cpu=self.wall_by_cpu * slowdown,
+            times=self.times.times_slowdown(slowdown),
+            overheads=None if overheads is None else overheads.times_slowdown(slowdown),
+        )
+
+
+def shared(found: Mapping[str, Measured]) -> dict[str, Measured]:
+    """By name, with means in place of what devices of one kind have found."""
+    kinds: dict[tuple[str, int], list[str]] = {}
+    for name, one in found.items():
+        if one.kind:
+            kinds.setdefault((one.kind, one.times.unit_count), []).append(name)
+    result = dict(found)
+    for names in kinds.values():
+        own = {name: found[name].times_slowdown(1 / found[name].wall_by_cpu) for name in names}
+        alike = _alike(own)
+        if len(alike) > 1:
+            mean = _mean([own[name] for name in alike])
+            result |= {name: mean.times_slowdown(found[name].wall_by_cpu) for name in alike}
+    return result
+
+
+def _alike(own: Mapping[str, Measured]) -> list[str]:
+    """Those that are not far off, at the largest size that all have measured."""
+    size = min(one.times.sizes[-1] for one in own.values())
+    seconds = {name: _whole(one.times.at(size)) for name, one in own.items()}
+    middle = median(seconds.values())
+    return [name for name, took in seconds.items() if middle / FAR_OFF <= took <= middle * FAR_OFF]
+
+
+def _whole(times: UnitTimes) -> float:
+    return sum(times.forward) + sum(times.backward)
+
+
+def _mean(own: Sequence[Measured]) -> Measured:
+    """At every size that one of them has measured, of those that it lies between the sizes of."""
+    sizes = sorted({size for one in own for size in one.times.sizes})
+    times = tuple(
+        _mean_times(
+            [one.times.at(size) for one in own if one.times.sizes[0] <= size <= one.times.sizes[-1]]
+        )
+        for size in sizes
+    )
+    known = [one.overheads.to_json() for one in own if one.overheads is not None]
+    overheads = {name: fmean(one[name] for one in known) for name in known[0]} if known else None
+    return Measured(
+        kind=own[0].kind,
+        wall_by_cpu=1.0,
+        times=TimeTable(tuple(sizes), times),
+        overheads=None if overheads is None else Overheads(**overheads),
+    )
+
+
+def _mean_times(found: Sequence[UnitTimes]) -> UnitTimes:
+    def mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+        return tuple(map(fmean, zip(*rows, strict=True)))
+
+    weights = [times.weight for times in found]
+    return UnitTimes(
+        forward=mean([times.forward for times in found]),
+        backward=mean([times.backward for times in found]),
+        weight=mean(weights) if all(weights) else (),
+    )

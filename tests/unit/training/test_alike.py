@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.plan.overheads import REFERENCE
+from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.training.alike import FAR_OFF, Measured, shared
+from p2ptrain.training.processor import MOST_LETTERS, processor_kind
+
+
+def measured(
+    seconds: float, *, kind: str = "epyc", wall_by_cpu: float = 1.0, sizes: tuple[int, ...] = (4, 8)
+) -> Measured:
+    """Of two units, the second one twice as long; `seconds` on the wall for a sample."""
+    times = tuple(
+        UnitTimes((seconds * size, 2 * seconds * size), (seconds * size,) * 2, (0.0,) * 2)
+        for size in sizes
+    )
+    return Measured(kind, wall_by_cpu, TimeTable(sizes, times), REFERENCE)
+
+
+def forward(one: Measured, size: int) -> tuple[float, ...]:
+    return one.times.at(size).forward
+
+
+def test_devices_of_a_kind_have_the_mean_of_what_they_have_found() -> None:
+    found = shared({"a": measured(0.9), "b": measured(1.1), "c": measured(7.0, kind="atom")})
+    assert forward(found["a"], 4) == pytest.approx((4.0, 8.0))
+    assert found["b"].times == found["a"].times
+    assert forward(found["c"], 4) == (28.0, 56.0)
+
+
+def test_what_they_have_in_common_is_processor_time_and_not_the_share_of_a_core() -> None:
+    found = shared({"a": measured(2.0, wall_by_cpu=2.0), "b": measured(12.0, wall_by_cpu=10.0)})
+    assert forward(found["a"], 4) == pytest.approx((2.2 * 4, 2.2 * 8))
+    assert forward(found["b"], 4) == pytest.approx((11.0 * 4, 11.0 * 8))
+    assert found["b"].wall_by_cpu == pytest.approx(10.0)
+    overheads = found["a"].overheads
+    assert overheads is not None
+    of_both = (REFERENCE.byte_seconds / 2 + REFERENCE.byte_seconds / 10) / 2
+    assert overheads.byte_seconds == pytest.approx(2 * of_both)
+
+
+def test_who_is_far_off_is_another_kind_whatever_it_is_called() -> None:
+    one = {"a": measured(1.0), "b": measured(1.0), "throttled": measured(FAR_OFF * 1.01)}
+    found = shared(one)
+    assert forward(found["a"], 4) == pytest.approx((4.0, 8.0))
+    assert found["throttled"] == one["throttled"]
+
+
+def test_nobody_is_alike_who_does_not_know_its_kind_or_has_other_units() -> None:
+    other = TimeTable((4,), (UnitTimes((1.0,), (1.0,), (0.0,)),))
+    one = {
+        "a": measured(1.0, kind=""),
+        "b": measured(1.1, kind=""),
+        "c": measured(1.0),
+        "d": replace(measured(1.0), times=other),
+    }
+    assert shared(one) == one
+
+
+def test_who_measured_fewer_sizes_has_the_larger_ones_of_its_kind() -> None:
+    found = shared({"a": measured(1.0, sizes=(4, 8, 64)), "b": measured(1.2, sizes=(4, 8, 32))})
+    assert found["b"].times.sizes == (4, 8, 32, 64)
+    assert forward(found["b"], 32) == pytest.approx((1.1 * 32, 1.1 * 64))
+    assert forward(found["b"], 64) == pytest.approx((64.0, 128.0))
+
+
+def test_overheads_are_those_of_whom_measured_them() -> None:
+    found = shared({"a": measured(1.0), "b": replace(measured(1.0), overheads=None)})
+    assert found["b"].overheads == REFERENCE
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("processor : 0\nmodel name : AMD EPYC\ncpu MHz : 2445.4\n", "model name AMD EPYC"),
+        (
+            "CPU implementer : 0x41\nCPU part : 0xd05\nCPU part : 0xd0a\nBogoMIPS : 38\n",
+            "CPU implementer 0x41, CPU part 0xd05, CPU part 0xd0a",
+        ),
+    ],
+)
+def test_a_kind_is_read_without_what_changes_by_the_second(
+    tmp_path: Path, lines: str, expected: str
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(lines)
+    assert processor_kind(cpuinfo).endswith(expected)
+    assert len(processor_kind(cpuinfo)) <= MOST_LETTERS
+
+
+def test_a_kind_that_the_system_does_not_say_is_none(tmp_path: Path) -> None:
+    assert processor_kind(tmp_path / "none") == ""
+    (tmp_path / "empty").write_text("Hardware : unknown\n")
+    assert processor_kind(tmp_path / "empty") == ""

@@ -1,0 +1,68 @@
+"""What the planners are asked, from what devices have measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from p2ptrain.errors import OptionError
+from p2ptrain.plan.cluster import Cluster, Link
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.training import household_plan
+from p2ptrain.training.household_plan import (
+    MANY_DEVICES,
+    PLANNING_EFFORT,
+    Candidate,
+    MeasuredHousehold,
+    plan_household,
+    question,
+)
+from tests.unit.training.test_plan_search import REQUEST, measured_alike
+
+
+def household(*slowdowns: float, processor: str = "epyc") -> MeasuredHousehold:
+    names = [f"device-{number}" for number in range(len(slowdowns))]
+    candidates = [
+        Candidate(name, name, {**measured_alike(slowdown), "processor": processor}, 1 << 30)
+        for name, slowdown in zip(names, slowdowns, strict=True)
+    ]
+    links = {pair: Link(1e9, 0.0001) for pair in permutations(names, 2)}
+    return MeasuredHousehold(candidates, links, names[0])
+
+
+@pytest.mark.parametrize(("processor", "is_shared"), [("epyc", True), ("", False)])
+def test_planners_see_the_same_times_of_devices_with_the_same_processor(
+    processor: str, is_shared: bool
+) -> None:
+    profile, cluster = question(REQUEST, household(0.9, 1.1, processor=processor))
+    one, other = (device.times for device in cluster.devices)
+    assert (one == other) is is_shared
+    assert profile.times == one
+    assert (cluster.devices[0].overheads == cluster.devices[1].overheads) is is_shared
+
+
+def test_a_profile_that_takes_no_time_for_its_processor_time_is_refused_by_name() -> None:
+    home = household(1.0, 1.0)
+    broken = replace(home.candidates[1], measured={**home.candidates[1].measured, "wall_by_cpu": 0})
+    with pytest.raises(OptionError, match="profile of device-1: wall_by_cpu"):
+        question(REQUEST, replace(home, candidates=[home.candidates[0], broken]))
+
+
+@pytest.mark.parametrize("count", [MANY_DEVICES - 1, MANY_DEVICES])
+def test_more_devices_are_worth_a_longer_search(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    efforts = []
+
+    def noted(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
+        efforts.append(request.effort)
+        return make_plan(profile, cluster, replace(request, effort=0.01))
+
+    monkeypatch.setattr(household_plan, "make_plan", noted)
+    plan_household(REQUEST, household(*[1.0] * count))
+    assert efforts == [1.0 if count == MANY_DEVICES else PLANNING_EFFORT]
