@@ -29,13 +29,17 @@ DEATH = 7
 
 
 async def _with_a_death(
-    household: Devices, job: Job, folder: Path, before: Callable[[], None] | None = None
+    household: Devices,
+    job: Job,
+    folder: Path,
+    before: Callable[[], None] | None = None,
+    death: int = DEATH,
 ) -> None:
     killing: list[asyncio.Task[None]] = []
 
     def listen(event: Event) -> None:
         household.events.append(event)
-        if isinstance(event, Step) and event.step == DEATH:
+        if isinstance(event, Step) and event.step == death:
             if before is not None:
                 before()
             killing.append(asyncio.create_task(household.mesh.kill("b")))
@@ -79,7 +83,10 @@ def _damage(file: Path) -> None:
 
 @pytest.mark.parametrize("all_of_them", [False, True])
 async def test_a_damaged_checkpoint_is_gone_back_behind(tmp_path: Path, all_of_them: bool) -> None:
-    """It is never taken for what it was; the one before it will do, or the first weights."""
+    """It is never taken for what it was; the one before it will do, or the first weights.
+
+    Step 8 was ordered when the checkpoint of step 6 was whole; that of step 8 never will be.
+    """
     damaged: list[str] = []
 
     def damage() -> None:
@@ -92,7 +99,7 @@ async def test_a_damaged_checkpoint_is_gone_back_behind(tmp_path: Path, all_of_t
 
     wanted, job = undisturbed(momentum_job(), STEPS), momentum_job()
     async with devices(3) as household:
-        await _with_a_death(household, job, tmp_path, damage)
+        await _with_a_death(household, job, tmp_path, damage, death=DEATH + 1)
         assert_undisturbed(household, job, wanted)
         told = [event.message for event in household.events if isinstance(event, Warned)]
         (recovered,) = [event for event in household.events if isinstance(event, Recovered)]
