@@ -12,7 +12,8 @@ from p2ptrain._version import __version__
 from p2ptrain.errors import Error, PeerError, UserError
 
 if TYPE_CHECKING:
-    from p2ptrain.node import Node, Run, train
+    from p2ptrain.node import Node, train
+    from p2ptrain.run import Run
     from p2ptrain.training.job import SGD, Adam, AdamW, Job
     from p2ptrain.training.options import TrainOptions
 
@@ -38,7 +39,7 @@ _HOME = {
     "AdamW": "p2ptrain.training.job",
     "TrainOptions": "p2ptrain.training.options",
     "Node": "p2ptrain.node",
-    "Run": "p2ptrain.node",
+    "Run": "p2ptrain.run",
     "train": "p2ptrain.node",
 }
 

@@ -18,7 +18,6 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,17 +28,18 @@ from p2ptrain.mesh.default_folder import default_state_dir
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.observe.events import Event, Failed
+from p2ptrain.observe.events import Event
 from p2ptrain.observe.stream import EventStream
+from p2ptrain.run import Run, start_run
 from p2ptrain.training.allocator import keep_freed_memory
 from p2ptrain.training.background import in_background
 from p2ptrain.training.budget import usable_memory_bytes
-from p2ptrain.training.progress import ProgressBoard, ProgressReporter
+from p2ptrain.training.progress import ProgressBoard
 
 if TYPE_CHECKING:
     import torch
 
-    from p2ptrain.mesh.interface import Member, Mesh
+    from p2ptrain.mesh.interface import Member
     from p2ptrain.training.job import Job
     from p2ptrain.training.member import TrainingMember
     from p2ptrain.training.options import TrainOptions
@@ -167,7 +167,7 @@ class Node:
         if self._member is None:
             raise OptionError("this node is not in the household: use it as an async context")
         folder = StateFolder(self._config.state_dir / "job")
-        self._run = _start(self._mesh, self._member, job, options, self._emit, folder)
+        self._run = start_run(self._mesh, self._member, job, options, self._emit, folder)
         return self._run
 
     def status(self) -> dict[str, Any]:
@@ -242,48 +242,6 @@ class Node:
         return member
 
 
-class Run:
-    """A job that is being trained: an async iterator of its events.
-
-    Iteration ends with the job; like `result`, it raises what the job failed with.
-    """
-
-    def __init__(self, job: Job, task: asyncio.Task[None], events: EventStream) -> None:
-        self._job = job
-        self._task = task
-        self._stream = events.subscribe()
-
-    @property
-    def done(self) -> bool:
-        """Whether the job has ended, well or not."""
-        return self._task.done()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        try:
-            return await anext(self._stream)
-        except StopAsyncIteration:
-            await asyncio.shield(self._task)
-            raise
-
-    async def result(self) -> torch.nn.Module:
-        """Wait for the end; returns the user's own model with the trained weights.
-
-        Raises:
-            UserError, PeerError: why the job failed.
-            asyncio.CancelledError: it was cancelled.
-        """
-        await asyncio.shield(self._task)
-        return self._job.model
-
-    async def cancel(self) -> None:
-        """Stop training; the other devices are let go. Harmless after the end."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
-
-
 def train(
     job: Job,
     *,
@@ -344,54 +302,12 @@ async def _train_alone(
         )
         for kind, route in member.routes.items():
             mesh.route(kind, route.handler, route.parts)
-        run = _start(mesh, member, job, options, on_event or _ignore)
+        run = start_run(mesh, member, job, options, on_event or _ignore)
         try:
             return await run.result()
         finally:
             await run.cancel()
             await member.close()
-
-
-def _start(
-    mesh: Mesh,
-    member: TrainingMember,
-    job: Job,
-    options: TrainOptions,
-    emit: Callable[[Event], None],
-    folder: StateFolder | None = None,
-) -> Run:
-    from p2ptrain.training.holder import HolderRun
-
-    events = EventStream()
-    reporter = ProgressReporter(mesh, type(job.model).__name__)
-    told = asyncio.Event()
-
-    def announce(event: Event) -> None:
-        reporter.note(event)
-        told.set()
-        events.publish(event)
-        emit(event)
-
-    async def report() -> None:
-        while True:
-            await told.wait()
-            told.clear()
-            await reporter.tell(monotonic())
-
-    async def run() -> None:
-        reporting = asyncio.create_task(report(), name="report progress")
-        try:
-            await HolderRun(mesh, member.service, job, options, announce, folder).run()
-        except Exception as error:
-            announce(Failed(str(error)))
-            raise
-        finally:
-            reporting.cancel()
-            reporter.over()
-            await reporter.tell(monotonic())
-            events.close()
-
-    return Run(job, asyncio.create_task(run(), name="train"), events)
 
 
 def _ignore(_event: Event) -> None:

@@ -30,8 +30,9 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from p2ptrain.cli.script import load_job
-from p2ptrain.node import Node, Run
+from p2ptrain.node import Node
 from p2ptrain.observe.events import PlanEvent, Step
+from p2ptrain.run import Run
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.options import TrainOptions
 from tests.system.household import Household
