@@ -152,16 +152,22 @@ def as_they_are(
     """What is to be expected when a look has changed nothing: what is believed now."""
     found: dict[Seat, Expected] = {}
     for seat, due in expected.items():
-        factor = due.factor(busy[seat])
+        factor = _scale(busy[seat], due.wall, due.beside)
         beside = due.beside * max(factor, 1.0)
         found[seat] = Expected(due.wall * factor, busy[seat].cpu, beside)
     return found
 
 
 def _off(busy: Busy, wall: float, beside: float) -> float:
+    return _bounded(_scale(busy, wall, beside))
+
+
+def _scale(busy: Busy, wall: float, beside: float) -> float:
+    if wall <= 0 or busy.wall <= 0:
+        return 1.0
     if busy.wall > wall + beside:
-        return _ratio(busy.wall, wall + beside)
-    return min(_ratio(busy.full_wall, wall), 1.0)
+        return busy.wall / (wall + beside)
+    return min(busy.full_wall / wall, 1.0)
 
 
 def _ratio(value: float, by: float) -> float:
