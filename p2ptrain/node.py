@@ -211,15 +211,15 @@ class Node:
 
     def invite(self) -> str:
         """Open the pairing window again and return its code."""
-        return self._mesh.invite()
+        return self._mesh.belonging.invite()
 
     def devices(self) -> list[dict[str, Any]]:
         """The devices this one trusts: name, id, introduced_by, connected."""
-        return [dataclasses.asdict(device) for device in self._mesh.devices()]
+        return [dataclasses.asdict(device) for device in self._mesh.belonging.devices()]
 
     async def remove(self, name: str) -> None:
         """Revoke a device's trust, everywhere and at once. Raises UserError for unknown names."""
-        self._mesh.remove(name)
+        self._mesh.belonging.remove(name)
 
     def _emit(self, event: Event) -> None:
         self._events.publish(event)

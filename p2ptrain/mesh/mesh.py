@@ -14,16 +14,15 @@ from random import Random
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from p2ptrain.errors import Error, LinkClosed, OptionError, UserError
+from p2ptrain.errors import LinkClosed, OptionError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh import probe
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.belonging import Belonging, Parts, household_ids
 from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
-from p2ptrain.mesh.connections import Connections, Surroundings, copied_identity
+from p2ptrain.mesh.connections import Connections, Surroundings
 from p2ptrain.mesh.default_name import default_name
 from p2ptrain.mesh.device_file import DeviceFile
-from p2ptrain.mesh.device_list import Device
 from p2ptrain.mesh.discovered import Candidate, CandidateTable
 from p2ptrain.mesh.discovery import Discovery, NoDiscovery
 from p2ptrain.mesh.events import MemberRecord
@@ -43,6 +42,7 @@ from p2ptrain.mesh.interface import (
 )
 from p2ptrain.mesh.name_keeper import NameKeeper
 from p2ptrain.mesh.notices import Notices
+from p2ptrain.mesh.own_copies import OwnCopies
 from p2ptrain.mesh.resolve import resolve
 from p2ptrain.mesh.roaming import OwnAddresses, over_mdns
 from p2ptrain.mesh.roster import (
@@ -73,6 +73,9 @@ class NetworkMesh:
 
     `async with` joins and, at its end, leaves. An error that means that this device cannot go on
     (a copied identity) cancels the body and is raised at its end.
+
+    Attributes:
+        belonging: who is trusted; what people ask of that, from `async with` on.
     """
 
     def __init__(
@@ -163,15 +166,15 @@ class NetworkMesh:
         await self._discovery.start(self.self_id, self.port, self._on_found)
         self._emit(Ready(self.name, self.self_id, self.address, self.port))
         self._roster.start()
-        self._belonging.start(given, self._code)
+        self.belonging.start(given, self._code)
 
     def _make_parts(self) -> None:
-        loop = asyncio.get_running_loop()
-        rng = Random()
+        config, rng = self._config, Random()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="p2ptrain-lz4")
         self._connections = Connections(
-            self._surroundings(), self.router, self._tasks, rng, self._config.times
+            self._surroundings(), self.router, self._tasks, rng, config.times
         )
+        self._copies = OwnCopies(self.self_id, self._connections, self._tasks, self._fail)
         hooks = RosterHooks(
             post=self._connections.post,
             tell=self._tell,
@@ -179,9 +182,7 @@ class NetworkMesh:
             on_dead=self._on_dead,
             cut=self._connections.cut,
         )
-        settings = RosterSettings(
-            self._config.membership, self._config.election, rng, self._file.term
-        )
+        settings = RosterSettings(config.membership, config.election, rng, self._file.term)
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
         self._roster = Roster(me, settings, household_ids(self._trust, self.self_id), hooks)
         self._names = NameKeeper(
@@ -197,15 +198,15 @@ class NetworkMesh:
             notices=self._notices,
             tasks=self._tasks,
             name=lambda: self.name,
-            now=loop.time,
+            now=asyncio.get_running_loop().time,
             emit=self._emit,
         )
-        self._belonging = Belonging(parts, rng)
+        self.belonging = Belonging(parts, rng)
         door = Door(
             context=self._contexts.server,
             make_link=self._connections.incoming,
             on_link=lambda _link: None,
-            on_unpaired=self._belonging.serve,
+            on_unpaired=self.belonging.serve,
         )
         self._listener = Listener(door)
         self._left = False
@@ -218,7 +219,7 @@ class NetworkMesh:
             is_trusted=self._trust.is_trusted,
             on_up=self._on_up,
             on_lost=self._on_lost,
-            on_not_paired=lambda peer_id: self._belonging.refused_us(peer_id),
+            on_not_paired=lambda peer_id: self.belonging.refused_us(peer_id),
             is_reachable=self._ping,
             on_mismatch=self._notices.mismatch,
             on_fatal=self._fail,
@@ -229,8 +230,8 @@ class NetworkMesh:
         probe.ProbeReceiver().install(self)
         self.route_now(MEMBERSHIP_KIND, self._roster.take_membership)
         self.route_now(ELECTION_KIND, self._roster.take_election)
-        self.route(TRUST_KIND, self._belonging.exchange.take)
-        self.route(REFUSED_KIND, self._on_refused)
+        self.route(TRUST_KIND, self.belonging.exchange.take)
+        self.route(REFUSED_KIND, self._copies.refused)
 
     async def _listen(self) -> None:
         hosts = self._own.ips if self._config.interfaces else None
@@ -317,24 +318,6 @@ class NetworkMesh:
     async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
         return await probe.measure(self, peer_id, duration_seconds)
 
-    # What people ask a device
-
-    def invite(self) -> str:
-        """Open the pairing window again; the code to type on the new device."""
-        return self._belonging.invite()
-
-    def devices(self) -> list[Device]:
-        """The trusted devices, this one not among them."""
-        return self._belonging.devices()
-
-    def remove(self, name: str) -> Device:
-        """Trust the device `name` (or of an id beginning so) no more, everywhere and at once.
-
-        Raises:
-            UserError: there is no such device, or several.
-        """
-        return self._belonging.remove(name)
-
     def describe(self, info: Mapping[str, int | float | str]) -> None:
         """Tell the others something else of this device (`Member.info`)."""
         self._info = dict(info)
@@ -344,28 +327,16 @@ class NetworkMesh:
 
     def _on_found(self, candidate: Candidate) -> None:
         if candidate.id == self.self_id:
-            self._on_own_id(candidate)
+            if not self._left:
+                self._copies.heard(candidate, {(ip, self.port) for ip in self._own.ips})
         elif self._candidates.put(candidate):
             self._connections.hint(candidate.id, candidate.addresses)
-            self._belonging.found()
-
-    def _on_own_id(self, candidate: Candidate) -> None:
-        """Our own announcement, or that of a device with a copy of our state folder."""
-        own = {(ip, self.port) for ip in self._own.ips}
-        others = [address for address in candidate.addresses if address not in own]
-        if others and not self._left:
-            self._tasks.spawn(self._dial_copy(others), "dial a copy")
-
-    async def _dial_copy(self, addresses: Sequence[Address]) -> None:
-        try:
-            await self._connections.dial(self.self_id, addresses)
-        except Error as error:
-            log.info("own_identity_elsewhere", addresses=addresses, why=str(error))
+            self.belonging.found()
 
     def _on_up(self, peer_id: str, hello: Hello) -> None:
         self._remember_addresses()
         self._roster.link_up(peer_id)
-        self._belonging.link_up(peer_id)
+        self.belonging.link_up(peer_id)
         self._names.heard(peer_id, self.self_id, hello.name)
         self._tell(LinkUp(peer_id))
 
@@ -376,11 +347,6 @@ class NetworkMesh:
     def _on_dead(self, peer_id: str) -> None:
         # A frozen device's link stays open; whoever waits for it must not.
         self._connections.cut(peer_id, "the device was declared dead")
-
-    async def _on_refused(self, peer_id: str, _message: Message) -> None:
-        """A member found an older process with our identity."""
-        log.warning("identity_copied", by=peer_id[:16])
-        self._fail(copied_identity())
 
     def _tell(self, event: MeshEvent) -> None:
         self._watchers.tell(event)

@@ -131,10 +131,10 @@ async def test_a_device_paired_with_one_is_introduced_to_all(home: Household) ->
     await together(anna, bert)
     async with home.running("cora", code="87654321") as cora:
         await cora.until(lambda: bool(cora.told(PairingFailed)))
-    assert {d.name for d in anna.mesh.devices()} == {"bert"}
+    assert {d.name for d in anna.mesh.belonging.devices()} == {"bert"}
     dora = await home.start("dora")
     await together(anna, bert, dora)
-    assert {d.name for d in dora.mesh.devices()} == {"anna", "bert"}
+    assert {d.name for d in dora.mesh.belonging.devices()} == {"anna", "bert"}
 
 
 async def test_a_member_knows_devices_it_never_paired_with(home: Household, tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ async def test_a_member_knows_devices_it_never_paired_with(home: Household, tmp_
     bert = await home.start("bert")
     await together(anna, bert)
     where = f"127.0.0.1:{anna.mesh.port}"
-    anna.mesh.invite()
+    anna.mesh.belonging.invite()
     home.network = type(home.network)()
     cora = await home.start("cora", peers=(where,))
     await together(anna, bert, cora)
-    by = {d.name: d.introduced_by for d in cora.mesh.devices()}
+    by = {d.name: d.introduced_by for d in cora.mesh.belonging.devices()}
     assert by == {"anna": "cora", "bert": "anna"}
 
 
@@ -177,12 +177,12 @@ async def test_the_later_of_two_names_gets_a_number(home: Household, tmp_path: P
 async def test_a_removed_device_is_cut_off_everywhere(home: Household) -> None:
     anna, bert, cora = [await home.start(name) for name in ("anna", "bert", "cora")]
     await together(anna, bert, cora)
-    removed = anna.mesh.remove("cora")
+    removed = anna.mesh.belonging.remove("cora")
     assert removed.name == "cora"
     gone = removed.id
     for device in (anna, bert):
         await device.until(lambda device=device: "cora" not in device.alive(), 1.0)
-        assert gone not in {d.id for d in device.mesh.devices()}
+        assert gone not in {d.id for d in device.mesh.belonging.devices()}
         with pytest.raises(LinkClosed):
             await device.mesh.call(gone, Message("mesh.ping"), timeout_seconds=1)
     await cora.until(lambda: cora.alive() == {"cora"})
@@ -193,15 +193,15 @@ async def test_a_removed_device_comes_back_only_by_an_invitation(home: Household
     anna = await home.start("anna")
     async with home.running("bert") as bert:
         await together(anna, bert)
-        anna.mesh.remove("bert")
+        anna.mesh.belonging.remove("bert")
         await bert.until(lambda: bert.alive() == {"bert"})
     async with home.running("bert") as repeated:
         await repeated.until(lambda: bool(repeated.told(Pairing)))
         channel, _ = await dial_unpaired([("127.0.0.1", anna.mesh.port)])
         await channel.send(b"hello")
         assert b"closed" in await channel.receive()
-        assert not anna.mesh.devices()
-    code = anna.mesh.invite()
+        assert not anna.mesh.belonging.devices()
+    code = anna.mesh.belonging.invite()
     assert code != CODE
     again = await home.start("bert", code=code)
     await together(anna, again)
@@ -211,7 +211,7 @@ async def test_removing_an_unknown_device_names_the_known(home: Household) -> No
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert)
     with pytest.raises(UserError, match=r"no trusted device is called 'cora'.* bert"):
-        anna.mesh.remove("cora")
+        anna.mesh.belonging.remove("cora")
 
 
 async def test_a_wrong_code_is_told_and_counted_on_both_sides(home: Household) -> None:
@@ -223,8 +223,8 @@ async def test_a_wrong_code_is_told_and_counted_on_both_sides(home: Household) -
     assert [event.attempts_left for event in bert.told(PairingFailed)] == [4]
     assert [event.attempts_left for event in anna.told(PairingFailed)] == [4]
     assert "code is wrong" in bert.told(PairingFailed)[0].message
-    assert not anna.mesh.devices()
-    assert not bert.mesh.devices()
+    assert not anna.mesh.belonging.devices()
+    assert not bert.mesh.belonging.devices()
 
 
 async def test_five_wrong_codes_close_the_window_for_the_right_one(home: Household) -> None:
@@ -239,8 +239,8 @@ async def test_five_wrong_codes_close_the_window_for_the_right_one(home: Househo
     channel, _certificate = await dial_unpaired([("127.0.0.1", anna.mesh.port)])
     await channel.send(b"anything")
     assert b"closed" in await channel.receive()
-    assert not late.mesh.devices()
-    assert anna.mesh.invite() == right
+    assert not late.mesh.belonging.devices()
+    assert anna.mesh.belonging.invite() == right
     await together(anna, late)
 
 
