@@ -213,6 +213,10 @@ class MemoryHousehold:
             self._join(one, other)
         self._meet(self._running())
 
+    def hear(self) -> None:
+        """All hear through others that all are alive, before they have links: gossip is quicker."""
+        self._meet(self._running())
+
     # -- frozen devices --------------------------------------------------------------------------
 
     def freeze(self, name: str) -> None:

@@ -174,6 +174,9 @@ class JobEpochs:
                 self.reports.hint(device, self._runs.epoch.memory_hint(device))
             case rules.Appeared(device) if device != self._mesh.self_id:
                 self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
+            case rules.LinkBack(one, device) if one == self._mesh.self_id:
+                # others may have told that it is alive before it could be told anything
+                self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
         self._post(sign)
         self._elastic.note(sign)
 

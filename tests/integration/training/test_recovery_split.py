@@ -11,6 +11,8 @@ from p2ptrain.errors import DeviceLost
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Step, Waiting
 from p2ptrain.training import job_memory
+from p2ptrain.training.holder_epoch import HolderEpoch
+from p2ptrain.training.protocol import RoundOrder
 from p2ptrain.training.recovery import settling
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
@@ -85,6 +87,53 @@ async def test_who_was_cut_off_is_let_go_when_it_is_back() -> None:
         await back[0]
         assert steps_of(household) == list(range(1, STEPS + 1))
         assert household.waiting == [("c", "a")]
+
+
+async def test_who_is_heard_of_before_there_is_a_link_is_let_go_when_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody could be told at first: it must be told once it can."""
+    told = asyncio.Event()
+    begin_without = HolderEpoch.begin_without
+
+    async def watched(epoch: HolderEpoch, device: str) -> None:
+        await begin_without(epoch, device)
+        told.set()
+
+    monkeypatch.setattr(HolderEpoch, "begin_without", watched)
+    async with devices(3) as household:
+        mesh = household.mesh
+        back: list[asyncio.Task[None]] = []
+        goes_on = asyncio.Event()
+
+        async def meet() -> None:
+            await household.until_waiting("c")
+            mesh.hear()
+            await told.wait()
+            assert household.members["c"].service.waiting_for == "a"
+            mesh.heal()
+            await household.until_idle("c")
+            assert household.members["c"].service.waiting_for is None
+            goes_on.set()
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == AT:
+                asyncio.get_running_loop().call_soon(mesh.partition, "c")
+            if isinstance(event, PlanEvent) and event.reason == "failure" and not back:
+                back.append(asyncio.create_task(meet()))
+
+        order = HolderEpoch.order
+
+        async def gated(epoch: HolderEpoch, what: RoundOrder) -> None:
+            if what.round.step == STEPS - 1:
+                await goes_on.wait()  # the job must not end before
+            await order(epoch, what)
+
+        monkeypatch.setattr(HolderEpoch, "order", gated)
+        await household.holder_run(momentum_job(), one_stage_each(3), listen).run()
+        await back[0]
+        assert steps_of(household) == list(range(1, STEPS + 1))
 
 
 async def test_what_is_only_out_of_reach_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
