@@ -22,8 +22,8 @@ _KEY = 0
 """Of the one micro-batch that is under way at a time."""
 _COUNTED = 16
 """Samples, after which a larger batch is not counted again: that costs a third of a forward."""
-_TOUCHED_PART = 1.5
-"""Memory that a pass takes, by what is kept for its backward."""
+_TOUCHED_PART = 1.25
+"""Memory that a pass takes, by what is kept for its backward. Taking it costs a quarter of one."""
 _TOUCHED_BLOCK_BYTES = 16 << 20
 """Small enough to come from the C library's heap, and to be cut into others afterwards."""
 _DEVIATES = 65521

@@ -162,6 +162,32 @@ def test_made_up_values_neither_vanish_nor_explode() -> None:
             assert 1e-3 < value.abs().mean() < 1e3
 
 
+def test_what_is_kept_is_counted_with_small_batches_and_its_memory_taken_before_larger_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[Any] = []
+    zeros = torch.zeros
+
+    def noted(size: Any, dtype: torch.dtype) -> torch.Tensor:
+        taken.append(size)
+        return zeros(size, dtype=dtype)
+
+    chain = UnitChain(described("cnn"))
+    for batch in (16, 64, 64):
+        chain.begin(batch)
+        for unit in range(chain.unit_count):
+            chain.forward(unit)
+        for unit in reversed(range(chain.unit_count)):
+            chain.backward(unit)
+        if batch == 16:
+            monkeypatch.setattr(unit_chain, "_TOUCHED_BLOCK_BYTES", 64)
+            monkeypatch.setattr(unit_chain.torch, "zeros", noted)
+    assert list(chain.saved_bytes) == [16]
+    blocks = [size for size in taken if size == 64]
+    kept = sum(chain.saved_bytes[16]) * 64 / 16
+    assert kept < 64 * len(blocks) < 1.5 * kept
+
+
 def test_measuring_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     measured("mlp", 2)
