@@ -139,7 +139,7 @@ def _going_back_to_copies() -> Iterator[Fault]:
 
 
 def _of_joins() -> Iterator[Fault]:
-    """`e` comes, and is given the first stage; `c` and `b` the others, `d` nothing."""
+    """`e` comes, and is given the first stage; `c` keeps the second, `b` has the third."""
     for victim in "bcdea":
         for name in _LOOK:
             yield Fault(name, victim, "a", first="join")
@@ -152,7 +152,7 @@ def _of_joins() -> Iterator[Fault]:
         for name in (*_CHANGE, *_BEGIN):
             comes = "a" if name in _BEGIN else victim if victim in "bce" else "e"
             yield Fault(name, victim, comes, first="join")
-    for victim in "bce":
+    for victim in "be":  # `c` has what it needs
         yield Fault("fetch.between", victim, victim, first="join")
 
 

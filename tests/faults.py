@@ -51,7 +51,7 @@ PIPELINE: Sequence[Stage] = (divided(4), divided(4), divided(4))
 ZERO_BUBBLE: Sequence[Stage] = (Stage((4,), slack=1), Stage((4,), slack=1), Stage((4,), slack=1))
 GROUP: Sequence[Stage] = (divided(4), divided(2, 2))
 NEW_PLACES = "ecb"
-"""The stages' devices once `e` is there: no stage stays where it was."""
+"""The stages' devices once `e` is there: only `c` has what it needs."""
 
 
 class Everything(nn.Module):
