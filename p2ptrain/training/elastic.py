@@ -139,14 +139,14 @@ class Elasticity:
         self._round_at = monotonic()
         self._post(rules.Began(frozenset(answer.assignment.devices)))
 
-    def busy(self, spans: Mapping[Seat, Span]) -> None:
-        """What a round of training has taken."""
+    def busy(self, spans: Mapping[Seat, Span], *, copying: bool) -> None:
+        """What a round of training has taken; `copying`: beside copies of stages on their way."""
         now = monotonic()
         seconds, self._round_at = now - self._round_at, now
         if self._watch is None or self._answer is None:
             return
         busy = {seat: Busy(span.wall, span.cpu) for seat, span in spans.items()}
-        look = self._watch.observe(busy, seconds)
+        look = self._watch.observe(busy, seconds, copying=copying)
         if look is None:
             return
         places = enumerate(self._answer.assignment.stages)

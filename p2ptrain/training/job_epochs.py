@@ -146,7 +146,7 @@ class JobEpochs:
 
     def busy(self, busy: Mapping[Seat, Span]) -> None:
         """What the stages' tasks took in a round."""
-        self._elastic.busy(busy)
+        self._elastic.busy(busy, copying=self.copies.are_under_way)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """The same for an evaluation after `step` updates."""

@@ -92,6 +92,11 @@ class KeptVersions:
         return tuple(version for version in found if version is not None)
 
     @property
+    def are_under_way(self) -> bool:
+        """Whether a version is being copied."""
+        return bool(self._keeping.under_way)
+
+    @property
     def seconds_between(self) -> float:
         """From one kept version to the next; infinite where none is kept."""
         cadence = self._cadence

@@ -6,7 +6,8 @@
                 stage has been more than TOLERANCE off in CONFIRMED windows in a row, every time
                 to the same side
 
-A freeze of one round is no drift, nor is a device that looks faster because it waits for others.
+A freeze of one round is no drift, nor is a device that looks faster because it waits for others,
+nor what a copy on its way takes of the devices, unless copies are on their way all the time.
 What a look finds goes into the next plan (`corrections`).
 """
 
@@ -28,6 +29,8 @@ WINDOW_SECONDS = 0.3
 LEAST_SECONDS = 2.0
 """Between looks that nothing hastens: one costs more than a hundred rounds of milliseconds."""
 KEPT_WINDOWS = 10
+COPYING_SECONDS = 10.0
+"""Rounds beside one copy that do not count: where it takes longer, it is what rounds are like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +63,22 @@ class DriftWatch:
         self._open_seconds = 0.0
         self._windows: deque[Mapping[Seat, Busy]] = deque(maxlen=KEPT_WINDOWS)
         self._off: dict[Seat, int] = {}  # windows in a row, below 0: too fast
+        self._copying_seconds = 0.0  # of the rounds in a row beside copies
 
-    def observe(self, busy: Mapping[Seat, Busy], seconds: float) -> Look | None:
+    def observe(
+        self, busy: Mapping[Seat, Busy], seconds: float, *, copying: bool = False
+    ) -> Look | None:
         """Take in a round that took so long.
 
         Args:
             busy: what each stage's tasks took on each device.
+            copying: whether copies of stages were on their way.
         """
         if not self._is_warm:
             self._is_warm = True
+            return None
+        self._copying_seconds = self._copying_seconds + seconds if copying else 0.0
+        if 0.0 < self._copying_seconds <= COPYING_SECONDS:
             return None
         self._rounds += 1
         self._seconds += seconds

@@ -12,6 +12,7 @@ from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.corrections import Busy, Expected
 from p2ptrain.training.recovery.drift import (
     CONFIRMED,
+    COPYING_SECONDS,
     FIRST_ROUNDS,
     LATER_ROUNDS,
     LEAST_SECONDS,
@@ -26,14 +27,23 @@ EXPECTED = {ONE: Expected(wall=1.0, cpu=0.5, beside=0.1), OTHER: Expected(wall=2
 
 
 def rounds(
-    watch: DriftWatch, factors: Sequence[float], seat: Seat = OTHER, seconds: float = 3.0
+    watch: DriftWatch,
+    factors: Sequence[float],
+    seat: Seat = OTHER,
+    seconds: float = 3.0,
+    copying: Sequence[bool] = (),
 ) -> list[tuple[int, Look]]:
-    """The looks, with the number of the round, after which `seat` took so many times as long."""
+    """The looks, with the number of the round, after which `seat` took so many times as long.
+
+    Args:
+        copying: of which rounds copies were on their way; of those not named none.
+    """
     looks = []
     for number, factor in enumerate(factors, start=1):
         busy = {s: Busy(due.wall, due.cpu) for s, due in EXPECTED.items()}
         busy[seat] = Busy(factor * EXPECTED[seat].wall, EXPECTED[seat].cpu)
-        look = watch.observe(busy, seconds)
+        beside = number <= len(copying) and copying[number - 1]
+        look = watch.observe(busy, seconds, copying=beside)
         if look is not None:
             looks.append((number, look))
             watch.settle(EXPECTED)
@@ -48,6 +58,21 @@ def test_the_first_round_does_not_count_and_ten_more_are_looked_at() -> None:
         1 + FIRST_ROUNDS + 2 * LATER_ROUNDS,
     ]
     assert looks[0][1].busy[OTHER] == Busy(2.0, 2.0, round_seconds=3.0)
+
+
+def test_rounds_beside_a_copy_do_not_count() -> None:
+    factors = [1.0] + [1.0, 4.0, 4.0] * 5
+    copying = [False] + [False, True, True] * 5
+    assert not rounds(DriftWatch(EXPECTED), factors, copying=copying)
+    assert rounds(DriftWatch(EXPECTED), [1.0] + [4.0] * 15, copying=copying)
+
+
+def test_where_copies_never_end_rounds_count() -> None:
+    """Else a slow link, on which they take all of the time, would hide every other slowness."""
+    before = int(COPYING_SECONDS / 3.0)
+    factors = [1.0] + [4.0] * (before + CONFIRMED)
+    ((number, _),) = rounds(DriftWatch(EXPECTED), factors, copying=[True] * len(factors))
+    assert number == 1 + before + CONFIRMED
 
 
 def test_what_is_off_three_times_in_a_row_is_looked_at_at_once() -> None:
