@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 test: $(INSTALLED)
 	$(PYTEST)
 
-# less than a minute: what one changes a line and runs
+# a minute and a half: what one runs while working
 test-unit: $(INSTALLED)
 	$(PYTEST) tests/unit
 
