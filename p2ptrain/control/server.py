@@ -7,6 +7,7 @@ can reach that too, so every request must carry the token of `control.json`, a H
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import os
@@ -52,6 +53,7 @@ class ControlServer:
         self._socket_folder: str | None = None
         self._record: ControlRecord | None = None
         self._allowed_host = SOCKET_HOST
+        self._lending: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
         """Listen, then publish where."""
@@ -108,6 +110,7 @@ class ControlServer:
         app.router.add_post("/invite", self._invite)
         app.router.add_post("/remove", self._remove)
         app.router.add_get("/step-aside", self._step_aside)
+        app.on_shutdown.append(self._end_lending)
         return app
 
     @web.middleware
@@ -152,6 +155,9 @@ class ControlServer:
         """The place, as soon as the member has left it; it is lent until the socket closes."""
         socket = web.WebSocketResponse(max_msg_size=BODY_LIMIT_BYTES)
         await socket.prepare(request)
+        task = asyncio.current_task()
+        assert task is not None
+        self._lending.add(task)
         try:
             async with self._host.borrow() as place:
                 await socket.send_json(asdict(place))
@@ -160,7 +166,14 @@ class ControlServer:
             await socket.send_json({"error": str(error)})
         except ConnectionResetError:
             _log.info("the borrower of this device's place was gone before it got it")
+        finally:
+            self._lending.discard(task)
         return socket
+
+    async def _end_lending(self, app: web.Application) -> None:
+        """Borrowers stay for as long as they like: nothing is gained by waiting for them."""
+        for task in self._lending:
+            task.cancel()
 
 
 def sweep(folder: Path) -> None:
