@@ -128,8 +128,10 @@ class Chaos:
         self._emulated[holder_name].lift()
         wait = ("--wait-for", str(settings.devices), "--code", CODE, "--planner", "pp")
         holder = await household.start(holder_name, "train", *self._job(), *wait)
-        await holder.expect("step", START_SECONDS, step=2)
+        await holder.expect("member", START_SECONDS)
+        # before it is measured: it trains with that share
         self._emulated[holder_name].limit()
+        await holder.expect("step", START_SECONDS, step=2)
         begun = len(holder.events("step"))
         await asyncio.sleep(settings.calm)
         before = len(holder.events("step"))

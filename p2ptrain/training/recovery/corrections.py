@@ -15,7 +15,8 @@ A device that waits for others part of the round looks faster than it is: a proc
 rested runs ahead (a share of a core that is not used up, a cooler chip), which it would not with
 more to do. Of a device that is busy for the part u of a round, all that is known is that with work
 for all of it, tasks take between 1 and 1 / u times as long. Where it looks too slow, it is; where
-it looks too fast, the middle of that, 1 / sqrt(u), is believed: what it gets then shows more.
+it looks too fast, the slowest of that is believed: that it fills the round. Nobody is overrated
+so, and whoever holds the others up no more is still seen to be faster, round by round.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Busy:
 
     @property
     def full_wall(self) -> float:
-        """`wall`, had the device had work for all of the round, as is believed; see the module."""
-        return math.sqrt(self.wall * max(self.wall, self.round_seconds))
+        """`wall`, had the device had work for all of the round, at the slowest; see the module."""
+        return max(self.wall, self.round_seconds)
 
 
 @dataclass(frozen=True, slots=True)
