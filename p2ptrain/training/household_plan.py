@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 from p2ptrain.errors import PlanError
@@ -158,10 +157,11 @@ def plan_change(
     def again(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
         if recovery is Recovery.HEAVY or folds:  # a private plan's units are folded: from zero
             return make_plan(profile, cluster, fixed(present, wanted))
-        replanner = partial(replan, repay_seconds=repay_seconds)
         if recovery is Recovery.RESPIPE:
-            replanner = partial(respipe)
-        return replanner(profile, cluster, present, wanted, replicas=replicas).plan
+            return respipe(profile, cluster, present, wanted, replicas=replicas).plan
+        return replan(
+            profile, cluster, present, wanted, replicas=replicas, repay_seconds=repay_seconds
+        ).plan
 
     return _within_memory(request, household, change)
 

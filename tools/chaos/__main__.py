@@ -3,6 +3,7 @@
     python -m tools.chaos                      8 devices, a misfortune every 60 s, for 30 minutes
     python -m tools.chaos --every 15 --seconds 600
     python -m tools.chaos --devices 5 --every 12 --seconds 90 --calm 15
+    python -m tools.chaos --seconds 125 --calm 20 -o width=512 -o layers=14 -o batch_size=64
 
 Real processes in network namespaces (`tools/testbed`), each with a share of a core. Kills (the
 device is started again), freezes and pulled cables in equal parts, of any device but the one with
@@ -44,7 +45,15 @@ def main() -> int:
     parser.add_argument("--calm", type=float, default=plain.calm, help="seconds before")
     parser.add_argument("--longest", type=float, default=plain.longest, help="seconds of one")
     parser.add_argument("--seed", type=int, default=plain.seed)
+    parser.add_argument(
+        "-o",
+        dest="job",
+        action="append",
+        metavar="KEY=VALUE",
+        help=f"of the job, several times; default: {' '.join(plain.job)}",
+    )
     args = parser.parse_args()
+    args.job = args.job or plain.job
     settings = Settings(**vars(args))
     with tempfile.TemporaryDirectory(prefix="p2p-") as folder:
         outcome, alone = asyncio.run(_run(settings, Path(folder)))

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2ptrain.training.recovery.choose import Choice, Forward, Lost
+from p2ptrain.training.recovery.choose import Choice, Forward
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Inventory
+from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 
 # -- events --------------------------------------------------------------------------------
@@ -138,21 +139,8 @@ class AnswerHolder:
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseHolder:
-    """There is no way: state is lost, or no plan fits.
-
-    Attributes:
-        again: what is in the way may pass; ask again after a while.
-        spoiled: preparations that failed, one after the other; 0 = nobody could be asked at all.
-        lowered: memory in bytes that devices proved to have less of meanwhile, by id.
-    """
-
-    number: int
-    reason: str
-    lost: Lost | None = None
-    again: bool = False
-    spoiled: int = 0
-    lowered: Mapping[str, int] = dataclasses.field(default_factory=dict, hash=False)
+class RefuseHolder(NoWay):
+    """Tell the holder."""
 
 
 CoordinatorInstruction: TypeAlias = (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from p2ptrain.training.recovery.change import Reason
-from p2ptrain.training.recovery.choose import Choice, GlobalCopy, Lost
+from p2ptrain.training.recovery.choose import Choice, GlobalCopy
+from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.version import Version
 
@@ -121,21 +121,8 @@ class AnswerIn:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedIn:
-    """A coordinator sees no way; see `RefuseHolder`.
-
-    Attributes:
-        again: it may see one soon.
-        spoiled: preparations that failed; 0 = nobody could be asked at all.
-        lowered: memory in bytes that devices proved to have less of meanwhile, by id.
-    """
-
-    number: int
-    reason: str
-    lost: Lost | None = None
-    again: bool = False
-    spoiled: int = 0
-    lowered: Mapping[str, int] = field(default_factory=dict, hash=False)
+class RefusedIn(NoWay):
+    """The coordinator's answer is that there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,23 @@ async def test_the_side_with_the_data_goes_on_and_the_others_wait(groups: tuple[
             await household.until_idle(name)
 
 
+def _without_c(
+    household: Devices,
+    meet: Callable[[], Coroutine[Any, Any, None]],
+    back: list[asyncio.Task[None]],
+) -> Callable[[Event], None]:
+    """A listener that cuts c off at step AT; once the plan is without it, `back` has `meet`."""
+
+    def listen(event: Event) -> None:
+        household.events.append(event)
+        if isinstance(event, Step) and event.step == AT:
+            asyncio.get_running_loop().call_soon(household.mesh.partition, "c")
+        if isinstance(event, PlanEvent) and event.reason == "failure" and not back:
+            back.append(asyncio.create_task(meet()))
+
+    return listen
+
+
 async def test_who_was_cut_off_is_let_go_when_it_is_back() -> None:
     """Training has gone on without it: what it kept is of no use."""
     async with devices(3) as household:
@@ -76,13 +94,7 @@ async def test_who_was_cut_off_is_let_go_when_it_is_back() -> None:
             mesh.heal()
             await household.until_idle("c")
 
-        def listen(event: Event) -> None:
-            household.events.append(event)
-            if isinstance(event, Step) and event.step == AT:
-                asyncio.get_running_loop().call_soon(mesh.partition, "c")
-            if isinstance(event, PlanEvent) and event.reason == "failure" and not back:
-                back.append(asyncio.create_task(meet()))
-
+        listen = _without_c(household, meet, back)
         await household.holder_run(momentum_job(), one_stage_each(3), listen).run()
         await back[0]
         assert steps_of(household) == list(range(1, STEPS + 1))
@@ -116,13 +128,7 @@ async def test_who_is_heard_of_before_there_is_a_link_is_let_go_when_there_is_on
             assert household.members["c"].service.waiting_for is None
             goes_on.set()
 
-        def listen(event: Event) -> None:
-            household.events.append(event)
-            if isinstance(event, Step) and event.step == AT:
-                asyncio.get_running_loop().call_soon(mesh.partition, "c")
-            if isinstance(event, PlanEvent) and event.reason == "failure" and not back:
-                back.append(asyncio.create_task(meet()))
-
+        listen = _without_c(household, meet, back)
         order = HolderEpoch.order
 
         async def gated(epoch: HolderEpoch, what: RoundOrder) -> None:
