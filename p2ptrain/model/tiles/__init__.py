@@ -1,0 +1,1 @@
+"""A captured model's first units, cut into tiles and computed exactly."""

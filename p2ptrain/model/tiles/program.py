@@ -1,0 +1,251 @@
+"""A tile's operators, prepared to be run again and again with one replica of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from p2ptrain.errors import InternalError
+from p2ptrain.model.description import Mode, ModelDescription, TensorKind
+from p2ptrain.model.graph import StateRef
+from p2ptrain.model.tiles.elementwise import is_in_place
+from p2ptrain.model.tiles.kernels import Kernel, Place, kernel
+from p2ptrain.model.tiles.messages import GradientSums, Halo, HaloGradient, Moments, Subject
+from p2ptrain.model.tiles.normalisation import Normalisation
+from p2ptrain.model.tiles.reading import TiledPart
+from p2ptrain.model.tiles.schedule import Normalise, Segment, Step, StepUses, steps_of, uses_of
+from p2ptrain.tiles.layout import Layout, Transfer
+from p2ptrain.tiles.network import Operation
+from p2ptrain.tiles.span import Region
+
+
+class Replica:
+    """The tensors of the tiled part as one device has them, shared by all of its tiles.
+
+    Parameters' gradients add up in `.grad` over the device's tiles and micro-batches.
+    """
+
+    def __init__(
+        self, description: ModelDescription, part: TiledPart, state: Mapping[str, Tensor]
+    ) -> None:
+        """Take the tensors that the part uses out of `state`, without copying them."""
+        self.tensors: dict[str, Tensor] = {}
+        nodes = description.train.nodes[: part.stop]
+        names = {r.name for node in nodes for r in node.references() if isinstance(r, StateRef)}
+        for name in sorted(names):
+            if name not in state:
+                raise InternalError(f"tensor {name!r} of the tiled part is missing")
+            described, tensor = description.tensors_by_name[name], state[name].detach()
+            if described.kind is TensorKind.PARAMETER:
+                tensor = nn.Parameter(tensor, requires_grad=described.trainable)
+            self.tensors[name] = tensor
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Those that take gradients, by name."""
+        return {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One operator on the tile.
+
+    Attributes:
+        operation: what it reads and makes.
+        cuts: for each input, where what it reads lies in what the tile has; None = it is all.
+    """
+
+    operation: Operation
+    cuts: tuple[tuple[slice, slice] | None, ...]
+    call: Kernel
+    grad_enabled: bool
+
+
+class TileProgram:
+    """One tile of a layout with a replica.
+
+    Attributes:
+        tile: its number.
+        steps, uses: by group.
+        instructions, normalisations: by number of the operation.
+    """
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        part: TiledPart,
+        layout: Layout,
+        tile: int,
+        replica: Replica,
+        *,
+        mode: Mode = "train",
+        tracks: bool = True,
+    ) -> None:
+        """Prepare the tile.
+
+        Args:
+            description, part: the model, and what of it is tiled.
+            layout: of `part.network`.
+            tile: its number.
+            replica: its device's.
+            mode: which graph `part` was read from.
+            tracks: it changes the replica's running statistics and counters; one tile of a device.
+        """
+        self.part, self.layout, self.tile, self.replica = part, layout, tile, replica
+        self.mode, self.tracks = mode, tracks
+        self._nodes = description.graph(mode).nodes
+        self.steps = tuple(steps_of(layout, place) for place in range(len(layout.groups)))
+        self.uses: tuple[tuple[StepUses, ...], ...] = tuple(
+            uses_of(layout, steps) for steps in self.steps
+        )
+        self.instructions: dict[int, Instruction] = {}
+        self.normalisations: dict[int, Normalisation] = {}
+        for place, steps in enumerate(self.steps):
+            for step in steps:
+                self._prepare(place, step)
+        self._shapes = self._expected_shapes()
+
+    @property
+    def trains(self) -> bool:
+        """Whether a backward follows."""
+        return self.mode == "train"
+
+    def expected(self, subject: Subject, sender: int, samples: int) -> tuple[int, ...] | None:
+        """The shape of what another tile may send in a pass; None where it may not."""
+        shape = self._shapes.get((subject, sender))
+        if shape is None or isinstance(subject, Moments | GradientSums):
+            return shape
+        return samples, *shape
+
+    def owned(self, number: int) -> Region:
+        """What the tile owns of a map."""
+        return self.layout.owned(self.tile, number)
+
+    def required(self, group: int, number: int) -> Region:
+        """What the tile has of a map inside a group."""
+        return self.layout.required(group, self.tile, number)
+
+    def count(self, group: int) -> None:
+        """Run the counters of a group's units, once a micro-batch."""
+        units = self.layout.groups[group]
+        for nodes in self.part.counters[units.first : units.end]:
+            for index in nodes:
+                node = self._nodes[index]
+                reference, rise = node.args
+                assert isinstance(reference, StateRef)
+                assert isinstance(rise, int | float)
+                with torch.no_grad():
+                    self.replica.tensors[reference.name].add_(rise)
+
+    def _expected_shapes(self) -> dict[tuple[Subject, int], tuple[int, ...]]:
+        """By (what, from which tile), the samples left out."""
+        network, tile = self.layout.network, self.tile
+        shapes: dict[tuple[Subject, int], tuple[int, ...]] = {}
+
+        def shape(transfer: Transfer) -> tuple[int, ...]:
+            region = transfer.region
+            return network.maps[transfer.map].channels, region.rows.size, region.columns.size
+
+        for place, transfers in enumerate(self.layout.transfers):
+            for transfer in transfers:
+                if transfer.receiver == tile:
+                    shapes[Halo(place, transfer.map), transfer.sender] = shape(transfer)
+                if transfer.sender == tile and network.maps[transfer.map].differentiable:
+                    shapes[HaloGradient(place, transfer.map), transfer.receiver] = shape(transfer)
+        for steps in self.steps:
+            for step in steps:
+                if isinstance(step, Normalise):
+                    for other in range(self.layout.tiles):
+                        if other != tile:
+                            sums = 2, network.maps[step.read].channels
+                            shapes[Moments(step.operation), other] = sums
+                            shapes[GradientSums(step.operation), other] = sums
+        return shapes
+
+    def _prepare(self, group: int, step: Step) -> None:
+        if isinstance(step, Segment):
+            for k in step.operations:
+                self.instructions[k] = self._instruction(group, k)
+        else:
+            node = self._nodes[self.part.nodes[step.operation]]
+            self.normalisations[step.operation] = Normalisation(node, self.replica.tensors)
+
+    def _instruction(self, group: int, k: int) -> Instruction:
+        operation = self.part.network.operations[k]
+        node = self._nodes[self.part.nodes[k]]
+        outputs = self.required(group, operation.output)
+        place = Place(
+            node=node,
+            operation=operation,
+            reads=self.part.reads[k],
+            source=self.part.network.maps[operation.inputs[0]],
+            outputs=outputs,
+            in_place=is_in_place(node.operator) and self._may_write(group, operation),
+        )
+        return Instruction(
+            operation,
+            self._cuts(group, operation, outputs),
+            kernel(place, self.replica.tensors),
+            node.grad_enabled,
+        )
+
+    def _cuts(
+        self, group: int, operation: Operation, outputs: Region
+    ) -> tuple[tuple[slice, slice] | None, ...]:
+        cuts: list[tuple[slice, slice] | None] = []
+        for number in operation.inputs:
+            source = self.part.network.maps[number]
+            needed = Region(
+                operation.rows.needed(outputs.rows, source.height),
+                operation.columns.needed(outputs.columns, source.width),
+            )
+            here = self.required(group, number)
+            cuts.append(None if needed == here else needed.within(here))
+        return tuple(cuts)
+
+    def _may_write(self, group: int, operation: Operation) -> bool:
+        """Whether nothing else needs its first input: it is made in the group and read here only.
+
+        Then the user's own in-place operator runs in place, which saves the memory of a map.
+        """
+        number, network = operation.inputs[0], self.part.network
+        readers = sum(other.inputs.count(number) for other in network.operations)
+        made_outside = number in self.layout.groups[group].entering
+        return readers == 1 and not made_outside and number not in network.leaving
+
+
+def cut(tensor: Tensor, cuts: tuple[slice, slice] | None) -> Tensor:
+    """A region of samples x channels x rows x columns."""
+    return tensor if cuts is None else tensor[:, :, cuts[0], cuts[1]]
+
+
+def run_segment(
+    instructions: Mapping[int, Instruction],
+    operations: Sequence[int],
+    values: dict[int, Tensor],
+    last_reads: Mapping[int, Sequence[int]],
+) -> None:
+    """Run operators; `values` (by map) gains what they make and loses what is read no more.
+
+    Args:
+        instructions: by number of the operation.
+        operations: which.
+        values: what they read.
+        last_reads: operation -> maps that nothing reads after it.
+    """
+    recording = torch.is_grad_enabled()
+    for k in operations:
+        instruction = instructions[k]
+        operation = instruction.operation
+        inputs = [
+            cut(values[number], cuts)
+            for number, cuts in zip(operation.inputs, instruction.cuts, strict=True)
+        ]
+        with torch.set_grad_enabled(recording and instruction.grad_enabled):
+            values[operation.output] = instruction.call(inputs)
+        del inputs
+        for number in last_reads.get(k, ()):
+            values.pop(number, None)

@@ -1,0 +1,1 @@
+"""Which part of a feature map each tile owns and needs: whole numbers only, no torch."""

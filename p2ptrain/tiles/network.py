@@ -1,0 +1,128 @@
+"""The feature maps of a model's tiled part, and the operators between them, as plain data.
+
+Every operator makes one map from one or several, position by position or by windows. Operators of
+several inputs (additions, concatenations of channels) read the same position of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+from p2ptrain.tiles.window import Window
+
+Axis: TypeAlias = Literal["rows", "columns"]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureMap:
+    """One value of the tiled part: channels x height x width for every sample.
+
+    Attributes:
+        differentiable: whether a gradient flows back through it.
+    """
+
+    name: str
+    channels: int
+    height: int
+    width: int
+    differentiable: bool = True
+
+    def size(self, axis: Axis) -> int:
+        """Positions along one axis."""
+        return self.height if axis == "rows" else self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operator.
+
+    Attributes:
+        name: of the node, for people.
+        inputs: numbers of the maps it reads.
+        output: number of the map it makes.
+        rows, columns: what an output position reads of every input.
+        statistics: it normalises by mean and variance over all positions of all samples.
+        flops: operations of a forward pass for one output position of one sample, all channels.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    output: int
+    rows: Window
+    columns: Window
+    statistics: bool = False
+    flops: float = 0.0
+
+    def window(self, axis: Axis) -> Window:
+        """Of one axis."""
+        return self.rows if axis == "rows" else self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class MapUnit:
+    """One unit of the model, as far as it is tiled.
+
+    Attributes:
+        first, end: [first, end) of its operations.
+        parameter_bytes: of its filters and other trainable parameters.
+    """
+
+    name: str
+    first: int
+    end: int
+    parameter_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class MapNetwork:
+    """All maps and operators of the tiled part, in the order in which they run.
+
+    Attributes:
+        entering: maps that come from outside: the model's inputs.
+        leaving: maps that are used behind the tiled part.
+        itemsize: bytes of one element.
+    """
+
+    maps: tuple[FeatureMap, ...]
+    operations: tuple[Operation, ...]
+    units: tuple[MapUnit, ...]
+    entering: tuple[int, ...]
+    leaving: tuple[int, ...]
+    itemsize: int = 4
+
+    def operations_of(self, first: int, end: int) -> tuple[Operation, ...]:
+        """Of units [first, end)."""
+        return self.operations[self.units[first].first : self.units[end - 1].end]
+
+    @cached_property
+    def unit_of_map(self) -> tuple[int | None, ...]:
+        """By map: the unit that makes it; None for what enters."""
+        made: list[int | None] = [None] * len(self.maps)
+        for number, unit in enumerate(self.units):
+            for operation in self.operations[unit.first : unit.end]:
+                made[operation.output] = number
+        return tuple(made)
+
+    @cached_property
+    def last_unit_of_map(self) -> tuple[int, ...]:
+        """By map: the last unit that reads it; the number of units where it leaves; -1: nobody."""
+        last = [-1] * len(self.maps)
+        for number, unit in enumerate(self.units):
+            for operation in self.operations[unit.first : unit.end]:
+                for read in operation.inputs:
+                    last[read] = number
+        for leaving in self.leaving:
+            last[leaving] = len(self.units)
+        return tuple(last)
+
+    def made_by(self, number: int) -> str:
+        """What to call a map in an error: the unit that makes it."""
+        unit = self.unit_of_map[number]
+        return "the model's input" if unit is None else f"unit {self.units[unit].name}"
+
+    def bytes_per_position(self, maps: Iterable[int]) -> int:
+        """Of one position of one sample, all channels of these maps."""
+        return self.itemsize * sum(self.maps[number].channels for number in maps)

@@ -1,0 +1,196 @@
+"""Tiles against plain torch: a sample of what `tools.tile_exactness` tries in full."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import InternalError, ProtocolError
+from p2ptrain.model.tiles.in_process import Tiles
+from p2ptrain.model.tiles.messages import Halo, Message, Moments
+from p2ptrain.model.tiles.program import Replica, TileProgram
+from p2ptrain.model.tiles.tile_pass import TilePass
+from p2ptrain.tiles.layout import Layout
+from tools.tile_exactness.training import (
+    Prepared,
+    Run,
+    compare,
+    prepare,
+    train_plainly,
+    train_tiled,
+)
+
+EQUAL = {1: (1.0,), 2: (1.0, 1.0), 3: (1.0, 1.0, 1.0)}
+
+
+@pytest.fixture(scope="module")
+def six() -> Prepared:
+    torch.set_num_threads(1)
+    return prepare("six", torch.float64, 2)
+
+
+@pytest.fixture(scope="module")
+def plain(six: Prepared) -> Run:
+    return train_plainly(six)
+
+
+def layout(prepared: Prepared, rows: int, columns: int, borders: tuple[int, ...]) -> Layout:
+    return Layout(prepared.part.network, (EQUAL[rows], EQUAL[columns]), borders)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "borders"),
+    [
+        (1, 2, (0, 1, 2, 3, 4, 5, 6)),
+        (2, 2, (0, 6)),
+        (3, 3, (0, 2, 3, 6)),
+    ],
+)
+def test_tiles_train_as_plain_torch_does(
+    six: Prepared, plain: Run, rows: int, columns: int, borders: tuple[int, ...]
+) -> None:
+    run, same = train_tiled(six, layout(six, rows, columns, borders), range(rows * columns))
+    apart = compare(plain, run, same)
+    assert apart.losses < 1e-12
+    assert apart.gradients < 1e-10
+    assert apart.buffers < 1e-12
+    assert apart.replicas
+
+
+def test_unequal_tiles_several_on_a_device(six: Prepared, plain: Run) -> None:
+    chance = random.Random(5)
+    borders = (0, *sorted(chance.sample(range(1, 6), 3)), 6)
+    uneven = Layout(six.part.network, ([1.0, 1.8], [2.0, 1.0]), borders, aligned=False)
+    run, same = train_tiled(six, uneven, [0, 1, 1, 0])
+    apart = compare(plain, run, same)
+    assert apart.losses < 1e-12
+    assert apart.gradients < 1e-10
+    assert apart.buffers < 1e-12
+    assert apart.replicas
+
+
+def test_single_precision() -> None:
+    single = prepare("six", torch.float32, 2)
+    run, same = train_tiled(single, layout(single, 2, 2, (0, 3, 6)), range(4))
+    apart = compare(train_plainly(single), run, same)
+    assert apart.losses < 1e-5
+    assert apart.gradients < 1e-4
+    assert same
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+def passes(prepared: Prepared, grid: Layout) -> tuple[list[TilePass], list[TileProgram]]:
+    programs = [
+        TileProgram(
+            *(prepared.description, prepared.part, grid, tile),
+            Replica(prepared.description, prepared.part, copied(prepared)),
+        )
+        for tile in range(grid.tiles)
+    ]
+    return [TilePass(program, 2) for program in programs], programs
+
+
+def copied(prepared: Prepared) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in prepared.captured.state().items()}
+
+
+def inputs(prepared: Prepared, grid: Layout, tile: int) -> dict[int, Tensor]:
+    region = grid.input_region(tile, 0)
+    x = prepared.batches[0][0]
+    return {
+        0: x[:, :, region.rows.first : region.rows.end, region.columns.first : region.columns.end]
+    }
+
+
+def delivered(
+    machines: list[TilePass], sent: list[Message], chance: random.Random
+) -> Iterator[Message]:
+    """Deliver in random order until nothing is left."""
+    while sent:
+        message = sent.pop(chance.randrange(len(sent)))
+        sent += machines[message.receiver].receive(message)
+        yield message
+
+
+def test_the_order_of_messages_changes_no_bit(six: Prepared) -> None:
+    grid = layout(six, 2, 3, (0, 1, 3, 6))
+    found: list[list[Tensor]] = []
+    for seed in range(2):
+        chance = random.Random(seed)
+        machines, programs = passes(six, grid)
+        sent: list[Message] = []
+        for tile, machine in enumerate(machines):
+            sent += machine.begin_forward(inputs(six, grid, tile))
+        forward = [*delivered(machines, sent, chance)]
+        assert {type(m.subject).__name__ for m in forward} == {"Halo", "Moments"}
+        assert not any(machine.is_waiting for machine in machines)
+        for machine in machines:
+            sent += machine.begin_backward(
+                {number: torch.ones_like(value) for number, value in machine.outputs.items()}
+            )
+        back = [*delivered(machines, sent, chance)]
+        assert {type(m.subject).__name__ for m in back} == {"HaloGradient", "GradientSums"}
+        assert not any(machine.is_waiting for machine in machines)
+        found.append([p.grad for program in programs for p in program.replica.parameters.values()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_what_nobody_expects_is_refused(six: Prepared) -> None:
+    grid = layout(six, 1, 2, (0, 1, 6))
+    machines, _ = passes(six, grid)
+    machines[0].begin_forward(inputs(six, grid, 0))
+    (halo,) = [t for t in grid.transfers[1] if t.receiver == 0]
+    number = next(k for k, o in enumerate(six.part.network.operations) if o.statistics)
+    subject, channels = Moments(number), six.part.network.maps[1].channels
+    moments = torch.zeros(2, channels, dtype=torch.float64)
+    good = Message(1, 0, subject, moments)
+    bad = [
+        Message(0, 0, subject, moments),
+        Message(1, 0, Moments(99), moments),
+        Message(1, 0, subject, moments[:1]),
+        Message(1, 0, Halo(1, halo.map), torch.zeros(3, 4, 5, 6)),
+        Message(1, 0, Halo(0, halo.map), torch.zeros(3, 4, 5, 6)),
+    ]
+    for message in bad:
+        with pytest.raises(ProtocolError, match="to tile 0, which expects"):
+            machines[0].receive(message)
+    machines[0].receive(good)
+    with pytest.raises(ProtocolError, match="which expects it once"):
+        machines[0].receive(good)
+
+
+def test_images_of_another_size_are_refused(six: Prepared) -> None:
+    grid = layout(six, 1, 2, (0, 6))
+    tiles = Tiles(six.description, six.part, grid, [copied(six), copied(six)])
+    with pytest.raises(ProtocolError, match="images must keep their size within a job"):
+        tiles.forward(0, [torch.zeros(2, 3, 30, 30, dtype=torch.float64)])
+
+
+def test_devices_are_numbered_without_gaps(six: Prepared) -> None:
+    grid = layout(six, 1, 2, (0, 6))
+    with pytest.raises(InternalError, match="2 tiles on devices"):
+        Tiles(six.description, six.part, grid, [copied(six)], device_of_tile=[0, 1])
+
+
+def test_larger_groups_exchange_less_often_but_recompute(six: Prepared) -> None:
+    """Bytes that travel are those of the layout's transfers, forward and back."""
+    x = six.batches[0][0]
+    for borders in ((0, 6), (0, 1, 2, 3, 4, 5, 6)):
+        grid = layout(six, 1, 2, borders)
+        tiles = Tiles(six.description, six.part, grid, [copied(six), copied(six)])
+        made = tiles.forward(0, [x])
+        tiles.backward(0, [torch.ones_like(value) for value in made])
+        channels = [m.channels for m in six.part.network.maps]
+        expected = sum(
+            8 * len(x) * channels[t.map] * t.region.area for ts in grid.transfers for t in ts
+        )
+        assert tiles.traffic["Halo"] == tiles.traffic["HaloGradient"] == expected
+        assert len([*pairwise(borders)]) == len(grid.groups)
+        assert (expected > 0) == (len(grid.groups) > 1)

@@ -1,0 +1,160 @@
+"""Which nodes can be tiled, and what is said of the first that cannot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from p2ptrain.model.graph import Argument, NodeRef, StateRef
+from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
+from p2ptrain.model.tiles.reading import read_tiled_part
+from p2ptrain.model.tiles.refusal import NotTiled
+from p2ptrain.tiles.window import ELEMENTWISE, Window
+from tests.unit.model.tiles.descriptions import CHANNELS, IMAGE, convolution, describe
+
+LOSS = ("aten.mean.default", (NodeRef(0),))
+VECTOR = {"vector": (CHANNELS,), "running": (CHANNELS,), "per_channel": (CHANNELS, 1, 1)}
+PLACES = {"places": (CHANNELS, 12, 10)}
+
+
+def test_maps_and_windows() -> None:
+    description = describe(
+        [
+            convolution(IMAGE),
+            ("aten.relu_.default", (NodeRef(0),)),
+            ("aten.max_pool2d.default", (NodeRef(1), (3, 2), (2, 2), (1, 0), 1, True)),
+            ("aten.add.Tensor", (NodeRef(2), StateRef("per_channel"))),
+            ("aten.mean.default", (NodeRef(3),)),
+        ],
+        cuts=[2, 4],
+        tensors=VECTOR,
+    )
+    part = read_tiled_part(description)
+    maps = [(m.height, m.width, m.differentiable) for m in part.network.maps]
+    assert maps == [(12, 10, False), (12, 10, True), (12, 10, True), (7, 5, True), (7, 5, True)]
+    windows = [(o.rows, o.columns) for o in part.network.operations]
+    assert windows[0] == (Window(3, 1, 1, 1, 1), Window(3, 1, 1, 1, 1))
+    assert windows[2] == (Window(3, 2, 1, 1, 1), Window(2, 2))
+    assert windows[3] == (ELEMENTWISE, ELEMENTWISE)
+    assert [(u.name, u.first, u.end) for u in part.network.units] == [
+        ("unit0", 0, 2),
+        ("unit1", 2, 4),
+    ]
+    assert part.network.units[0].parameter_bytes == 4 * CHANNELS * CHANNELS * 9
+    assert part.leaving == ((NodeRef(3), 4),)
+    assert (part.stop, part.whole) == (4, 2)
+    assert part.reason is not None
+    assert part.reason.startswith("tiling ends in unit unit2 at node4 (aten.mean.default):")
+
+
+def test_what_is_written_in_place_is_another_map_for_later_readers() -> None:
+    description = describe(
+        [
+            convolution(IMAGE),
+            ("aten.relu_.default", (NodeRef(0),)),
+            ("aten.sigmoid.default", (NodeRef(0),)),
+            ("aten.mul.Tensor", (NodeRef(2), NodeRef(0))),
+            ("aten.mean.default", (NodeRef(3),)),
+        ],
+        cuts=[4],
+    )
+    operations = read_tiled_part(description).network.operations
+    assert [o.inputs for o in operations] == [(0,), (1,), (2,), (3, 2)]
+
+
+BATCH_NORM = (NodeRef(0), StateRef("vector"), StateRef("vector"), StateRef("running"))
+REFUSED: list[tuple[str, tuple[Argument, ...], str]] = [
+    ("aten.adaptive_avg_pool2d.default", (NodeRef(0), (1, 1)), "no operator that works on tiles"),
+    ("aten.mean.dim", (NodeRef(0), (2, 3), True), "no operator that works on tiles"),
+    ("aten.flatten.using_ints", (NodeRef(0), 1), "no operator that works on tiles"),
+    ("aten.group_norm.default", (NodeRef(0), 2), "no operator that works on tiles"),
+    ("aten.softmax.int", (NodeRef(0), 3), "no operator that works on tiles"),
+    ("aten.dropout.default", (NodeRef(0), 0.5, True), "random numbers are drawn for the whole"),
+    ("aten.mul.Tensor", (NodeRef(0), StateRef("places")), "places differs from position"),
+    ("aten.mul.Tensor", (NodeRef(0), StateRef("vector")), "vector differs from position"),
+    ("aten.relu.default", (StateRef("vector"),), "does not compute with maps alone"),
+    ("aten.pad.default", (NodeRef(0), (1, 1), "reflect"), "pads with reflect values"),
+    ("aten.pad.default", (NodeRef(0), (-1, 1)), "does not only add rows and columns"),
+    ("aten.cat.default", ((NodeRef(0), NodeRef(0)), 2), "does not join channels"),
+    ("aten.conv2d.default", (NodeRef(0), NodeRef(0)), "filters are computed from other values"),
+    ("aten.max_pool2d.default", (NodeRef(0), (20, 1)), "window does not fit a map of 12 x 10"),
+    ("aten.relu_.default", (IMAGE,), "writes to the model's input"),
+    ("aten.batch_norm.default", (*BATCH_NORM, NodeRef(0)), "running_var is computed"),
+    ("aten.sym_size.int", (NodeRef(0), 0), "no operator that works on tiles"),
+    ("operator.add", (1, 2), "computes with sizes"),
+]
+
+
+@pytest.mark.parametrize(("operator", "arguments", "reason"), REFUSED, ids=lambda v: str(v)[:40])
+def test_what_cannot_be_tiled_is_named(
+    operator: str, arguments: tuple[Argument, ...], reason: str
+) -> None:
+    if operator == "aten.batch_norm.default":
+        arguments = (*arguments, True, 0.1, 1e-5, False)
+    description = describe(
+        [convolution(IMAGE), (operator, arguments), LOSS], cuts=[1], tensors={**VECTOR, **PLACES}
+    )
+    part = read_tiled_part(description)
+    assert part.whole == 1
+    assert part.reason is not None
+    assert f"unit unit1 at node1 ({operator})" in part.reason
+    assert reason in part.reason
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((4, 12), torch.float32), ((4, 12, 10), torch.uint8), ((4, 12, 10), torch.float64)],
+)
+def test_a_model_without_images_is_refused(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    with pytest.raises(NotTiled, match="unit unit0 at node0"):
+        read_tiled_part(describe([convolution(IMAGE), LOSS], shape=shape, dtype=dtype))
+
+
+def test_whole_units_only() -> None:
+    steps = [convolution(IMAGE), convolution(NodeRef(0)), ("aten.mean.default", (NodeRef(1),))]
+    description = describe(steps, cuts=[1])
+    part = read_tiled_part(description)
+    assert (part.stop, part.whole, len(part.network.units)) == (2, 1, 2)
+    whole = read_tiled_part(description, whole_units=True)
+    assert (whole.stop, whole.whole, len(whole.network.units)) == (1, 1, 1)
+    with pytest.raises(NotTiled, match="at node2"):
+        read_tiled_part(describe(steps), whole_units=True)
+
+
+def test_what_is_written_behind_is_not_cut_off() -> None:
+    steps = [
+        convolution(IMAGE),
+        convolution(NodeRef(0)),
+        ("aten.mean.default", (NodeRef(1),)),
+        ("aten.relu_.default", (NodeRef(1),)),
+        ("aten.mean.default", (NodeRef(3),)),
+    ]
+    part = read_tiled_part(describe(steps, cuts=[1]))
+    assert (part.stop, part.whole) == (1, 1)
+
+
+def test_the_unit_in_which_tiling_ends_is_divided() -> None:
+    steps = [convolution(IMAGE), convolution(NodeRef(0)), ("aten.mean.default", (NodeRef(1),))]
+    description, part = cut_where_tiling_ends(describe(steps, cuts=[1]))
+    assert [(u.name, u.train, u.evaluate) for u in description.units] == [
+        ("unit0", (0, 1), (0, 1)),
+        ("unit1", (1, 2), (1, 2)),
+        ("unit1#2", (2, 3), (2, 3)),
+    ]
+    assert part.whole == 2
+    (crossing,) = description.crossing(2, "train")
+    assert crossing.shape(5) == (5, CHANNELS, 12, 10)
+    assert crossing.may_require_grad
+    assert part.reason is not None
+    assert "unit unit1 at node2" in part.reason
+
+
+def test_counters_are_no_operators() -> None:
+    steps = [
+        ("aten.add_.Tensor", (StateRef("running"), 1)),
+        convolution(IMAGE),
+        ("aten.mean.default", (NodeRef(1),)),
+    ]
+    part = read_tiled_part(describe(steps, cuts=[2], tensors=VECTOR))
+    assert part.counters == ((0,),)
+    assert part.nodes == (1,)

@@ -1,0 +1,1 @@
+"""Tiled training beside plain torch, in one process."""
