@@ -21,10 +21,9 @@ from p2ptrain.errors import OptionError
 from p2ptrain.observe.events import Event, Failed, Stopped
 
 if TYPE_CHECKING:
+    from p2ptrain.training.asynchronous.delays import Asynchrony
     from p2ptrain.training.job import Job
     from p2ptrain.training.options import TrainOptions
-
-MODES = ("sync",)
 
 _DESCRIPTION = """\
 Trains the model of SCRIPT's job() on the devices of the household. This device holds the
@@ -48,6 +47,7 @@ def add_parser(commands: Any) -> None:
     )
     groups.add_script_options(parser)
     _add_household(parser)
+    _add_asynchronous(parser)
     _add_overrides(parser)
     _add_files(parser)
     groups.add_node(parser)
@@ -77,7 +77,13 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="; ".join(f"{name}: {words}" for name, words in PLANNERS.items()) + " (default: auto)",
     )
-    group.add_argument("--mode", metavar="MODE", type=_mode, default="sync", help="sync")
+    group.add_argument(
+        "--mode",
+        choices=("sync", "async"),
+        default="sync",
+        help="sync: updates as on one device; async: no device waits for another's update "
+        "(docs/async.md) (default: sync)",
+    )
     group.add_argument(
         "--private", action="store_true", help="raw inputs and labels never leave this device"
     )
@@ -102,6 +108,33 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
         default="light",
         help="after a failure: a plan close to the old one, one from zero, or the dead device's "
         "part to the device after it",
+    )
+
+
+def _add_asynchronous(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("with --mode async: which weights a mini-batch sees")
+    group.add_argument(
+        "--vertical-sync",
+        action="store_true",
+        help="weights of one version in all stages (default: the newest of each stage)",
+    )
+    group.add_argument(
+        "--aggregate",
+        metavar="K",
+        type=options.positive,
+        help="stage p of n goes on from the mean of its n-p versions after every K(n-p) updates",
+    )
+    group.add_argument(
+        "--versions",
+        metavar="2",
+        type=int,
+        choices=(2,),
+        help="at most two versions a stage: divides mini-batches, all weights are one update old",
+    )
+    group.add_argument(
+        "--no-stashing",
+        action="store_true",
+        help="backwards with other weights than their forwards: for comparisons only",
     )
 
 
@@ -138,14 +171,6 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _mode(text: str) -> str:
-    if text == "async":
-        raise argparse.ArgumentTypeError("asynchronous training comes later: use --mode sync")
-    if text not in MODES:
-        raise argparse.ArgumentTypeError(f"there is no mode {text!r}: use sync")
-    return text
-
-
 def _weights_file(text: str) -> Path:
     path = Path(text).expanduser()
     if path.suffix != ".safetensors":
@@ -175,6 +200,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--local trains on this device alone: leave out --wait-for")
     if args.local and args.private:
         raise UsageError("--local sends nothing anywhere: leave out --private")
+    _check_asynchronous(args)
     if args.checkpoint_every is not None and args.checkpoint is None:
         raise UsageError("--checkpoint-every needs --checkpoint DIR")
     for path in (args.out, args.checkpoint):
@@ -182,6 +208,38 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"the folder of {path} does not exist")
     if args.resume is not None and not args.resume.is_dir():
         raise UsageError(f"--resume {args.resume}: there is no such folder")
+
+
+def _check_asynchronous(args: argparse.Namespace) -> None:
+    wanted = {
+        "--vertical-sync": args.vertical_sync,
+        "--versions": args.versions is not None,
+        "--no-stashing": args.no_stashing,
+    }
+    chosen = [name for name, is_wanted in wanted.items() if is_wanted]
+    aggregates = ["--aggregate"] if args.aggregate is not None else []
+    if args.mode == "sync" and (chosen or aggregates):
+        raise UsageError(f"{[*chosen, *aggregates][0]} is of asynchronous training: --mode async")
+    if len(chosen) > 1:
+        raise UsageError(f"{chosen[0]} and {chosen[1]} exclude each other")
+    if aggregates and chosen and chosen[0] != "--vertical-sync":
+        raise UsageError(
+            f"--aggregate takes the mean of versions that {chosen[0]} does not keep: leave out one"
+        )
+
+
+def _asynchrony(args: argparse.Namespace) -> Asynchrony | None:
+    from p2ptrain.plan.versions import Weights
+    from p2ptrain.training.asynchronous.delays import Asynchrony
+
+    if args.mode == "sync":
+        return None
+    if args.versions is not None:
+        return Asynchrony(Weights.DOUBLE)
+    if args.no_stashing:
+        return Asynchrony(Weights.UNSTASHED)
+    weights = Weights.VERTICAL if args.vertical_sync else Weights.STASHED
+    return Asynchrony(weights, args.aggregate)
 
 
 def override(job: Job, args: argparse.Namespace) -> Job:
@@ -219,6 +277,7 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         replan=not args.no_replan,
         wire=WireFormat(args.wire),
         recovery=Recovery(args.recovery),
+        asynchrony=_asynchrony(args),
     )
 
 

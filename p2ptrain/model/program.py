@@ -150,6 +150,7 @@ class Program:
         seed: Seed,
         *,
         watch: Watch | None = None,
+        instead: Mapping[str, Tensor] | None = None,
     ) -> list[Tensor]:
         """Run all nodes under the caller's autograd mode.
 
@@ -158,8 +159,13 @@ class Program:
             targets: all leaves of the target, or none where no unit uses any.
             seed: for the units that draw random numbers.
             watch: called with the result of each product with a parameter that takes gradients.
+            instead: tensors by name, read in place of those of the state.
         """
         registers = self._initial.copy()
+        for name, tensor in (instead or {}).items():
+            register = self._registers.get(StateRef(name))
+            if register is not None:
+                registers[register] = tensor
         self._enter(registers, inputs, targets)
         recording = torch.is_grad_enabled()
         for unit, instructions in self._instructions(self._batch(inputs, targets)):

@@ -37,7 +37,7 @@ class _Held:
     """A micro-batch between its forward and its backward.
 
     Attributes:
-        inputs, targets, seed: as given to `forward`.
+        inputs, targets, seed, parameters: as given to `forward`.
         roots: what the backward starts from: the outputs, at the last stage the weighted loss.
         gradients: of the inputs, filled in by the backward.
         leaves: where autograd's graph ends at the inputs.
@@ -51,6 +51,7 @@ class _Held:
     gradients: list[Tensor | None]
     leaves: list[Tensor]
     later: WeightGradients | None
+    parameters: Mapping[str, Tensor]
 
 
 class Stage:
@@ -117,6 +118,7 @@ class Stage:
         seed: Seed = NO_SEED,
         share: float = 1.0,
         split: bool = False,
+        parameters: Mapping[str, Tensor] | None = None,
     ) -> list[Tensor]:
         """Run the training graph and keep what the backward needs under `key`.
 
@@ -128,6 +130,8 @@ class Stage:
             seed: (job, step, micro-batch) for dropout and its like.
             share: part of the micro-batch's samples that this device of a group takes.
             split: `backward_inputs` and `backward_weights` will follow instead of `backward`.
+            parameters: leaves by name that take the place of the stage's own; the backward adds
+                gradients to them.
 
         Returns:
             What crosses out of the last unit, detached; at the last stage the unweighted loss.
@@ -144,11 +148,12 @@ class Stage:
                     leaf = inputs[position].detach().requires_grad_()
                     leaves.append(leaf)
                     received[position] = _receive(leaf, gradients, position)
-            outputs = self._run(key, share, received, targets, seed, later)
+            outputs = self._run(key, share, received, targets, seed, later, parameters)
             roots = list(outputs)
             if self._is_last and weight is not None:
                 roots = [outputs[0] * weight]
-        self._held[key] = _Held(inputs, targets, seed, roots, gradients, leaves, later)
+        held = _Held(inputs, targets, seed, roots, gradients, leaves, later, parameters or {})
+        self._held[key] = held
         return [output.detach() for output in outputs]
 
     def _run(
@@ -159,11 +164,12 @@ class Stage:
         targets: Sequence[Tensor],
         seed: Seed,
         later: WeightGradients | None,
+        parameters: Mapping[str, Tensor] | None,
     ) -> list[Tensor]:
         watch = None if later is None else later.watch
         if self.statistics is not None:
             self.statistics.before_forward()
-        outputs = self._train.run(inputs, targets, seed, watch=watch)
+        outputs = self._train.run(inputs, targets, seed, watch=watch, instead=parameters)
         if self.statistics is not None:
             self.statistics.after_forward(key, share)
         if later is not None:
@@ -336,9 +342,8 @@ class Stage:
         if held is None:
             raise InternalError(f"micro-batch {key} is not held")
         units = range(self.first, self.end)
-        return find_non_finite(
-            self.description, units, self._state, held.inputs, held.targets, held.seed
-        )
+        state = self._state | dict(held.parameters)
+        return find_non_finite(self.description, units, state, held.inputs, held.targets, held.seed)
 
     def take_separate(self) -> dict[str, list[Tensor | None]]:
         """Gradients of the `separate` parameters since the last call, in order of the backwards.

@@ -14,7 +14,7 @@ from torch import Tensor
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.effects import aliased_references, mutated_references
 from p2ptrain.model.graph import Node, NodeRef, Reference, StateRef
-from p2ptrain.model.wire import like
+from p2ptrain.model.wire import copy_into, like
 
 
 def written_names(description: ModelDescription, first: int, end: int) -> frozenset[str]:
@@ -72,3 +72,29 @@ class SavedBuffers:
     def before(self) -> Mapping[str, Tensor]:
         """The copies by name, where there are any: those the stage's own tensors have replaced."""
         return self._copies if self._is_saved else {}
+
+
+class BuffersByStep:
+    """What one stage's forwards write, as it was after each of the last steps. Not thread-safe.
+
+    Where forwards of later steps have run before the update of an earlier one, a copy of that
+    update's version holds what was written up to that step, no more.
+    """
+
+    def __init__(self, written: Mapping[str, Tensor]) -> None:
+        """Watch `written`, the stage's own tensors by name."""
+        self._current = {name: tensor.detach() for name, tensor in written.items()}
+        self._after: dict[int, dict[str, Tensor]] = {}
+
+    def note(self, step: int) -> None:
+        """All forwards of `step` have run, and none of a later one."""
+        if self._current:
+            self._after[step] = {n: copy_into(None, t) for n, t in self._current.items()}
+
+    def forget(self, before: int) -> None:
+        """What earlier steps left is not wanted any more."""
+        self._after = {step: copies for step, copies in self._after.items() if step >= before}
+
+    def after(self, step: int) -> Mapping[str, Tensor]:
+        """The copies by name; nothing where nothing is written."""
+        return self._after.get(step, {})

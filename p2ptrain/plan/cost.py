@@ -20,6 +20,7 @@ from p2ptrain.plan.overlap import SPLIT_FACTOR, Carriage, Direction, OverlapCost
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.versions import Weights
 
 
 class CostModel:
@@ -31,6 +32,7 @@ class CostModel:
         links: all links between them.
         overlap: what the runtime does beyond the plain model; None = the plain model.
         mode: whether rounds are timed, or steady asynchronous running.
+        weights: asynchronously, which versions stages keep.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class CostModel:
         *,
         overlap: bool = False,
         mode: Mode = Mode.SYNC,
+        weights: Weights = Weights.STASHED,
     ) -> None:
         if overlap and mode is Mode.ASYNC:
             raise OptionError("overlap is known of synchronous rounds only, not of mode async")
         self.profile = profile
         self.mode = mode
+        self.weights = weights
         self.devices: tuple[Device, ...] = tuple(sorted(cluster.devices, key=lambda d: d.name))
         self.holder = next(i for i, device in enumerate(self.devices) if device.holder)
         self.unit_count = len(profile.units)

@@ -14,6 +14,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.schedule import usual_warmup
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.versions import versions_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +241,9 @@ def _place_bytes(cost: CostModel, draft: Draft, p: int, warmup: int, place: int)
     if cost.mode is Mode.SYNC:
         samples, versions = group.in_flight_samples(draft.split, place, warmup), 1
     else:
-        versions = group.in_flight_versions(place, warmup)
-        samples = versions * max(group.pieces(draft.split, place))
+        in_flight = group.in_flight_versions(place, warmup)
+        samples = in_flight * max(group.pieces(draft.split, place))
+        versions = versions_kept(cost.weights, in_flight, max(draft.warmup[0], in_flight))
     return cost.peak_bytes(*draft.units[p], samples, versions)
 
 

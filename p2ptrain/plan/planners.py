@@ -55,7 +55,9 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     if planner is None:
         known = ", ".join(sorted(PLANNERS))
         raise OptionError(f'unknown planner "{request.planner}" (known: {known})')
-    cost = CostModel(profile, cluster, overlap=request.overlap, mode=request.mode)
+    cost = CostModel(
+        profile, cluster, overlap=request.overlap, mode=request.mode, weights=request.weights
+    )
     if request.schedule is Schedule.ZERO_BUBBLE and not cost.can_split:
         raise OptionError(
             "schedule zero-bubble: no profile says what part of a backward is gradients of weights "

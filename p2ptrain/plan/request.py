@@ -12,6 +12,7 @@ from enum import StrEnum
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.versions import Weights
 
 
 class Mode(StrEnum):
@@ -53,6 +54,7 @@ class PlanRequest:
         allocations: how these may divide its work: where a model looks across samples, dividing
             them changes what it learns, and dealing whole micro-batches does not.
         mode: synchronous rounds, or steady asynchronous running.
+        weights: asynchronously, which versions of their weights stages keep.
         overlap: judge by what the runtime does, not by the plain cost model.
         schedule: of backwards; None = AUTO for planner `auto` with `overlap`, else 1F1B.
         effort: part of the usual search that `auto` may spend (0 < effort <= 1), for those who
@@ -74,6 +76,7 @@ class PlanRequest:
     groups: bool = True
     allocations: frozenset[Allocation] = EVERY_ALLOCATION
     mode: Mode = Mode.SYNC
+    weights: Weights = Weights.STASHED
     overlap: bool = False
     schedule: Schedule | None = None
     effort: float = 1.0

@@ -77,6 +77,7 @@ def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assig
         wire=request.wire,
         stable=placed.stable,
         keeps=placed.keeps,
+        asynchrony=request.asynchrony,
     )
 
 

@@ -10,6 +10,8 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net import cbor
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.versions import Weights
+from p2ptrain.training.asynchronous.delays import Asynchrony, asynchrony_fields
 from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
     EpochKey,
@@ -85,6 +87,7 @@ class Assignment:
         wire: how activations, gradients and the parts of all-reduces travel.
         stable: the newest version of which every copy was acknowledged; None = there is none.
         keeps: whether the state that the epoch begins with is copied at once.
+        asynchrony: how it trains without a barrier; None = in synchronous rounds.
     """
 
     key: EpochKey
@@ -102,6 +105,7 @@ class Assignment:
     wire: WireFormat = WireFormat.EXACT
     stable: Version | None = None
     keeps: bool = False
+    asynchrony: Asynchrony | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -141,6 +145,7 @@ class Assignment:
                 "wire": self.wire.value,
                 "stable": None if self.stable is None else version_fields(self.stable),
                 "keeps": self.keeps,
+                "asynchrony": asynchrony_fields(self.asynchrony),
             }
         )
 
@@ -170,18 +175,30 @@ class Assignment:
             wire=wire_format(fields),
             stable=None if stable is None else read_version(stable),
             keeps=bool(fields.get("keeps")),
+            asynchrony=Asynchrony.read(fields.get("asynchrony")),
         )
         assignment.check()
         return assignment
 
     def check(self) -> None:
-        """ProtocolError where the shares of a stage do not add up to the whole."""
+        """ProtocolError where the shares of a stage do not add up, or it cannot train so."""
         for place in self.stages:
             whole = (
                 self.micro_batch if place.allocation is Allocation.SAMPLES else self.micro_batches
             )
             if place.shared and sum(place.shares) != whole:
                 raise ProtocolError(f"shares {list(place.shares)} do not add up to {whole}")
+        if self.asynchrony is not None:
+            self._check_delays(self.asynchrony)
+
+    def _check_delays(self, how: Asynchrony) -> None:
+        count = len(self.stages)
+        if self.clip or any(place.shared or place.held is not None for place in self.stages):
+            raise ProtocolError("asynchronous stages are single devices that wait for nobody")
+        if any(place.warmup != count - p for p, place in enumerate(self.stages)):
+            raise ProtocolError(f"{count} asynchronous stages have depths of {count} to 1")
+        if how.weights is Weights.DOUBLE and self.micro_batches < count:
+            raise ProtocolError(f"two versions need {count} micro-batches at least")
 
 
 def _stage_fields(place: StagePlace) -> dict[str, Any]:

@@ -294,6 +294,7 @@ def _ask_fields(ask: ChangeAsk) -> dict[str, Any]:
         "silent": sorted(past.silent),
         "took_part": sorted(past.took_part),
         "clips": past.clips,
+        "asynchronous": past.asynchronous,
     }
 
 
@@ -313,6 +314,7 @@ def _read_ask(fields: Mapping[str, Any]) -> ChangeAsk:
         silent=ids(fields, "silent"),
         took_part=ids(fields, "took_part"),
         clips=bool(fields.get("clips")),
+        asynchronous=bool(fields.get("asynchronous")),
     )
     return ChangeAsk(
         number=integer(fields, "number"),

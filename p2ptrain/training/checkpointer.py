@@ -115,6 +115,11 @@ class Checkpointer:
         self._due = step
         return True
 
+    @property
+    def due(self) -> int | None:
+        """The update after which one will be taken that was wanted and is not taken yet."""
+        return self._due
+
     def is_due(self, step: int) -> bool:
         """Whether `wants` said so of the update that now counts."""
         return step == self._due

@@ -16,6 +16,7 @@ from p2ptrain.plan.replanning.hysteresis import Action, Decision, weigh
 from p2ptrain.plan.replanning.migration import plan_migration
 from p2ptrain.plan.replanning.replan import Replanned
 from p2ptrain.plan.replanning.replicas import place_replicas
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
 from p2ptrain.training.household_plan import MeasuredHousehold, question
 from p2ptrain.training.plan_request import PlanningRequest
@@ -41,7 +42,7 @@ class Present:
 def as_of_now(request: PlanningRequest, household: MeasuredHousehold, plan: Plan) -> Present:
     """What the plan in force takes with the times, links and devices of now."""
     profile, cluster = question(request, household)
-    cost = CostModel(profile, cluster, overlap=True)
+    cost = CostModel(profile, cluster, overlap=plan.mode is Mode.SYNC, mode=plan.mode)
     seconds = simulate_draft(cost, draft_of(plan, cost)).round_seconds
     promised = plan.predicted.round_seconds
     return Present(plan, seconds, seconds / promised if promised > 0 else 1.0)

@@ -19,8 +19,10 @@ from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.optimizer_spec import OptimizerSpec
 from p2ptrain.model.stage import Stage
 from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.asynchronous.delayed_stage import DelayedStage
+from p2ptrain.training.asynchronous.runner import DelayedRunner
 from p2ptrain.training.epoch_links import EpochLinks, Shell, separate_names
-from p2ptrain.training.live_stage import LiveStage
+from p2ptrain.training.live_stage import LiveStage, TrainedStage
 from p2ptrain.training.protocol import Coefficient, Commit, RoundOrder
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.version import Version
@@ -53,7 +55,7 @@ class Engagement:
         self.assignment = assignment
         self.description = description
         self.store = VersionStore(description) if store is None else store
-        self.runners: dict[int, StageRunner] = {}
+        self.runners: dict[int, StageRunner | DelayedRunner] = {}
         self._shell = shell
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -92,6 +94,17 @@ class Engagement:
         """Queue a round for every stage here."""
         for runner in self.runners.values():
             await runner.order(order)
+
+    def no_more(self, rounds: int) -> None:
+        """So many rounds are ordered in this epoch, and none after them.
+
+        Raises:
+            ProtocolError: stages here train in synchronous rounds, and do not ask.
+        """
+        for runner in self.runners.values():
+            if not isinstance(runner, DelayedRunner):
+                raise ProtocolError("a last order where each round has its own end")
+            runner.no_more(rounds)
 
     def commit(self, commit: Commit) -> None:
         """An update counts: every stage here makes it.
@@ -185,7 +198,7 @@ class Engagement:
                 return stop, of_units(self.description, live.named(), first, stop)
         return None
 
-    def _whole(self) -> Iterator[tuple[StagePlace, LiveStage]]:
+    def _whole(self) -> Iterator[tuple[StagePlace, TrainedStage]]:
         for index, runner in self.runners.items():
             if not runner.live.torn:
                 yield self.assignment.stages[index], runner.live
@@ -197,7 +210,9 @@ class Engagement:
         model = _with_prefix(state, "model:")
         slots = _with_prefix(state, "optimizer:")
 
-        def build() -> LiveStage:
+        how, count = self.assignment.asynchrony, len(self.assignment.stages)
+
+        def build() -> LiveStage | DelayedStage:
             separate = separate_names(self.assignment, self.description)
             here = separate.intersection(model)
             units = (place.first, place.end)
@@ -207,18 +222,24 @@ class Engagement:
             )
             optimizer = StageOptimizer(spec, stage.parameters())
             optimizer.load_state(slots, copy=False)
-            version = self.assignment.version
-            return LiveStage(stage, optimizer, version, self.assignment.key.epoch)
+            version, epoch = self.assignment.version, self.assignment.key.epoch
+            if how is None:
+                return LiveStage(stage, optimizer, version, epoch)
+            return DelayedStage(stage, optimizer, version, epoch, (index, count), how)
 
         live = await self._shell.compute.run((0,), build)
         links = EpochLinks(self.assignment, index, live.stage, self.description, self._shell)
         lines = StageLines(self.assignment, index, self.description, self._shell)
         connected = lines.connect(live.stage, links)
-        self.runners[index] = StageRunner(
-            lines.task(), live, links, connected, self._shell.compute, self.store
-        )
+        compute, store = self._shell.compute, self.store
+        if isinstance(live, DelayedStage):
+            self.runners[index] = DelayedRunner(
+                lines.task(), live, links, connected, compute, store, count
+            )
+        else:
+            self.runners[index] = StageRunner(lines.task(), live, links, connected, compute, store)
 
-    def _runner(self, first: int, end: int) -> StageRunner:
+    def _runner(self, first: int, end: int) -> StageRunner | DelayedRunner:
         for index, runner in self.runners.items():
             place = self.assignment.stages[index]
             if (place.first, place.end) == (first, end):
@@ -226,7 +247,7 @@ class Engagement:
         raise ProtocolError(f"no stage of units {first} to {end} here")
 
     @staticmethod
-    async def _run(index: int, runner: StageRunner, on_failure: OnFailure) -> None:
+    async def _run(index: int, runner: StageRunner | DelayedRunner, on_failure: OnFailure) -> None:
         try:
             await runner.run()
         except ExceptionGroup as group:

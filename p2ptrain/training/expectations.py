@@ -13,6 +13,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.overlap import ROUND_MESSAGES, SPLIT_FACTOR
 from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.training.household_plan import MeasuredHousehold, question
 from p2ptrain.training.plan_request import PlanningRequest
@@ -49,7 +50,12 @@ def corrected(measured: Mapping[str, Any], corrections: Corrections, device: str
 def expected_of(
     request: PlanningRequest, household: MeasuredHousehold, plan: Plan
 ) -> dict[Seat, Expected]:
-    """What a round of `plan` should take each stage on each device, by its id."""
+    """What a round of `plan` should take each stage on each device, by its id.
+
+    Nothing where there are no rounds: stages that run by themselves are not held against a plan.
+    """
+    if plan.mode is Mode.ASYNC:
+        return {}
     profile, cluster = question(request, household)
     cost = CostModel(profile, cluster, overlap=True)
     draft = draft_of(plan, cost)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from p2ptrain.model.wire import pack
+from p2ptrain.training.asynchronous.delays import asynchrony_fields
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.preparation import Prepared
 
@@ -37,6 +38,7 @@ def fingerprint(prepared: Prepared, options: TrainOptions) -> str:
         "clip": job.clip_grad_norm,
         "private": options.private,
         "planner": options.planner,
+        "asynchrony": asynchrony_fields(options.asynchrony),
         "wire": options.wire.value,
         "resume": None if options.resume is None else str(options.resume.absolute()),
     }

@@ -19,8 +19,10 @@ from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.model.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.observe.events import Done, Event, Warned
+from p2ptrain.plan.versions import Weights
 from p2ptrain.training import unfinished
 from p2ptrain.training.allocator import trim_heap
+from p2ptrain.training.asynchronous.loop import AsynchronousLoop
 from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.checkpoint import save_weights
@@ -86,6 +88,12 @@ class HolderRun:
             PeerError: the household could not do it.
         """
         self._check_free()
+        how = self._options.asynchrony
+        if how is not None and how.weights is Weights.UNSTASHED:
+            self._warn(
+                "without stashing a mini-batch's backward uses other weights than its forward: "
+                "the updates are no gradients of the loss at any weights; for comparisons only"
+            )
         started = await self._start.run(self._job)
         self._id = started.entry.job
         journal = Journal(self._folder, started.entry, lambda why: self._emit(Warned(why)))
@@ -161,6 +169,7 @@ class HolderRun:
             wire=self._options.wire,
             replicas=self._options.replicas,
             checkpoints=self._options.checkpoint is not None,
+            asynchrony=self._options.asynchrony,
         )
 
     # -- while -----------------------------------------------------------------------------------
@@ -183,7 +192,8 @@ class HolderRun:
 
         async def train(epoch: HolderEpoch, start: int, evaluated: int) -> bool:
             course = self._course(prepared, epoch.assignment.micro_batch)
-            loop = TrainingLoop(
+            asynchronous = epoch.assignment.asynchrony is not None
+            loop = (AsynchronousLoop if asynchronous else TrainingLoop)(
                 prepared,
                 course,
                 epoch,
@@ -307,7 +317,7 @@ class HolderRun:
         self._emit(Done(prepared.steps, seconds, rate, str(out) if out else None))
 
     async def _diagnosis(self, prepared: Prepared, epoch: HolderEpoch, error: LossNotFinite) -> str:
-        finding = await epoch.diagnose(error.micro_batch)
+        finding = await epoch.diagnose(error.held_as)
         return f"{error}{_where(prepared, finding, error.micro_batch)}"
 
 

@@ -38,6 +38,7 @@ from p2ptrain.training.protocol import (
     Coefficient,
     Commit,
     EpochKey,
+    NoMoreRounds,
     PieceKey,
     RoundOrder,
     integer,
@@ -156,6 +157,12 @@ class HolderEpoch:
         for device in self.assignment.devices:
             await self._mesh.send(device, message)
 
+    async def no_more(self, rounds: int) -> None:
+        """Tell every device that it has heard all orders of this epoch. Raises LinkClosed."""
+        fields = {**self.assignment.key.fields(), **NoMoreRounds(rounds).fields()}
+        for device in self.assignment.devices:
+            await self._mesh.send(device, Message(ROUND, fields))
+
     async def coefficient(self, shape: Round) -> Coefficient | None:
         """What this round's gradients are multiplied with; None where the job does not clip."""
         return None if self._norms is None else await self._coefficients.take(shape.index)
@@ -237,9 +244,9 @@ class HolderEpoch:
             if failpoints.armed:
                 await self.reach("home.between")
 
-    async def diagnose(self, micro_batch: int) -> Finding | None:
+    async def diagnose(self, held_as: int) -> Finding | None:
         """The first unit whose values for that piece are not finite, if a stage can still tell."""
-        fields = {**self.assignment.key.fields(), "micro_batch": micro_batch}
+        fields = {**self.assignment.key.fields(), "held_as": held_as}
         for device in self.assignment.devices:
             try:
                 reply = await self._mesh.call(
@@ -306,7 +313,9 @@ class HolderEpoch:
             case "not_finite":
                 step = integer(message.fields, "step")
                 piece = integer(message.fields, "micro_batch")
-                self.tracker.fail(LossNotFinite(told, step=step, micro_batch=piece))
+                held_as = integer(message.fields, "held_as")
+                error = LossNotFinite(told, step=step, micro_batch=piece, held_as=held_as)
+                self.tracker.fail(error)
             case "memory":
                 has = integer(message.fields, "memory_bytes")
                 self.tracker.fail(OutOfMemory(peer, name, has))
@@ -379,12 +388,13 @@ class OutOfMemory(TrainingError):
 
 
 class LossNotFinite(TrainingError):
-    """A stage found a loss that is NaN or infinite."""
+    """A stage found a loss that is NaN or infinite; `held_as` says for which piece."""
 
-    def __init__(self, message: str, *, step: int, micro_batch: int) -> None:
+    def __init__(self, message: str, *, step: int, micro_batch: int, held_as: int) -> None:
         super().__init__(message)
         self.step = step
         self.micro_batch = micro_batch
+        self.held_as = held_as
 
 
 def _target_stages(assignment: Assignment, description: ModelDescription) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan import fields
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.fold import Fold
 from p2ptrain.plan.overheads import Overheads
@@ -20,8 +21,9 @@ from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.replanning.heavy import respipe
 from p2ptrain.plan.replanning.replan import fixed, replan
 from p2ptrain.plan.replanning.replicas import Replicas
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.times import TimeTable
+from p2ptrain.plan.versions import Weights
 from p2ptrain.training.alike import Measured, shared
 from p2ptrain.training.memory_needs import (
     PROCESS_BYTES,
@@ -218,6 +220,28 @@ def _said_leaving(plan: Plan, household: MeasuredHousehold) -> Plan:
     return replace(plan, left_out=left_out)
 
 
+def _request(
+    request: PlanningRequest, only: frozenset[str] | None, allocations: frozenset[Allocation]
+) -> PlanRequest:
+    """What planners are asked; `only`: names of the devices that may get work, None = all."""
+    how, piece = request.asynchrony, request.batch_size
+    if how is not None:
+        piece = how.piece(request.batch_size, request.micro_batch)
+    return PlanRequest(
+        batch_size=piece,
+        micro_batch=request.micro_batch or None,
+        planner=request.planner,
+        least_piece=request.least_piece,
+        private=request.private_first > 0,
+        only=only,
+        groups=not request.sharing.unshared and how is None,
+        allocations=allocations,
+        mode=Mode.SYNC if how is None else Mode.ASYNC,
+        weights=Weights.STASHED if how is None else how.weights,
+        overlap=how is None,
+    )
+
+
 def _plan_within(
     cluster: Cluster,
     profile: Profile,
@@ -228,24 +252,41 @@ def _plan_within(
     here = frozenset(device.name for device in cluster.devices)
     tries = list(request.sharing.allocations(request.planner))
     for last, allocations in enumerate(tries, start=1 - len(tries)):
-        wanted = PlanRequest(
-            batch_size=request.batch_size,
-            micro_batch=request.micro_batch or None,
-            planner=request.planner,
-            least_piece=request.least_piece,
-            private=request.private_first > 0,
-            only=here - leaving if leaving else None,
-            groups=not request.sharing.unshared,
-            allocations=allocations,
-            overlap=True,
-            effort=1.0 if len(here) >= MANY_DEVICES else PLANNING_EFFORT,
-        )
+        wanted = _request(request, here - leaving if leaving else None, allocations)
+        effort = 1.0 if len(here) >= MANY_DEVICES else PLANNING_EFFORT
         try:
-            return _planned(profile, cluster, wanted, request, planning)
+            plan = _planned(profile, cluster, replace(wanted, effort=effort), request, planning)
+            _check_delays(plan, request)
+            return plan
         except PlanError:
             if last == 0:
                 raise
     raise PlanError("this model allows no plan")
+
+
+def _check_delays(plan: Plan, request: PlanningRequest) -> None:
+    """PlanError where a plan's stages cannot keep to the delays that the job asks for."""
+    if request.asynchrony is None:
+        return
+    count = len(plan.stages)
+    for p, stage in enumerate(plan.stages):
+        if len(stage.devices) > 1:
+            raise PlanError(
+                f"asynchronous training has one device a stage, and planner {request.planner} "
+                "gives one to several: use --planner auto"
+            )
+        if stage.warmup < count - p:
+            raise PlanError(
+                f'device "{stage.devices[0].name}" has too little memory for {count - p} '
+                "mini-batches under way: offer more with --memory, or use a smaller --batch-size"
+            )
+    if request.asynchrony.weights is Weights.DOUBLE:
+        pieces = -(-request.batch_size // plan.micro_batch)
+        if pieces < count:
+            raise PlanError(
+                f"two versions of the weights need a micro-batch a stage, and {count} stages have "
+                f"{pieces}: use a smaller --micro-batch"
+            )
 
 
 def _planned(

@@ -85,7 +85,12 @@ class JobEpochs:
         self._memory = memory
         reported, noted = memory.reported, memory.noted
         self._core = HolderCore(
-            mesh.self_id, len(unit_names), reported.step, journal=noted, clips=planning.clip
+            mesh.self_id,
+            len(unit_names),
+            reported.step,
+            journal=noted,
+            clips=planning.clip,
+            asynchronous=planning.asynchrony is not None,
         )
         self.reports = JobReports(mesh, reported, emit, memory.journal.committed)
         self.copies = KeptVersions(mesh, planning.job, self._on_stable, self.reports.warn)

@@ -45,6 +45,8 @@ from p2ptrain.training.recovery.version import Version
 
 log = get_logger(__name__)
 
+EARLY_LIMIT = 1024
+"""Most words about copies that wait until their version counts; a household has fewer stages."""
 NO_COST = CopyCost(0.0, (), 0.0)
 """Where nobody has reckoned one: rounds alone say how often."""
 
@@ -81,6 +83,8 @@ class KeptVersions:
         self._cadence: ReplicaCadence | None = None
         self._cost: CopyCost | None = None
         self._epoch = 0
+        self._counted = 0  # updates that all stages have made
+        self._early: list[tuple[str, int, ReplicaKept]] = []  # of versions after that
         self._telling: asyncio.Task[None] | None = None
         self._tasks = OwnedTasks(self._on_failed)
         mesh.route(REPLICA_KEPT, self._kept)
@@ -114,6 +118,7 @@ class KeptVersions:
         placed, now = placed_of(assignment), monotonic()
         self.stable, self._epoch = stable, placed.epoch
         self._cost = cost or self._cost or NO_COST
+        self._counted, self._early = placed.version.step, []
         self._keeping.begin(placed)
         self._cadence = None
         if placed.protects:
@@ -142,10 +147,14 @@ class KeptVersions:
         named = dict.fromkeys((*stable, *self.read, *self._keeping.under_way, version))
         return replace(order, keep=True, stay=tuple(named), offer=offer)
 
-    def round_done(self) -> None:
-        """A round of training has ended."""
+    def round_done(self, step: int) -> None:
+        """A round of training has ended: `step` updates count."""
         if self._cadence is not None:
             self._cadence.round_done(monotonic())
+        self._counted = step
+        early, self._early = self._early, []
+        for said in early:
+            self._take(self._acknowledged(*said))
 
     def pause_over(self) -> None:
         """Something that is no training took the time until now."""
@@ -175,11 +184,19 @@ class KeptVersions:
         key, kept = EpochKey.read(message.fields), ReplicaKept.read(message.fields)
         if key.job != self._job:
             return
-        units = (kept.first, kept.end)
-        found = self._keeping.acknowledged(peer, key.epoch, units, kept.version, kept.failed)
+        if kept.version.step > self._counted and kept.version in self._keeping.under_way:
+            # without a barrier it may be there before all stages have made that update
+            if len(self._early) < EARLY_LIMIT:
+                self._early.append((peer, key.epoch, kept))
+            return
+        found = self._acknowledged(peer, key.epoch, kept)
         if failpoints.armed and any(isinstance(result, Whole) for result in found):
             await failpoints.reach("stable.before", device=self._mesh.self_id)
         self._take(found)
+
+    def _acknowledged(self, peer: str, epoch: int, kept: ReplicaKept) -> list[KeepingResult]:
+        units = (kept.first, kept.end)
+        return self._keeping.acknowledged(peer, epoch, units, kept.version, kept.failed)
 
     def _take(self, results: list[KeepingResult]) -> None:
         for result in results:

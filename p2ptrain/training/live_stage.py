@@ -12,6 +12,9 @@ has made sure that the thread does nothing of this stage (`ComputeThread.flush`)
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
@@ -25,33 +28,74 @@ from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.versions import Named
 
 
-class LiveStage:
-    """One stage's tensors and their version.
+class TrainedStage(ABC):
+    """One stage's tensors and their version, however updates come about.
 
     Attributes:
-        version: which state they are; changes in `apply` alone.
-        ready: what `apply` makes of them; None while gradients are missing.
+        version: which state they are.
+        ready: what the next update makes of them, where one waits for others; None = none does.
         torn: an update has failed half-way.
         coefficient: what clipping multiplied the last update's gradients with.
     """
 
-    def __init__(
-        self, stage: Stage, optimizer: StageOptimizer, version: Version, epoch: int
-    ) -> None:
-        """Take a stage at `version` into training; `epoch` is the one that computes from now on."""
+    def __init__(self, stage: Stage, optimizer: StageOptimizer, version: Version) -> None:
+        """Take a stage at `version` into training."""
         self.stage = stage
         self.optimizer = optimizer
         self.version = version
         self.ready: Version | None = None
         self.torn = False
         self.coefficient: Coefficient | None = None
+
+    def apply(self, coefficient: Coefficient | None) -> None:
+        """Make the update that the stage is ready for; only where one can wait."""
+        raise InternalError("an update without gradients")
+
+    def present(self) -> dict[str, Tensor]:
+        """Parameters, buffers and optimizer state: the tensors themselves."""
+        tensors = {f"model:{name}": tensor for name, tensor in self.stage.state().items()}
+        tensors |= {f"optimizer:{name}": t for name, t in self.optimizer.state().items()}
+        return {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def named(self) -> dict[str, Tensor]:
+        """The same as of `version`, whatever forwards since have written."""
+        before = {f"model:{name}": tensor for name, tensor in self._written_before().items()}
+        return self.present() | before
+
+    def copied(self, slot: Named) -> dict[str, Tensor]:
+        """Copies of them, in the memory of `slot` as far as it fits."""
+        return {name: copy_into(slot.get(name), tensor) for name, tensor in self.named().items()}
+
+    @abstractmethod
+    def _written_before(self) -> Mapping[str, Tensor]:
+        """What forwards have written since, as it was at `version`."""
+
+    def _written(self) -> dict[str, Tensor]:
+        """What they write; what a group writes lies beside the buffers until the update."""
+        stage = self.stage
+        if stage.statistics is not None:
+            return {}
+        state = stage.state()
+        names = written_names(stage.description, stage.first, stage.end)
+        return {name: state[name] for name in sorted(names)}
+
+
+class LiveStage(TrainedStage):
+    """One stage in synchronous rounds.
+
+    Attributes:
+        version: which state it is; changes in `apply` alone.
+        ready: what `apply` makes of it; None while gradients are missing.
+    """
+
+    def __init__(
+        self, stage: Stage, optimizer: StageOptimizer, version: Version, epoch: int
+    ) -> None:
+        """Take a stage at `version` into training; `epoch` is the one that computes from now on."""
+        super().__init__(stage, optimizer, version)
         self._epoch = epoch
         self._order: RoundOrder | None = None
-        state = stage.state()
-        # What a group writes lies beside the buffers until the update.
-        alone = stage.statistics is None
-        names = written_names(stage.description, stage.first, stage.end) if alone else ()
-        self._saved = SavedBuffers({name: state[name] for name in sorted(names)})
+        self._saved = SavedBuffers(self._written())
 
     def save(self) -> None:
         """A round of training begins: keep what its forwards will write."""
@@ -85,17 +129,5 @@ class LiveStage:
         self.ready = self._order = None
         self.torn = False
 
-    def present(self) -> dict[str, Tensor]:
-        """Parameters, buffers and optimizer state: the tensors themselves."""
-        tensors = {f"model:{name}": tensor for name, tensor in self.stage.state().items()}
-        tensors |= {f"optimizer:{name}": t for name, t in self.optimizer.state().items()}
-        return {name: tensor.detach() for name, tensor in tensors.items()}
-
-    def named(self) -> dict[str, Tensor]:
-        """The same as of `version`, whatever the round that is under way has written."""
-        before = {f"model:{name}": tensor for name, tensor in self._saved.before().items()}
-        return self.present() | before
-
-    def copied(self, slot: Named) -> dict[str, Tensor]:
-        """Copies of them, in the memory of `slot` as far as it fits."""
-        return {name: copy_into(slot.get(name), tensor) for name, tensor in self.named().items()}
+    def _written_before(self) -> Mapping[str, Tensor]:
+        return self._saved.before()

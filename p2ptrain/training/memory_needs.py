@@ -42,7 +42,10 @@ USUAL_DEPTH = 4
 def reserved_bytes(profile: Profile, request: PlanningRequest, *, holder: bool) -> int:
     """What a device must keep free of units, before anybody knows which ones it gets."""
     largest = max(unit.parameter_bytes for unit in profile.units)
-    fed = _fed_bytes(profile, request.micro_batch or request.batch_size, USUAL_DEPTH, request)
+    piece = request.micro_batch or request.batch_size
+    if request.asynchrony is not None:
+        piece = request.asynchrony.piece(request.batch_size, request.micro_batch)
+    fed = _fed_bytes(profile, piece, USUAL_DEPTH, request)
     return PROCESS_BYTES + largest + (fed if holder else 0)
 
 
@@ -69,8 +72,10 @@ def _extra_bytes(
 
 
 def _fed_bytes(profile: Profile, micro_batch: int, depth: int, request: PlanningRequest) -> int:
-    """Pieces in the loader and in the feeder's queues, never more than two rounds."""
-    samples = min((LOADED_AHEAD + 2 * FED_AHEAD + depth) * micro_batch, 2 * request.batch_size)
+    """Pieces in the loader and in the feeder's queues; of rounds never more than two."""
+    samples = (LOADED_AHEAD + 2 * FED_AHEAD + depth) * micro_batch
+    if request.asynchrony is None:
+        samples = min(samples, 2 * request.batch_size)
     return samples * (profile.input_bytes + profile.target_bytes)
 
 

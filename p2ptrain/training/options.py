@@ -8,6 +8,7 @@ from pathlib import Path
 
 from p2ptrain.errors import OptionError
 from p2ptrain.model.wire_format import WireFormat
+from p2ptrain.training.asynchronous.delays import Asynchrony
 
 
 class Recovery(StrEnum):
@@ -44,6 +45,8 @@ class TrainOptions:
         wire: how activations, gradients and the parts of all-reduces travel between devices:
             exactly, or rounded ("bf16", "int8"), which changes results a little.
         recovery: how to plan after a failure.
+        asynchrony: train without a barrier between mini-batches, so that no device waits for
+            another's update; None = in synchronous rounds, exactly as on one device.
         replicas: keep copies of stages on other devices, so that a death costs few steps; without
             them it goes back to the beginning, or ends the job. For measurements.
     """
@@ -62,6 +65,7 @@ class TrainOptions:
     replan: bool = True
     wire: WireFormat = WireFormat.EXACT
     recovery: Recovery = Recovery.LIGHT
+    asynchrony: Asynchrony | None = None
     replicas: bool = True
 
     def __post_init__(self) -> None:

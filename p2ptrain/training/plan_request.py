@@ -9,6 +9,7 @@ from typing import Any
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net import cbor
+from p2ptrain.training.asynchronous.delays import Asynchrony, asynchrony_fields
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text, wire_format
 from p2ptrain.training.sharing import Sharing
 
@@ -30,6 +31,7 @@ class PlanningRequest:
         wire: how activations, gradients and the parts of all-reduces travel.
         replicas: whether stages of one device are copied to another one.
         checkpoints: whether the holder reads versions while training goes on.
+        asynchrony: how it trains without a barrier; None = in synchronous rounds.
     """
 
     job: str
@@ -53,6 +55,7 @@ class PlanningRequest:
     wire: WireFormat = WireFormat.EXACT
     replicas: bool = True
     checkpoints: bool = False
+    asynchrony: Asynchrony | None = None
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
@@ -62,6 +65,7 @@ class PlanningRequest:
                 "optimizer": dict(self.optimizer),
                 "sharing": self.sharing.fields(),
                 "wire": self.wire.value,
+                "asynchrony": asynchrony_fields(self.asynchrony),
             }
         )
 
@@ -93,4 +97,5 @@ class PlanningRequest:
             wire=wire_format(fields),
             replicas=bool(fields.get("replicas")),
             checkpoints=bool(fields.get("checkpoints")),
+            asynchrony=Asynchrony.read(fields.get("asynchrony")),
         )

@@ -16,6 +16,7 @@ from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.training import checkpoint
+from p2ptrain.training.asynchronous.refusals import check_asynchronous
 from p2ptrain.training.checkpoint import Progress
 from p2ptrain.training.data import Samples
 from p2ptrain.training.job import Job
@@ -85,6 +86,8 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     evaluates = evaluation is not None
     with timed(log, "exported"):
         captured = capture(job.model, job.loss, example, evaluation=evaluates)
+    if options.asynchrony is not None:
+        check_asynchronous(job, captured.description, options)
     steps = job.total_steps(options.steps)
     with timed(log, "division_tried"):
         sharing = _sharing(captured, samples)

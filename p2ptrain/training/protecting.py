@@ -10,6 +10,7 @@ from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.overheads import REFERENCE, Overheads
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import Mode
 from p2ptrain.training.household_plan import Candidate, overheads_of
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import to_profile
@@ -127,7 +128,7 @@ def _transfers(
     names: Mapping[str, str],
     links: Mapping[tuple[str, str], Link],
 ) -> list[Transfer]:
-    batch = plan.split.batch_size
+    batch = plan.split.batch_size if plan.mode is Mode.SYNC else plan.micro_batch
     transfers = []
     for p, (stage, size) in enumerate(zip(found.stages, sizes, strict=True)):
         keeper = stage.copies_to

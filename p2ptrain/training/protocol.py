@@ -10,7 +10,8 @@
       |<---- the plan -----|<------- ready -----------|
       |-- epoch.begin ------------------------------->|   to all members: others have no part
       |
-      |-- train.round ------------------------------->|   what comes next, to every stage
+      |-- train.round ------------------------------->|   what comes next, to every stage; or that
+      |                                               |   nothing does (asynchronous training)
       |-- train.values (inputs, targets) ------------>|   to the first and the last stage
       |        train.values: activations p -> p+1, gradients p+1 -> p, sums of tied gradients
       |<- train.started ------------------------------|   credit: one more piece may come
@@ -250,6 +251,26 @@ class RoundOrder:
             _read_versions(fields, "stay"),
             bool(fields.get("offer")),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NoMoreRounds:
+    """So many rounds are ordered in this epoch, and none after them; a `train.round` too.
+
+    Without a barrier a stage cannot know whether another forward will come before a backward. Of
+    the same kind as orders, so that none of them overtakes it.
+    """
+
+    rounds: int
+
+    def fields(self) -> dict[str, Any]:
+        """As frame fields, beside the epoch's."""
+        return {"end": self.rounds}
+
+    @staticmethod
+    def read(fields: Mapping[str, Any]) -> NoMoreRounds | None:
+        """Check and read them; None where a round is ordered."""
+        return NoMoreRounds(integer(fields, "end")) if "end" in fields else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ from p2ptrain.training.protocol import (
     VERSIONS_KEEP,
     Commit,
     EpochKey,
+    NoMoreRounds,
     ReplicaKeeper,
     ReplicaOffer,
     RoundOrder,
@@ -259,7 +260,11 @@ class TrainingService:
     async def _round(self, peer: str, message: Message) -> None:
         key = EpochKey.read(message.fields)
         if self._part is not None and self._part.job == key.job:
-            await self._part.order(peer, key, RoundOrder.read(message.fields))
+            last = NoMoreRounds.read(message.fields)
+            if last is None:
+                await self._part.order(peer, key, RoundOrder.read(message.fields))
+            elif (engagement := self._engaged(peer, message)) is not None:
+                engagement.no_more(last.rounds)
 
     def _commit(self, peer: str, message: Message) -> None:
         key = EpochKey.read(message.fields)
@@ -299,7 +304,7 @@ class TrainingService:
         engagement = self._engaged(peer, message)
         if engagement is None:
             raise PeerError("that epoch is over")
-        piece = integer(message.fields, "micro_batch")
+        piece = integer(message.fields, "held_as")
         for index, runner in engagement.runners.items():
             run = partial(_first_non_finite, runner.live.stage, piece)
             found = await self.compute.run((0, index), run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2ptrain.errors import Error, PeerError, UserError
 from p2ptrain.training.budget import is_out_of_memory
-from p2ptrain.training.stage_runner import NotFinite
+from p2ptrain.training.piece_runner import NotFinite
 
 FAILURE_TEXT_LIMIT = 1500
 
@@ -17,6 +17,7 @@ def failure_fields(error: BaseException) -> dict[str, object]:
             "message": str(error),
             "step": error.step,
             "micro_batch": error.key.micro_batch,
+            "held_as": error.held_as,
         }
     message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
     if is_out_of_memory(error):

@@ -17,9 +17,9 @@ from p2ptrain.training.epoch_links import EpochLinks, Shell
 from p2ptrain.training.group_reduction import FLOW, GroupReduction
 from p2ptrain.training.inlet import Contents, Expected, Inlet
 from p2ptrain.training.outlets import Outlets
+from p2ptrain.training.piece_runner import StageTask
 from p2ptrain.training.rounds import Mode
 from p2ptrain.training.stage_ends import Lines, Reduction
-from p2ptrain.training.stage_runner import StageTask
 from p2ptrain.training.summed import Summed
 from p2ptrain.training.switchboard import Line
 

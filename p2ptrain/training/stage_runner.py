@@ -24,91 +24,26 @@ part.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypeVar
 
 from torch import Tensor
 
 from p2ptrain import failpoints
-from p2ptrain.errors import TrainingError
-from p2ptrain.model.share import Span
 from p2ptrain.plan.schedule import Action, ZeroBubble, one_f_one_b
 from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.division import Division
-from p2ptrain.training.inlet import Gathered, Piece, Value
+from p2ptrain.training.inlet import Piece, Value
 from p2ptrain.training.live_stage import LiveStage
+from p2ptrain.training.piece_runner import Forward, PieceRunner, StageTask, draw
 from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
-from p2ptrain.training.stage_ends import Lines, RoundReport, StageLinks
+from p2ptrain.training.stage_ends import Lines, StageLinks
 from p2ptrain.training.update import Update
 from p2ptrain.training.versions import VersionStore
 
-T = TypeVar("T")
-_Backward: TypeAlias = Callable[[int, Sequence[Value]], list[Tensor | None]]
 
-
-class NotFinite(TrainingError):
-    """The loss of a piece is NaN or infinite.
-
-    Attributes:
-        step: number of the update it would have gone into, from 1.
-        key: the piece; its stages still hold what it needs for a diagnosis.
-    """
-
-    def __init__(self, loss: float, step: int, key: PieceKey) -> None:
-        super().__init__(f"the loss became {loss} at step {step}")
-        self.loss = loss
-        self.step = step
-        self.key = key
-
-
-@dataclass(frozen=True, slots=True)
-class StageTask:
-    """What a stage is, besides its units.
-
-    Attributes:
-        index: number of the stage, from 0.
-        last: whether it is the one that computes the loss.
-        warmup: K_p.
-        held: most micro-batches without their weight gradients; None = the backward is not split.
-        seed: of the job.
-        uses_targets: whether the holder sends it targets.
-        division: how its devices divide the work.
-        device: this one.
-        keeps: whether this device copies the stage when a round's order says so.
-    """
-
-    index: int
-    last: bool
-    warmup: int
-    held: int | None
-    seed: int
-    uses_targets: bool
-    division: Division
-    device: str
-    keeps: bool
-
-    def piece(self, shape: Round, number: int) -> Piece | None:
-        """This device's part of a micro-batch; None = it has none."""
-        size = shape.size(number)
-        part = self.division.part(self.device, number, size)
-        if part is None:
-            return None
-        return Piece(PieceKey(shape.index, number), shape.mode, size, part.first, part.end)
-
-    def pieces(self, shape: Round) -> Iterator[Piece]:
-        """This device's parts of a round, ascending."""
-        for number in range(shape.micro_batches):
-            piece = self.piece(shape, number)
-            if piece is not None:
-                yield piece
-
-
-class StageRunner:
-    """One stage on this device, for one epoch.
+class StageRunner(PieceRunner):
+    """One stage on this device, for one epoch of synchronous rounds.
 
     Attributes:
         live: its tensors.
@@ -124,13 +59,9 @@ class StageRunner:
         compute: ComputeThread,
         store: VersionStore,
     ) -> None:
-        self.task = task
+        super().__init__(task, live, links, lines, compute)
         self.live = live
-        self._links = links
-        self._lines = lines
-        self._compute = compute
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
-        self._busy = Span(0.0, 0.0)
         run = partial(self._run, (0, task.index))
         self.update = Update(
             live, run, store, device=task.device, stage=task.index, keeps=task.keeps
@@ -146,14 +77,6 @@ class StageRunner:
         """The update that this stage is ready for counts; see `Update.commit`."""
         self.update.commit(commit)
 
-    async def run(self) -> None:
-        """Serve rounds until cancelled. Raises what a task of this stage raised."""
-        async with asyncio.TaskGroup() as group:
-            for part in (self._lines.forward, self._lines.backward, self._lines.reduction):
-                if part is not None:
-                    group.create_task(part.run())
-            group.create_task(self._serve())
-
     async def _serve(self) -> None:
         while True:
             order = await self._orders.get()
@@ -161,14 +84,6 @@ class StageRunner:
                 await self._train(order)
             else:
                 await self._report(order, await self._evaluate(order))
-
-    async def _report(self, order: RoundOrder, loss: float) -> None:
-        busy, self._busy = self._busy, Span(0.0, 0.0)
-        if failpoints.armed:
-            await self._reach("done.send.before", order)
-        await self._links.report(RoundReport(order.round.index, loss, busy))
-        if failpoints.armed:
-            await self._reach("done.send.after", order)
 
     # -- training --------------------------------------------------------------------------------
 
@@ -230,45 +145,30 @@ class StageRunner:
     async def _forward(self, order: RoundOrder, piece: Piece) -> float:
         """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
         number, weight = piece.key.micro_batch, piece.samples / order.round.samples
-        inputs, targets = await self._inputs(order, piece)
         forward = partial(
             self.live.stage.forward,
             number,
             weight=weight if self.task.last else None,
-            seed=(self.task.seed, order.round.step, _draw(piece)),
+            seed=(self.task.seed, order.round.step, draw(piece)),
             share=piece.samples / piece.size,
             split=self.task.held is not None,
         )
-        run = partial(_on_joined, forward, inputs, targets)
-        if not self._is_saved:
-            run = partial(self._saving, run)
-        outputs = await self._run((1, -self.task.index), run)
-        if failpoints.armed:
-            await self._reach("forward.compute.after", order)
-        if self._lines.forward is not None:
-            await self._lines.forward.put(piece, outputs)
-            return 0.0
-        return self._checked_loss(outputs[0].item(), order, piece.key) * weight
+        run = forward if self._is_saved else partial(self._saving, forward)
+        return await self._compute_forward(order, piece, run, number)
 
-    def _saving(self, run: Callable[[], T]) -> T:
+    def _saving(self, run: Forward, inputs: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
         """Before the round's first forward, in the same task: keep what forwards will write."""
         self.live.save()
         self._is_saved = True
-        return run()
+        return run(inputs, targets)
 
-    async def _backward(self, order: RoundOrder, piece: Piece, compute: _Backward) -> None:
-        inlet = self._lines.gradients
-        if failpoints.armed:
-            await self._reach("backward.receive.before", order)
-        given = None if inlet is None else await inlet.take(piece.key)
-        if failpoints.armed:
-            await self._reach("backward.receive.after", order)
-        run = partial(_on_joined_gradients, compute, piece.key.micro_batch, given)
-        result = await self._run((0, self.task.index), run)
-        if failpoints.armed:
-            await self._reach("backward.compute.after", order)
-        if self._lines.backward is not None:
-            await self._lines.backward.put(piece, result)
+    async def _backward(
+        self,
+        order: RoundOrder,
+        piece: Piece,
+        compute: Callable[[int, Sequence[Value]], list[Tensor | None]],
+    ) -> None:
+        await self._compute_backward(order, piece, partial(compute, piece.key.micro_batch))
 
     async def _weights(
         self, order: RoundOrder, *keys: int, final: Callable[[str], None] | None = None
@@ -292,77 +192,4 @@ class StageRunner:
             await self._run((0, self.task.index), self.live.optimizer.reserve)
             self._is_first = False
 
-    # -- evaluating ------------------------------------------------------------------------------
-
-    async def _evaluate(self, order: RoundOrder) -> float:
-        loss = 0.0
-        for piece in self.task.pieces(order.round):
-            inputs, targets = await self._inputs(order, piece)
-            run = partial(_on_joined, self.live.stage.evaluate, inputs, targets)
-            outputs = await self._run((1, -self.task.index), run)
-            if self._lines.forward is not None:
-                await self._lines.forward.put(piece, outputs)
-                continue
-            loss += outputs[0].item() * piece.samples / order.round.samples
-            if order.outputs:
-                await self._links.send_output(piece, outputs[1:])
-        return loss
-
     # -- both ------------------------------------------------------------------------------------
-
-    async def _inputs(self, order: RoundOrder, piece: Piece) -> tuple[Gathered, Gathered | None]:
-        if failpoints.armed:
-            await self._reach("forward.receive.before", order)
-        inputs = await self._lines.activations.take(piece.key)
-        if failpoints.armed:
-            await self._reach("forward.receive.after", order)
-        await self._links.send_started(piece, targets=False)
-        if not self.task.uses_targets:
-            return inputs, None
-        targets = await self._lines.targets.take(piece.key)
-        await self._links.send_started(piece, targets=True)
-        return inputs, targets
-
-    async def _run(self, urgency: tuple[int, ...], function: Callable[[], T]) -> T:
-        result, spent = await self._compute.run_timed(urgency, function)
-        self._busy += spent
-        return result
-
-    async def _reach(self, name: str, order: RoundOrder) -> None:
-        task, step = self.task, order.round.step
-        await failpoints.reach(name, device=task.device, stage=task.index, step=step)
-
-    @staticmethod
-    def _checked_loss(loss: float, order: RoundOrder, key: PieceKey) -> float:
-        if not math.isfinite(loss):
-            raise NotFinite(loss, order.round.step + 1, key)
-        return loss
-
-
-def _on_joined(
-    function: Callable[[list[Tensor], list[Tensor]], list[Tensor]],
-    inputs: Gathered,
-    targets: Gathered | None,
-) -> list[Tensor]:
-    """Put the parts of a piece together in the compute thread, and go on with them."""
-    joined = _tensors(targets.join()) if targets is not None else []
-    return function(_tensors(inputs.join()), joined)
-
-
-def _on_joined_gradients(
-    compute: _Backward, number: int, given: Gathered | None
-) -> list[Tensor | None]:
-    return compute(number, given.join() if given is not None else [])
-
-
-def _draw(piece: Piece) -> int:
-    """What random numbers depend on: the micro-batch, and where in it a part begins.
-
-    So parts of one micro-batch on several devices do not share their masks.
-    """
-    return piece.key.micro_batch + (piece.first << 32)
-
-
-def _tensors(values: Sequence[Value]) -> list[Tensor]:
-    """Activations are never None; the inlets have made sure of it."""
-    return [value for value in values if value is not None]

@@ -81,13 +81,18 @@ class TrainingLoop:
         self._checkpointer = checkpointer
         self._reports = reports
         self._copies = copies
-        self._ahead = asyncio.Semaphore(ROUNDS_AHEAD)
-        self._ordered: asyncio.Queue[RoundOrder | None] = asyncio.Queue(ROUNDS_AHEAD + 1)
+        self._ahead = asyncio.Semaphore(self._rounds_ahead)
+        self._ordered: asyncio.Queue[RoundOrder | None] = asyncio.Queue(self._rounds_ahead + 1)
         self._targets: asyncio.Queue[tuple[PieceKey, object]] = asyncio.Queue(epoch.evaluated_ahead)
         self._ignored: DefaultIgnored | None = None
         last = epoch.assignment.stages[-1]
         if last.shared and last.allocation is Allocation.SAMPLES and not prepared.sharing.effects:
             self._ignored = DefaultIgnored(prepared.captured.description)
+
+    @property
+    def _rounds_ahead(self) -> int:
+        """Rounds that may be under way."""
+        return ROUNDS_AHEAD
 
     async def run(self) -> bool:
         """Run every round, or until the epoch is drained; returns whether every one was run.
@@ -112,9 +117,11 @@ class TrainingLoop:
     # -- out -------------------------------------------------------------------------------------
 
     async def _order_rounds(self) -> None:
+        ordered = 0
         for shape in self._rounds():
             await self._ahead.acquire()
             if self._epoch.is_draining:
+                await self._no_more(ordered)
                 await self._ordered.put(None)
                 return
             order = RoundOrder(
@@ -126,15 +133,23 @@ class TrainingLoop:
                 order = self._copies.ordered(order)
             await self._epoch.order(order)
             await self._ordered.put(order)
+            ordered += 1
+        await self._no_more(ordered)
+
+    async def _no_more(self, rounds: int) -> None:
+        """So many were ordered in this epoch; each ends by itself."""
 
     async def _keep(self, shape: Round) -> bool:
         if shape.mode is not Mode.TRAIN:
             return False
         step, checkpointer = shape.step + 1, self._checkpointer
-        ends_epoch = self._course.ends_epoch(step)
-        if checkpointer is not None and await checkpointer.wants(step, ends_epoch=ends_epoch):
+        if checkpointer is not None and await self._wants_checkpoint(checkpointer, step):
             return True
         return step < self._course.steps and self._copies.wants(step)
+
+    async def _wants_checkpoint(self, checkpointer: Checkpointer, step: int) -> bool:
+        """Whether the version after `step` updates is written."""
+        return await checkpointer.wants(step, ends_epoch=self._course.ends_epoch(step))
 
     async def _feeds(self) -> AsyncIterator[Feed]:
         prepared = self._prepared
@@ -195,12 +210,15 @@ class TrainingLoop:
         # Every stage is ready: the update counts from here on, whatever happens to anybody. Between
         # this and the first commit nothing is awaited, so that no step counts without being told.
         step = order.round.step + 1
-        self._reports.step(step, _loss(reports), order.round.samples)
-        self._copies.round_done()
+        self._reports.step(step, loss_of(reports), order.round.samples)
+        self._copies.round_done(step)
         if failpoints.armed:
             await self._epoch.reach("report.after", order.round.step)
         await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
         self._reports.busy({seat: report.busy for seat, report in reports.items()})
+        self._take_checkpoint(step)
+
+    def _take_checkpoint(self, step: int) -> None:
         if self._checkpointer is not None and self._checkpointer.is_due(step):
             self._checkpointer.take(Version(step, self._epoch.assignment.key.epoch))
 
@@ -210,7 +228,7 @@ class TrainingLoop:
             for number in range(order.round.micro_batches):
                 await self._measure(means, order.round, number)
         reports = await self._epoch.tracker.complete(order.round.index)
-        self._reports.evaluation(order.round.step, means.result(_loss(reports)))
+        self._reports.evaluation(order.round.step, means.result(loss_of(reports)))
         self._copies.pause_over()
 
     async def _measure(self, means: MetricMeans, shape: Round, number: int) -> None:
@@ -225,6 +243,6 @@ class TrainingLoop:
         return self._course.rounds(self._start, self._evaluated)
 
 
-def _loss(reports: Mapping[Seat, RoundReport]) -> float:
+def loss_of(reports: Mapping[Seat, RoundReport]) -> float:
     """The sum of what the last stage's devices had of it; the others report zero."""
     return sum(reports[seat].loss for seat in sorted(reports))

@@ -11,36 +11,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
 
 from p2ptrain import failpoints
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.protocol import Commit, RoundOrder
-from p2ptrain.training.recovery.holdings import Kind
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.versions import Named, VersionStore
-
-T = TypeVar("T")
-
-OnKept: TypeAlias = Callable[[int, Version, str | None], None]
-"""(stage, version, why there is no copy of it; None where there is one)."""
+from p2ptrain.training.stage_copies import Run, StageCopies
+from p2ptrain.training.versions import VersionStore
 
 
-class Run(Protocol):
-    """Runs a function in the compute thread."""
-
-    async def __call__(self, function: Callable[[], T]) -> T:
-        """Returns or raises what it does."""
-
-
-class Update:
-    """The updates of one stage in one epoch, one at a time.
-
-    Attributes:
-        on_kept: told of every copy that was asked for, on the event loop, once it is there.
-    """
+class Update(StageCopies):
+    """The updates of one stage in one epoch, one at a time."""
 
     def __init__(
         self,
@@ -52,21 +33,9 @@ class Update:
         stage: int,
         keeps: bool,
     ) -> None:
-        """Update `live`.
-
-        Args:
-            store: where copies go.
-            device: this one.
-            stage: its number, for `on_kept`.
-            keeps: whether this device copies when a round's order says so.
-        """
-        self.on_kept: OnKept = _nobody_listens
+        """Update `live`; the rest as `StageCopies`."""
+        super().__init__(live, run, store, device=device, stage=stage, keeps=keeps)
         self._live = live
-        self._run = run
-        self._store = store
-        self._device = device
-        self._stage = stage
-        self._keeps = keeps
         self._commit: asyncio.Future[Commit] | None = None  # of the update that is ready
         self._settled = asyncio.Event()  # there is none to wait for
         self._settled.set()
@@ -113,49 +82,15 @@ class Update:
         if self._live.torn or self._live.ready is not None:
             raise PeerError(f"update {self._live.version.step} was not made here")
 
-    async def copy(self) -> None:
-        """Keep a copy of the stage as it is, before its first round."""
-        slot = self._slot()
-        self._keep(await self._run(partial(self._copied, slot)))
-
     async def _apply(self, order: RoundOrder, commit: Commit) -> None:
-        keeps = order.keep and self._keeps
-        slot = self._slot() if keeps else None
-        kept = await self._run(partial(self._apply_and_copy, commit, slot))
+        copies = order.keep and self._keeps
+        apply = partial(self._live.apply, commit.coefficient)
+        kept = await self._changed(apply, copies=copies)
         if failpoints.armed:
             await self._reach("update.after", order)
-        if keeps:
+        if copies:
             self._keep(kept)
-
-    def _slot(self) -> Named:
-        return self._store.slot(Kind.KEPT, *self._units) or {}
-
-    def _keep(self, kept: Named | None) -> None:
-        if kept is not None:
-            self._store.put(Kind.KEPT, *self._units, self._live.version, kept, {})
-        self.on_kept(self._stage, self._live.version, None if kept is not None else "no memory")
-
-    def _apply_and_copy(self, commit: Commit, slot: Named | None) -> Named | None:
-        """None without a slot, or where the copy finds no memory: the update is whole then too."""
-        self._live.apply(commit.coefficient)
-        return None if slot is None else self._copied(slot)
-
-    def _copied(self, slot: Named) -> Named | None:
-        try:
-            return self._live.copied(slot)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return None
 
     async def _reach(self, name: str, order: RoundOrder) -> None:
         place = {"stage": self._stage, "step": order.round.step}
         await failpoints.reach(name, device=self._device, **place)
-
-    @property
-    def _units(self) -> tuple[int, int]:
-        return self._live.stage.first, self._live.stage.end
-
-
-def _nobody_listens(stage: int, version: Version, why_not: str | None) -> None:
-    """A stage on its own."""

@@ -51,6 +51,8 @@ class Past:
         silent: devices that may come back as they were: unplugged, frozen, out of reach.
         took_part: devices that had a part in any epoch of the lineage, and have not ended since.
         clips: whether updates need a clipping coefficient.
+        asynchronous: stages update by themselves, so that all may have a version that people were
+            not told of: training goes on from what was told, so that no step is left out.
     """
 
     lineage: Lineage
@@ -60,6 +62,12 @@ class Past:
     silent: frozenset[str] = frozenset()
     took_part: frozenset[str] = frozenset()
     clips: bool = False
+    asynchronous: bool = False
+
+    def counts(self, version: Version) -> bool:
+        """Whether training may go on from it."""
+        told = not self.asynchronous or version.step <= self.reported
+        return told and self.lineage.is_valid(version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,7 @@ def _newest_whole(units: int, inventories: Mapping[str, Inventory], past: Past) 
         for copy in past.copies
         if copy.device in inventories and _is_worth_it(copy, past.reported)
     }
-    for version in sorted(_candidates(inventories, past.lineage) | offered, reverse=True):
+    for version in sorted(_candidates(inventories, past) | offered, reverse=True):
         copies = [copy for copy in past.copies if copy.version == version]
         places = _places(units, version, inventories, copies)
         if all(places):
@@ -167,12 +175,12 @@ def _is_worth_it(copy: GlobalCopy, reported: int) -> bool:
     return copy.most_replayed is None or reported - copy.version.step <= copy.most_replayed
 
 
-def _candidates(inventories: Mapping[str, Inventory], lineage: Lineage) -> set[Version]:
+def _candidates(inventories: Mapping[str, Inventory], past: Past) -> set[Version]:
     """What devices have of this history. Whole copies are offered, and stand for themselves."""
     return {
         holding.version
         for holding in _all(inventories)
-        if holding.kind in _KEPT and lineage.is_valid(holding.version)
+        if holding.kind in _KEPT and past.counts(holding.version)
     }
 
 
@@ -208,7 +216,7 @@ def _places(
 def _lost(units: int, inventories: Mapping[str, Inventory], past: Past) -> Lost:
     """What is missing, at the version that lacks fewest units; of equals the newest."""
     missing = tuple(range(units))
-    for version in sorted(_candidates(inventories, past.lineage), reverse=True):
+    for version in sorted(_candidates(inventories, past), reverse=True):
         copies = [copy for copy in past.copies if copy.version == version]
         places = _places(units, version, inventories, copies)
         lacks = tuple(unit for unit, held in enumerate(places) if not held)

@@ -27,6 +27,9 @@ from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.trained_stages import TrainedStages
 from p2ptrain.training.recovery.version import Version
 
+ORDERS_REMEMBERED = 64
+"""Far more than are ever under way; in asynchronous training nothing else ends one here."""
+
 
 class Phase(StrEnum):
     """What this device does for the job."""
@@ -285,6 +288,7 @@ class DeviceCore:
             self._on_begin(order.peer, order.epoch)  # it overtook the word that the epoch begins
         if self._is_of_running(order.peer, order.epoch):
             self._keeps[order.step] = order.keep
+            self._keeps.pop(order.step - ORDERS_REMEMBERED, None)
             if order.keep and order.stay is not None:
                 self._out += self._copies.drop({Kind.KEPT, Kind.REPLICA}, but=order.stay)
             if order.keep and not order.offer:

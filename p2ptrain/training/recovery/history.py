@@ -53,7 +53,7 @@ class History:
             self.stable is not None and self.stable.step >= placed.version.step
         )
 
-    def past(self, there: Presence, *, clips: bool) -> Past:
+    def past(self, there: Presence, *, clips: bool, asynchronous: bool = False) -> Past:
         """What a coordinator has to know beside the inventories."""
         return Past(
             self.lineage,
@@ -63,6 +63,7 @@ class History:
             frozenset(there.silent),
             frozenset(there.took_part),
             clips,
+            asynchronous,
         )
 
     def reserve(self) -> int:

@@ -59,6 +59,7 @@ class HolderCore:
         journal: what an earlier process of this job wrote last; None = a new job.
         reported: updates that people were told of, or that the job begins with.
         clips: whether updates need a clipping coefficient.
+        asynchronous: whether stages update by themselves.
 
     Attributes:
         phase: what the job does.
@@ -74,6 +75,7 @@ class HolderCore:
         *,
         journal: to_do.Journal | None = None,
         clips: bool = False,
+        asynchronous: bool = False,
     ) -> None:
         self.phase = Phase.STARTING
         self.history = History(journal, reported)
@@ -81,6 +83,7 @@ class HolderCore:
         self._holder = holder
         self._units = units
         self._clips = clips
+        self._asynchronous = asynchronous
         # until it is seen, whoever had a part before a restart may still have it
         took_part = dict(journal.took_part) if journal else {}
         self._there = Presence(holder, took_part, self.history.parts)
@@ -271,7 +274,7 @@ class HolderCore:
             units=self._units,
             holder=self._holder,
             alive=self.alive,
-            past=history.past(self._there, clips=self._clips),
+            past=history.past(self._there, clips=self._clips, asynchronous=self._asynchronous),
             present=history.placed,
             stable=history.stable,
             without=frozenset(self._leaving | self._settling.without),

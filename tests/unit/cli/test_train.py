@@ -12,6 +12,8 @@ from p2ptrain.cli import main as cli
 from p2ptrain.control.place import FixedMember
 from p2ptrain.control.server import ControlServer
 from p2ptrain.errors import DeviceLost
+from p2ptrain.plan.versions import Weights
+from p2ptrain.training.asynchronous.delays import Asynchrony
 from tests.unit.cli.conftest import FakeNode
 
 
@@ -48,6 +50,25 @@ def test_options_reach_the_job_and_the_run(
     assert node.made[0].options["name"] == "desk"
 
 
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        ([], None),
+        (["--mode", "async"], Asynchrony()),
+        (["--mode", "async", "--vertical-sync"], Asynchrony(Weights.VERTICAL)),
+        (["--mode", "async", "--aggregate", "2"], Asynchrony(aggregate=2)),
+        (["--mode", "async", "--versions", "2"], Asynchrony(Weights.DOUBLE)),
+        (["--mode", "async", "--no-stashing"], Asynchrony(Weights.UNSTASHED)),
+    ],
+)
+def test_without_a_barrier_where_that_is_asked_for(
+    node: type[FakeNode], script: str, tmp_path: Path, argv: list[str], wanted: Asynchrony | None
+) -> None:
+    assert cli.main(["train", script, *argv, "--state-dir", str(tmp_path / "s")]) == 0
+    ((_, options),) = node.made[0].trained
+    assert options.asynchrony == wanted
+
+
 def test_local_needs_no_node(
     node: type[FakeNode], script: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +85,10 @@ def test_local_needs_no_node(
         (["--out", "/nowhere/at/all/w.safetensors"], "does not exist"),
         (["-o", "width=3"], "it takes hidden"),
         (["--micro-batch", "9"], "micro_batch 9 is larger than batch_size 4"),
+        (["--vertical-sync"], "--vertical-sync is of asynchronous training: --mode async"),
+        (["--aggregate", "2"], "--aggregate is of asynchronous training: --mode async"),
+        (["--mode", "async", "--versions", "2", "--no-stashing"], "exclude each other"),
+        (["--mode", "async", "--versions", "2", "--aggregate", "1"], "leave out one"),
     ],
 )
 def test_wrong_usage_is_told_before_the_network_is_touched(

@@ -13,6 +13,7 @@ from p2ptrain.training.recovery.lineage import Era, Lineage
 from p2ptrain.training.recovery.version import Version
 
 _ONE_EPOCH = Lineage((Era(1, 0, 0),))
+_HALVES = {"a": (0, 2), "b": (2, 4)}
 
 
 def _v(step: int, computed: int = 1) -> Version:
@@ -33,6 +34,26 @@ def test_all_at_one_version_goes_on_there() -> None:
     assert isinstance(choice, Choice)
     assert (choice.version, choice.replayed) == (_v(7), 0)
     assert choice.places == (("a",), ("a",), ("b",), ("b",))
+
+
+def test_without_a_barrier_what_nobody_was_told_of_is_not_gone_on_with() -> None:
+    """All stages may have made an update that the holder has not heard of from each of them."""
+    kept = {device: Holding(*units, _v(5), Kind.KEPT) for device, units in _HALVES.items()}
+    stock = _stock(**{d: [_live(*_HALVES[d], 7), kept[d]] for d in _HALVES})
+    for reported, version in ((6, 5), (7, 7)):
+        past = Past(_ONE_EPOCH, reported=reported, asynchronous=True)
+        choice = choose(4, stock, past)
+        assert isinstance(choice, Choice)
+        assert (choice.version, choice.replayed) == (_v(version), reported - version)
+
+
+def test_stages_at_different_versions_are_no_version() -> None:
+    """As asynchronous stages are, at any moment: only their copies are a cut."""
+    kept = {device: Holding(*units, _v(5), Kind.KEPT) for device, units in _HALVES.items()}
+    stock = _stock(a=[_live(0, 2, 7), kept["a"]], b=[_live(2, 4, 8), kept["b"]])
+    choice = choose(4, stock, Past(_ONE_EPOCH, reported=7, asynchronous=True))
+    assert isinstance(choice, Choice)
+    assert choice.version == _v(5)
 
 
 def test_who_is_ready_for_what_another_has_applied_applies_it_first() -> None:

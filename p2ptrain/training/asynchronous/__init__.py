@@ -1,0 +1,1 @@
+"""Training without a barrier: every stage updates its weights after each mini-batch by itself."""

@@ -1,0 +1,148 @@
+"""Which weights a mini-batch sees where, when nobody waits for a round to end. Pure.
+
+Stage p of n does n-p forwards before its first backward, then strictly alternates; each backward is
+followed by an update. Three stages; below each forward and backward the updates that its weights
+have behind them (STASHED):
+
+    stage 0   F0 F1 F2 .  .  B0 F3 B1 F4 B2 F5 B3      forward t: max(0, t-2), its backward too
+              0  0  0        0  1  0  2  0  3  1
+    stage 1   .  F0 F1 .  B0 F2 B1 F3 B2 F4 B3 F5      max(0, t-1)
+                 0  0     0  1  0  2  1  3  2  4
+    stage 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4      t
+                    0  0  1  1  2  2  3  3  4  4
+
+STASHED, VERTICAL   PipeDream (SOSP 2019, section 3.3): weight stashing, and with vertical sync
+DOUBLE              PipeDream-2BW (ICML 2021): one update late everywhere; the mini-batch is divided
+                    into at least n micro-batches, so that two versions are enough
+UNSTASHED           forward as STASHED, backward with whatever is newest: no gradient of anything
+aggregate           FTPipeHD (section III-C): every k(n-p) updates the newest weights of stage p
+                    become the mean of its n-p newest versions
+
+What is counted begins anew whenever the pipeline begins empty: after a failure, and after an
+evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.plan.versions import Weights, versions_kept
+
+USUAL_PIECES = 8
+"""Micro-batches of a mini-batch where stages keep two versions and nobody fixed their size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asynchrony:
+    """How a job trains without a barrier.
+
+    Attributes:
+        aggregate: k of FTPipeHD's weight aggregation; None = there is none.
+
+    Raises:
+        OptionError: two choices that exclude each other, or a k below 1.
+    """
+
+    weights: Weights = Weights.STASHED
+    aggregate: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.aggregate is None:
+            return
+        if self.aggregate < 1:
+            raise OptionError(f"aggregate counts updates: give 1 or more, not {self.aggregate}")
+        if self.weights not in (Weights.STASHED, Weights.VERTICAL):
+            raise OptionError(
+                "aggregate takes the mean of the weights that a stage keeps for mini-batches under "
+                f"way, which are not kept with {self.weights.value} weights"
+            )
+
+    def piece(self, batch_size: int, micro_batch: int = 0) -> int:
+        """Samples that travel together.
+
+        The whole mini-batch; with two versions a micro-batch, of which there must be as many as
+        stages at least: `micro_batch`, or what makes USUAL_PIECES where that is 0.
+        """
+        if self.weights is not Weights.DOUBLE:
+            return batch_size
+        return micro_batch or -(-batch_size // min(USUAL_PIECES, batch_size))
+
+    def fields(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"weights": self.weights.value, "aggregate": self.aggregate}
+
+    @staticmethod
+    def read(value: object) -> Asynchrony | None:
+        """Check and read `fields`; None stands for synchronous rounds. Raises ProtocolError."""
+        match value:
+            case None:
+                return None
+            case {"weights": weights, "aggregate": int() | None as aggregate} if weights in set(
+                Weights
+            ):
+                try:
+                    return Asynchrony(Weights(weights), aggregate)
+                except OptionError as error:
+                    raise ProtocolError(str(error)) from error
+        raise ProtocolError("an asynchronous job says which weights its mini-batches see")
+
+
+def asynchrony_fields(how: Asynchrony | None) -> Mapping[str, Any] | None:
+    """For CBOR; `Asynchrony.read` takes it."""
+    return None if how is None else how.fields()
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """The rule for one stretch of mini-batches, from an empty pipeline on.
+
+    A version is named by its updates since the job began.
+
+    Attributes:
+        stages: n.
+        start: updates made when the stretch began.
+    """
+
+    how: Asynchrony
+    stages: int
+    start: int
+
+    def depth(self, stage: int) -> int:
+        """Forwards of a stage before its first backward: most that are under way in it."""
+        return self.stages - stage
+
+    def seen(self, stage: int, step: int) -> int:
+        """The version that mini-batch `step`'s forward uses at a stage, and but for UNSTASHED its
+        backward.
+        """
+        return max(self.start, step - self._lag(stage))
+
+    def oldest(self, stage: int, updates: int) -> int:
+        """After so many updates, the oldest version that something will still use."""
+        if self.how.weights is Weights.UNSTASHED:
+            return updates
+        return self.seen(stage, updates)
+
+    def averaged(self, stage: int, updates: int) -> range:
+        """The versions whose mean takes the place of the newest, `updates`; empty if none does."""
+        every, depth = self.how.aggregate, self.depth(stage)
+        made = updates - self.start
+        if every is None or depth < 2 or made % (every * depth):
+            return range(0)
+        return range(updates - depth + 1, updates + 1)
+
+    def most_versions(self, stage: int) -> int:
+        """Most versions that a stage keeps at a time, the newest included."""
+        return versions_kept(self.how.weights, self.depth(stage), self.stages)
+
+    def _lag(self, stage: int) -> int:
+        match self.how.weights:
+            case Weights.STASHED | Weights.UNSTASHED:
+                return self.stages - 1 - stage
+            case Weights.VERTICAL:
+                return self.stages - 1
+            case Weights.DOUBLE:
+                return min(self.stages - 1, 1)

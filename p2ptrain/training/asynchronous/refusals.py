@@ -1,0 +1,47 @@
+"""What has no meaning without a barrier, said before any other device is asked for anything."""
+
+from __future__ import annotations
+
+from p2ptrain.errors import OptionError
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.written import written_names
+from p2ptrain.training.job import Job
+from p2ptrain.training.options import TrainOptions
+
+_SHARING_PLANNERS = ("dp", "hybrid", "pipedream")
+
+
+def check_asynchronous(job: Job, description: ModelDescription, options: TrainOptions) -> None:
+    """Raises OptionError: the job cannot be trained asynchronously, and why."""
+    if job.clip_grad_norm is not None:
+        raise OptionError(
+            "clip_grad_norm needs the gradients of all stages before any of them is applied, and "
+            "asynchronous training waits for nobody: use --mode sync, or a job without it"
+        )
+    if options.planner in _SHARING_PLANNERS:
+        raise OptionError(
+            f"planner {options.planner} gives stages to several devices, and asynchronous training "
+            "has one device a stage today: use --planner auto, pp, ftpipehd or single"
+        )
+    tied = _tied(description)
+    if tied and not options.local:
+        raise OptionError(
+            f"{tied[0]} is used by several units: its copies in different stages would see "
+            "mini-batches at different times and drift apart; use --mode sync"
+        )
+    written = _written_parameters(description)
+    if written:
+        raise OptionError(
+            f"the model writes to its parameter {written[0]} while it computes: mini-batches under "
+            "way would write to different versions of it; use --mode sync"
+        )
+
+
+def _tied(description: ModelDescription) -> list[str]:
+    """Trainable tensors that several units use, so that a plan may put them into several stages."""
+    return sorted(description.shared_between(range(len(description.units) + 1)))
+
+
+def _written_parameters(description: ModelDescription) -> list[str]:
+    trainable = {tensor.name for tensor in description.tensors if tensor.trainable}
+    return sorted(trainable & written_names(description, 0, len(description.units)))

@@ -1,0 +1,236 @@
+"""What every way to run a stage has in common: its lines, its tasks, and evaluation.
+
+Computing, packing and sending overlap: the compute thread runs one task of this stage at a time,
+while the outlets hand finished activations and gradients to the links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from torch import Tensor
+
+from p2ptrain import failpoints
+from p2ptrain.errors import TrainingError
+from p2ptrain.model.share import Span
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.division import Division
+from p2ptrain.training.inlet import Gathered, Piece, Value
+from p2ptrain.training.live_stage import TrainedStage
+from p2ptrain.training.protocol import PieceKey, RoundOrder
+from p2ptrain.training.rounds import Round
+from p2ptrain.training.stage_ends import Lines, RoundReport, StageLinks
+
+T = TypeVar("T")
+Forward: TypeAlias = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
+"""(inputs, targets) -> what crosses out, at the last stage the loss."""
+Backward: TypeAlias = Callable[[Sequence[Value]], list[Tensor | None]]
+"""Gradients of what crossed out, none at the last stage -> those of what came in."""
+
+
+class NotFinite(TrainingError):
+    """The loss of a piece is NaN or infinite.
+
+    Attributes:
+        step: number of the update it would have gone into, from 1.
+        key: the piece.
+        held_as: under which key its stages still hold what a diagnosis needs.
+    """
+
+    def __init__(self, loss: float, step: int, key: PieceKey, held_as: int) -> None:
+        super().__init__(f"the loss became {loss} at step {step}")
+        self.loss = loss
+        self.step = step
+        self.key = key
+        self.held_as = held_as
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """What a stage is, besides its units.
+
+    Attributes:
+        index: number of the stage, from 0.
+        last: whether it is the one that computes the loss.
+        warmup: K_p.
+        held: most micro-batches without their weight gradients; None = the backward is not split.
+        seed: of the job.
+        uses_targets: whether the holder sends it targets.
+        division: how its devices divide the work.
+        device: this one.
+        keeps: whether this device copies the stage when a round's order says so.
+    """
+
+    index: int
+    last: bool
+    warmup: int
+    held: int | None
+    seed: int
+    uses_targets: bool
+    division: Division
+    device: str
+    keeps: bool
+
+    def piece(self, shape: Round, number: int) -> Piece | None:
+        """This device's part of a micro-batch; None = it has none."""
+        size = shape.size(number)
+        part = self.division.part(self.device, number, size)
+        if part is None:
+            return None
+        return Piece(PieceKey(shape.index, number), shape.mode, size, part.first, part.end)
+
+    def pieces(self, shape: Round) -> Iterator[Piece]:
+        """This device's parts of a round, ascending."""
+        for number in range(shape.micro_batches):
+            piece = self.piece(shape, number)
+            if piece is not None:
+                yield piece
+
+
+class PieceRunner(ABC):
+    """One stage on this device, for one epoch.
+
+    Attributes:
+        live: its tensors.
+    """
+
+    def __init__(
+        self,
+        task: StageTask,
+        live: TrainedStage,
+        links: StageLinks,
+        lines: Lines,
+        compute: ComputeThread,
+    ) -> None:
+        self.task = task
+        self._tensors = live
+        self._links = links
+        self._lines = lines
+        self._compute = compute
+        self._busy = Span(0.0, 0.0)
+
+    async def run(self) -> None:
+        """Serve rounds until cancelled. Raises what a task of this stage raised."""
+        async with asyncio.TaskGroup() as group:
+            for part in (self._lines.forward, self._lines.backward, self._lines.reduction):
+                if part is not None:
+                    group.create_task(part.run())
+            group.create_task(self._serve())
+
+    @abstractmethod
+    async def _serve(self) -> None:
+        """Carry out what is ordered, until cancelled."""
+
+    async def _report(self, order: RoundOrder, loss: float) -> None:
+        busy, self._busy = self._busy, Span(0.0, 0.0)
+        if failpoints.armed:
+            await self._reach("done.send.before", order)
+        await self._links.report(RoundReport(order.round.index, loss, busy))
+        if failpoints.armed:
+            await self._reach("done.send.after", order)
+
+    # -- pieces ----------------------------------------------------------------------------------
+
+    async def _compute_forward(
+        self, order: RoundOrder, piece: Piece, compute: Forward, held_as: int
+    ) -> float:
+        """Returns this part of the round's loss at the last stage, 0.0 elsewhere.
+
+        Args:
+            held_as: under which key the stage keeps it until its backward.
+        """
+        inputs, targets = await self._inputs(order, piece)
+        run = partial(_on_joined, compute, inputs, targets)
+        outputs = await self._run((1, -self.task.index), run)
+        if failpoints.armed:
+            await self._reach("forward.compute.after", order)
+        if self._lines.forward is not None:
+            await self._lines.forward.put(piece, outputs)
+            return 0.0
+        loss = outputs[0].item()
+        if not math.isfinite(loss):
+            raise NotFinite(loss, order.round.step + 1, piece.key, held_as)
+        return loss * piece.samples / order.round.samples
+
+    async def _compute_backward(self, order: RoundOrder, piece: Piece, compute: Backward) -> None:
+        inlet = self._lines.gradients
+        if failpoints.armed:
+            await self._reach("backward.receive.before", order)
+        given = None if inlet is None else await inlet.take(piece.key)
+        if failpoints.armed:
+            await self._reach("backward.receive.after", order)
+        run = partial(_on_joined_gradients, compute, given)
+        result = await self._run((0, self.task.index), run)
+        if failpoints.armed:
+            await self._reach("backward.compute.after", order)
+        if self._lines.backward is not None:
+            await self._lines.backward.put(piece, result)
+
+    async def _evaluate(self, order: RoundOrder) -> float:
+        loss = 0.0
+        for piece in self.task.pieces(order.round):
+            inputs, targets = await self._inputs(order, piece)
+            run = partial(_on_joined, self._tensors.stage.evaluate, inputs, targets)
+            outputs = await self._run((1, -self.task.index), run)
+            if self._lines.forward is not None:
+                await self._lines.forward.put(piece, outputs)
+                continue
+            loss += outputs[0].item() * piece.samples / order.round.samples
+            if order.outputs:
+                await self._links.send_output(piece, outputs[1:])
+        return loss
+
+    async def _inputs(self, order: RoundOrder, piece: Piece) -> tuple[Gathered, Gathered | None]:
+        if failpoints.armed:
+            await self._reach("forward.receive.before", order)
+        inputs = await self._lines.activations.take(piece.key)
+        if failpoints.armed:
+            await self._reach("forward.receive.after", order)
+        await self._links.send_started(piece, targets=False)
+        if not self.task.uses_targets:
+            return inputs, None
+        targets = await self._lines.targets.take(piece.key)
+        await self._links.send_started(piece, targets=True)
+        return inputs, targets
+
+    async def _run(self, urgency: tuple[int, ...], function: Callable[[], T]) -> T:
+        result, spent = await self._compute.run_timed(urgency, function)
+        self._busy += spent
+        return result
+
+    async def _reach(self, name: str, order: RoundOrder) -> None:
+        task, step = self.task, order.round.step
+        await failpoints.reach(name, device=task.device, stage=task.index, step=step)
+
+
+def _on_joined(
+    function: Forward,
+    inputs: Gathered,
+    targets: Gathered | None,
+) -> list[Tensor]:
+    """Put the parts of a piece together in the compute thread, and go on with them."""
+    joined = _tensors(targets.join()) if targets is not None else []
+    return function(_tensors(inputs.join()), joined)
+
+
+def _on_joined_gradients(compute: Backward, given: Gathered | None) -> list[Tensor | None]:
+    return compute(given.join() if given is not None else [])
+
+
+def draw(piece: Piece) -> int:
+    """What random numbers depend on: the micro-batch, and where in it a part begins.
+
+    So parts of one micro-batch on several devices do not share their masks.
+    """
+    return piece.key.micro_batch + (piece.first << 32)
+
+
+def _tensors(values: Sequence[Value]) -> list[Tensor]:
+    """Activations are never None; the inlets have made sure of it."""
+    return [value for value in values if value is not None]

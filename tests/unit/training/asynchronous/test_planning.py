@@ -1,0 +1,138 @@
+"""What planners are asked for a job without a barrier, and which plans are taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from p2ptrain.errors import OptionError, PlanError, ProtocolError
+from p2ptrain.model.capture import capture
+from p2ptrain.plan.cluster import Link
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.request import Mode
+from p2ptrain.plan.versions import Weights
+from p2ptrain.training.assigning import assignment_of
+from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.asynchronous.refusals import check_asynchronous
+from p2ptrain.training.expectations import expected_of
+from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.recovery.version import Version
+from tests import zoo
+from tests.integration.training.jobs import make_job
+from tests.reference import stack
+from tests.unit.training.test_memory_needs import MIB, measured, request
+
+STASHED = Asynchrony()
+VERTICAL = Asynchrony(Weights.VERTICAL)
+DOUBLE = Asynchrony(Weights.DOUBLE)
+UNSTASHED = Asynchrony(Weights.UNSTASHED)
+UNIT_BYTES = 8 * MIB
+COUNT = 3
+
+
+def asked(how: Asynchrony, planner: str = "pp", **changes: object) -> PlanningRequest:
+    return replace(request(16, 0, planner), asynchrony=how, **changes)  # type: ignore[arg-type]
+
+
+def household(memory_bytes: int = 4 << 30) -> MeasuredHousehold:
+    """Three equal devices; equal units with large weights."""
+    units = measured(*[(UNIT_BYTES, 1000, 1000)] * 6)
+    names = [f"d{number}" for number in range(COUNT)]
+    links = {pair: Link(1e9, 0.0001) for pair in permutations(names, 2)}
+    candidates = [Candidate(name, name, units, memory_bytes) for name in names]
+    return MeasuredHousehold(candidates, links, "d0")
+
+
+@pytest.mark.parametrize("planner", ["pp", "auto", "ftpipehd"])
+def test_plans_are_straight_and_as_deep_as_the_delays_say(planner: str) -> None:
+    plan = plan_household(asked(STASHED, planner), household())
+    assert plan.mode is Mode.ASYNC
+    assert plan.micro_batch == 16
+    assert [stage.warmup for stage in plan.stages] == [3, 2, 1]
+    assert all(len(stage.devices) == 1 for stage in plan.stages)
+    assert expected_of(asked(STASHED, planner), household(), plan) == {}
+
+
+def test_memory_counts_the_versions_that_stages_keep() -> None:
+    """Beside one version of 2 units a stage: 2, 1, 0 more, or as many as the kind needs."""
+    base = plan_household(asked(UNSTASHED), household()).predicted.peak_bytes
+    more = {STASHED: (2, 1, 0), VERTICAL: (2, 2, 2)}
+    for how, versions in more.items():
+        peaks = plan_household(asked(how), household()).predicted.peak_bytes
+        found = [(peaks[name] - base[name]) / (2 * UNIT_BYTES) for name in ("d0", "d1", "d2")]
+        assert found == pytest.approx(versions)
+
+
+def test_two_versions_take_less_than_stashing_and_more_pieces() -> None:
+    stashed = plan_household(asked(STASHED), household()).predicted.peak_bytes
+    plan = plan_household(asked(DOUBLE), household())
+    assert plan.micro_batch == 2, "eight pieces, where nobody fixed their size"
+    assert plan.predicted.peak_bytes["d0"] < stashed["d0"]
+    assert plan_household(asked(DOUBLE, micro_batch=4), household()).micro_batch == 4
+    with pytest.raises(PlanError, match="3 stages have 2: use a smaller --micro-batch"):
+        plan_household(asked(DOUBLE, micro_batch=8), household())
+
+
+def test_a_shallower_pipeline_is_no_answer_to_little_memory() -> None:
+    """It would have other delays than the job asked for."""
+    needed = plan_household(asked(STASHED), household()).predicted.peak_bytes["d0"]
+    with pytest.raises(PlanError, match=r"too little memory for 3 mini-batches under way|missing"):
+        plan_household(asked(STASHED), household(needed - 2 * UNIT_BYTES))
+
+
+def assignment(plan: Plan, how: Asynchrony, **changes: object) -> Assignment:
+    stages = tuple(PlacedStage(*s.units, tuple(d.name for d in s.devices)) for s in plan.stages)
+    placed = Placed(1, 1, "d0", Version(0, 0), Lineage(), stages)
+    return replace(assignment_of(asked(how), plan, placed), **changes)  # type: ignore[arg-type]
+
+
+def test_an_assignment_says_how_and_travels() -> None:
+    plan = plan_household(asked(VERTICAL), household())
+    sent = assignment(plan, VERTICAL)
+    assert sent.asynchrony == VERTICAL
+    assert Assignment.from_bytes(sent.to_bytes()) == sent
+    assert PlanningRequest.from_bytes(asked(VERTICAL).to_bytes()) == asked(VERTICAL)
+
+
+def test_an_assignment_that_cannot_keep_to_its_delays_is_refused() -> None:
+    plan = plan_household(asked(STASHED), household())
+    good = assignment(plan, STASHED)
+    shallow = tuple(replace(place, warmup=1) for place in good.stages)
+    for bad, words in (
+        (replace(good, stages=shallow), "depths of 3 to 1"),
+        (replace(good, clip=True), "wait for nobody"),
+        (replace(good, asynchrony=DOUBLE), "need 3 micro-batches at least"),
+    ):
+        with pytest.raises(ProtocolError, match=words):
+            Assignment.from_bytes(bad.to_bytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "options", "words"),
+    [
+        ("mlp", {"clip_grad_norm": 1.0}, {}, "clip_grad_norm needs the gradients of all stages"),
+        ("gpt", {}, {}, "is used by several units"),
+        ("mlp", {}, {"planner": "dp"}, "planner dp gives stages to several devices"),
+    ],
+)
+def test_what_has_no_meaning_without_a_barrier_is_refused_with_the_reason(
+    name: str, changes: dict[str, object], options: dict[str, str], words: str
+) -> None:
+    job = make_job(name, micro_batch=None, **changes)
+    captured = capture(job.model, job.loss, stack(zoo.make(name).data[:2]))
+    chosen = TrainOptions(asynchrony=STASHED, **options)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=words):
+        check_asynchronous(job, captured.description, chosen)
+
+
+def test_an_ordinary_job_is_not_refused() -> None:
+    job = make_job("cnn", micro_batch=None)
+    captured = capture(job.model, job.loss, stack(zoo.make("cnn").data[:2]))
+    check_asynchronous(job, captured.description, TrainOptions(asynchrony=STASHED))
