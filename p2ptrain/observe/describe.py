@@ -110,13 +110,18 @@ def plan_lines(event: ev.PlanEvent) -> list[str]:
     """The plan: its reason, its stages, and who is left out and why."""
     head = (
         f"plan {event.epoch} ({_PLAN_WORDS.get(event.reason, event.reason)}): "
-        f"{event.micro_batches} micro-batches of {event.micro_batch}, "
-        f"predicted {event.predicted_samples_per_s:,.1f} samples/s"
+        f"{_pieces(event)}, predicted {event.predicted_samples_per_s:,.1f} samples/s"
     )
     stages = [f"  stage {i}: {stage_text(stage)}" for i, stage in enumerate(event.stages)]
     if event.wire != "exact":
         stages.append(f"  values are rounded between devices (--wire {event.wire})")
     return [head, *stages, *(f"  left out: {o.name}: {o.reason}" for o in event.left_out)]
+
+
+def _pieces(event: ev.PlanEvent) -> str:
+    if event.mode == "sync" or event.micro_batches > 1:
+        return f"{event.micro_batches} micro-batches of {event.micro_batch}"
+    return f"mini-batches of {event.micro_batch}, {len(event.stages)} under way"
 
 
 def stage_text(stage: ev.PlannedStage) -> str:

@@ -140,7 +140,8 @@ class PlanEvent(Event):
 
     `changes_results` says how its results differ from one device's; empty if not at all. `wire`
     says how values travel between devices: "exact", or rounded as "bf16" or "int8".
-    `predicted_peak_bytes` is the memory each device needs for it, by name.
+    `predicted_peak_bytes` is the memory each device needs for it, by name. `mode` is sync, or async
+    where no stage waits for another's update.
     """
 
     event = "plan"
@@ -154,6 +155,7 @@ class PlanEvent(Event):
     changes_results: tuple[str, ...] = ()
     wire: str = "exact"
     predicted_peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    mode: str = "sync"
 
 
 @dataclass(frozen=True, slots=True)

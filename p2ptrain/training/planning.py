@@ -68,11 +68,12 @@ def plan_event(answer: ChangeAnswer, description: ModelDescription, reason: str)
         reason=reason,
         stages=tuple(_stage(stage, description) for stage in plan["stages"]),
         micro_batch=plan["micro_batch"],
-        micro_batches=plan["micro_batches"],
+        micro_batches=answer.assignment.micro_batches,
         predicted_samples_per_s=plan["predicted"]["samples_per_s"],
         left_out=tuple(LeftOut(out["name"], out["reason"]) for out in plan["left_out"]),
         changes_results=answer.changes_results,
         wire=answer.assignment.wire.value,
+        mode="sync" if answer.assignment.asynchrony is None else "async",
         predicted_peak_bytes={
             name: job_bytes(peak, answer.taken_bytes.get(name, 0))
             for name, peak in plan["predicted"]["peak_bytes"].items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -44,6 +45,12 @@ EVENTS = [
     ev.Stopped(),
     ev.Failed(message="no"),
 ]
+
+
+def test_without_a_barrier_a_plan_says_how_much_is_under_way() -> None:
+    plan = replace(PLAN, mode="async", micro_batches=1)
+    assert "mini-batches of 16, 2 under way, predicted" in describe(plan)
+    assert "4 micro-batches of 16" in describe(replace(plan, micro_batches=4))
 
 
 def _step(number: int) -> ev.Step:

@@ -1,0 +1,198 @@
+"""What can happen to an asynchronous job: it is always some cut that training goes on from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from p2ptrain.errors import OptionError, TrainingError
+from p2ptrain.observe.events import Event, PlanEvent, Step
+from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.checkpoint import load
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.options import Recovery, TrainOptions
+from p2ptrain.training.recovery import elastic
+from tests.integration.training.delayed import Epochs, by_formula, cut_of, delayed_job, options
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.jobs import assert_same_weights
+from tests.integration.training.test_recovery_elastic import leave
+from tests.integration.training.test_recovery_holder import Process
+
+STASHED = Asynchrony()
+STEPS = 40
+
+Happening = Callable[[], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+async def course(
+    household: Devices, job: Job, chosen: TrainOptions, step: int, happens: Happening
+) -> Epochs:
+    """Train; something happens as people hear of `step`."""
+    epochs, tasks = Epochs(household), []
+
+    def listen(event: Event) -> None:
+        epochs.note(event)
+        household.events.append(event)
+        if isinstance(event, Step) and event.step == step:
+            tasks.append(asyncio.create_task(happens()))
+
+    await household.holder_run(job, chosen, listen).run()
+    await asyncio.gather(*tasks)
+    return epochs
+
+
+def reasons(household: Devices) -> list[str]:
+    return [event.reason for event in household.events if isinstance(event, PlanEvent)]
+
+
+async def test_who_leaves_hands_its_work_over_and_nothing_is_computed_again() -> None:
+    """The pipeline is emptied first: then all stages are at one version."""
+    job = delayed_job()
+    async with devices(3) as household:
+        epochs = await course(
+            household, job, options(3, STASHED, STEPS), 8, partial(leave, household, "b")
+        )
+        assert reasons(household) == ["start", "leave"]
+        ((_, _, first), (version, told, second)) = epochs.begun
+        assert version == told >= 8
+        assert (len(first), len(second)) == (3, 2)
+        epochs.assert_by_formula(job, delayed_job, STASHED, STEPS)
+
+
+async def test_who_comes_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "SETTLE_SECONDS", 0.0)
+    job = delayed_job()
+    async with devices(2) as household:
+
+        async def join() -> None:
+            await household.mesh.join("c")
+            household.start("c")
+
+        epochs = await course(household, job, options(2, STASHED, 300), 3, join)
+        epochs.assert_by_formula(job, delayed_job, STASHED, 300)
+        if "join" in reasons(household):  # where that pays, by times measured here and now
+            assert all(version == told for version, told, _ in epochs.begun)
+
+
+@pytest.mark.parametrize("recovery", [Recovery.LIGHT, Recovery.HEAVY, Recovery.RESPIPE])
+async def test_a_death_before_anything_was_copied_goes_back_to_the_first_weights(
+    recovery: Recovery,
+) -> None:
+    job = delayed_job()
+    async with devices(3) as household:
+        chosen = options(3, STASHED, 12, recovery=recovery, replicas=False)
+
+        async def kill() -> None:
+            await household.mesh.kill("c")
+
+        epochs = await course(household, job, chosen, 5, kill)
+        assert [version for version, _, _ in epochs.begun] == [0, 0]
+        epochs.assert_by_formula(job, delayed_job, STASHED, 12)
+
+
+async def test_a_private_job_has_both_ends_at_home() -> None:
+    job = delayed_job()
+    async with devices(3) as household:
+        await household.holder_run(job, options(3, STASHED, 12, private=True)).run()
+        places = [[d.name for d in stage.devices] for stage in household.plan.stages]
+        assert places[0] == places[-1] == ["a"]
+        assert len(places) == 4
+        wanted = by_formula(delayed_job(), cut_of(household), STASHED, 12)
+        assert household.losses == wanted.losses
+        assert_same_weights(job, wanted)
+
+
+async def test_a_holder_that_is_started_again_goes_on_from_a_cut(tmp_path: Path) -> None:
+    chosen = options(3, STASHED, 12)
+    async with devices(3) as household:
+        process = Process(household, tmp_path, delayed_job(), chosen)
+        process.at_step(6)
+        await process.ended()
+        await household.until_waiting("b", "c")
+        told = len(household.losses)
+        job, epochs = delayed_job(), Epochs(household)
+        await household.restart("a")
+
+        def listen(event: Event) -> None:
+            epochs.note(event)
+            household.events.append(event)
+
+        await household.holder_run(job, chosen, listen, process.left).run()
+        first = next(event for event in household.events if isinstance(event, PlanEvent))
+        names = [list(stage.parameters) for stage in first.stages]
+        version, before, cut = epochs.begun[0]
+        assert version <= told == before
+        undisturbed = by_formula(delayed_job(), names, STASHED, told)
+        wanted = by_formula(delayed_job(), names, STASHED, 12, empty={version: cut})
+        assert household.losses == undisturbed.losses + wanted.losses[told:]
+        assert_same_weights(job, wanted)
+
+
+@pytest.mark.parametrize("batch_size", [8, 24, 48])
+async def test_checkpoints_are_cuts_to_resume_from(tmp_path: Path, batch_size: int) -> None:
+    """Epochs of 6, 2 and 1 mini-batches: borders closer than the pipeline is deep hold up none."""
+    make = partial(delayed_job, batch_size=batch_size)
+    folder = tmp_path / "checkpoints"
+    async with devices(3) as household:
+        await household.holder_run(make(), options(3, STASHED, 7, checkpoint=folder)).run()
+        names = cut_of(household)
+    found = load(folder)
+    assert found.progress.step == 7
+    job = make()
+    async with devices(3) as household:
+        await household.holder_run(job, options(3, STASHED, 12, resume=folder)).run()
+        later = cut_of(household)
+    wanted = by_formula(make(), names, STASHED, 12, empty={7: later})
+    assert household.losses == wanted.losses[7:]
+    assert_same_weights(job, wanted)
+
+
+class _Root(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x)
+
+
+async def test_a_loss_that_is_not_finite_stops_with_its_step_and_unit() -> None:
+    linear = torch.nn.Linear
+    model = torch.nn.Sequential(linear(4, 4), linear(4, 4), _Root(), linear(4, 4), linear(4, 3))
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[1].bias.fill_(-1.0)
+    data = [(torch.ones(4), 0)] * 32
+    job = Job(model, data, cross_entropy, optimizer=SGD(lr=0.1), batch_size=8)
+    async with devices(3) as household:
+        where = "nan at step 1; values first stopped being finite in unit [12]"
+        with pytest.raises(TrainingError, match=where):
+            await household.holder_run(job, options(3, STASHED, 5)).run()
+        await household.until_idle("b")
+
+
+async def test_the_best_plan_found_is_a_straight_one() -> None:
+    job = delayed_job()
+    async with devices(3) as household:
+        await household.holder_run(job, options(3, STASHED, 10, planner="auto")).run()
+        assert all(len(stage.devices) == 1 for stage in household.plan.stages)
+        wanted = by_formula(delayed_job(), cut_of(household), STASHED, 10)
+        assert household.losses == wanted.losses
+
+
+async def test_a_job_that_has_no_meaning_so_ends_before_anybody_is_asked() -> None:
+    async with devices(2) as household:
+        with pytest.raises(OptionError, match="clip_grad_norm needs"):
+            await household.holder_run(
+                delayed_job(clip_grad_norm=1.0), replace(options(2, STASHED, 5))
+            ).run()
+        assert not household.members["b"].service.job
