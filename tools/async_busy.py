@@ -55,15 +55,34 @@ class Setting:
     micro_batches: int | None = None
 
 
+@dataclass(frozen=True)
+class Result:
+    """Of a mini-batch in the middle.
+
+    Attributes:
+        busy: part of the time, by stage.
+        processor: seconds of the processor for all devices together: what the runtime costs.
+    """
+
+    seconds: float
+    busy: tuple[float, ...]
+    processor: float
+
+
 @dataclass
 class Found:
-    """What the holder heard: when each mini-batch ended, and what its tasks took by stage."""
+    """What the holder heard: when each mini-batch ended, and what its tasks took by stage.
+
+    Attributes:
+        processor: seconds of the processor that the whole household had taken by then.
+    """
 
     ends: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     busy: list[Mapping[Seat, Span]] = field(default_factory=list)
 
-    def window(self, skipped: int) -> tuple[float, list[float]]:
-        """(seconds a mini-batch, busy part by stage) without the first and the last ones."""
+    def result(self, skipped: int) -> Result:
+        """Without the first and the last mini-batches."""
         first, last = skipped, len(self.ends) - skipped - 1
         seconds = self.ends[last] - self.ends[first]
         seats = sorted(self.busy[first])
@@ -71,7 +90,8 @@ class Found:
             sum(spans[seat].wall for spans in self.busy[first + 1 : last + 1]) / seconds
             for seat in seats
         ]
-        return seconds / (last - first), parts
+        processor = self.processor[last] - self.processor[first]
+        return Result(seconds / (last - first), tuple(parts), processor / (last - first))
 
 
 def model(blocks: int) -> torch.nn.Module:
@@ -97,7 +117,9 @@ def plan(
         depths = usual_warmup(count, split.micro_batches)
     stages = tuple(
         PlannedStage(
-            (p * units // count, (p + 1) * units // count), (DeviceShare(name, 1),), depths[p]
+            (p * units // count, (p + 1) * units // count),
+            (DeviceShare(name, split.micro_batch),),
+            depths[p],
         )
         for p, name in enumerate(names)
     )
@@ -121,6 +143,7 @@ def sleeping(setting: Setting, found: Found) -> Iterator[None]:
 
     def noted(epochs: JobEpochs, spans: Mapping[Seat, Span]) -> None:
         found.ends.append(time.monotonic())
+        found.processor.append(time.process_time())
         found.busy.append(spans)
         busy(epochs, spans)
 
@@ -133,8 +156,8 @@ def sleeping(setting: Setting, found: Found) -> Iterator[None]:
         yield
 
 
-async def measure(setting: Setting) -> tuple[float, list[float]]:
-    """(seconds a mini-batch, busy part by stage)."""
+async def measure(setting: Setting) -> Result:
+    """Train once."""
     data = [(torch.ones(4), 0)] * (BATCH * setting.steps)
     size = None if setting.micro_batches is None else BATCH // setting.micro_batches
     job = Job(
@@ -151,7 +174,7 @@ async def measure(setting: Setting) -> tuple[float, list[float]]:
     async with devices(setting.devices) as household:
         with sleeping(setting, found):
             await household.holder_run(job, chosen).run()
-    return found.window(2 * setting.devices)
+    return found.result(setting.devices)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -164,13 +187,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--backward", type=float, default=0.04)
     parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args(arguments)
-    print("mode    micro-batches  s a mini-batch  busy")
+    print("mode   micro-batches  s a mini-batch  processor ms  busy")
     for micro_batches in (None, 8, 4, 2):
         setting = Setting(args.devices, args.forward, args.backward, args.steps, micro_batches)
-        seconds, parts = asyncio.run(measure(setting))
+        result = asyncio.run(measure(setting))
         mode = "async" if micro_batches is None else "sync"
-        shown = " ".join(f"{part:.1%}" for part in parts)
-        print(f"{mode:7} {micro_batches or 1:13}  {seconds:14.4f}  {shown}")
+        busy = " ".join(f"{part:.1%}" for part in result.busy)
+        figures = f"{result.seconds:14.4f}  {1e3 * result.processor:12.1f}"
+        print(f"{mode:6} {micro_batches or 1:13}  {figures}  {busy}")
 
 
 if __name__ == "__main__":

@@ -37,18 +37,20 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One household and what it trains."""
+    """One household and what it trains; `how`: options of asynchronous training, "" = none."""
 
     model: str
     devices: int
     planner: str
     micro_batch: int
     batch_size: int
+    how: str = ""
 
     @property
     def name(self) -> str:
         """As `--only` takes it."""
-        return f"{self.model}-{self.devices}-{self.planner}-{self.micro_batch}"
+        name = f"{self.model}-{self.devices}-{self.planner}-{self.micro_batch}"
+        return "-".join([name, *(word.strip("-") for word in self.how.split()[1:])])
 
 
 SETTINGS = (
@@ -73,6 +75,11 @@ SETTINGS = (
     Setting("bert_small", 2, "pp", 4, 32),
     Setting("bert_small", 3, "pp", 8, 32),
     Setting("bert_small", 3, "dp", 16, 48),
+    Setting("resnet50", 3, "pp", 4, 4, "--mode async"),
+    Setting("resnet50", 3, "pp", 4, 4, "--mode async --vertical-sync"),
+    Setting("vit", 3, "pp", 8, 8, "--mode async"),
+    Setting("mobilenetv2", 3, "pp", 16, 16, "--mode async"),
+    Setting("bert_small", 3, "pp", 8, 8, "--mode async"),
 )
 
 
@@ -141,6 +148,7 @@ def _arguments(setting: Setting, steps: int) -> Sequence[str]:
         *("--wait-for", str(setting.devices), "--code", CODE, "--memory", "8GiB"),
         *("-o", f"batch_size={setting.batch_size}", "--micro-batch", str(setting.micro_batch)),
         *("--planner", setting.planner, "--steps", str(steps)),
+        *setting.how.split(),
     )
 
 
