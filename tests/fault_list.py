@@ -70,6 +70,7 @@ def every_fault() -> list[Fault]:
         *_of_the_coordinator(),
         *_of_copies(),
         *_going_back_to_copies(),
+        *_making_anew(),
         *_of_joins(),
         *_of_leaves(),
         *_at_the_end(),
@@ -136,6 +137,16 @@ def _going_back_to_copies() -> Iterator[Fault]:
         for name, not_at in (*_PIECES, *_ROUND):
             if own not in not_at:
                 yield Fault(name, device, device, copies=True)
+
+
+def _making_anew() -> Iterator[Fault]:
+    """The second stage's device has died: `d`, its keeper, gets from `b` and itself what it got."""
+    for victim in "bde":
+        yield Fault("anew.step.before", victim, "d", first="c", copies=True)
+        yield Fault("anew.after", victim, "d", first="c", copies=True)
+        yield from (
+            Fault("log.send.between", victim, sender, first="c", copies=True) for sender in "bd"
+        )
 
 
 def _of_joins() -> Iterator[Fault]:

@@ -21,7 +21,7 @@ from p2ptrain.training.job_epochs import JobEpochs
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import RoundOrder
-from p2ptrain.training.recovery import elastic
+from p2ptrain.training.recovery import choose, elastic, rebuild
 from p2ptrain.training.recovery import holder_events as holder
 from tests.integration.training.group_plans import Stage, plan
 
@@ -100,6 +100,17 @@ def kept_early() -> Iterator[None]:
     with (
         patch.object(KeptVersions, "wants", wants),
         patch.object(job_memory, "REPLAY_LIMIT_SECONDS", 0.0),
+    ):
+        yield
+
+
+@contextmanager
+def made_anew_at_once(seconds: float = job_memory.REPLAY_LIMIT_SECONDS) -> Iterator[None]:
+    """A lost stage is made anew for a single step; who cannot may go back to the first weights."""
+    with (
+        patch.object(choose, "LEAST_STEPS", 1),
+        patch.object(rebuild, "LEAST_STEPS", 1),
+        patch.object(job_memory, "REPLAY_LIMIT_SECONDS", seconds),
     ):
         yield
 

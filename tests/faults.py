@@ -36,7 +36,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.training import household_plan
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
-from tests.fault_scenery import Gate, kept_early, taken_in
+from tests.fault_scenery import Gate, kept_early, made_anew_at_once, taken_in
 from tests.integration.training.group_plans import Stage, divided, plan
 from tests.integration.training.household import Devices, devices
 
@@ -156,6 +156,11 @@ class Fault:
     def waits(self) -> bool:
         """Whether the last rounds wait for somebody to come to the failpoint."""
         return self.first in ("join", "leave") or self.name.startswith(("replica.", "stable."))
+
+    @property
+    def makes_anew(self) -> bool:
+        """Whether it is about a lost stage that is made anew."""
+        return self.name.startswith(("anew.", "log."))
 
     @property
     def count_at_first(self) -> int:
@@ -378,6 +383,8 @@ async def outcome_of(fault: Fault) -> Outcome:
         stack.enter_context(patch.object(household_plan, "make_plan", forced))
         if fault.copies:
             stack.enter_context(kept_early())
+        if fault.makes_anew:
+            stack.enter_context(made_anew_at_once())
         if fault.first == "join":
             stack.enter_context(taken_in(PIPELINE, NEW_PLACES))
         count = fault.count_at_first

@@ -155,11 +155,15 @@ class Change:
         if forward is not None:
             fields["apply"] = version_fields(forward.version)
             fields["coefficient"] = forward.coefficient and list(forward.coefficient)
+        timeout_seconds = INVENTORY_TIMEOUT_SECONDS
+        if asked.rebuild is not None:
+            fields["rebuild"] = asked.rebuild.fields()
+            timeout_seconds = PREPARE_TIMEOUT_SECONDS
         try:
             reply = await self._mesh.call(
                 asked.device,
                 Message(INVENTORY, fields),
-                timeout_seconds=INVENTORY_TIMEOUT_SECONDS,
+                timeout_seconds=timeout_seconds,
                 reply_parts=limited(BLOB_LIMIT_BYTES),
             )
             inventory = Inventory.from_bytes(reply.parts[0])

@@ -22,9 +22,10 @@ from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.asynchronous.delayed_stage import DelayedStage
 from p2ptrain.training.asynchronous.runner import DelayedRunner
 from p2ptrain.training.epoch_links import EpochLinks, Shell, separate_names
+from p2ptrain.training.epoch_log import EpochLog, limit_bytes
 from p2ptrain.training.live_stage import LiveStage, TrainedStage
 from p2ptrain.training.protocol import Coefficient, Commit, RoundOrder
-from p2ptrain.training.recovery.holdings import Holding, Kind
+from p2ptrain.training.recovery.holdings import Holding, Kind, Logged
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.scope import first_error
 from p2ptrain.training.stage_lines import StageLines
@@ -38,7 +39,12 @@ OnFailure: TypeAlias = Callable[[int, BaseException], Awaitable[None]]
 
 
 class Engagement:
-    """The stages of one assignment that live on this device."""
+    """The stages of one assignment that live on this device.
+
+    Attributes:
+        runners: by number of the stage.
+        log: what was sent and told in the epoch.
+    """
 
     def __init__(
         self,
@@ -46,16 +52,19 @@ class Engagement:
         description: ModelDescription,
         shell: Shell,
         store: VersionStore | None = None,
+        planned_bytes: int = 0,
     ) -> None:
         """Take the part that `assignment` gives this device.
 
         Args:
             store: where kept copies go: the job's, if it outlives this epoch.
+            planned_bytes: what the plan takes here.
         """
         self.assignment = assignment
         self.description = description
         self.store = VersionStore(description) if store is None else store
         self.runners: dict[int, StageRunner | DelayedRunner] = {}
+        self.log = EpochLog(assignment.version.step, limit_bytes(planned_bytes))
         self._shell = shell
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -72,6 +81,13 @@ class Engagement:
         own = ((Kind.KEPT, place.first, place.end) for place in stages if me in place.devices)
         kept = ((Kind.REPLICA, place.first, place.end) for place in stages if place.copies_to == me)
         return (*own, *kept)
+
+    @property
+    def logged(self) -> Logged | None:
+        """From where on a stage that was beside one of these could be made anew."""
+        if self.assignment.asynchrony is not None:
+            return None  # its updates used other versions than the next
+        return Logged(self.assignment.key.epoch, self.log.since)
 
     @property
     def keeps(self) -> bool:
@@ -92,6 +108,7 @@ class Engagement:
 
     async def order(self, order: RoundOrder) -> None:
         """Queue a round for every stage here."""
+        self.log.told(order)
         for runner in self.runners.values():
             await runner.order(order)
 
@@ -206,26 +223,14 @@ class Engagement:
     # -- building --------------------------------------------------------------------------------
 
     async def _build(self, index: int, state: Mapping[str, Tensor], spec: OptimizerSpec) -> None:
-        place = self.assignment.stages[index]
-        model = _with_prefix(state, "model:")
-        slots = _with_prefix(state, "optimizer:")
-
+        place, version = self.assignment.stages[index], self.assignment.version
         how, count = self.assignment.asynchrony, len(self.assignment.stages)
 
         def build() -> LiveStage | DelayedStage:
-            separate = separate_names(self.assignment, self.description)
-            here = separate.intersection(model)
-            units = (place.first, place.end)
-            # What was fetched is ours alone: it becomes the stage's own memory.
-            stage = Stage(
-                self.description, *units, model, copy=False, separate=here, shared=place.shared
-            )
-            optimizer = StageOptimizer(spec, stage.parameters())
-            optimizer.load_state(slots, copy=False)
-            version, epoch = self.assignment.version, self.assignment.key.epoch
+            made = built_stage(self.assignment, self.description, place, state, spec)
             if how is None:
-                return LiveStage(stage, optimizer, version, epoch)
-            return DelayedStage(stage, optimizer, version, epoch, (index, count), how)
+                return LiveStage(*made, version, self.assignment.key.epoch)
+            return DelayedStage(*made, version, self.assignment.key.epoch, (index, count), how)
 
         live = await self._shell.compute.run((0,), build)
         links = EpochLinks(self.assignment, index, live.stage, self.description, self._shell)
@@ -237,7 +242,9 @@ class Engagement:
                 lines.task(), live, links, connected, compute, store, count
             )
         else:
-            self.runners[index] = StageRunner(lines.task(), live, links, connected, compute, store)
+            self.runners[index] = StageRunner(
+                lines.task(), live, links, connected, compute, store, self.log
+            )
 
     def _runner(self, first: int, end: int) -> StageRunner | DelayedRunner:
         for index, runner in self.runners.items():
@@ -252,6 +259,28 @@ class Engagement:
             await runner.run()
         except ExceptionGroup as group:
             await on_failure(index, first_error(group))
+
+
+def built_stage(
+    assignment: Assignment,
+    description: ModelDescription,
+    place: StagePlace,
+    state: Mapping[str, Tensor],
+    spec: OptimizerSpec,
+) -> tuple[Stage, StageOptimizer]:
+    """A stage and its optimizer, of tensors that are nobody else's. For the compute thread.
+
+    Args:
+        state: `model:` and `optimizer:` names.
+    """
+    model = _with_prefix(state, "model:")
+    here = separate_names(assignment, description).intersection(model)
+    units = (place.first, place.end)
+    # What was fetched is ours alone: it becomes the stage's own memory.
+    stage = Stage(description, *units, model, copy=False, separate=here, shared=place.shared)
+    optimizer = StageOptimizer(spec, stage.parameters())
+    optimizer.load_state(_with_prefix(state, "optimizer:"), copy=False)
+    return stage, optimizer
 
 
 def _with_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

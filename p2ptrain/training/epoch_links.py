@@ -106,7 +106,7 @@ class EpochLinks:
         self._index = index
         self._stage = stage
         self._description = description
-        self._ties = Ties.of(index, _shared(assignment, description))
+        self._ties = Ties.of(index, shared_tensors(assignment, description))
         self._separate = separate_names(assignment, description)
         self._shell = shell
         self._place = assignment.stages[index]
@@ -339,13 +339,16 @@ def separate_names(assignment: Assignment, description: ModelDescription) -> fro
     by_name = description.tensors_by_name
     return frozenset(
         name
-        for name, stages in _shared(assignment, description).items()
+        for name, stages in shared_tensors(assignment, description).items()
         if by_name[name].nbytes * assignment.micro_batches <= SEPARATE_LIMIT_BYTES
         and not any(assignment.stages[stage].shared for stage in stages)
     )
 
 
-def _shared(assignment: Assignment, description: ModelDescription) -> Mapping[str, Sequence[int]]:
+def shared_tensors(
+    assignment: Assignment, description: ModelDescription
+) -> Mapping[str, Sequence[int]]:
+    """By name, the stages that use a tensor, of those that several use."""
     boundaries = [0, *(place.end for place in assignment.stages)]
     return description.shared_between(boundaries)
 

@@ -24,7 +24,7 @@ from p2ptrain.training import unfinished
 from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.asynchronous.loop import AsynchronousLoop
 from p2ptrain.training.budget import usable_memory_bytes
-from p2ptrain.training.change_request import ChangeAnswer
+from p2ptrain.training.change_request import ChangeAnswer, InForce
 from p2ptrain.training.checkpoint import save_weights
 from p2ptrain.training.checkpoint_copies import CheckpointCopies
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
@@ -44,6 +44,7 @@ from p2ptrain.training.protocol import FETCH_MODEL, text
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Course
+from p2ptrain.training.sending_again import FeedingAgain
 from p2ptrain.training.service import TrainingService
 from p2ptrain.training.start_of_job import Started, StartOfJob
 from p2ptrain.training.state_check import state_check
@@ -78,6 +79,8 @@ class HolderRun:
         self._id = ""  # until it is known which job this is
         self._since = monotonic()
         self._epoch: HolderEpoch | None = None
+        self._in_force: InForce | None = None
+        self._feeding: FeedingAgain | None = None
 
     async def run(self) -> None:
         """Train; in the end the weights are in the user's module and in `options.out`.
@@ -108,6 +111,8 @@ class HolderRun:
             journal.done()
             self._service.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
+            if self._feeding is not None:
+                self._feeding.close()
             await unfinished.end(self._mesh, self._id, reason)
             await self._service.drop(self._id)
 
@@ -122,7 +127,7 @@ class HolderRun:
 
     def _offer(self, started: Started) -> None:
         """Let the others fetch the model and, where they are here, its first weights."""
-        prepared = started.prepared
+        prepared, self._in_force = started.prepared, started.entry.in_force
         description = prepared.captured.description
         model = description.to_bytes()
         self._service.measures.know_model(description)
@@ -130,6 +135,21 @@ class HolderRun:
             first = version_source(Version(prepared.first_step, 0))
             self._service.states.hold(self._id, first, prepared.slice_state)
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
+        self._feeding = FeedingAgain(
+            self._mesh,
+            self._service.switchboard,
+            self._id,
+            prepared,
+            self._trained_on,
+            is_private=self._options.private,
+        )
+
+    def _trained_on(self) -> tuple[str, ...]:
+        """Devices of the plan in force, or of the one that an earlier process left."""
+        if self._epoch is not None:
+            return self._epoch.assignment.devices
+        in_force = self._in_force
+        return () if in_force is None else in_force.assignment.devices
 
     def _announce(self, prepared: Prepared, answer: ChangeAnswer, reason: Reason) -> None:
         event = plan_event(answer, prepared.captured.description, reason.value)

@@ -62,10 +62,12 @@ class MakingReady:
         model: Model,
         budget_bytes: Callable[[], int],
         damaged: Callable[[Version], None],
+        planned_bytes: int,
     ) -> None:
         """Nothing is done yet.
 
         Args:
+            planned_bytes: what the plan takes here.
             store: where what is fetched goes.
             budget_bytes: what a job may take now.
             damaged: told that a copy here does not fit its digest.
@@ -78,6 +80,7 @@ class MakingReady:
         self._budget_bytes = budget_bytes
         self.moved_bytes = 0
         self._damaged = damaged
+        self._planned_bytes = planned_bytes
         self._built: Engagement | None = None
 
     @property
@@ -142,7 +145,9 @@ class MakingReady:
         try:
             description = await self._description()
             versions = self._store.versions(description)
-            self._built = Engagement(assignment, description, self._shell, versions)
+            self._built = Engagement(
+                assignment, description, self._shell, versions, self._planned_bytes
+            )
 
             async def parts(place: StagePlace) -> Named:
                 found = self._here(place)

@@ -35,10 +35,12 @@ from p2ptrain.training.protocol import (
     integer,
     text,
 )
+from p2ptrain.training.rebuilding import MakingAnew
 from p2ptrain.training.recovery import device_events as rules
 from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.device_core import DeviceCore, Phase
 from p2ptrain.training.recovery.holdings import Inventory, read_coefficient, read_version
+from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.replication import Replication
 from p2ptrain.training.surroundings import Surroundings
@@ -73,6 +75,7 @@ class Participation:
         self._is_queued = False  # whether the order that is taken in counts
         self._carrying_out = False
         self._tasks = OwnedTasks(self._on_failed)
+        self._anew = MakingAnew(around.shell, self._store, self._tasks, self._feed)
         self._preparing = Preparing(around, self._store, self._tasks, self._feed, self._look)
 
     @property
@@ -117,7 +120,7 @@ class Participation:
         digest, others = text(fields, "digest", 64), ids(fields, "alive")
         if self._core.phase is Phase.IDLE:  # nothing runs that must be stopped first
             await until_linked(self._around.mesh, others)
-        number = self._answers.number()
+        number, me = self._answers.number(), self._around.mesh.self_id
         asked = rules.InventoryAsked(
             request=number,
             peer=peer,
@@ -126,6 +129,7 @@ class Participation:
             holder=text(fields, "holder", 64),
             apply=None if apply is None else read_version(apply),
             coefficient=None if coefficient is None else read_coefficient(coefficient),
+            rebuild=None if fields.get("rebuild") is None else Rebuild.read(me, fields["rebuild"]),
         )
         if not self._is_stale(peer, asked.term, asked.epoch):  # nothing else of it is believed
             self._digest, self._others, self.holder = digest, others, asked.holder
@@ -196,6 +200,13 @@ class Participation:
                 self._store.offer(Version(order.round.step + 1, key.epoch))
             await engagement.order(order)
 
+    def keep(self, peer: str, versions: tuple[Version, ...]) -> None:
+        """The holder names the versions that one may go back to."""
+        self.replication.keep(peer, versions)
+        engagement = self.engagement
+        if engagement is not None and versions and peer == self.holder:
+            engagement.log.forget_before(max(versions, key=lambda version: version.age).step)
+
     def commit(self, peer: str, key: EpochKey, commit: Commit) -> None:
         """An update counts."""
         self._tell_progress()
@@ -253,6 +264,10 @@ class Participation:
                 self._answers.refuse(request, reason)
             case to_do.Stop(epoch):
                 self._tasks.spawn(self._stop(), f"stop epoch {epoch}")
+            case to_do.MakeAnew(request, what):
+                self._anew.make(request, what, self._core.fence.epoch)
+            case to_do.CancelAnew():
+                self._anew.cancel()
             case to_do.FetchParts(_, _, fetches):
                 self._preparing.fetch(fetches)
             case to_do.Build(epoch):
@@ -309,6 +324,7 @@ class Participation:
             answer.term,
             answer.holdings,
             linked=self._others & mesh.connected,
+            logged=None if self.engagement is None else self.engagement.logged,
         )
         whole = self._around.inventory(inventory, self._digest)
         blob = memoryview(whole.to_bytes())
@@ -318,6 +334,7 @@ class Participation:
         self._committed = what.version
         engagement = self.engagement
         assert engagement is not None
+        engagement.log.counts(what.version.step - 1, what.coefficient)
         if self._core.phase is Phase.RUNNING:
             engagement.commit(Commit(0, what.version.step - 1, what.coefficient))
         else:
@@ -385,6 +402,7 @@ class Participation:
 
     def _release(self) -> None:
         self._preparing.give_up("has left the job")
+        self._anew.cancel()
         self._store.release()
         self._answers.refuse_all("the job has ended")
         self._tasks.spawn(self._end(), "end the job")

@@ -21,6 +21,7 @@ from p2ptrain.errors import TrainingError
 from p2ptrain.model.share import Span
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.division import Division
+from p2ptrain.training.epoch_log import ACTIVATIONS, GRADIENTS, EpochLog
 from p2ptrain.training.inlet import Gathered, Piece, Value
 from p2ptrain.training.live_stage import TrainedStage
 from p2ptrain.training.protocol import PieceKey, RoundOrder
@@ -107,12 +108,15 @@ class PieceRunner(ABC):
         links: StageLinks,
         lines: Lines,
         compute: ComputeThread,
+        log: EpochLog | None = None,
     ) -> None:
+        """`log`: of what it sends; None = nobody will want it again."""
         self.task = task
         self._tensors = live
         self._links = links
         self._lines = lines
         self._compute = compute
+        self._log = log
         self._busy = Span(0.0, 0.0)
 
     async def run(self) -> None:
@@ -151,6 +155,7 @@ class PieceRunner(ABC):
         if failpoints.armed:
             await self._reach("forward.compute.after", order)
         if self._lines.forward is not None:
+            self._note_sent(order, self.task.index + 1, ACTIVATIONS, piece, outputs)
             await self._lines.forward.put(piece, outputs)
             return 0.0
         loss = outputs[0].item()
@@ -170,7 +175,14 @@ class PieceRunner(ABC):
         if failpoints.armed:
             await self._reach("backward.compute.after", order)
         if self._lines.backward is not None:
+            self._note_sent(order, self.task.index - 1, GRADIENTS, piece, result)
             await self._lines.backward.put(piece, result)
+
+    def _note_sent(
+        self, order: RoundOrder, stage: int, flow: str, piece: Piece, values: Sequence[Value]
+    ) -> None:
+        if self._log is not None:
+            self._log.sent(order, stage, flow, piece, values)
 
     async def _evaluate(self, order: RoundOrder) -> float:
         loss = 0.0

@@ -80,6 +80,7 @@ class Preparing:
             around.model,
             around.budget_bytes,
             self._look,
+            needed_bytes,
         )
         # Only before the first epoch: what an old one takes is free once the new one begins.
         short_bytes = around.short_of(needed_bytes) if self._store.engagement is None else None

@@ -72,6 +72,8 @@ CONSIDER = "job.consider"
 CONSIDER_END = "job.consider.end"
 FACTS = "job.facts"
 LEAVING = "job.leaving"
+LOG_SEND = "log.send"
+FEED_SEND = "feed.send"
 END = "job.end"
 
 MODEL_LIMIT_BYTES = 64 << 20

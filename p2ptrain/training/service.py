@@ -53,6 +53,7 @@ from p2ptrain.training.protocol import (
     FAILED,
     FIND,
     INVENTORY,
+    LOG_SEND,
     MEASURE_LINKS,
     MEASURE_PROFILE,
     PREPARE,
@@ -74,6 +75,7 @@ from p2ptrain.training.protocol import (
 from p2ptrain.training.recovery.device_events import HolderState
 from p2ptrain.training.recovery.holdings import version_fields
 from p2ptrain.training.routes import Route
+from p2ptrain.training.sending_again import send_logged
 from p2ptrain.training.stage_failure import failure_fields
 from p2ptrain.training.state_transfer import StateServer
 from p2ptrain.training.surroundings import Surroundings
@@ -149,6 +151,7 @@ class TrainingService:
             FIND: Route(self._find),
             ALIVE: Route(self._alive),
             SETTLED: Route(self._settled),
+            LOG_SEND: Route(self._send_logged),
             END: Route(self._end),
         }
 
@@ -284,7 +287,7 @@ class TrainingService:
     def _keep(self, peer: str, message: Message) -> None:
         keep = VersionsKeep.read(message.fields)
         if self._part is not None and self._part.job == keep.job:
-            self._part.replication.keep(peer, keep.versions)
+            self._part.keep(peer, keep.versions)
 
     async def _settled(self, peer: str, message: Message) -> Message:
         """Answered once the last update that this device was told of is made."""
@@ -298,6 +301,10 @@ class TrainingService:
         if failpoints.armed:
             await failpoints.reach("settled.answer.before", device=self.mesh.self_id)
         return Message(SETTLED)
+
+    async def _send_logged(self, peer: str, message: Message) -> Message:
+        """Once more what was sent to a stage that is lost."""
+        return await send_logged(self.engagement, self.switchboard, self.mesh, peer, message)
 
     async def _diagnose(self, peer: str, message: Message) -> Message:
         """Where a piece that this device still holds first stopped being finite."""

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from p2ptrain.model.share import Span
 from p2ptrain.training.inlet import Inlet, Piece, Value
-from p2ptrain.training.outlets import Outlets
 from p2ptrain.training.protocol import RoundOrder
 
 
@@ -45,6 +44,26 @@ class StageLinks(Protocol):
         """Tell the holder that the round is done here."""
 
 
+class Outlet(Protocol):
+    """Takes a stage's finished values in one direction: `Outlets`, or nobody."""
+
+    async def put(self, piece: Piece, values: Sequence[Value]) -> None:
+        """A piece is finished."""
+
+    async def run(self) -> None:
+        """Hand on what was put, until cancelled or nothing can come."""
+
+
+class Nowhere:
+    """Implements `Outlet` for a stage whose results others have already."""
+
+    async def put(self, piece: Piece, values: Sequence[Value]) -> None:
+        """Forget it."""
+
+    async def run(self) -> None:
+        """There is nothing to do."""
+
+
 class Reduction(Protocol):
     """The all-reduce inside a group, as a stage uses it."""
 
@@ -75,6 +94,6 @@ class Lines:
     activations: Inlet
     targets: Inlet
     gradients: Inlet | None
-    forward: Outlets | None
-    backward: Outlets | None
+    forward: Outlet | None
+    backward: Outlet | None
     reduction: Reduction | None

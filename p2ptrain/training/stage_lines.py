@@ -19,7 +19,7 @@ from p2ptrain.training.inlet import Contents, Expected, Inlet
 from p2ptrain.training.outlets import Outlets
 from p2ptrain.training.piece_runner import StageTask
 from p2ptrain.training.rounds import Mode
-from p2ptrain.training.stage_ends import Lines, Reduction
+from p2ptrain.training.stage_ends import Lines, Nowhere, Reduction
 from p2ptrain.training.summed import Summed
 from p2ptrain.training.switchboard import Line
 
@@ -67,40 +67,58 @@ class StageLines:
 
     def connect(self, stage: Stage, links: EpochLinks) -> Lines:
         """Make inlets and outlets, and let the neighbours' frames in."""
-        holder = Division.of_holder(self._assignment)
-        before = self._divisions[self._index - 1] if self._index else holder
-        wire = self._assignment.wire
-        entering = replace(
-            contents_at(
-                self._description, self._place.first, f"activations of stage {self._index}"
-            ),
-            wire=wire if self._index else WireFormat.EXACT,  # the holder's inputs stay exact
-        )
-        leaving = replace(
-            contents_at(self._description, self._place.end, f"gradients of stage {self._index}"),
-            optional=True,
-            wire=wire,
-        )
-        return Lines(
-            activations=self._inlet("activations", entering, before),
-            targets=self._inlet("targets", self._targets(), holder),
-            gradients=None
-            if self._is_last
-            else self._inlet("gradients", leaving, self._divisions[self._index + 1]),
-            forward=None if self._is_last else self._forward(leaving, links),
-            backward=self._backward(entering, links) if self._index else None,
+        deepest = max(place.warmup for place in self._assignment.stages)
+        return replace(
+            self._incoming(2 * deepest + EARLY_PIECES),
+            forward=None if self._is_last else self._forward(self._leaving(), links),
+            backward=self._backward(self._entering(), links) if self._index else None,
             reduction=self._reduction(stage),
         )
 
-    def _inlet(self, flow: str, contents: Contents, senders: Division) -> Inlet:
+    def connect_alone(self, rounds: int) -> Lines:
+        """Make inlets for the pieces of so many rounds; what comes out goes nowhere."""
+        return replace(
+            self._incoming(rounds * self._assignment.micro_batches),
+            forward=None if self._is_last else Nowhere(),
+            backward=Nowhere() if self._index else None,
+        )
+
+    def _incoming(self, capacity: int) -> Lines:
+        holder = Division.of_holder(self._assignment)
+        before = self._divisions[self._index - 1] if self._index else holder
+        return Lines(
+            activations=self._inlet("activations", self._entering(), before, capacity),
+            targets=self._inlet("targets", self._targets(), holder, capacity),
+            gradients=None
+            if self._is_last
+            else self._inlet(
+                "gradients", self._leaving(), self._divisions[self._index + 1], capacity
+            ),
+            forward=None,
+            backward=None,
+            reduction=None,
+        )
+
+    def _entering(self) -> Contents:
+        name = f"activations of stage {self._index}"
+        contents = contents_at(self._description, self._place.first, name)
+        # the holder's inputs stay exact
+        wire = self._assignment.wire if self._index else WireFormat.EXACT
+        return replace(contents, wire=wire)
+
+    def _leaving(self) -> Contents:
+        name = f"gradients of stage {self._index}"
+        contents = contents_at(self._description, self._place.end, name)
+        return replace(contents, optional=True, wire=self._assignment.wire)
+
+    def _inlet(self, flow: str, contents: Contents, senders: Division, capacity: int) -> Inlet:
         own, me = self._divisions[self._index], self._shell.mesh.self_id
 
         def sources(micro_batch: int, size: int) -> Sequence[Slice]:
             part = own.part(me, micro_batch, size)
             return senders.overlaps(micro_batch, size, part) if part is not None else ()
 
-        deepest = max(place.warmup for place in self._assignment.stages)
-        capacity = 2 * deepest + EARLY_PIECES + PIECES_AHEAD * len(senders.devices)
+        capacity += PIECES_AHEAD * len(senders.devices)
         largest = self._assignment.micro_batch
         inlet = Inlet(contents, sources, capacity=capacity, largest=largest)
         line = Line(self._assignment.key, self._index, flow)

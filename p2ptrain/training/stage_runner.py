@@ -32,6 +32,7 @@ from torch import Tensor
 from p2ptrain import failpoints
 from p2ptrain.plan.schedule import Action, ZeroBubble, one_f_one_b
 from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.epoch_log import EpochLog
 from p2ptrain.training.inlet import Piece, Value
 from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.piece_runner import Forward, PieceRunner, StageTask, draw
@@ -58,8 +59,10 @@ class StageRunner(PieceRunner):
         lines: Lines,
         compute: ComputeThread,
         store: VersionStore,
+        log: EpochLog | None = None,
     ) -> None:
-        super().__init__(task, live, links, lines, compute)
+        """`log`: of what it sends; None = nobody will want it again."""
+        super().__init__(task, live, links, lines, compute, log)
         self.live = live
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
         run = partial(self._run, (0, task.index))

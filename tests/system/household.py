@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,10 +29,12 @@ class Device:
 
     Attributes:
         said: its events so far, in order.
+        said_at: when they were read here, monotonic seconds.
     """
 
     def __init__(self, process: DeviceProcess) -> None:
         self.said: list[Event] = []
+        self.said_at: list[float] = []
         self._process = process
         self._news = asyncio.Condition()
         self._ended = False
@@ -143,6 +146,7 @@ class Device:
             async for event in self._process.events():
                 async with self._news:
                     self.said.append(event)
+                    self.said_at.append(monotonic())
                     self._news.notify_all()
         finally:
             async with self._news:

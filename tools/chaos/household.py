@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ class Settings:
         calm: seconds of training before the first, for the undisturbed speed.
         job: options of the job.
         longest: seconds that one lasts at most.
+        diary: where all that the holder says goes, with seconds since the first misfortune.
     """
 
     devices: int = 8
@@ -42,6 +44,7 @@ class Settings:
     seed: int = 0
     job: Sequence[str] = ("width=128", "layers=14")
     longest: float = 15.0
+    diary: Path | None = None
 
 
 @dataclass
@@ -137,6 +140,7 @@ class Chaos:
         before = len(holder.events("step"))
         outcome.undisturbed_per_s = (before - begun) / settings.calm
         self._say(f"undisturbed: {outcome.undisturbed_per_s:.2f} steps/s")
+        first = monotonic()
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch_memory())
             pauses = group.create_task(self._watch_pauses(holder))
@@ -145,6 +149,8 @@ class Chaos:
             watching.cancel()
             pauses.cancel()
         self._take_down(holder)
+        if settings.diary is not None:
+            _write_diary(settings.diary, holder, first)
         holder.interrupt()
         await holder.exit_code(60)
 
@@ -222,3 +228,9 @@ class Chaos:
         outcome.recoveries = [event["seconds"] for event in holder.events("recovered")]
         for event in holder.events("error"):
             outcome.ended = event["message"]
+
+
+def _write_diary(file: Path, holder: Device, first: float) -> None:
+    with file.open("w") as lines:
+        for at, event in zip(holder.said_at, holder.said, strict=True):
+            lines.write(json.dumps({"at": round(at - first, 2)} | event) + "\n")

@@ -8,6 +8,9 @@ some. It counts (`committing`), so the others do it first and are asked again:
     a  LIVE 7                      b  LIVE 6, ready for 7         c  LIVE 6, ready for 7
     ──► Forward(b, c)              b  LIVE 7                      c  LIVE 7        ──► Choice(7)
     where c is dead: its units are whole at the kept version 4 only               ──► Choice(4)
+
+Where going back would mean more than a few steps done again by everybody, the lost stage alone is
+made anew, if it can be (`rebuild`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from dataclasses import dataclass, field
 
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
 from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery.placed import Placed
+from p2ptrain.training.recovery.rebuild import LEAST_STEPS, Rebuild, rebuilds
 from p2ptrain.training.recovery.version import Version
 
 _PREFERENCE = (Kind.LIVE, Kind.FETCHED, Kind.KEPT, Kind.REPLICA, Kind.GLOBAL, Kind.INITIAL)
@@ -118,17 +123,34 @@ class Lost:
     reason: str
 
 
-def choose(units: int, inventories: Mapping[str, Inventory], past: Past) -> Forward | Choice | Lost:
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """First these are done, then their devices are asked again."""
+
+    rebuilds: tuple[Rebuild, ...]
+
+
+def choose(
+    units: int,
+    inventories: Mapping[str, Inventory],
+    past: Past,
+    present: Placed | None = None,
+) -> Forward | Anew | Choice | Lost:
     """Decide.
 
     Arguments:
         units: of the model.
         inventories: by device, of those that answered; only they have anything.
+        present: the plan that was in force, where lost stages may be made anew.
     """
     forward = roll_forward(inventories.values(), past)
     if forward is not None:
         return forward
     whole = _newest_whole(units, inventories, past)
+    if whole is None or whole.replayed >= LEAST_STEPS:
+        anew = rebuilds(units, inventories, past.lineage, present)
+        if anew and (whole is None or anew[0].target.step - whole.version.step >= LEAST_STEPS):
+            return Anew(anew)
     return whole or _lost(units, inventories, past)
 
 

@@ -2,6 +2,7 @@
 
     ask all ──► inventories ──► choose ──► Forward: some apply, ask those again ─┐
        ▲                          ▲└────────────────────────────────────────────┘
+       │                          ├──► Anew: some make lost stages anew, ask those again
        │                          ├──► Lost: refuse
        │                          └──► Choice: plan ──► prepare ──► all ready: answer
        └─── somebody died, or was not ready: next epoch number ──┘
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 
 from p2ptrain.errors import InternalError
 from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, ChangeAsk, Reason
-from p2ptrain.training.recovery.choose import Choice, Forward, Lost, Past, choose
+from p2ptrain.training.recovery.choose import Anew, Choice, Forward, Lost, Past, choose
 from p2ptrain.training.recovery.coordinator_events import (
     AnswerHolder,
     AskInventory,
@@ -81,6 +82,7 @@ class CoordinatorCore:
         self._waiting: set[str] = set()
         self._stock: dict[str, Inventory] = {}
         self._told_forward: set[str] = set()
+        self._told_anew = False  # once a request: whoever could not will not
         self._choice: Choice | None = None
         self._gathering = False
         self._placed: Placed | None = None
@@ -188,6 +190,10 @@ class CoordinatorCore:
                 self._told_forward.update(devices)
                 self._waiting = set(devices)
                 self._out += [AskInventory(device, self.epoch, found) for device in devices]
+            case Anew(todo):
+                self._told_anew = True
+                self._waiting = {one.device for one in todo}
+                self._out += [AskInventory(one.device, self.epoch, rebuild=one) for one in todo]
             case Lost(reason=reason):
                 self._refuse(reason, found)
             case Choice():
@@ -200,10 +206,11 @@ class CoordinatorCore:
                 else:
                     self._plan(self._choice, able, left_out)
 
-    def _chosen(self, stock: Mapping[str, Inventory], past: Past) -> Forward | Choice | Lost:
+    def _chosen(self, stock: Mapping[str, Inventory], past: Past) -> Forward | Anew | Choice | Lost:
         """A whole copy that could not be read twice is damaged: the next best, if there is one."""
         good = tuple(copy for copy in past.copies if self._spoiled[copy.version] < COPY_TRIES)
-        found = choose(self._ask.units, stock, dataclasses.replace(past, copies=good))
+        present = None if self._told_anew or self._gathers else self._ask.present
+        found = choose(self._ask.units, stock, dataclasses.replace(past, copies=good), present)
         if isinstance(found, Lost) and len(good) < len(past.copies):
             return choose(self._ask.units, stock, past)
         return found

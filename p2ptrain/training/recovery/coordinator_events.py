@@ -13,6 +13,7 @@ from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Inventory
 from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.recovery.rebuild import Rebuild
 
 # -- events --------------------------------------------------------------------------------
 
@@ -82,11 +83,12 @@ CoordinatorEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class AskInventory:
-    """Ask `device`; where `forward` is given, it applies that version first."""
+    """Ask `device`; where they are given, it applies `forward` or does `rebuild` first."""
 
     device: str
     epoch: int
     forward: Forward | None = None
+    rebuild: Rebuild | None = None
 
 
 @dataclass(frozen=True, slots=True)

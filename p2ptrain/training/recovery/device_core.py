@@ -14,6 +14,7 @@ in that order. The shell's `Stopped` is the truth about what is trained here.
 
 from __future__ import annotations
 
+import dataclasses
 from enum import StrEnum
 
 from p2ptrain.errors import InternalError
@@ -69,6 +70,7 @@ class DeviceCore:
         self._trained = TrainedStages()
         self._copies = Copies()
         self._asked: told.InventoryAsked | None = None  # answered once everything stands still
+        self._makes_anew = False  # a lost stage, before that answer
         self._preparing: told.PrepareAsked | None = None
         self._park = False  # the stop under way is because the holder is gone
         self._abandoned: Placed | None = None  # whose preparation was given up last
@@ -89,6 +91,8 @@ class DeviceCore:
                 self._coordinator = None if device is None else (device, term)
             case told.InventoryAsked():
                 self._on_inventory(event)
+            case told.Rebuilt():
+                self._on_rebuilt(event)
             case told.Stopped(held):
                 self._on_stopped(held)
             case told.PrepareAsked():
@@ -127,6 +131,9 @@ class DeviceCore:
         self._abandon_preparation()
         if self._asked is not None:
             self._refuse(self._asked.request, self._asked.peer, "asked again since")
+        if self._makes_anew:
+            self._makes_anew = False
+            self._out.append(to_do.CancelAnew())
         self._asked = asked
         self._park = False
         if self.phase is Phase.RUNNING:
@@ -170,9 +177,9 @@ class DeviceCore:
             self._rest()
 
     def _apply_or_answer(self) -> None:
-        """Answer, unless gradients that are ready must be applied first."""
+        """Answer, unless gradients must be applied or a lost stage must be made anew first."""
         asked = self._asked
-        if asked is None or self._trained.are_catching_up:
+        if asked is None or self._trained.are_catching_up or self._makes_anew:
             return
         self.phase = Phase.STOPPED
         if asked.apply is not None and self._trained.are_ready_for(asked.apply):
@@ -180,11 +187,25 @@ class DeviceCore:
             epoch = asked.apply.computed
             self._out.append(to_do.Apply(epoch, asked.apply, asked.coefficient, keep=False))
             return
+        if asked.rebuild is not None:
+            self._makes_anew = True
+            self._out.append(to_do.MakeAnew(asked.request, asked.rebuild))
+            return
         self._asked = None
         fence = self.fence
         self._out.append(
             to_do.AnswerInventory(asked.request, asked.peer, fence.epoch, fence.term, self.holdings)
         )
+
+    def _on_rebuilt(self, rebuilt: told.Rebuilt) -> None:
+        asked, what = self._asked, rebuilt.what
+        if asked is None or not self._makes_anew or asked.request != rebuilt.request:
+            return  # nobody waits for it
+        self._makes_anew = False
+        if rebuilt.is_here:
+            self._copies.put(Holding(what.first, what.end, what.target, Kind.FETCHED))
+        self._asked = dataclasses.replace(asked, rebuild=None)
+        self._apply_or_answer()
 
     # -- preparing -------------------------------------------------------------------------
 
@@ -381,6 +402,7 @@ class DeviceCore:
         self._abandon_preparation()
         self.phase = Phase.IDLE
         self.running = self._asked = self._holder = None
+        self._makes_anew = False
         self._trained.clear()
         self._copies.clear()
         self._out.append(to_do.Release())

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Holding
 from p2ptrain.training.recovery.placed import Placed
+from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.recovery.version import Version
 
 Coefficient: TypeAlias = tuple[float, str]
@@ -41,6 +42,7 @@ class InventoryAsked:
     Attributes:
         request: names the answer.
         apply: a version; where gradients are ready for it, they are applied first.
+        rebuild: a lost stage that this device makes anew first.
     """
 
     request: int
@@ -50,6 +52,20 @@ class InventoryAsked:
     holder: str
     apply: Version | None = None
     coefficient: Coefficient | None = None
+    rebuild: Rebuild | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What was asked for with an inventory is here now, or could not be made.
+
+    Attributes:
+        request: the inventory's.
+    """
+
+    request: int
+    what: Rebuild
+    is_here: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +286,7 @@ AboutLinks: TypeAlias = LinkEnded | LinkStarted
 DeviceEvent: TypeAlias = (
     Coordinates
     | InventoryAsked
+    | Rebuilt
     | Stopped
     | PrepareAsked
     | PartFetched

@@ -9,6 +9,7 @@ from p2ptrain.training.recovery.device_events import Coefficient, PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Holding
 from p2ptrain.training.recovery.placed import Placed
+from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.recovery.version import Version
 
 
@@ -47,6 +48,19 @@ class Stop:
     """Cancel the epoch's runners and copies, wait for what has begun, then say `Stopped`."""
 
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MakeAnew:
+    """Do it, then say `Rebuilt` with that request."""
+
+    request: int
+    what: Rebuild
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAnew:
+    """Nobody wants that any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +195,8 @@ DeviceInstruction: TypeAlias = (
     | AnswerReady
     | Refuse
     | Stop
+    | MakeAnew
+    | CancelAnew
     | FetchParts
     | Build
     | CancelPrepare

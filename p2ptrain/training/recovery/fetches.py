@@ -16,15 +16,7 @@ from itertools import groupby
 
 from p2ptrain.errors import InternalError
 from p2ptrain.training.recovery.choose import Choice
-
-
-@dataclass(frozen=True, slots=True)
-class StageNeed:
-    """Units [first, end) that each of `devices` must have; in the stage's order."""
-
-    first: int
-    end: int
-    devices: tuple[str, ...]
+from p2ptrain.training.recovery.placed import StageNeed
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,14 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class Logged:
+    """A device still has all that it sent and was told in `epoch`, from step `since` on."""
+
+    epoch: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
     """A device's answer; it has stopped working on the job before it gives it.
 
@@ -71,6 +79,7 @@ class Inventory:
         speeds: (peer, bytes/s, latency in seconds) as it measured them, sending.
         slowdown: its measured unit times over those profiled; 1.0 where not known.
         measured: its cached profile, None where there is none.
+        logged: what of its last epoch could be done again with; None = nothing.
     """
 
     device: str
@@ -83,6 +92,7 @@ class Inventory:
     speeds: tuple[tuple[str, float, float], ...] = ()
     slowdown: float = 1.0
     measured: Mapping[str, Any] | None = field(default=None, hash=False)
+    logged: Logged | None = None
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
@@ -98,6 +108,7 @@ class Inventory:
                 "speeds": [list(speed) for speed in self.speeds],
                 "slowdown": self.slowdown,
                 "measured": None if self.measured is None else dict(self.measured),
+                "logged": None if self.logged is None else [self.logged.epoch, self.logged.since],
             }
         )
 
@@ -124,6 +135,7 @@ class Inventory:
             speeds=tuple(_read_speed(entry) for entry in _entries(fields, "speeds")),
             slowdown=slowdown,
             measured=measured,
+            logged=_read_logged(fields.get("logged")),
         )
 
 
@@ -170,6 +182,15 @@ def _read_holding(entry: object) -> Holding:
             )
         case _:
             raise ProtocolError("a holding has units, version, kind, ready and coefficient")
+
+
+def _read_logged(value: object) -> Logged | None:
+    match value:
+        case None:
+            return None
+        case [int(epoch), int(since)] if min(epoch, since) >= 0:
+            return Logged(epoch, since)
+    raise ProtocolError("what was logged is an epoch and a step")
 
 
 def read_coefficient(value: object) -> tuple[float, str]:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2ptrain.training.recovery.fetches import StageNeed
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class StageNeed:
+    """Units [first, end) that each of `devices` must have; in the stage's order."""
+
+    first: int
+    end: int
+    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

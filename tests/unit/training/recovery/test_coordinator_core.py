@@ -15,9 +15,10 @@ from p2ptrain.training.recovery.coordinator_core import (
     CoordinatorCore,
 )
 from p2ptrain.training.recovery.device_events import PrepareFailed
-from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
 from p2ptrain.training.recovery.lineage import Era, Lineage
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.recovery.version import Version
 
 _ALL = frozenset("hab")
@@ -86,6 +87,43 @@ def test_who_does_not_apply_is_not_asked_for_ever() -> None:
     _feed(core, _in("h", _live(0, 2, 5)), behind, _in("b"))
     out = _feed(core, behind)
     assert out == [c.AskInventory(device, 11) for device in "abh"]
+
+
+def _with_a_copy(device: str, *holdings: Holding) -> c.InventoryIn:
+    """Its log goes back to the beginning."""
+    known = Inventory(device, 0, 0, holdings, frozenset("hab"), logged=Logged(1, 0))
+    return c.InventoryIn(10, known)
+
+
+_KEPT = Holding(2, 4, Version(2, 1), Kind.REPLICA)
+_MADE = Holding(2, 4, Version(5, 1), Kind.FETCHED)
+
+
+def test_a_lost_stage_is_made_anew_before_the_plan() -> None:
+    core = _core(frozenset("hb"))
+    core.start()
+    [ask] = _feed(core, _in("b"), _with_a_copy("h", _live(0, 2, 5), _KEPT))
+    made = Rebuild("h", 1, 2, 4, 1, Version(2, 1), Version(5, 1))
+    assert ask == c.AskInventory("h", 10, rebuild=made)
+    [plan] = _feed(core, _with_a_copy("h", _live(0, 2, 5), _KEPT, _MADE))
+    assert isinstance(plan, c.MakePlan)
+    assert (plan.choice.version, plan.choice.replayed) == (Version(5, 1), 0)
+
+
+def test_who_cannot_make_it_is_not_asked_again() -> None:
+    core = _core(frozenset("hb"))
+    core.start()
+    _feed(core, _in("b"), _with_a_copy("h", _live(0, 2, 5), _KEPT))
+    [plan] = _feed(core, _with_a_copy("h", _live(0, 2, 5), _KEPT))
+    assert isinstance(plan, c.MakePlan)
+    assert plan.choice.version == Version(0, 0)  # the first weights
+
+
+def test_one_that_gathers_everything_makes_nothing_anew() -> None:
+    core = _core(frozenset("hb"), gathers=True)
+    core.start()
+    out = _feed(core, _in("b"), _with_a_copy("h", _live(0, 2, 5), _KEPT))
+    assert [type(one) for one in out] == [c.Gather]
 
 
 def test_a_death_while_preparing_begins_again_with_the_next_number() -> None:

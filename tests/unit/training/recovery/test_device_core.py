@@ -13,6 +13,7 @@ from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.recovery.version import Version
 
 _FIRST = Version(0, 0)
@@ -345,3 +346,44 @@ def test_a_copy_that_is_ready_after_the_end_of_the_job_is_not_kept() -> None:
     _feed(core, d.HolderIs(d.HolderState.ENDED))
     assert _feed(core, _kept(Version(4, 3)), d.ReplicaWhole(3, 0, 2, Version(4, 3))) == []
     assert core.holdings == ()
+
+
+_LOST = Rebuild("b", 0, 0, 2, 3, Version(2, 3), Version(5, 3))
+
+
+def _asked_to_make(request: int = 4) -> tuple[DeviceCore, list[to_do.DeviceInstruction]]:
+    core = _running()
+    asked = d.InventoryAsked(request, "k", 1, request, "h", rebuild=_LOST)
+    return core, _feed(core, asked, d.Stopped((_live(5),)))
+
+
+def test_a_lost_stage_is_made_before_the_answer() -> None:
+    core, out = _asked_to_make()
+    assert out == [to_do.Stop(3), to_do.MakeAnew(4, _LOST)]
+    [answer] = _feed(core, d.Rebuilt(4, _LOST, is_here=True))
+    made = Holding(0, 2, Version(5, 3), Kind.FETCHED)
+    assert answer == to_do.AnswerInventory(4, "k", 4, 1, (_live(5), made))
+    # it stays for the epoch that begins with it
+    [fetch] = _feed(core, d.PrepareAsked(9, "k", _placed(4, Version(5, 3)), ()))
+    assert isinstance(fetch, to_do.FetchParts)
+
+
+def test_who_could_not_make_it_answers_with_what_there_is() -> None:
+    core, _ = _asked_to_make()
+    [answer] = _feed(core, d.Rebuilt(4, _LOST, is_here=False))
+    assert answer == to_do.AnswerInventory(4, "k", 4, 1, (_live(5),))
+
+
+def test_the_next_question_ends_the_making() -> None:
+    core, _ = _asked_to_make()
+    refuse, cancel, answer = _feed(core, _ask(5))
+    assert refuse == to_do.Refuse(4, "k", "asked again since")
+    assert cancel == to_do.CancelAnew()
+    assert isinstance(answer, to_do.AnswerInventory)
+    assert _feed(core, d.Rebuilt(4, _LOST, is_here=True)) == []  # nobody waits for it
+
+
+def test_the_end_of_the_job_ends_the_making() -> None:
+    core, _ = _asked_to_make()
+    assert _feed(core, d.HolderIs(d.HolderState.ENDED)) == [to_do.Release()]
+    assert _feed(core, d.Rebuilt(4, _LOST, is_here=True)) == []

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import InternalError
 from p2ptrain.training.recovery.choose import Choice
-from p2ptrain.training.recovery.fetches import Fetch, StageNeed, fetches
+from p2ptrain.training.recovery.fetches import Fetch, fetches
+from p2ptrain.training.recovery.placed import StageNeed
 from p2ptrain.training.recovery.version import Version
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
-from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
 from p2ptrain.training.recovery.version import Version
 
 _VERSIONS = st.builds(Version, st.integers(0, 2**40), st.integers(0, 2**40))
@@ -34,6 +34,7 @@ _FULL = Inventory(
     (("laptop", 1e7, 0.001),),
     1.25,
     {"times": {"1": [0.5]}},
+    Logged(3, 5),
 )
 
 
@@ -57,6 +58,8 @@ def test_everything_travels() -> None:
         ("linked", [7]),
         ("speeds", [["laptop", 0.0, 0.0]]),
         ("slowdown", 0.0),
+        ("logged", [3]),
+        ("logged", [3, -1]),
         ("slowdown", float("nan")),
         ("measured", 7),
     ],

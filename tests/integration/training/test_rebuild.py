@@ -1,0 +1,132 @@
+"""A stage that is lost is made anew from what was sent to it: nobody else goes back a step."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from p2ptrain.errors import PeerError
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.net.message import Message
+from p2ptrain.observe.events import Event, Failure, Recovered, Step
+from p2ptrain.training import engagement, job_memory, rebuilding
+from p2ptrain.training.job import Job
+from p2ptrain.training.kept_versions import KeptVersions
+from p2ptrain.training.preparation import Prepared
+from p2ptrain.training.protocol import FEED_SEND, EpochKey
+from p2ptrain.training.rounds import Mode, Round
+from p2ptrain.training.sending_again import FeedingAgain, FeedSend
+from p2ptrain.training.switchboard import Line, Switchboard
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.jobs import (
+    assert_undisturbed,
+    momentum_job,
+    one_stage_each,
+    undisturbed,
+)
+from tests.integration.training.test_recovery_holder import again, killed
+
+STEPS = 40
+KEPT_AT = 3
+"""The only version that is kept."""
+DEATH_AT = 12
+
+
+def _job() -> Job:
+    return momentum_job(epochs=20)
+
+
+@pytest.fixture(autouse=True)
+def kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One version has copies, long before the death; the first weights are no way back."""
+    monkeypatch.setattr(KeptVersions, "wants", lambda _copies, step: step == KEPT_AT)
+    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
+
+
+async def _run(household: Devices, job: Job, *dying: str) -> Recovered:
+    """Devices die together; returns how that was recovered from."""
+    killing: list[asyncio.Task[None]] = []
+
+    def listen(event: Event) -> None:
+        household.events.append(event)
+        if isinstance(event, Step) and event.step == DEATH_AT:
+            killing.extend(asyncio.create_task(household.mesh.kill(name)) for name in dying)
+
+    count = len(household.names)
+    await household.holder_run(job, one_stage_each(count, STEPS), listen).run()
+    await asyncio.gather(*killing)
+    assert_undisturbed(household, job, undisturbed(_job(), STEPS))
+    assert {e.name for e in household.events if isinstance(e, Failure)} == set(dying)
+    return next(event for event in household.events if isinstance(event, Recovered))
+
+
+@pytest.mark.parametrize("name", ["b", "c"])
+async def test_nobody_goes_back_for_one_stage(name: str) -> None:
+    """Of the last one, the holder reads the targets again."""
+    async with devices(3) as household:
+        recovered = await _run(household, _job(), name)
+        assert recovered.replayed_steps <= 1  # where nobody had heard that the last one counts
+
+
+async def test_two_stages_that_are_not_neighbours_are_made_anew_together() -> None:
+    async with devices(5) as household:
+        recovered = await _run(household, _job(), "b", "d")
+        assert recovered.replayed_steps <= 1
+
+
+async def test_what_is_not_kept_any_more_is_done_again_by_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engagement, "limit_bytes", lambda _planned: 1)
+    async with devices(3) as household:
+        recovered = await _run(household, _job(), "b")
+        assert recovered.version == KEPT_AT
+
+
+async def test_who_cannot_make_it_anew_says_so_and_all_go_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(rebuilding._Rebuilding, "run", fails)
+    async with devices(3) as household:
+        recovered = await _run(household, _job(), "b")
+        assert recovered.version == KEPT_AT
+
+
+async def test_a_holder_that_is_started_again_gets_its_stage_made_anew(tmp_path: Path) -> None:
+    """It reads again what it fed to it."""
+    options = one_stage_each(3, STEPS)
+    async with devices(3) as household:
+        process = await killed(household, tmp_path, DEATH_AT, _job(), options)
+        await household.until_waiting("b", "c")
+        job = _job()
+        await again(household, process, job, options)
+        assert_undisturbed(household, job, undisturbed(_job(), STEPS))
+        (recovered,) = (event for event in household.events if isinstance(event, Recovered))
+        assert recovered.replayed_steps <= 1
+
+
+async def test_samples_are_sent_again_to_devices_of_the_plan_alone() -> None:
+    prepared = cast(Prepared, object())  # nobody gets as far as to need it
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        here, other = mesh["a"], mesh["b"]
+        line = Line(EpochKey("job", 9), 0, "activations")
+        wanted = FeedSend(line, Round(0, Mode.TRAIN, 0, 16, 4)).fields()
+        for devices_, is_private in (((), False), ((other.self_id,), True)):
+            feeding = FeedingAgain(
+                here,
+                Switchboard(here),
+                "job",
+                prepared,
+                partial(tuple, devices_),
+                is_private=is_private,
+            )
+            with pytest.raises(PeerError, match="not for that device"):
+                await other.call(here.self_id, Message(FEED_SEND, wanted), timeout_seconds=5.0)
+            feeding.close()

@@ -1,0 +1,181 @@
+"""Which lost stages can be made anew, and by whom.
+
+stage 0  h   live at 40, log since 30        stage 2  c   live at 40, log since 30,
+stage 1  b   lost                                         b's copy at 30
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.training.recovery.choose import Anew, Choice, GlobalCopy, Past, choose
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
+from p2ptrain.training.recovery.lineage import Era, Lineage
+from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.recovery.rebuild import LEAST_STEPS, Rebuild, rebuilds
+from p2ptrain.training.recovery.version import Version
+
+EPOCH, COPIED, NOW = 3, 30, 40
+_LINEAGE = Lineage((Era(EPOCH, 20, 0),))
+_STAGES = (
+    PlacedStage(0, 2, ("h",), "b"),
+    PlacedStage(2, 4, ("b",), "c"),
+    PlacedStage(4, 6, ("c",), "b"),
+)
+_PRESENT = Placed(EPOCH, 1, "h", Version(20, 0), Lineage(), _STAGES)
+
+
+def _v(step: int) -> Version:
+    return Version(step, EPOCH)
+
+
+def _live(first: int, end: int, step: int = NOW) -> Holding:
+    return Holding(first, end, _v(step), Kind.LIVE)
+
+
+def _copy(first: int, end: int, version: Version) -> Holding:
+    return Holding(first, end, version, Kind.REPLICA)
+
+
+def _has(device: str, *holdings: Holding, since: int = COPIED, epoch: int = EPOCH) -> Inventory:
+    return Inventory(device, holdings=holdings, logged=Logged(epoch, since))
+
+
+def _stock(*inventories: Inventory) -> dict[str, Inventory]:
+    return {inventory.device: inventory for inventory in inventories}
+
+
+_HOLDER = _has("h", _live(0, 2))
+_KEEPER = _has("c", _live(4, 6), _copy(2, 4, _v(COPIED)))
+_EXPECTED = Rebuild("c", 1, 2, 4, EPOCH, _v(COPIED), _v(NOW))
+
+
+def _found(stock: Mapping[str, Inventory], present: Placed | None = _PRESENT) -> tuple[object, ...]:
+    return rebuilds(6, stock, _LINEAGE, present)
+
+
+def test_the_keeper_makes_it_from_what_the_neighbours_sent() -> None:
+    assert _found(_stock(_HOLDER, _KEEPER)) == (_EXPECTED,)
+
+
+@pytest.mark.parametrize(
+    "stock",
+    [
+        pytest.param(_stock(_HOLDER, _has("c", _live(4, 6))), id="nobody has a copy"),
+        pytest.param(_stock(_has("h", _live(0, 2), since=31), _KEEPER), id="one forgot a step"),
+        pytest.param(_stock(_has("h", _live(0, 2), epoch=2), _KEEPER), id="of another epoch"),
+        pytest.param(_stock(replace(_HOLDER, logged=None), _KEEPER), id="it has no log"),
+        pytest.param(
+            _stock(_HOLDER, replace(_KEEPER, logged=Logged(EPOCH, 31))),
+            id="the keeper does not know what was ordered",
+        ),
+        pytest.param(_stock(_KEEPER), id="a neighbour is gone too"),
+        pytest.param(
+            _stock(_HOLDER, _has("c", _live(4, 6), _copy(2, 3, _v(COPIED)))), id="half a copy"
+        ),
+        pytest.param(
+            _stock(_HOLDER, _has("c", _live(4, 6), _copy(2, 4, Version(COPIED, 2)))),
+            id="a copy of another history",
+        ),
+        pytest.param(
+            _stock(_HOLDER, _has("c", _live(4, 6), _copy(2, 4, _v(NOW - LEAST_STEPS + 1)))),
+            id="too few steps to be worth it",
+        ),
+    ],
+)
+def test_where_something_is_missing_nothing_is_made(stock: dict[str, Inventory]) -> None:
+    assert _found(stock) == ()
+
+
+def test_stages_whose_gradients_were_summed_with_others_are_not_made() -> None:
+    stock = _stock(_HOLDER, _KEEPER)
+    assert _found(stock, replace(_PRESENT, tied=((1, 2),))) == ()
+    shared = replace(_STAGES[1], devices=("b", "d"))
+    assert _found(stock, replace(_PRESENT, stages=(_STAGES[0], shared, _STAGES[2]))) == ()
+    assert _found(stock, None) == ()
+
+
+def test_an_epoch_s_first_version_will_do() -> None:
+    keeper = _has("c", _live(4, 6), _copy(2, 4, _PRESENT.version), since=20)
+    (found,) = _found(_stock(_has("h", _live(0, 2), since=20), keeper))
+    assert found == replace(_EXPECTED, version=_PRESENT.version)
+
+
+def test_the_newest_copy_is_best() -> None:
+    both = _has("c", _live(4, 6), _copy(2, 4, _v(COPIED)), _copy(2, 4, _v(35)))
+    (found,) = _found(_stock(_HOLDER, both))
+    assert found == replace(_EXPECTED, version=_v(35))
+
+
+def test_each_device_makes_one() -> None:
+    """`c` keeps both; of the second, somebody else must have a copy too."""
+    stages = (*_STAGES, PlacedStage(6, 8, ("d",), "c"))
+    present = replace(_PRESENT, stages=stages)
+    keeper = _has("c", _live(4, 6), _copy(2, 4, _v(COPIED)), _copy(6, 8, _v(COPIED)))
+    assert rebuilds(8, _stock(_HOLDER, keeper), _LINEAGE, present) == ()
+    holder = _has("h", _live(0, 2), _copy(6, 8, _v(COPIED)))
+    found = rebuilds(8, _stock(holder, keeper), _LINEAGE, present)
+    assert {(one.device, one.stage) for one in found} == {("c", 1), ("h", 3)}
+
+
+def test_going_back_is_the_choice_only_where_nothing_can_be_made() -> None:
+    kept = (Holding(0, 2, _v(COPIED), Kind.KEPT), Holding(4, 6, _v(COPIED), Kind.KEPT))
+    stock = _stock(
+        replace(_HOLDER, holdings=(*_HOLDER.holdings, kept[0])),
+        replace(_KEEPER, holdings=(*_KEEPER.holdings, kept[1])),
+    )
+    past = Past(_LINEAGE, reported=NOW)
+    assert choose(6, stock, past, _PRESENT) == Anew((_EXPECTED,))
+    choice = choose(6, stock, past)
+    assert isinstance(choice, Choice)
+    assert (choice.version, choice.replayed) == (_v(COPIED), NOW - COPIED)
+
+
+def test_what_was_made_counts_as_what_was_there() -> None:
+    made = Holding(2, 4, _v(NOW), Kind.FETCHED)
+    stock = _stock(_HOLDER, replace(_KEEPER, holdings=(*_KEEPER.holdings, made)))
+    choice = choose(6, stock, Past(_LINEAGE, reported=NOW), _PRESENT)
+    assert isinstance(choice, Choice)
+    assert (choice.version, choice.replayed) == (_v(NOW), 0)
+
+
+def test_the_first_weights_are_no_reason_to_go_back_far() -> None:
+    first = GlobalCopy(Version(20, 0), "h", Kind.INITIAL)
+    found = choose(6, _stock(_HOLDER, _KEEPER), Past(_LINEAGE, NOW, (first,)), _PRESENT)
+    assert found == Anew((_EXPECTED,))
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
+def test_no_step_is_made_that_somebody_has_forgotten(one: int, other: int, copied: int) -> None:
+    stock = _stock(
+        _has("h", _live(0, 2), since=one),
+        _has("c", _live(4, 6), _copy(2, 4, _v(copied)), since=other),
+    )
+    for made in rebuilds(6, stock, _LINEAGE, _PRESENT):
+        assert max(one, other, 20) <= made.version.step <= NOW - LEAST_STEPS
+        assert made.version.step == copied
+
+
+def test_it_travels() -> None:
+    assert Rebuild.read("c", _EXPECTED.fields()) == _EXPECTED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stage": -1},
+        {"units": [4, 4]},
+        {"epoch": EPOCH + 1},
+        {"version": [NOW, EPOCH]},
+        {"target": None},
+    ],
+)
+def test_nonsense_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        Rebuild.read("c", _EXPECTED.fields() | change)

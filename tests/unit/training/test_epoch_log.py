@@ -1,0 +1,94 @@
+"""What was sent is kept as long as it can be of use and there is room."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from p2ptrain.errors import PeerError
+from p2ptrain.training.epoch_log import ACTIVATIONS, LEAST_LIMIT_BYTES, EpochLog, limit_bytes
+from p2ptrain.training.inlet import Piece
+from p2ptrain.training.protocol import PieceKey, RoundOrder
+from p2ptrain.training.rounds import Mode, Round
+
+START = 5
+BYTES = 64
+"""Of one piece; two a step."""
+
+
+def _order(step: int, mode: Mode = Mode.TRAIN) -> RoundOrder:
+    return RoundOrder(Round(step + 1, mode, step, 8, 4))
+
+
+def _log(*steps: int, limit: int = 1 << 20) -> EpochLog:
+    log = EpochLog(START, limit)
+    for step in steps:
+        log.told(_order(step))
+        for number in range(2):
+            piece = Piece.whole(PieceKey(step + 1, number), Mode.TRAIN, 4)
+            values = [torch.full((BYTES // 4,), float(step)), None]
+            log.sent(_order(step), 2, ACTIVATIONS, piece, values)
+        log.counts(step, (0.5, "float32"))
+    return log
+
+
+def test_what_was_sent_and_told_comes_back() -> None:
+    log = _log(5, 6)
+    assert log.orders(5, 7) == [(_order(step), (0.5, "float32")) for step in (5, 6)]
+    pieces = list(log.pieces(6, 2, ACTIVATIONS))
+    assert [piece.key.micro_batch for piece, _ in pieces] == [0, 1]
+    assert all(values[0] is not None and values[0][0] == 6.0 for _, values in pieces)
+    assert list(log.pieces(6, 1, ACTIVATIONS)) == []  # nothing went there
+
+
+def test_what_a_newer_version_makes_useless_goes() -> None:
+    log = _log(5, 6, 7)
+    log.forget_before(7)
+    assert log.since == 7
+    with pytest.raises(PeerError, match="step 7 is not kept"):
+        log.pieces(6, 2, ACTIVATIONS)
+    assert log.orders(7, 8)
+
+
+def test_where_there_is_no_room_the_oldest_goes() -> None:
+    log = _log(5, 6, 7, limit=5 * BYTES)
+    assert log.since == 6
+    assert list(log.pieces(6, 2, ACTIVATIONS))
+    with pytest.raises(PeerError):
+        log.orders(5, 7)
+
+
+def test_a_step_larger_than_all_the_room_is_not_half_there() -> None:
+    log = _log(5, 6, limit=BYTES)
+    assert log.since == 7
+    with pytest.raises(PeerError):
+        log.pieces(6, 2, ACTIVATIONS)
+
+
+def test_evaluations_leave_no_trace() -> None:
+    log = EpochLog(START)
+    log.told(_order(5, Mode.EVAL))
+    piece = Piece.whole(PieceKey(6, 0), Mode.EVAL, 4)
+    log.sent(_order(5, Mode.EVAL), 2, ACTIVATIONS, piece, [torch.zeros(4)])
+    with pytest.raises(PeerError):
+        log.orders(5, 6)
+
+
+def test_an_evaluation_beside_a_step_of_the_same_number_is_told_apart() -> None:
+    log = _log(5)
+    piece = Piece.whole(PieceKey(9, 0), Mode.EVAL, 4)
+    log.sent(_order(5, Mode.EVAL), 2, ACTIVATIONS, piece, [torch.zeros(4)])
+    assert len(list(log.pieces(5, 2, ACTIVATIONS))) == 2
+
+
+def test_views_count_as_what_they_keep_alive() -> None:
+    log = EpochLog(START, 1000)
+    log.told(_order(5))
+    piece = Piece.whole(PieceKey(6, 0), Mode.TRAIN, 4)
+    log.sent(_order(5), 2, ACTIVATIONS, piece, [torch.zeros(10_000)[:4]])
+    assert log.since == 6
+
+
+def test_the_room_follows_the_plan() -> None:
+    assert limit_bytes(0) == LEAST_LIMIT_BYTES
+    assert limit_bytes(2 << 30) == (2 << 30) // 20
