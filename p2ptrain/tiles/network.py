@@ -97,6 +97,22 @@ class MapNetwork:
         """Of units [first, end)."""
         return self.operations[self.units[first].first : self.units[end - 1].end]
 
+    def first_units(self, count: int) -> MapNetwork:
+        """The network of the first `count` units, 1 or more."""
+        units = self.units[:count]
+        operations = self.operations[: units[-1].end]
+        known = 1 + max(operation.output for operation in operations)
+        last = self.last_unit_of_map
+        made = (operation.output for operation in operations)
+        return MapNetwork(
+            maps=self.maps[:known],
+            operations=operations,
+            units=units,
+            entering=tuple(number for number in self.entering if number < known),
+            leaving=tuple(number for number in sorted(made) if last[number] >= count),
+            itemsize=self.itemsize,
+        )
+
     @cached_property
     def unit_of_map(self) -> tuple[int | None, ...]:
         """By map: the unit that makes it; None for what enters."""

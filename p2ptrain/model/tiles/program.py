@@ -17,7 +17,8 @@ from p2ptrain.model.tiles.messages import GradientSums, Halo, HaloGradient, Mome
 from p2ptrain.model.tiles.normalisation import Normalisation
 from p2ptrain.model.tiles.reading import TiledPart
 from p2ptrain.model.tiles.schedule import Normalise, Segment, Step, StepUses, steps_of, uses_of
-from p2ptrain.tiles.layout import Layout, Transfer
+from p2ptrain.tiles.grid import Transfer
+from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.network import Operation
 from p2ptrain.tiles.span import Region
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2ptrain.tiles.layout import Group, Layout
+from p2ptrain.tiles.grid import Group
+from p2ptrain.tiles.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)

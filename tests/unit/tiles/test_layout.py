@@ -27,7 +27,7 @@ def positions(span: Span) -> set[int]:
 
 def naive_rows(layout: Layout, place: int, row: int) -> dict[int, set[int]]:
     """Rows of every map that a row of tiles depends on in a group, position by position."""
-    network, group, tile = layout.network, layout.groups[place], row * layout.grid[1]
+    network, group, tile = layout.network, layout.groups[place], row * layout.grid.shape[1]
     found = {number: positions(layout.owned(tile, number).rows) for number in group.leaving}
     for operation in reversed(network.operations_of(group.first, group.end)):
         if operation.statistics:
@@ -73,9 +73,9 @@ def test_a_tile_has_all_that_its_outputs_depend_on(layout: Layout) -> None:
         o.rows.dilation == 1 and o.rows.kernel >= o.rows.stride for o in layout.network.operations
     )
     for place in range(len(layout.groups)):
-        for row in range(layout.grid[0]):
+        for row in range(layout.grid.shape[0]):
             for number, needed in naive_rows(layout, place, row).items():
-                span = layout.required(place, row * layout.grid[1], number).rows
+                span = layout.required(place, row * layout.grid.shape[1], number).rows
                 assert needed <= positions(span)
                 if plain and needed:
                     assert (min(needed), max(needed) + 1) == (span.first, span.end)

@@ -1,0 +1,301 @@
+"""What groups of tiled units cost, group by group. The unit of everything is seconds.
+
+For units [s, e) as one group, tile t of device d(t), slowdown k(d), R bytes a second and latency L
+of the link, m and b the processor's seconds for a message and for a byte:
+
+    work      a tile's part of unit u is  w(t, u) = flops of its required outputs / flops of all,
+              so that what neighbours compute too counts twice (section 4.2: "redundant
+              computation"); on d:  c(d) = k(d) sum of w(t, u) (forward(u) + backward(u))
+    halo      once forward and once back, if any byte crosses between devices:
+              L + max over d of [max(in(d), out(d)) / R + k(d) (m messages(d) + b bytes(d))]
+              (section 4.2 and figure 4: boundary data, at group inputs only)
+    statistics  the same for each normalisation, with 2 x channels float64 to every other tile;
+              not in the paper, whose network has them per tile. It needs all tiles, so it divides
+              the group's work into legs, each as slow as its slowest device
+    group     sum over legs of max over d of c(d), plus halos, plus statistics
+
+and once a mini-batch, whatever the groups:
+
+    filters   P bytes of gradients round a ring of D devices:  2 (D - 1) (P / (D R) + L)
+              (section 4.1: "the summation can be done once for all filters")
+    ends      the images' tiles from the holder; the last maps to who goes on with them, and their
+              gradients back (section 5.1: input/output communication)
+
+Groups meet at halos only, so a grouping costs the sum of its groups': what the dynamic programme
+in `grouping` needs. It is an upper bound of `simulate`, where a tile waits for its neighbours only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from p2ptrain.errors import OptionError
+from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
+from p2ptrain.tiles.grid import GroupLayout, TileGrid
+from p2ptrain.tiles.lines import GridError
+from p2ptrain.tiles.network import Operation
+
+STATISTICS_BYTES = 16
+"""Two float64 for each channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Messages that cross between devices at one moment, one way.
+
+    Attributes:
+        sent, received: bytes by device.
+        messages: by device, at both ends together.
+        waits_for: by device: those that it gets something from.
+    """
+
+    sent: tuple[float, ...]
+    received: tuple[float, ...]
+    messages: tuple[int, ...]
+    waits_for: tuple[frozenset[int], ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing crosses."""
+        return not any(self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCost:
+    """One group.
+
+    Attributes:
+        forward, backward: by leg, in the order of the forward: seconds by device.
+        halo: at its beginning, forward; on the way back the same turned round.
+        statistics: by leg but the last: what all devices tell each other behind it.
+        memory: bytes kept for the backward, by device.
+        seconds: the sum, see the module.
+        repeated: part of its work that is computed more than once.
+    """
+
+    forward: tuple[tuple[float, ...], ...]
+    backward: tuple[tuple[float, ...], ...]
+    halo: Exchange
+    statistics: tuple[Exchange, ...]
+    memory: tuple[float, ...]
+    seconds: float
+    repeated: float
+
+
+class Costs:
+    """All groups of a problem on one grid; keeps what it has computed."""
+
+    def __init__(
+        self,
+        problem: TilingProblem,
+        devices: Sequence[TileDevice],
+        grid: TileGrid,
+        device_of_tile: Sequence[int],
+        *,
+        holder: int = 0,
+        behind: int = 0,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            problem: the question.
+            devices: in any order.
+            grid: of `problem.network`.
+            device_of_tile: by tile.
+            holder: the device that has the images; -1 for another one.
+            behind: the device that goes on with the last maps; -1 for another one.
+        """
+        if len(device_of_tile) != grid.tiles:
+            raise OptionError(f"{grid.tiles} tiles, but {len(device_of_tile)} have a device")
+        self.problem, self.devices, self.grid = problem, tuple(devices), grid
+        self.device_of_tile = tuple(device_of_tile)
+        self._holder, self._behind = holder, behind
+        self._groups: dict[tuple[int, int], GroupCost | None] = {}
+        self._whole = [
+            sum(
+                _work(operation) * _area(problem, operation.output)
+                for operation in problem.network.operations[unit.first : unit.end]
+            )
+            for unit in problem.network.units
+        ]
+
+    def group(self, first: int, end: int) -> GroupCost | None:
+        """Of units [first, end); None where the grid does not carry them as one group."""
+        if (first, end) not in self._groups:
+            try:
+                laid = GroupLayout(self.grid, first, end)
+            except GridError:
+                self._groups[first, end] = None
+            else:
+                self._groups[first, end] = self._cost(laid)
+        return self._groups[first, end]
+
+    def total(self, borders: Sequence[int]) -> float:
+        """Seconds of a mini-batch; infinite where the grid does not carry those groups."""
+        groups = [self.group(first, end) for first, end in pairwise(borders)]
+        if any(group is None for group in groups):
+            return float("inf")
+        return self.fixed_seconds + sum(group.seconds for group in groups if group is not None)
+
+    def memory(self, borders: Sequence[int]) -> list[float]:
+        """Bytes by device, filters included."""
+        groups = [self.group(first, end) for first, end in pairwise(borders)]
+        kept = [group.memory for group in groups if group is not None]
+        filters = self.problem.filter_memory_bytes
+        return [filters + sum(parts) for parts in zip(*kept, strict=True)]
+
+    # -- once a mini-batch -----------------------------------------------------------------------
+
+    @property
+    def fixed_seconds(self) -> float:
+        """What no grouping changes."""
+        return self.filter_seconds + self.end_seconds
+
+    @cached_property
+    def filter_seconds(self) -> float:
+        """Summing the filters' gradients."""
+        used, link = len({*self.device_of_tile}), self.problem.link
+        if used < 2:
+            return 0.0
+        part = self.problem.parameter_bytes / (used * link.bytes_per_s)
+        return 2 * (used - 1) * (part + link.latency_s)
+
+    @cached_property
+    def end_seconds(self) -> float:
+        """Images to the tiles; the last maps to what follows, and their gradients back."""
+        network = self.problem.network
+        seconds = 0.0
+        for maps, place, times in (
+            (network.entering, self._holder, 1),
+            (network.leaving, self._behind, 2),
+        ):
+            size = sum(
+                network.bytes_per_position((number,)) * self.grid.owned(tile, number).area
+                for tile, device in enumerate(self.device_of_tile)
+                if device != place
+                for number in maps
+            )
+            if size:
+                seconds += times * self._travel(size * self.problem.samples)
+        return seconds
+
+    def _travel(self, size: float) -> float:
+        return self.problem.link.latency_s + size / self.problem.link.bytes_per_s
+
+    # -- one group -------------------------------------------------------------------------------
+
+    def _cost(self, laid: GroupLayout) -> GroupCost:
+        problem, count = self.problem, len(self.devices)
+        forward, backward = [[0.0] * count], [[0.0] * count]
+        kept, statistics = [0.0] * count, []
+        work = useful = 0.0
+        for number in range(laid.group.first, laid.group.end):
+            unit = problem.network.units[number]
+            whole = self._whole[number]
+            made = 0.0
+            for operation in problem.network.operations[unit.first : unit.end]:
+                if operation.statistics:
+                    channels = problem.network.maps[operation.output].channels
+                    statistics.append(self._everybody(STATISTICS_BYTES * channels))
+                    forward.append([0.0] * count)
+                    backward.append([0.0] * count)
+                if not laid.is_used(operation.output):
+                    continue
+                for tile, device in enumerate(self.device_of_tile):
+                    area = laid.required(tile, operation.output).area
+                    part = _work(operation) * area / whole
+                    slowdown = self.devices[device].slowdown
+                    forward[-1][device] += slowdown * part * problem.forward[number]
+                    backward[-1][device] += slowdown * part * problem.backward[number]
+                    made += part
+            seconds = problem.forward[number] + problem.backward[number]
+            work, useful = work + made * seconds, useful + min(made, 1.0) * seconds
+            self._keep(laid, number, kept)
+        halo = self._halo(laid)
+        legs = sum(max(a) + max(b) for a, b in zip(forward, backward, strict=True))
+        return GroupCost(
+            forward=tuple(tuple(leg) for leg in forward),
+            backward=tuple(tuple(leg) for leg in backward),
+            halo=halo,
+            statistics=tuple(statistics),
+            memory=tuple(kept),
+            seconds=legs + 2 * sum(self.exchange_seconds(e) for e in (halo, *statistics)),
+            repeated=1.0 - useful / work if work else 0.0,
+        )
+
+    def _keep(self, laid: GroupLayout, number: int, kept: list[float]) -> None:
+        """Add what each device keeps of a unit: its part of the maps that the unit makes."""
+        network = self.problem.network
+        unit = network.units[number]
+        outputs = [operation.output for operation in network.operations[unit.first : unit.end]]
+        whole = sum(network.maps[n].channels * _area(self.problem, n) for n in outputs)
+        size = self.problem.kept_bytes[number] * self.problem.samples
+        for tile, device in enumerate(self.device_of_tile):
+            here = sum(
+                network.maps[n].channels * laid.required(tile, n).area
+                for n in outputs
+                if laid.is_used(n)
+            )
+            kept[device] += size * here / max(whole, 1)
+
+    def _halo(self, laid: GroupLayout) -> Exchange:
+        count = len(self.devices)
+        sent, received, messages = [0.0] * count, [0.0] * count, [0] * count
+        waits_for: list[set[int]] = [set() for _ in range(count)]
+        for transfer in laid.transfers:
+            ends = self.device_of_tile[transfer.sender], self.device_of_tile[transfer.receiver]
+            if ends[0] == ends[1]:
+                continue
+            size = self.problem.network.bytes_per_position((transfer.map,))
+            size *= transfer.region.area * self.problem.samples
+            sent[ends[0]] += size
+            received[ends[1]] += size
+            for end in ends:
+                messages[end] += 1
+            waits_for[ends[1]].add(ends[0])
+        waiting = tuple(frozenset(devices) for devices in waits_for)
+        return Exchange(tuple(sent), tuple(received), tuple(messages), waiting)
+
+    def _everybody(self, size: float) -> Exchange:
+        """Every tile tells `size` bytes to every other one."""
+        count = len(self.devices)
+        held = [self.device_of_tile.count(device) for device in range(count)]
+        others = [own * (sum(held) - own) for own in held]
+        busy = frozenset(device for device in range(count) if held[device])
+        crossing = tuple(float(size * pairs) for pairs in others)
+        return Exchange(
+            crossing,
+            crossing,
+            tuple(2 * pairs for pairs in others),
+            tuple(busy - {device} if device in busy else frozenset() for device in range(count)),
+        )
+
+    def exchange_seconds(self, exchange: Exchange) -> float:
+        """Until everybody has everything, if all begin together."""
+        if exchange.is_empty:
+            return 0.0
+        return self.problem.link.latency_s + max(
+            self.device_seconds(exchange, device) for device in range(len(self.devices))
+        )
+
+    def device_seconds(self, exchange: Exchange, device: int) -> float:
+        """What it keeps one device busy: its interface, then its processor."""
+        sent, received = exchange.sent[device], exchange.received[device]
+        overheads = self.problem.overheads
+        processor = overheads.message_seconds * exchange.messages[device]
+        processor += overheads.byte_seconds * (sent + received)
+        wire = max(sent, received) / self.problem.link.bytes_per_s
+        return wire + self.devices[device].slowdown * processor
+
+
+def _work(operation: Operation) -> float:
+    """Of one position; never nothing, so that a unit's time is always somebody's."""
+    return max(operation.flops, 1.0)
+
+
+def _area(problem: TilingProblem, number: int) -> int:
+    feature_map = problem.network.maps[number]
+    return feature_map.height * feature_map.width

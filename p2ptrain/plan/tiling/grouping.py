@@ -1,0 +1,118 @@
+"""The best grouping: a dynamic programme over the borders between units.
+
+A grouping costs the sum of its groups' seconds and takes the sum of their memory on every device:
+the best way to group the first e units extends a best way to group the first s,
+
+    best(e) = min over s < e of  best(s) + cost(s, e),       best(0) = 0
+
+which asks for each of the n (n + 1) / 2 groups once. Where memory does not hold the result, ways to
+group the first units are kept side by side, as long as none is both slower and larger than another;
+smaller groups never take more memory, so a group a unit decides whether there is any way at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.tiling.cost import Costs
+
+MOST_WAYS = 500
+"""Kept for each border where memory is short: of more the slowest go, not the one with most groups.
+Reached with many units on many devices only; the result is then good, not certainly the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """To group the first units.
+
+    Attributes:
+        memory: bytes by device, filters included.
+    """
+
+    seconds: float
+    memory: tuple[float, ...]
+    borders: tuple[int, ...]
+
+
+def best_grouping(costs: Costs) -> tuple[int, ...]:
+    """The borders of the fastest grouping whose tiles fit their devices' memory.
+
+    Among equals the one with fewer groups.
+
+    Raises:
+        PlanError: no grouping fits the grid, or the memory; names the device.
+    """
+    fastest = _fastest(costs)
+    if fastest is None:
+        raise PlanError("no grouping fits this grid: its tiles are narrower than a single halo")
+    if _fits(costs, costs.memory(fastest)):
+        return fastest
+    return _fastest_that_fits(costs)
+
+
+def _fastest(costs: Costs) -> tuple[int, ...] | None:
+    count = len(costs.problem.network.units)
+    best: list[tuple[float, int, tuple[int, ...]] | None] = [(0.0, 1, (0,))]
+    for end in range(1, count + 1):
+        ways = []
+        for first in range(end):
+            before, group = best[first], costs.group(first, end)
+            if before is not None and group is not None:
+                seconds = before[0] + group.seconds
+                ways.append((seconds, before[1] + 1, (*before[2], end)))
+        best.append(min(ways, default=None))
+    found = best[count]
+    return None if found is None else found[2]
+
+
+def _fastest_that_fits(costs: Costs) -> tuple[int, ...]:
+    count = len(costs.problem.network.units)
+    filters = costs.problem.filter_memory_bytes
+    ways = [[_Way(0.0, (filters,) * len(costs.devices), (0,))]]
+    for end in range(1, count + 1):
+        found = []
+        for first in range(end):
+            group = costs.group(first, end)
+            if group is None:
+                continue
+            for way in ways[first]:
+                memory = tuple(a + b for a, b in zip(way.memory, group.memory, strict=True))
+                if _fits(costs, memory):
+                    seconds = way.seconds + group.seconds
+                    found.append(_Way(seconds, memory, (*way.borders, end)))
+        ways.append(_undominated(found))
+    if not ways[count]:
+        raise PlanError(_too_small(costs))
+    return min(ways[count], key=lambda way: (way.seconds, len(way.borders))).borders
+
+
+def _undominated(ways: Sequence[_Way]) -> list[_Way]:
+    kept: list[_Way] = []
+    for way in sorted(ways, key=lambda way: (way.seconds, way.memory)):
+        if not any(all(a <= b for a, b in zip(k.memory, way.memory, strict=True)) for k in kept):
+            kept.append(way)
+    if len(kept) <= MOST_WAYS:
+        return kept
+    smallest = max(kept, key=lambda way: len(way.borders))
+    return [*kept[: MOST_WAYS - 1], smallest]
+
+
+def _fits(costs: Costs, memory: Sequence[float]) -> bool:
+    return all(
+        used <= device.memory_bytes for used, device in zip(memory, costs.devices, strict=True)
+    )
+
+
+def _too_small(costs: Costs) -> str:
+    count = len(costs.problem.network.units)
+    needed = costs.memory(range(count + 1))
+    if not needed:
+        return "no grouping fits the memory of these devices"
+    lacking = [
+        f"{device.name} needs {used / 2**20:.1f} MiB and has {device.memory_bytes / 2**20:.1f}"
+        for used, device in zip(needed, costs.devices, strict=True)
+        if used > device.memory_bytes
+    ]
+    return f"tiles do not fit, even with a group a unit: {', '.join(lacking)}"

@@ -1,0 +1,126 @@
+"""The question: units to tile, how long they take, and the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from p2ptrain.errors import OptionError
+from p2ptrain.plan.cluster import Link
+from p2ptrain.plan.overheads import REFERENCE, Overheads
+from p2ptrain.tiles.network import MapNetwork
+
+
+@dataclass(frozen=True, slots=True)
+class TileDevice:
+    """One device.
+
+    Attributes:
+        slowdown: its time is the reference device's times this.
+        memory_bytes: what it may use for the tiled part.
+    """
+
+    name: str
+    slowdown: float = 1.0
+    memory_bytes: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class TilingProblem:
+    """See the module.
+
+    Attributes:
+        network: the units that can be tiled; all of them are.
+        forward, backward: by unit: seconds of the whole maps on the reference device, for
+            `samples` samples.
+        kept_bytes: by unit: what is kept for the backward of the whole maps, one sample.
+        samples: of a mini-batch, which is one micro-batch here.
+        link: between any two of the devices: the slowest.
+        optimizer_state_ratio: optimizer bytes per parameter byte.
+        overheads: of the reference device.
+    """
+
+    network: MapNetwork
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    kept_bytes: tuple[float, ...]
+    samples: int
+    link: Link
+    optimizer_state_ratio: float = 0.0
+    overheads: Overheads = REFERENCE
+
+    def __post_init__(self) -> None:
+        counts = {len(self.forward), len(self.backward), len(self.kept_bytes)}
+        if counts != {len(self.network.units)} or self.samples < 1:
+            raise OptionError(
+                f"{len(self.network.units)} units need as many times and sizes, found {counts}; "
+                f"and {self.samples} samples must be at least 1"
+            )
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of all filters: every device holds them, and their gradients are added up."""
+        return sum(unit.parameter_bytes for unit in self.network.units)
+
+    @property
+    def filter_memory_bytes(self) -> float:
+        """Of the filters on each device: with their gradients and the optimizer's state."""
+        return self.parameter_bytes * (2.0 + self.optimizer_state_ratio)
+
+    @property
+    def seconds(self) -> float:
+        """Of all units, forward and backward, on the reference device alone."""
+        return sum(self.forward) + sum(self.backward)
+
+    def first_units(self, count: int) -> TilingProblem:
+        """The same question about the first `count` units only."""
+        return replace(
+            self,
+            network=self.network.first_units(count),
+            forward=self.forward[:count],
+            backward=self.backward[:count],
+            kept_bytes=self.kept_bytes[:count],
+        )
+
+
+def by_flops(
+    network: MapNetwork,
+    samples: int,
+    link: Link,
+    *,
+    flops_per_s: float,
+    backward_ratio: float = 2.0,
+    overheads: Overheads = REFERENCE,
+    optimizer_state_ratio: float = 0.0,
+) -> TilingProblem:
+    """A question without measurements: times from operations, memory from the maps' sizes.
+
+    Args:
+        network, samples, link, overheads, optimizer_state_ratio: as in the question.
+        flops_per_s: of the reference device.
+        backward_ratio: backward by forward; a convolution's backward is two products of its size.
+    """
+    forward, kept = [], []
+    for unit in network.units:
+        operations = network.operations[unit.first : unit.end]
+        made = [network.maps[operation.output] for operation in operations]
+        areas = [feature_map.height * feature_map.width for feature_map in made]
+        flops = sum(o.flops * area for o, area in zip(operations, areas, strict=True))
+        forward.append(flops * samples / flops_per_s)
+        elements = sum(m.channels * area for m, area in zip(made, areas, strict=True))
+        kept.append(float(network.itemsize * elements))
+    return TilingProblem(
+        network=network,
+        forward=tuple(forward),
+        backward=tuple(seconds * backward_ratio for seconds in forward),
+        kept_bytes=tuple(kept),
+        samples=samples,
+        link=link,
+        optimizer_state_ratio=optimizer_state_ratio,
+        overheads=overheads,
+    )
+
+
+def speeds(devices: Sequence[TileDevice]) -> list[float]:
+    """Of each device; the reference has 1."""
+    return [1.0 / device.slowdown for device in devices]

@@ -1,0 +1,120 @@
+"""How large each tile should be: rows and columns of a grid by their devices' speed and memory.
+
+Tile (r, c) is h_r w_c of every map, with sum h = sum w = 1. Found are lines that make the slowest
+tile as fast as possible, T = max of h_r w_c / speed(r, c), with h_r w_c <= cap(r, c) where memory
+is short. For given columns the best rows are known: the least T for which
+
+    sum over r of  min( T / max_c (w_c / speed),  min_c (cap / w_c) )  >=  1
+
+and the other way round; both are improved in turns, which never makes T larger. Where that ends
+depends on where it began, so it begins from several columns: by the sums of the speeds, by those of
+each row alone, equal ones, and by memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2ptrain.errors import PlanError
+
+Table = Sequence[Sequence[float]]
+"""By row and column of the grid."""
+
+TURNS = 30
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Parts of the maps' height by row and of their width by column; each sums to 1.
+
+    Attributes:
+        slowest: T, in the time that a device of speed 1 needs for the whole.
+    """
+
+    rows: tuple[float, ...]
+    columns: tuple[float, ...]
+    slowest: float
+
+
+def balanced_shares(speeds: Table, caps: Table | None = None) -> Shares:
+    """The lines of a grid.
+
+    Args:
+        speeds: of each tile's device, divided by the tiles that it has.
+        caps: the largest part of the maps that each tile may have; None = all of them.
+
+    Raises:
+        PlanError: the tiles' memory together does not hold the maps.
+    """
+    caps = caps or [[1.0] * len(row) for row in speeds]
+    found = [
+        shares
+        for start in _starts(speeds, caps)
+        if (shares := _improved(speeds, caps, start)) is not None
+    ]
+    if not found:
+        raise PlanError("the maps do not fit: no lines leave every tile what its memory holds")
+    return min(found, key=lambda shares: shares.slowest)
+
+
+def _starts(speeds: Table, caps: Table) -> list[list[float]]:
+    equal = [1.0] * len(speeds[0])
+    slowest = [min(column) for column in _turned(speeds)]
+    tried = [_sums(_turned(speeds)), equal, slowest, *map(list, speeds), _sums(_turned(caps))]
+    return [_normalised(columns) for columns in tried]
+
+
+def _improved(speeds: Table, caps: Table, columns: list[float]) -> Shares | None:
+    rows: list[float] | None = None
+    for _ in range(TURNS):
+        rows = _other(speeds, caps, columns)
+        if rows is None:
+            return None
+        turned = _other(_turned(speeds), _turned(caps), rows)
+        if turned is None:
+            return None
+        columns = turned
+    assert rows is not None
+    slowest = max(
+        h * w / speed
+        for h, line in zip(rows, speeds, strict=True)
+        for w, speed in zip(columns, line, strict=True)
+    )
+    return Shares(tuple(rows), tuple(columns), slowest)
+
+
+def _other(speeds: Table, caps: Table, columns: Sequence[float]) -> list[float] | None:
+    """The best rows for given columns; None where memory holds none."""
+    per_height = [max(w / speed for w, speed in zip(columns, line, strict=True)) for line in speeds]
+    most = [min(cap / w for w, cap in zip(columns, line, strict=True)) for line in caps]
+    if sum(most) < 1.0 - ROUNDING:
+        return None
+    rows = [0.0] * len(per_height)
+    free, left = [*range(len(rows))], 1.0
+    while free:
+        pace = left / sum(1.0 / per_height[r] for r in free)  # T, if no cap bound any more
+        bound = [r for r in free if pace / per_height[r] > most[r]]
+        if not bound:
+            for r in free:
+                rows[r] = pace / per_height[r]
+            break
+        for r in bound:
+            rows[r] = most[r]
+            left -= most[r]
+        free = [r for r in free if r not in bound]
+    return _normalised(rows)
+
+
+def _sums(table: Table) -> list[float]:
+    return _normalised([sum(line) for line in table])
+
+
+def _normalised(parts: Sequence[float]) -> list[float]:
+    whole = sum(parts)
+    return [part / whole for part in parts]
+
+
+def _turned(table: Table) -> list[list[float]]:
+    return [list(column) for column in zip(*table, strict=True)]

@@ -1,0 +1,67 @@
+"""The dynamic programme against all groupings, and the simulation between bound and estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.tiling.cost import Costs
+from p2ptrain.plan.tiling.grouping import best_grouping
+from p2ptrain.plan.tiling.simulate import lower_bound, simulate
+from tests.unit.plan.tiling.examples import costs, drawn_costs, problem
+
+
+def groupings(count: int) -> Iterator[tuple[int, ...]]:
+    for inner in range(count):
+        for borders in combinations(range(1, count), inner):
+            yield (0, *borders, count)
+
+
+@settings(max_examples=20, deadline=None)
+@given(drawn_costs())
+def test_no_grouping_is_faster(found: Costs) -> None:
+    count = len(found.problem.network.units)
+    totals = [found.total(borders) for borders in groupings(count)]
+    if min(totals) == float("inf"):
+        with pytest.raises(PlanError, match="narrower than a single halo"):
+            best_grouping(found)
+        return
+    assert found.total(best_grouping(found)) == pytest.approx(min(totals), rel=1e-12)
+
+
+@settings(max_examples=20, deadline=None)
+@given(drawn_costs(), st.floats(0.0, 1.0))
+def test_no_grouping_that_fits_is_faster(found: Costs, part: float) -> None:
+    count = len(found.problem.network.units)
+    possible = [b for b in groupings(count) if found.total(b) < float("inf")]
+    if not possible:
+        return
+    peaks = {borders: max(found.memory(borders)) for borders in possible}
+    room = min(peaks.values()) + part * (max(peaks.values()) - min(peaks.values())) + 1e-6
+    found.devices = tuple(replace(device, memory_bytes=room) for device in found.devices)
+    fitting = [found.total(borders) for borders in possible if peaks[borders] <= room]
+    assert found.total(best_grouping(found)) == pytest.approx(min(fitting), rel=1e-12)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    found = costs(problem(3), memory_bytes=10_000)
+    with pytest.raises(
+        PlanError, match=r"even with a group a unit: d0 needs 0.1 MiB and has 0.0, d1"
+    ):
+        best_grouping(found)
+
+
+@settings(max_examples=20, deadline=None)
+@given(drawn_costs())
+def test_simulated_time_lies_between_the_bound_and_the_estimate(found: Costs) -> None:
+    for borders in groupings(len(found.problem.network.units)):
+        if found.total(borders) < float("inf"):
+            simulated = simulate(found, borders).seconds
+            assert simulated <= found.total(borders) * (1 + 1e-9)
+            assert simulated >= lower_bound(found.problem, found.devices) * (1 - 1e-9)

@@ -1,0 +1,81 @@
+"""The paper's findings, and one device where tiling does not pay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.cluster import Link
+from p2ptrain.plan.tiling.grouping import best_grouping
+from p2ptrain.plan.tiling.problem import TileDevice, by_flops
+from p2ptrain.plan.tiling.search import best_tiling
+from p2ptrain.plan.tiling.simulate import simulate
+from tests.unit.plan.tiling.examples import problem
+from tools.tile_crossover import LINKS, SPEEDS, gain, question, yolov2
+
+SLOW, FAST = SPEEDS["Pi 3 core (0.13 Gflop/s)"], SPEEDS["GPU (5000)"]
+NETWORK = yolov2(statistics=False)
+UNITS = len(NETWORK.units)
+
+
+def test_slow_devices_exchange_at_every_layer() -> None:
+    """Figure 7: on Raspberry Pis and 100 Mbit/s grouping gains nothing, large groups lose."""
+    costs = question(NETWORK, 8, LINKS["100 Mbit/s"], SLOW, (2, 3))
+    assert gain(costs)[0] < 1.01
+    each = simulate(costs, range(UNITS + 1)).seconds
+    assert simulate(costs, (0, 4, 8, 12, 16)).seconds > 1.03 * each
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 3)])
+def test_fast_devices_on_slow_links_group(shape: tuple[int, int]) -> None:
+    """Figure 8 and section 5.4: with accelerators grouping pays."""
+    costs = question(NETWORK, 1, LINKS["100 Mbit/s"], FAST, shape)
+    assert gain(costs)[0] > 1.2
+
+
+def test_statistics_leave_grouping_less_to_gain() -> None:
+    exact = question(yolov2(statistics=True), 1, LINKS["100 Mbit/s"], FAST, (2, 3))
+    free = question(NETWORK, 1, LINKS["100 Mbit/s"], FAST, (2, 3))
+    assert 1.2 < gain(exact)[0] < gain(free)[0]
+
+
+def test_the_filters_cap_a_single_sample() -> None:
+    """13.7 MB of filters at 100 Mbit/s take longer than two devices save on one sample."""
+    flops = by_flops(NETWORK, 1, LINKS["100 Mbit/s"], flops_per_s=1.0).seconds
+    slow = by_flops(NETWORK, 1, LINKS["100 Mbit/s"], flops_per_s=flops / 1.5)
+    found = best_tiling(slow, [TileDevice(f"d{k}") for k in range(2)])
+    assert 1.0 <= slow.seconds / found.seconds < 1.4
+    assert found.is_tiled
+    assert found.borders[-1] < UNITS  # tiled only as far as it pays
+    fast = question(NETWORK, 1, LINKS["1 Gbit/s"], flops / 1.5, (1, 2))
+    assert fast.problem.seconds / simulate(fast, best_grouping(fast)).seconds > 1.5
+
+
+def test_one_device_where_nothing_pays() -> None:
+    devices = [TileDevice("slow", 2.0), TileDevice("fast", 1.0)]
+    found = best_tiling(problem(3, link=Link(1e3, 1.0)), devices)
+    assert found.devices == ("fast",)
+    assert not found.is_tiled
+    assert found.seconds == pytest.approx(problem(3).seconds)
+
+
+def test_unequal_devices_have_unequal_tiles() -> None:
+    question_ = problem(4, link=Link(1e12, 0.0), flops_per_s=1e6)
+    found = best_tiling(question_, [TileDevice("slow", 3.0), TileDevice("fast", 1.0)])
+    assert found.devices == ("fast", "slow")
+    assert found.rows[0] * found.columns[0] == pytest.approx(0.75)
+    assert found.seconds < 0.80 * question_.seconds
+    assert found.seconds >= found.bound
+
+
+def test_memory_makes_tiles_where_one_device_is_too_small() -> None:
+    tight = problem(3, link=Link(1e4, 1.0))
+    needed = tight.filter_memory_bytes + sum(tight.kept_bytes)
+    devices = [TileDevice(f"d{k}", memory_bytes=0.7 * needed) for k in range(2)]
+    found = best_tiling(tight, devices)
+    assert found.is_tiled
+    assert max(found.memory_bytes) <= 0.7 * needed
+    with pytest.raises(PlanError):
+        best_tiling(tight, [replace(d, memory_bytes=0.3 * needed) for d in devices])

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.tiling.shares import balanced_shares
+
+
+def test_one_row_is_divided_by_speed() -> None:
+    shares = balanced_shares([[1.0, 3.0]])
+    assert shares.rows == (1.0,)
+    assert shares.columns == pytest.approx((0.25, 0.75))
+    assert shares.slowest == pytest.approx(0.25)
+
+
+def test_speeds_that_are_a_product_are_met() -> None:
+    shares = balanced_shares([[2.0, 6.0], [1.0, 3.0]])
+    assert shares.rows == pytest.approx((2 / 3, 1 / 3))
+    assert shares.columns == pytest.approx((0.25, 0.75))
+    assert shares.slowest == pytest.approx(1 / 12)
+
+
+def test_memory_bounds_a_tile() -> None:
+    shares = balanced_shares([[1.0, 1.0, 2.0]], [[1.0, 1.0, 0.3]])
+    assert shares.columns == pytest.approx((0.35, 0.35, 0.3))
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(PlanError, match="the maps do not fit"):
+        balanced_shares([[1.0, 1.0]], [[0.4, 0.5]])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=3), min_size=2, max_size=2),
+    st.floats(0.2, 1.0),
+)
+def test_shares_are_near_the_best_of_a_fine_grid(speeds: list[list[float]], cap: float) -> None:
+    """Against all lines at multiples of 1/8: at most a twelfth worse, and within memory."""
+    caps = [[cap] * 3 for _ in range(2)]
+    shares = balanced_shares(speeds, caps)
+    assert sum(shares.rows) == pytest.approx(1)
+    assert sum(shares.columns) == pytest.approx(1)
+    tiles = [
+        (h * w, s, r, c)
+        for r, h in enumerate(shares.rows)
+        for c, (w, s) in enumerate(zip(shares.columns, speeds[r], strict=True))
+    ]
+    assert max(area for area, *_ in tiles) <= cap + 1e-9
+    assert shares.slowest == pytest.approx(max(area / speed for area, speed, *_ in tiles))
+    best = min(
+        max(
+            h * w / s
+            for h, line in zip(rows, speeds, strict=True)
+            for w, s in zip(columns, line, strict=True)
+        )
+        for rows in lines(2)
+        for columns in lines(3)
+        if max(rows) * max(columns) <= cap
+    )
+    assert shares.slowest <= best * (1 + 1 / 12)
+
+
+def lines(count: int) -> list[tuple[float, ...]]:
+    steps = range(1, 8)
+    if count == 2:
+        return [(k / 8, 1 - k / 8) for k in steps]
+    return [(j / 8, k / 8, 1 - (j + k) / 8) for j in steps for k in steps if j + k < 8]
