@@ -9,13 +9,16 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(BIN)/p2ptrain demo
 
-# two processes for what computes; the tests with real devices come last, one after the other
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# what is compiled is kept: two processes load the tests, and those start a hundred devices
+export PYTHONDONTWRITEBYTECODE :=
+
+# one process for the tests with real devices, one after the other, and one for what computes
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 test: $(INSTALLED)
 	$(PYTEST)
 
-# a minute and a half: what one runs while working
+# less than a minute: what one runs while working
 test-unit: $(INSTALLED)
 	$(PYTEST) tests/unit
 

@@ -100,7 +100,7 @@ async def split(folder: Path, shape: str, seconds: float, names: str = NAMES) ->
     """
     with Network(len(names)) as network:
         prefixes = {name: network.prefix(i) for i, name in enumerate(names)}
-        async with Household(folder, prefixes) as household:
+        async with Household(folder, prefixes, load=False) as household:
             devices = await _started(household, names)
             holder = devices[names[0]]
             await holder.expect("step", START_SECONDS, step=STEPS_BEFORE)

@@ -16,7 +16,7 @@ from tools.testbed.network import private_network
 async def household(tmp_path: Path) -> AsyncIterator[Household]:
     """Devices of this machine, where it may be on a network that nobody else hears."""
     with private_network() as prefix:
-        async with Household(tmp_path, prefix=prefix) as household:
+        async with Household(tmp_path, prefix=prefix, load=False) as household:
             yield household
 
 

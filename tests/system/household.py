@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from p2ptrain.demo.device_process import DeviceProcess
+from tests.system import forked
 
 EXPECT_SECONDS = 30.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -174,6 +175,8 @@ class Household:
         folder: for the state folders; a device that is started again keeps its own.
         prefixes: name -> what stands before its commands (`Network.prefix`).
         prefix: the same for all other names.
+        load: whether `join` and `train` load torch themselves, as people's do; otherwise they are
+            forks of a process that has, where their prefix allows it.
     """
 
     def __init__(
@@ -181,10 +184,13 @@ class Household:
         folder: Path,
         prefixes: Mapping[str, Sequence[str]] | None = None,
         prefix: Sequence[str] = (),
+        *,
+        load: bool = True,
     ) -> None:
         self._folder = folder
         self._prefixes = prefixes or {}
         self._prefix = prefix
+        self._load = load
         self._devices: list[Device] = []
 
     async def __aenter__(self) -> Self:
@@ -214,10 +220,13 @@ class Household:
 
         Args:
             call: the `--name` to give, where it is not `name`.
-            environment: variables of its own.
+            environment: variables of its own, which it has from its first moment: it loads itself.
         """
         own = ("--name", call or name, "--threads", "1")
-        device = await self._start(name, command, *arguments, *own, environment=environment)
+        load = self._load or environment is not None
+        device = await self._start(
+            name, command, *arguments, *own, environment=environment, load=load
+        )
         self._devices.append(device)
         return device
 
@@ -234,12 +243,14 @@ class Household:
         command: str,
         *arguments: str,
         environment: Mapping[str, str] | None = None,
+        load: bool = True,
     ) -> Device:
-        state = ("--state-dir", str(self.state_dir(name)))
-        process = await DeviceProcess.start(
+        prefix = self._prefixes.get(name, self._prefix)
+        start = DeviceProcess.start if load or not forked.can_enter(prefix) else forked.start
+        process = await start(
             name,
-            [command, *arguments, *state],
-            prefix=self._prefixes.get(name, self._prefix),
+            [command, *arguments, "--state-dir", str(self.state_dir(name))],
+            prefix=prefix,
             environment={**ENVIRONMENT, **(environment or {})},
         )
         return Device(process)

@@ -61,7 +61,7 @@ async def test_a_group_resumes_and_ends_with_plain_torchs_losses(
 
 async def test_a_member_that_is_killed_is_missed_by_nobody(household: Household) -> None:
     """The others of the group have all that it had: no step is done again."""
-    holder, member = await _start(household, "--epochs", "40")
+    holder, member = await _start(household, "--epochs", "12")
     await holder.expect("step", within_seconds=60, step=3)
     await member.kill()
     await holder.succeed(90)
@@ -69,7 +69,7 @@ async def test_a_member_that_is_killed_is_missed_by_nobody(household: Household)
     (recovered,) = holder.events("recovered")
     assert recovered["replayed_steps"] <= 1
     losses = [step["loss"] for step in holder.events("step")]
-    assert losses == pytest.approx(_plain_losses(40), rel=0, abs=1e-8)
+    assert losses == pytest.approx(_plain_losses(12), rel=0, abs=1e-8)
 
 
 async def test_one_bad_sample_names_device_step_and_unit(household: Household) -> None:

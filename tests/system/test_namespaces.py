@@ -25,7 +25,8 @@ def network() -> Iterator[Network]:
 
 
 def _household(folder: Path, network: Network) -> Household:
-    return Household(folder, {name: network.prefix(i) for i, name in enumerate(NAMES)})
+    prefixes = {name: network.prefix(i) for i, name in enumerate(NAMES)}
+    return Household(folder, prefixes, load=False)
 
 
 async def test_training_over_slow_cables_gives_the_losses_of_one_device(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ async def test_training_over_slow_cables_gives_the_losses_of_one_device(tmp_path
 async def test_a_device_whose_cable_is_pulled_is_missed_by_nobody(
     network: Network, tmp_path: Path
 ) -> None:
-    job = (SCRIPT, "-o", "epochs=1000", "--steps", "600")
+    job = (SCRIPT, "-o", "epochs=1000", "--steps", "150")
     async with _household(tmp_path, network) as household:
         reference = await household.start("a", "train", *job, "--local")
         await reference.succeed(90)

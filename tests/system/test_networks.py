@@ -28,7 +28,8 @@ def network() -> Iterator[Network]:
 
 def _household(folder: Path, network: Network) -> Household:
     names = (*NAMES, "copy")
-    return Household(folder, {name: network.prefix(i) for i, name in enumerate(names)})
+    prefixes = {name: network.prefix(i) for i, name in enumerate(names)}
+    return Household(folder, prefixes, load=False)
 
 
 async def _all_alive(*devices: Device) -> None:

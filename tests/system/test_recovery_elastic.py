@@ -29,7 +29,7 @@ async def test_who_comes_later_is_taken_in_and_who_gets_sigterm_hands_its_work_o
         prefixes = {name: device.prefix() for name, device in devices.items()}
         async with Household(tmp_path, prefixes) as household:
             losses = await _coming_and_leaving(household, devices)
-    async with Household(tmp_path / "alone") as household:
+    async with Household(tmp_path / "alone", load=False) as household:
         steps = ("--steps", str(len(losses)))
         reference = await household.start("alone", "train", SCRIPT, "--local", *steps)
         await reference.succeed(100)

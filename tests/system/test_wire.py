@@ -25,7 +25,7 @@ def _steps(device: Device) -> int:
 async def test_a_hundredfold_slower_link_is_no_failure(tmp_path: Path) -> None:
     with Network(2, f"{FAST_MBIT:g}mbit") as network:
         prefixes = {"desk": network.prefix(0), "pi": network.prefix(1)}
-        async with Household(tmp_path, prefixes) as household:
+        async with Household(tmp_path, prefixes, load=False) as household:
             member = await household.start("pi", "join", "--code", CODE)
             await member.expect("ready")
             arguments = ("--wait-for", "2", "--planner", "pp", "--no-replan", "--code", CODE)

@@ -114,7 +114,7 @@ class Chaos:
 
     async def reference(self, steps: int) -> list[float]:
         """The losses of one device alone."""
-        async with Household(self._folder) as household:
+        async with Household(self._folder, load=False) as household:
             alone = await household.start(
                 "alone", "train", *self._job(), "--local", "--steps", str(steps)
             )
