@@ -63,8 +63,8 @@ class Coordinating:
         for instruction in out:
             self._node.world.failpoint(self._node)
             match instruction:
-                case c.AskInventory(device, epoch, forward):
-                    self._ask_inventory(core, device, epoch, forward)
+                case c.AskInventory():
+                    self._ask_inventory(core, instruction)
                 case c.MakePlan():
                     self._plan(core, instruction)
                 case c.Prepare():
@@ -78,7 +78,8 @@ class Coordinating:
     def _tell(self, kind: str, **fields: Any) -> None:
         self._node.world.send(self._node.id, self._holder, kind, **fields)
 
-    def _ask_inventory(self, core: CoordinatorCore, device: str, epoch: int, forward: Any) -> None:
+    def _ask_inventory(self, core: CoordinatorCore, asked: c.AskInventory) -> None:
+        device, epoch, forward = asked.device, asked.epoch, asked.forward
         follows = self._node.follows
         assert follows is not None
 
@@ -98,6 +99,7 @@ class Coordinating:
             holder=self._holder,
             apply=None if forward is None else forward.version,
             coefficient=None,
+            rebuild=asked.rebuild,
         )
 
     def _prepare(self, core: CoordinatorCore, order: c.Prepare) -> None:

@@ -76,6 +76,14 @@ class ForgetsWhenParked(DeviceCore):
         super()._rest()
 
 
+class SendsTheNewest(Node):
+    """Does not look at which step of a lost stage is done again."""
+
+    def logged(self, epoch: int, stage: int, what: str, step: int) -> int | None:
+        keys = [key for key in self.log.numbers if key[:2] == (stage, what)]
+        return self.log.numbers[max(keys)] if keys else None
+
+
 class DropsTooEarly(DeviceCore):
     """Frees the version to go back to as soon as it has copied a newer one."""
 
@@ -237,7 +245,7 @@ _DEVICE = (
 )
 MUTANTS: dict[str, Build] = (
     {mutant.__name__: Build(device_core=mutant) for mutant in _DEVICE}
-    | {mutant.__name__: Build(node=mutant) for mutant in (ReadsAnyVersion, AcknowledgesEarly)}
+    | {m.__name__: Build(node=m) for m in (ReadsAnyVersion, AcknowledgesEarly, SendsTheNewest)}
     | {
         "AnswersWithoutStopping": Build(
             node=AnswersWithoutStopping, holder=AnswersWithoutStoppingHolder

@@ -12,8 +12,9 @@ from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
 from p2ptrain.training.recovery.device_core import DeviceCore
 from p2ptrain.training.recovery.fetches import Fetch
-from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
 from p2ptrain.training.recovery.placed import Placed
+from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.recovery.version import Version
 from tests.simulation.recovery.coordinating import Coordinating
 from tests.simulation.recovery.truth import backward, forward, mix
@@ -38,6 +39,24 @@ class Seat:
     came: dict[tuple[str, int], int] = field(default_factory=dict)  # (what, step) -> number
     sums: dict[int, set[str]] = field(default_factory=dict)
     own_sum: bool = False
+
+
+@dataclass(slots=True)
+class SentNumbers:
+    """What this device sent in an epoch, from step `since` on.
+
+    Attributes:
+        numbers: by receiving stage, what it was, and step.
+    """
+
+    epoch: int
+    since: int
+    numbers: dict[tuple[int, str, int], int] = field(default_factory=dict)
+
+    def forget_before(self, step: int) -> None:
+        """There is a newer version to go back to."""
+        self.since = max(self.since, step)
+        self.numbers = {key: number for key, number in self.numbers.items() if key[2] >= step}
 
 
 @dataclass(slots=True)
@@ -85,6 +104,8 @@ class Node:
         self.calls: dict[int, tuple[str, Callable[[dict[str, Any] | None], None]]] = {}
         self.asked_for: list[tuple[str, int, int, Version, int]] = []  # relays that wait
         self.collecting = 0
+        self.log = SentNumbers(0, 0)
+        self.making_anew = 0
         self._call = 0
         self.wants_to_leave = False
         self.coordinating = Coordinating(self)
@@ -192,7 +213,13 @@ class Node:
             case "keeper":
                 self.feed(d.KeeperIs(peer, **fields))
             case "keep":
-                self.feed(d.KeepHeard(peer, fields["versions"]))
+                versions = fields["versions"]
+                self.feed(d.KeepHeard(peer, versions))
+                if peer == self.core._holder and versions:
+                    self.log.forget_before(max(versions, key=lambda version: version.age).step)
+            case "log":
+                number = self.logged(fields["epoch"], *fields["key"])
+                self.reply(peer, fields["request"], sent=number)
             case "end":
                 if peer == self.core._holder:
                     self.feed(d.HolderIs(d.HolderState.ENDED))
@@ -219,7 +246,12 @@ class Node:
         match instruction:
             case to_do.AnswerInventory(request, peer, epoch, term, holdings):
                 inventory = Inventory(
-                    self.id, epoch, term, (*holdings, *self.extra_holdings()), self._linked()
+                    self.id,
+                    epoch,
+                    term,
+                    (*holdings, *self.extra_holdings()),
+                    self._linked(),
+                    logged=Logged(self.log.epoch, self.log.since) if self.log.epoch else None,
                 )
                 self.reply(peer, request, inventory=inventory)
             case to_do.AnswerReady(request, peer, epoch, trouble):
@@ -229,6 +261,10 @@ class Node:
                 self.reply(peer, request, refused=reason)
             case to_do.Stop(epoch):
                 self._stop(epoch)
+            case to_do.MakeAnew(request, what):
+                self._make_anew(request, what)
+            case to_do.CancelAnew():
+                self.making_anew += 1
             case to_do.FetchParts():
                 self._fetch(instruction)
             case to_do.Build(epoch):
@@ -322,6 +358,7 @@ class Node:
     def _start(self, placed: Placed) -> None:
         self.seats, self.next_seats = self.next_seats, {}
         self.engaged = placed.epoch
+        self.log = SentNumbers(placed.epoch, placed.version.step)
         self.orders.clear()
         early, self.early = self.early, []
         for kind, fields in early:
@@ -372,6 +409,7 @@ class Node:
             seat.came["backward", seat.step] = mix(seat.forwards[-1], seat.step)
         else:
             stage = placed.stages[seat.index + 1]
+            self.log.numbers[seat.index + 1, "forward", seat.step] = seat.forwards[-1]
             for device in stage.devices:
                 self._send_value(device, stage.first, "forward", seat, seat.forwards[-1])
         self._work()
@@ -381,6 +419,7 @@ class Node:
             return
         seat.gradients = backward(came, seat.forwards, seat.states)
         placed = self._placed()
+        self.log.numbers[seat.index - 1, "backward", seat.step] = seat.gradients[0]
         if seat.index and placed.stages[seat.index].devices[0] == self.id:
             stage = placed.stages[seat.index - 1]
             for device in stage.devices:
@@ -433,6 +472,73 @@ class Node:
         if order.keep:
             self._keep(seat)
         self._work()
+
+    # -- a stage made anew ---------------------------------------------------------------------
+
+    def logged(self, epoch: int, stage: int, what: str, step: int) -> int | None:
+        """What was sent to a stage in a step; None where that is not known any more."""
+        if epoch != self.log.epoch or step < self.log.since:
+            return None
+        return self.log.numbers.get((stage, what, step))
+
+    def _make_anew(self, request: int, what: Rebuild) -> None:
+        """One step after the other, from what the neighbours sent."""
+        self.making_anew += 1
+        making, running = self.making_anew, self.core.running
+
+        def end(*, is_here: bool) -> None:
+            self.feed(d.Rebuilt(request, what, is_here))
+
+        def came(neighbour: int, name: str, step: int, then: Callable[[int | None], None]) -> None:
+            assert running is not None
+            device, key = running.stages[neighbour].devices[0], (what.stage, name, step)
+
+            def got(fields: dict[str, Any] | None) -> None:
+                if making == self.making_anew:
+                    then(None if fields is None else fields.get("sent"))
+
+            if device == self.id:
+                got({"sent": self.logged(what.epoch, *key)})
+            else:
+                self.call(device, "log", got, epoch=what.epoch, key=key)
+
+        def step(number: int, states: tuple[int, ...]) -> None:
+            if number == what.target.step:
+                self.store(what.first, what.end, what.target, Kind.FETCHED, states)
+                end(is_here=True)
+                return
+
+            def there(value: int | None) -> None:
+                if value is None:
+                    end(is_here=False)
+                    return
+                forwards = forward(value, states)
+
+                def back(value: int | None) -> None:
+                    if value is None:
+                        end(is_here=False)
+                        return
+                    gradients = backward(value, forwards, states)
+                    pairs = zip(states, gradients, strict=True)
+                    step(number + 1, tuple(mix(*pair, 0) for pair in pairs))
+
+                if what.end == self.world.truth.units:
+                    back(mix(forwards[-1], number))
+                else:
+                    came(what.stage + 1, "backward", number, back)
+
+            if what.first == 0:
+                there(mix(number))
+            else:
+                came(what.stage - 1, "forward", number, there)
+
+        units = range(what.first, what.end)
+        copy = [self.state(unit, what.version) for unit in units]
+        known = tuple(state for state in copy if state is not None)
+        if running is None or running.epoch != what.epoch or len(known) < len(units):
+            end(is_here=False)
+            return
+        self.later(0.01, "anew", lambda: step(what.version.step, known))
 
     # -- copies and what others read -----------------------------------------------------------
 
