@@ -31,6 +31,9 @@ class Recipe:
         micro_batch: samples of a piece; None = the mini-batch travels whole.
         steps: updates in all.
         lag: (stage, number of stages) -> how many updates old the weights of its mini-batches are.
+        devices: updates after which the pipeline began empty -> of each stage, where some have
+            several that take mini-batches in turn: then weights are as old as there are other
+            devices in that stage and the later ones.
         aggregate: k: after every k * (n - p) updates stage p goes on from the mean of its n - p
             newest versions; None = never.
         stashes: False = backwards use the newest weights instead of those of the forward.
@@ -41,6 +44,7 @@ class Recipe:
     batch_size: int
     steps: int
     lag: Callable[[int, int], int] = lambda stage, stages: stages - 1 - stage
+    devices: Mapping[int, Sequence[int]] = field(default_factory=dict)
     micro_batch: int | None = None
     aggregate: int | None = None
     stashes: bool = True
@@ -90,7 +94,10 @@ class _Trainer:
         n = len(self.names)
         leaves = {}
         for p, stage in enumerate(self.names):
-            seen = max(self.start, t - self.recipe.lag(p, n))
+            lag = self.recipe.lag(p, n)
+            if self.start in self.recipe.devices:
+                lag = sum(self.recipe.devices[self.start][p:]) - 1
+            seen = max(self.start, t - lag)
             for name in stage:
                 leaves[name] = self.history[p][seen][name].clone().requires_grad_()
         return leaves

@@ -11,7 +11,7 @@ wants any more is written to again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ class WeightVersions:
         self._stashes = stashes
         self._kept: dict[int, dict[str, nn.Parameter]] = {newest: self._leaves()}
         self._spare: dict[str, Tensor] = {}  # memory of versions that were forgotten
-        self._oldest = newest  # that is wanted after the update under way
+        self._wanted: frozenset[int] = frozenset()  # after the update under way
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -66,25 +66,33 @@ class WeightVersions:
 
     def restart(self) -> None:
         """Nothing is under way: only the newest version is wanted."""
-        self._forget(self.newest)
+        self._forget_but({self.newest})
 
-    def gather(self, version: int) -> None:
-        """Give the stage's own parameters the gradients that backwards with `version` have made."""
-        for name, leaf in self.at(version).items():
-            self._own[name].grad, leaf.grad = leaf.grad, None
+    def gathered(self, version: int) -> list[Tensor | None]:
+        """Take the gradients that backwards with `version` have made, parameter by parameter."""
+        gradients: list[Tensor | None] = []
+        for leaf in self.at(version).values():
+            gradients.append(leaf.grad)
+            leaf.grad = None
+        return gradients
 
-    def make_room(self, oldest: int) -> None:
+    def give(self, gradients: Sequence[Tensor | None]) -> None:
+        """Have the stage's own parameters take them, in the same order, for the next update."""
+        for parameter, gradient in zip(self._own.values(), gradients, strict=True):
+            parameter.grad = gradient
+
+    def make_room(self, wanted: Collection[int]) -> None:
         """An update of what has a gradient is about to be made.
 
         Args:
-            oldest: version that will still be wanted after it; those before it go.
+            wanted: versions that something will still use after it; the others go.
 
         Raises:
             RuntimeError, MemoryError: there is no memory for one more version. Nothing is lost.
         """
-        self._oldest = oldest
-        self._forget(min(oldest, self.newest))
-        if not self._stashes or oldest > self.newest:
+        self._wanted = frozenset(wanted)
+        self._forget_but({*self._wanted, self.newest})
+        if not self._stashes or self.newest not in self._wanted:
             return
         for name, parameter in self._own.items():
             if parameter.grad is not None:
@@ -95,7 +103,7 @@ class WeightVersions:
         """The update is made: the stage's own parameters are the next version."""
         before, self.newest = self.newest, self.newest + 1
         self._kept[self.newest] = self._leaves() if self._stashes else self._kept[before]
-        self._forget(self._oldest)
+        self._forget_but({*self._wanted, self.newest})
 
     def average(self, versions: Sequence[int]) -> None:
         """Make the newest version the mean of these: added oldest first, divided by their number.
@@ -120,8 +128,8 @@ class WeightVersions:
         """
         return {name: nn.Parameter(parameter.data) for name, parameter in self._own.items()}
 
-    def _forget(self, before: int) -> None:
-        gone = [self._kept.pop(version) for version in self.kept if version < before]
+    def _forget_but(self, wanted: Collection[int]) -> None:
+        gone = [self._kept.pop(version) for version in self.kept if version not in wanted]
         used = {parameter.data_ptr() for parameter in self._own.values()}
         used |= {leaf.data_ptr() for version in self._kept.values() for leaf in version.values()}
         for version in gone:

@@ -11,7 +11,7 @@ from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net import cbor
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.versions import Weights
-from p2ptrain.training.asynchronous.delays import Asynchrony, asynchrony_fields
+from p2ptrain.training.asynchronous.delays import Asynchrony, asynchrony_fields, depths_of
 from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
     EpochKey,
@@ -117,6 +117,11 @@ class Assignment:
         return [index for index, place in enumerate(self.stages) if device in place.devices]
 
     @property
+    def depths(self) -> tuple[int, ...]:
+        """K_p of each stage."""
+        return tuple(place.warmup for place in self.stages)
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """Ids of the devices that hold a stage, in pipeline order, each once."""
         return tuple(dict.fromkeys(device for place in self.stages for device in place.devices))
@@ -182,23 +187,29 @@ class Assignment:
 
     def check(self) -> None:
         """ProtocolError where the shares of a stage do not add up, or it cannot train so."""
+        if self.asynchrony is not None:
+            self._check_delays(self.asynchrony)
+            return
         for place in self.stages:
             whole = (
                 self.micro_batch if place.allocation is Allocation.SAMPLES else self.micro_batches
             )
             if place.shared and sum(place.shares) != whole:
                 raise ProtocolError(f"shares {list(place.shares)} do not add up to {whole}")
-        if self.asynchrony is not None:
-            self._check_delays(self.asynchrony)
 
     def _check_delays(self, how: Asynchrony) -> None:
-        count = len(self.stages)
-        if self.clip or any(place.shared or place.held is not None for place in self.stages):
-            raise ProtocolError("asynchronous stages are single devices that wait for nobody")
-        if any(place.warmup != count - p for p, place in enumerate(self.stages)):
-            raise ProtocolError(f"{count} asynchronous stages have depths of {count} to 1")
-        if how.weights is Weights.DOUBLE and self.micro_batches < count:
-            raise ProtocolError(f"two versions need {count} micro-batches at least")
+        shared = [place for place in self.stages if place.shared]
+        if self.clip or any(place.held is not None for place in self.stages):
+            raise ProtocolError("asynchronous stages wait for nobody, and split no backwards")
+        if any(place.allocation is not Allocation.MICRO_BATCHES for place in shared):
+            raise ProtocolError("devices of an asynchronous stage take mini-batches in turn")
+        if shared and not how.may_share:
+            raise ProtocolError(f"stages with {how.weights.value} weights are single devices")
+        depths = depths_of([len(place.devices) for place in self.stages])
+        if self.depths != depths:
+            raise ProtocolError(f"asynchronous stages have depths of {list(depths)}")
+        if how.weights is Weights.DOUBLE and self.micro_batches < len(depths):
+            raise ProtocolError(f"two versions need {len(depths)} micro-batches at least")
 
 
 def _stage_fields(place: StagePlace) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from p2ptrain.model.optimizer_spec import OptimizerSpec
 from p2ptrain.model.stage import Stage
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.asynchronous.delayed_stage import DelayedStage
+from p2ptrain.training.asynchronous.delays import Delays
+from p2ptrain.training.asynchronous.exchange import GradientExchange
 from p2ptrain.training.asynchronous.runner import DelayedRunner
 from p2ptrain.training.epoch_links import EpochLinks, Shell, separate_names
 from p2ptrain.training.epoch_log import EpochLog, limit_bytes
@@ -108,7 +110,8 @@ class Engagement:
 
     async def order(self, order: RoundOrder) -> None:
         """Queue a round for every stage here."""
-        self.log.told(order)
+        if self.assignment.asynchrony is None:
+            self.log.told(order)
         for runner in self.runners.values():
             await runner.order(order)
 
@@ -224,13 +227,14 @@ class Engagement:
 
     async def _build(self, index: int, state: Mapping[str, Tensor], spec: OptimizerSpec) -> None:
         place, version = self.assignment.stages[index], self.assignment.version
-        how, count = self.assignment.asynchrony, len(self.assignment.stages)
+        how, epoch = self.assignment.asynchrony, self.assignment.key.epoch
 
         def build() -> LiveStage | DelayedStage:
             made = built_stage(self.assignment, self.description, place, state, spec)
             if how is None:
-                return LiveStage(*made, version, self.assignment.key.epoch)
-            return DelayedStage(*made, version, self.assignment.key.epoch, (index, count), how)
+                return LiveStage(*made, version, epoch)
+            delays = Delays(how, self.assignment.depths, version.step)
+            return DelayedStage(*made, version, epoch, index, delays, shared=place.shared)
 
         live = await self._shell.compute.run((0,), build)
         links = EpochLinks(self.assignment, index, live.stage, self.description, self._shell)
@@ -238,8 +242,13 @@ class Engagement:
         connected = lines.connect(live.stage, links)
         compute, store = self._shell.compute, self.store
         if isinstance(live, DelayedStage):
+            me, switchboard = self._shell.mesh.self_id, self._shell.switchboard
+            exchange = None
+            if place.shared:
+                exchange = GradientExchange(self.assignment, index, live.stage, me, switchboard)
+            depths = self.assignment.depths
             self.runners[index] = DelayedRunner(
-                lines.task(), live, links, connected, compute, store, count
+                lines.task(), live, links, connected, compute, store, depths, exchange
             )
         else:
             self.runners[index] = StageRunner(
@@ -277,7 +286,8 @@ def built_stage(
     here = separate_names(assignment, description).intersection(model)
     units = (place.first, place.end)
     # What was fetched is ours alone: it becomes the stage's own memory.
-    stage = Stage(description, *units, model, copy=False, separate=here, shared=place.shared)
+    adds_up = place.shared and assignment.asynchrony is None
+    stage = Stage(description, *units, model, copy=False, separate=here, shared=adds_up)
     optimizer = StageOptimizer(spec, stage.parameters())
     optimizer.load_state(_with_prefix(state, "optimizer:"), copy=False)
     return stage, optimizer

@@ -6,6 +6,7 @@ capture, wait for members --> epochs (`job_epochs`), each with its rounds --> we
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 
@@ -23,6 +24,7 @@ from p2ptrain.plan.versions import Weights
 from p2ptrain.training import unfinished
 from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.asynchronous.loop import AsynchronousLoop
+from p2ptrain.training.asynchronous.refusals import unshared
 from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.change_request import ChangeAnswer, InForce
 from p2ptrain.training.checkpoint import save_weights
@@ -167,6 +169,9 @@ class HolderRun:
     def _request(self, prepared: Prepared) -> PlanningRequest:
         job, description = self._job, prepared.captured.description
         private = private_units(description) if self._options.private else (0, 0)
+        sharing, how = prepared.sharing, self._options.asynchrony
+        if how is not None and not sharing.unshared:
+            sharing = replace(sharing, unshared=unshared(how, description))
         return PlanningRequest(
             job=self._id,
             digest=description.digest,
@@ -185,7 +190,7 @@ class HolderRun:
             clip=job.clip_grad_norm is not None,
             first_step=prepared.first_step,
             alone=self._options.local,
-            sharing=prepared.sharing,
+            sharing=sharing,
             wire=self._options.wire,
             replicas=self._options.replicas,
             checkpoints=self._options.checkpoint is not None,
@@ -275,6 +280,7 @@ class HolderRun:
             batch_size=self._job.batch_size,
             micro_batch=micro_batch,
             eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
+            numbers_through=self._options.asynchrony is not None,
         )
 
     def _checkpointer(self, prepared: Prepared) -> Checkpointer | None:

@@ -25,6 +25,7 @@ from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.times import TimeTable
 from p2ptrain.plan.versions import Weights
 from p2ptrain.training.alike import Measured, shared
+from p2ptrain.training.asynchronous.delays import depths_of
 from p2ptrain.training.memory_needs import (
     PROCESS_BYTES,
     reserved_bytes,
@@ -234,8 +235,8 @@ def _request(
         least_piece=request.least_piece,
         private=request.private_first > 0,
         only=only,
-        groups=not request.sharing.unshared and how is None,
-        allocations=allocations,
+        groups=not request.sharing.unshared and (how is None or how.may_share),
+        allocations=allocations if how is None else frozenset({Allocation.MICRO_BATCHES}),
         mode=Mode.SYNC if how is None else Mode.ASYNC,
         weights=Weights.STASHED if how is None else how.weights,
         overlap=how is None,
@@ -269,15 +270,11 @@ def _check_delays(plan: Plan, request: PlanningRequest) -> None:
     if request.asynchrony is None:
         return
     count = len(plan.stages)
-    for p, stage in enumerate(plan.stages):
-        if len(stage.devices) > 1:
+    depths = depths_of([len(stage.devices) for stage in plan.stages])
+    for stage, depth in zip(plan.stages, depths, strict=True):
+        if stage.warmup < depth:
             raise PlanError(
-                f"asynchronous training has one device a stage, and planner {request.planner} "
-                "gives one to several: use --planner auto"
-            )
-        if stage.warmup < count - p:
-            raise PlanError(
-                f'device "{stage.devices[0].name}" has too little memory for {count - p} '
+                f'device "{stage.devices[0].name}" has too little memory for {depth} '
                 "mini-batches under way: offer more with --memory, or use a smaller --batch-size"
             )
     if request.asynchrony.weights is Weights.DOUBLE:

@@ -60,7 +60,8 @@ class PieceLoader:
             data = self._data if shape.mode is Mode.TRAIN else self._evaluation
             assert data is not None, "an evaluation round without eval_data"
             seed = f"{self._order.seed} {shape.mode} {shape.step}"
-            for number, (inputs, target) in enumerate(data.collate_pieces(indices, seed)):
+            pieces = data.collate_pieces(indices, seed)
+            for number, (inputs, target) in zip(shape.numbers, pieces, strict=True):
                 yield self._loaded(shape, number, (inputs, target))
 
     def _indices(self, shape: Round) -> Iterator[Sequence[int]]:

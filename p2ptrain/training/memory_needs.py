@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from p2ptrain.plan.draft import Group
 from p2ptrain.plan.plan import Plan, PlannedStage
 from p2ptrain.plan.profile import Profile, Unit
+from p2ptrain.plan.request import Mode
 from p2ptrain.training.allocator import MMAP_THRESHOLD_BYTES
 from p2ptrain.training.loader import PIECES_AHEAD as LOADED_AHEAD
 from p2ptrain.training.plan_request import PlanningRequest
@@ -88,6 +89,8 @@ class _Part:
         piece: most samples of a micro-batch that are this device's.
         in_flight: most samples between forward and backward.
         accumulates: whether it has several micro-batches a round.
+        waiting: gradients of whole mini-batches that wait to be applied in order: one of each
+            device, where these take mini-batches in turn.
     """
 
     units: tuple[Unit, ...]
@@ -96,6 +99,7 @@ class _Part:
     piece: int
     in_flight: int
     accumulates: bool
+    waiting: int
 
     @property
     def extra_bytes(self) -> int:
@@ -108,7 +112,7 @@ class _Part:
         in_heap = sum(count for count in parameters if count < MMAP_THRESHOLD_BYTES)
         holes = int(HOLE_SHARE * (self.piece * kept + in_heap))
         holes += int(HELD_HOLE_SHARE * (self.in_flight - self.piece) * kept)
-        return received + wire + gradient + holes
+        return received + wire + gradient + holes + self.waiting * sum(parameters)
 
 
 def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_Part]:
@@ -131,4 +135,5 @@ def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Par
         piece=max(pieces, default=0),
         in_flight=group.in_flight_samples(plan.split, place, depth),
         accumulates=len(pieces) > 1,
+        waiting=len(shares) if len(shares) > 1 and plan.mode is Mode.ASYNC else 0,
     )

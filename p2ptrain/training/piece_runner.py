@@ -40,15 +40,15 @@ class NotFinite(TrainingError):
 
     Attributes:
         step: number of the update it would have gone into, from 1.
-        key: the piece.
-        held_as: under which key its stages still hold what a diagnosis needs.
+        micro_batch: which of its round's, from 0.
+        held_as: under which number its stages still hold what a diagnosis needs.
     """
 
-    def __init__(self, loss: float, step: int, key: PieceKey, held_as: int) -> None:
+    def __init__(self, loss: float, step: int, micro_batch: int, held_as: int) -> None:
         super().__init__(f"the loss became {loss} at step {step}")
         self.loss = loss
         self.step = step
-        self.key = key
+        self.micro_batch = micro_batch
         self.held_as = held_as
 
 
@@ -88,7 +88,7 @@ class StageTask:
 
     def pieces(self, shape: Round) -> Iterator[Piece]:
         """This device's parts of a round, ascending."""
-        for number in range(shape.micro_batches):
+        for number in shape.numbers:
             piece = self.piece(shape, number)
             if piece is not None:
                 yield piece
@@ -141,14 +141,8 @@ class PieceRunner(ABC):
 
     # -- pieces ----------------------------------------------------------------------------------
 
-    async def _compute_forward(
-        self, order: RoundOrder, piece: Piece, compute: Forward, held_as: int
-    ) -> float:
-        """Returns this part of the round's loss at the last stage, 0.0 elsewhere.
-
-        Args:
-            held_as: under which key the stage keeps it until its backward.
-        """
+    async def _compute_forward(self, order: RoundOrder, piece: Piece, compute: Forward) -> float:
+        """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
         inputs, targets = await self._inputs(order, piece)
         run = partial(_on_joined, compute, inputs, targets)
         outputs = await self._run((1, -self.task.index), run)
@@ -160,7 +154,8 @@ class PieceRunner(ABC):
             return 0.0
         loss = outputs[0].item()
         if not math.isfinite(loss):
-            raise NotFinite(loss, order.round.step + 1, piece.key, held_as)
+            number, shape = piece.key.micro_batch, order.round
+            raise NotFinite(loss, shape.step + 1, number - shape.first, number)
         return loss * piece.samples / order.round.samples
 
     async def _compute_backward(self, order: RoundOrder, piece: Piece, compute: Backward) -> None:

@@ -225,6 +225,7 @@ class RoundOrder:
             "step": self.round.step,
             "samples": self.round.samples,
             "size": self.round.micro_batch,
+            "number": self.round.first,
             "lr_factor": self.lr_factor,
             "keep": self.keep,
             "outputs": self.outputs,
@@ -244,6 +245,7 @@ class RoundOrder:
             integer(fields, "step"),
             integer(fields, "samples", 1),
             integer(fields, "size", 1),
+            integer(fields, "number"),
         )
         return RoundOrder(
             shape,

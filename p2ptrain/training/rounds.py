@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -36,6 +36,8 @@ class Round:
         step: updates applied before this round.
         samples: samples in the round.
         micro_batch: samples of each micro-batch; the last may be smaller.
+        first: number of its first micro-batch; where nobody waits for a round to end, those of
+            training are numbered through, so that devices of a stage take them in turn.
     """
 
     index: int
@@ -43,20 +45,26 @@ class Round:
     step: int
     samples: int
     micro_batch: int
+    first: int = 0
+
+    @property
+    def numbers(self) -> range:
+        """Of its micro-batches."""
+        return range(self.first, self.first + self.micro_batches)
 
     @property
     def micro_batches(self) -> int:
         """Number of micro-batches."""
         return math.ceil(self.samples / self.micro_batch)
 
-    def size(self, micro_batch_index: int) -> int:
+    def size(self, number: int) -> int:
         """Samples of one micro-batch."""
-        first = micro_batch_index * self.micro_batch
+        first = (number - self.first) * self.micro_batch
         return min(self.micro_batch, self.samples - first)
 
-    def weight(self, micro_batch_index: int) -> float:
+    def weight(self, number: int) -> float:
         """The micro-batch's weight in the loss: its share of the mini-batch's samples."""
-        return self.size(micro_batch_index) / self.samples
+        return self.size(number) / self.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,7 @@ class Course:
         steps: updates in all (the smaller of `--steps` and epochs).
         batch_size, micro_batch: samples.
         eval_samples: size of `eval_data`, 0 for none.
+        numbers_through: whether micro-batches of training are numbered through.
     """
 
     steps_per_epoch: int
@@ -75,6 +84,7 @@ class Course:
     batch_size: int
     micro_batch: int
     eval_samples: int
+    numbers_through: bool = False
 
     def rounds(self, first_step: int = 0, evaluated: int = 0) -> Iterator[Round]:
         """The rounds from update `first_step` on, numbered from 0.
@@ -88,7 +98,9 @@ class Course:
                 yield Round(index, Mode.EVAL, step, self.eval_samples, self.micro_batch)
                 index += 1
             if step < self.steps:
-                yield Round(index, Mode.TRAIN, step, self.batch_size, self.micro_batch)
+                shape = Round(index, Mode.TRAIN, step, self.batch_size, self.micro_batch)
+                first = (step - first_step) * shape.micro_batches
+                yield replace(shape, first=first) if self.numbers_through else shape
                 index += 1
 
     def ends_epoch(self, step: int) -> bool:

@@ -16,7 +16,7 @@ def failure_fields(error: BaseException) -> dict[str, object]:
             "cause": "not_finite",
             "message": str(error),
             "step": error.step,
-            "micro_batch": error.key.micro_batch,
+            "micro_batch": error.micro_batch,
             "held_as": error.held_as,
         }
     message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"

@@ -151,7 +151,7 @@ class StageLines:
         )
 
     def _reduction(self, stage: Stage) -> Reduction | None:
-        if not self._place.shared:
+        if not self._place.shared or self._assignment.asynchrony is not None:
             return None
         line = Line(self._assignment.key, self._index, FLOW)
         me, switchboard = self._shell.mesh.self_id, self._shell.switchboard

@@ -157,7 +157,7 @@ class StageRunner(PieceRunner):
             split=self.task.held is not None,
         )
         run = forward if self._is_saved else partial(self._saving, forward)
-        return await self._compute_forward(order, piece, run, number)
+        return await self._compute_forward(order, piece, run)
 
     def _saving(self, run: Forward, inputs: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
         """Before the round's first forward, in the same task: keep what forwards will write."""

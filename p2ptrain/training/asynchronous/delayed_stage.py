@@ -10,7 +10,8 @@ consistent cut. All but `version`, `torn` and `ready` is for the compute thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from p2ptrain.model.stage import Stage
 from p2ptrain.model.weight_versions import WeightVersions
 from p2ptrain.model.written import BuffersByStep
 from p2ptrain.plan.versions import Weights
-from p2ptrain.training.asynchronous.delays import Asynchrony, Delays
+from p2ptrain.training.asynchronous.delays import Delays
 from p2ptrain.training.live_stage import TrainedStage
 from p2ptrain.training.recovery.version import Version
 
@@ -39,30 +40,40 @@ class DelayedStage(TrainedStage):
         optimizer: StageOptimizer,
         version: Version,
         epoch: int,
-        place: tuple[int, int],
-        how: Asynchrony,
+        index: int,
+        delays: Delays,
+        *,
+        shared: bool = False,
     ) -> None:
         """Take a stage at `version` into training.
 
         Args:
             epoch: the one that computes from now on.
-            place: the stage's number, and how many there are.
+            index: the stage's number.
+            delays: the rule.
+            shared: other devices have the stage too, and take some of the mini-batches.
         """
         super().__init__(stage, optimizer, version)
-        stashes = how.weights is not Weights.UNSTASHED
+        stashes = delays.how.weights is not Weights.UNSTASHED
         self.versions = WeightVersions(stage.parameters(), version.step, stashes=stashes)
         self._epoch = epoch
-        self._index, self._stages = place
-        self._delays = Delays(how, self._stages, version.step)
+        self._index = index
+        self._delays = delays
+        self._shared = shared
+        self._seen: dict[int, int] = {}  # by mini-batch under way here, the version that it saw
         self._buffers = BuffersByStep(self._written())
         self._has_updated = False
 
     def begin(self) -> None:
         """Nothing is under way in the whole pipeline, and the next mini-batch comes now."""
-        self._delays = Delays(self._delays.how, self._stages, self.version.step)
+        self._delays = replace(self._delays, start=self.version.step)
         self.versions.restart()
         self._buffers.forget(self.version.step)
         self._buffers.note(self.version.step - 1)
+
+    def needed(self, step: int) -> int:
+        """Updates that have been made before mini-batch `step`'s forward."""
+        return self._delays.seen(self._index, step)
 
     def forward(
         self,
@@ -80,7 +91,8 @@ class DelayedStage(TrainedStage):
         Args:
             is_last: whether it is the mini-batch's last piece.
         """
-        parameters = self.versions.at(self._delays.seen(self._index, step))
+        version = self._seen.setdefault(step, self._delays.seen(self._index, step))
+        parameters = self.versions.at(version)
         outputs = self.stage.forward(
             key, inputs, targets, weight=weight, seed=seed, parameters=parameters
         )
@@ -88,22 +100,26 @@ class DelayedStage(TrainedStage):
             self._buffers.note(step)
         return outputs
 
-    def update(self, lr_factor: float) -> None:
-        """All backwards of the next mini-batch have run: apply its gradients.
+    def gradients(self, step: int) -> list[Tensor | None]:
+        """All backwards of mini-batch `step` have run here: what they give, for `update`."""
+        return self.versions.gathered(self._seen.pop(step))
+
+    def update(self, gradients: Sequence[Tensor | None], lr_factor: float) -> None:
+        """Apply the next mini-batch's gradients, wherever they come from.
 
         Raises:
             RuntimeError, MemoryError: there is no memory for it; unless `torn`, it is as it was.
         """
-        step, index = self.version.step, self._index
-        self.versions.gather(self._delays.seen(index, step))
+        step = self.version.step
+        self.versions.give(gradients)
         if not self._has_updated:
             self.optimizer.reserve()
-        self.versions.make_room(self._delays.oldest(index, step + 1))
+        self.versions.make_room(self._wanted(step + 1))
         self.torn = True
         self.optimizer.step(lr_factor)
         self.optimizer.zero_grad()
         self.versions.updated()
-        averaged = self._delays.averaged(index, step + 1)
+        averaged = self._delays.averaged(self._index, step + 1)
         if averaged:
             self.versions.average(averaged)
         self._buffers.forget(step)
@@ -115,6 +131,16 @@ class DelayedStage(TrainedStage):
         """Raises InternalError: it is not mini-batch `step`'s turn to be applied."""
         if step != self.version.step:
             raise InternalError(f"update {step} at {self.version}")
+
+    def _wanted(self, updates: int) -> Collection[int]:
+        """Versions that something still uses after so many updates.
+
+        Where devices take turns none makes an update that its next forward must not see, so that
+        no forward to come needs an older version than the newest.
+        """
+        if self._shared:
+            return self._seen.values()
+        return range(self._delays.oldest(self._index, updates), updates)
 
     def _written_before(self) -> Mapping[str, Tensor]:
         return self._buffers.after(self.version.step - 1)

@@ -18,13 +18,16 @@ UNSTASHED           forward as STASHED, backward with whatever is newest: no gra
 aggregate           FTPipeHD (section III-C): every k(n-p) updates the newest weights of stage p
                     become the mean of its n-p newest versions
 
+Where a stage has several devices, they take mini-batches in turn, and every one of them makes every
+update, in order: so the stage has one version t wherever one looks. Its depth counts its devices.
+
 What is counted begins anew whenever the pipeline begins empty: after a failure, and after an
 evaluation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +62,11 @@ class Asynchrony:
                 "aggregate takes the mean of the weights that a stage keeps for mini-batches under "
                 f"way, which are not kept with {self.weights.value} weights"
             )
+
+    @property
+    def may_share(self) -> bool:
+        """Whether a stage may have several devices: the others would have to keep all versions."""
+        return self.weights is Weights.STASHED and self.aggregate is None
 
     def piece(self, batch_size: int, micro_batch: int = 0) -> int:
         """Samples that travel together.
@@ -102,17 +110,14 @@ class Delays:
     A version is named by its updates since the job began.
 
     Attributes:
-        stages: n.
+        depths: K_p of each stage: forwards before the first backward, which is most that is under
+            way in it; its devices and those of all later stages, so n-p in a straight pipeline.
         start: updates made when the stretch began.
     """
 
     how: Asynchrony
-    stages: int
+    depths: tuple[int, ...]
     start: int
-
-    def depth(self, stage: int) -> int:
-        """Forwards of a stage before its first backward: most that are under way in it."""
-        return self.stages - stage
 
     def seen(self, stage: int, step: int) -> int:
         """The version that mini-batch `step`'s forward uses at a stage, and but for UNSTASHED its
@@ -128,7 +133,7 @@ class Delays:
 
     def averaged(self, stage: int, updates: int) -> range:
         """The versions whose mean takes the place of the newest, `updates`; empty if none does."""
-        every, depth = self.how.aggregate, self.depth(stage)
+        every, depth = self.how.aggregate, self.depths[stage]
         made = updates - self.start
         if every is None or depth < 2 or made % (every * depth):
             return range(0)
@@ -136,13 +141,18 @@ class Delays:
 
     def most_versions(self, stage: int) -> int:
         """Most versions that a stage keeps at a time, the newest included."""
-        return versions_kept(self.how.weights, self.depth(stage), self.stages)
+        return versions_kept(self.how.weights, self.depths[stage], self.depths[0])
 
     def _lag(self, stage: int) -> int:
         match self.how.weights:
             case Weights.STASHED | Weights.UNSTASHED:
-                return self.stages - 1 - stage
+                return self.depths[stage] - 1
             case Weights.VERTICAL:
-                return self.stages - 1
+                return self.depths[0] - 1
             case Weights.DOUBLE:
-                return min(self.stages - 1, 1)
+                return min(self.depths[0] - 1, 1)
+
+
+def depths_of(devices: Sequence[int]) -> tuple[int, ...]:
+    """K_p of stages of so many devices each."""
+    return tuple(sum(devices[p:]) for p in range(len(devices)))

@@ -19,7 +19,7 @@ class AsynchronousLoop(TrainingLoop):
 
     @property
     def _rounds_ahead(self) -> int:
-        return orders_under_way(len(self._epoch.assignment.stages))
+        return orders_under_way(self._epoch.assignment.depths)
 
     async def _no_more(self, rounds: int) -> None:
         await self._epoch.no_more(rounds)
@@ -39,11 +39,11 @@ class AsynchronousLoop(TrainingLoop):
         as many as there are stages after it. So of those that must be written too close to each
         other, such as the borders of very short epochs, the last one is.
         """
-        course, stages = self._course, len(self._epoch.assignment.stages)
-        near = range(step + 1, min(step + stages, course.steps + 1))
+        course, depth = self._course, orders_under_way(self._epoch.assignment.depths)
+        near = range(step + 1, min(step + depth, course.steps + 1))
         due = checkpointer.due
         if any(course.ends_epoch(later) for later in near):
             return False
-        if due is not None and step - due < stages:
+        if due is not None and step - due < depth:
             return False
         return await super()._wants_checkpoint(checkpointer, step)

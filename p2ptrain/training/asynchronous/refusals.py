@@ -5,10 +5,17 @@ from __future__ import annotations
 from p2ptrain.errors import OptionError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.written import written_names
+from p2ptrain.plan.versions import Weights
+from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 
-_SHARING_PLANNERS = ("dp", "hybrid", "pipedream")
+_NAMES = {
+    Weights.STASHED: "aggregation",
+    Weights.VERTICAL: "vertical sync",
+    Weights.DOUBLE: "two versions",
+    Weights.UNSTASHED: "no stashing",
+}
 
 
 def check_asynchronous(job: Job, description: ModelDescription, options: TrainOptions) -> None:
@@ -17,11 +24,6 @@ def check_asynchronous(job: Job, description: ModelDescription, options: TrainOp
         raise OptionError(
             "clip_grad_norm needs the gradients of all stages before any of them is applied, and "
             "asynchronous training waits for nobody: use --mode sync, or a job without it"
-        )
-    if options.planner in _SHARING_PLANNERS:
-        raise OptionError(
-            f"planner {options.planner} gives stages to several devices, and asynchronous training "
-            "has one device a stage today: use --planner auto, pp, ftpipehd or single"
         )
     tied = _tied(description)
     if tied and not options.local:
@@ -35,6 +37,18 @@ def check_asynchronous(job: Job, description: ModelDescription, options: TrainOp
             f"the model writes to its parameter {written[0]} while it computes: mini-batches under "
             "way would write to different versions of it; use --mode sync"
         )
+
+
+def unshared(how: Asynchrony, description: ModelDescription) -> str:
+    """Why every stage needs a device of its own; "" where devices may take mini-batches in turn."""
+    if not how.may_share:
+        return f"asynchronous training with {_NAMES[how.weights]} has one device a stage"
+    if written_names(description, 0, len(description.units)):
+        return (
+            "its running statistics are of all mini-batches in order, which devices that take "
+            "them in turn do not see"
+        )
+    return ""
 
 
 def _tied(description: ModelDescription) -> list[str]:

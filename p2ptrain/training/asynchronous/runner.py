@@ -1,7 +1,8 @@
 """Carries out one stage's schedule without a barrier, mini-batch after mini-batch.
 
-Every stage decides by itself: n-p forwards, then a backward and a forward in turn, an update after
-each mini-batch's last backward. It is told what comes, and never to apply anything:
+Every stage decides by itself: K_p forwards (n-p in a straight pipeline), then a backward and a
+forward in turn, an update after each mini-batch's last backward. It is told what comes, and never
+to apply anything:
 
     orders      train t, t+1, ...     evaluate        train t', ...        no more
     this stage  F F B F B F B  ... B  | F F F ...  |  F F B F B ...  ... B |
@@ -15,14 +16,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.training.asynchronous.delayed_stage import DelayedStage
+from p2ptrain.training.asynchronous.exchange import GradientExchange
+from p2ptrain.training.asynchronous.turns import Gradients, Turns
 from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.inlet import Piece
-from p2ptrain.training.piece_runner import PieceRunner, StageTask, draw
+from p2ptrain.training.piece_runner import PieceRunner, StageTask
 from p2ptrain.training.protocol import Commit, RoundOrder
 from p2ptrain.training.rounds import Mode
 from p2ptrain.training.stage_copies import StageCopies
@@ -34,19 +36,25 @@ ORDERS_AHEAD = 3
 forward still comes, and words take their time."""
 
 
-def orders_under_way(stages: int) -> int:
+def orders_under_way(depths: Sequence[int]) -> int:
     """Most orders that the holder has given and not heard the end of."""
-    return stages + ORDERS_AHEAD
+    return depths[0] + ORDERS_AHEAD
 
 
 class DelayedUpdate(StageCopies):
     """The updates of a stage that waits for nobody."""
 
-    async def make(self, live: DelayedStage, order: RoundOrder) -> None:
-        """Apply the mini-batch's gradients; keep a copy where the order says so."""
+    async def make(
+        self, live: DelayedStage, order: RoundOrder, gradients: Gradients | None
+    ) -> None:
+        """Apply a mini-batch's gradients; keep a copy where the order says so.
+
+        Args:
+            gradients: None = those that its backwards here have just made.
+        """
         live.check_step(order.round.step)
         copies = order.keep and self._keeps
-        kept = await self._changed(partial(live.update, order.lr_factor), copies=copies)
+        kept = await self._changed(partial(_update, live, order, gradients), copies=copies)
         if copies:
             self._keep(kept)
 
@@ -110,17 +118,25 @@ class DelayedRunner(PieceRunner):
         lines: Lines,
         compute: ComputeThread,
         store: VersionStore,
-        stages: int,
+        depths: Sequence[int],
+        exchange: GradientExchange | None,
     ) -> None:
-        """`stages`: of the whole pipeline; the rest as `StageRunner`."""
+        """As `StageRunner`.
+
+        Args:
+            depths: of all stages.
+            exchange: with the stage's other devices; None where this one is alone.
+        """
         super().__init__(task, live, links, lines, compute)
         self.live = live
         run = partial(self._run, (0, task.index))
         self.update = DelayedUpdate(
             live, run, store, device=task.device, stage=task.index, keeps=task.keeps
         )
-        self._depth = stages - task.index
-        self._orders = _Orders(orders_under_way(stages))
+        self._depth = depths[task.index]
+        self._exchange = exchange
+        self._turns = None if exchange is None else Turns(exchange, self._make_update)
+        self._orders = _Orders(orders_under_way(depths))
         self._losses: dict[int, float] = {}  # by round, of those under way
 
     async def order(self, order: RoundOrder) -> None:
@@ -135,6 +151,14 @@ class DelayedRunner(PieceRunner):
         """Nobody waits for one. Raises ProtocolError."""
         raise ProtocolError(f"a commit of update {commit.step} in asynchronous training")
 
+    async def run(self) -> None:
+        """As `PieceRunner.run`."""
+        async with asyncio.TaskGroup() as group:
+            for part in (self._exchange, self._turns):
+                if part is not None:
+                    group.create_task(part.run())
+            group.create_task(super().run())
+
     async def _serve(self) -> None:
         while (order := await self._orders.peek()) is not None:
             if order.round.mode is Mode.TRAIN:
@@ -144,51 +168,81 @@ class DelayedRunner(PieceRunner):
                 await self._report(order, await self._evaluate(order))
 
     async def _train(self) -> None:
-        """A stretch, from an empty pipeline to an empty one."""
+        """A stretch, from an empty pipeline to an empty one.
+
+        The order is the stage's, whoever takes a mini-batch; this device leaves out the others'.
+        """
         await self._run((0, self.task.index), self.live.begin)
-        under_way: deque[tuple[RoundOrder, Piece]] = deque()
-        async for order, piece in self._pieces():
-            await self._forward(order, piece)
-            under_way.append((order, piece))
+        under_way: deque[tuple[RoundOrder, int]] = deque()
+        async for order, number in self._numbers():
+            if not under_way:
+                await self._allow(order, number)
+            await self._forward(order, number)
+            under_way.append((order, number))
             if len(under_way) == self._depth:
                 await self._backward(*under_way.popleft())
+        if self._turns is not None:
+            await self._turns.allow(None)
         while under_way:
             await self._backward(*under_way.popleft())
+        if self._turns is not None:
+            await self._turns.finished()
 
-    async def _pieces(self) -> AsyncIterator[tuple[RoundOrder, Piece]]:
+    async def _numbers(self) -> AsyncIterator[tuple[RoundOrder, int]]:
         while (order := await self._orders.peek()) is not None:
             if order.round.mode is not Mode.TRAIN:
                 return
             self._orders.take()
-            for piece in self.task.pieces(order.round):
-                yield order, piece
+            for number in order.round.numbers:
+                yield order, number
 
-    async def _forward(self, order: RoundOrder, piece: Piece) -> None:
-        held_as, weight = _held_as(order, piece), piece.samples / order.round.samples
+    async def _forward(self, order: RoundOrder, number: int) -> None:
+        piece, shape = self.task.piece(order.round, number), order.round
+        if self._turns is not None:
+            await self._turns.come(order)
+        if piece is None:
+            return
+        if self._turns is not None:
+            needed = self.live.needed(shape.step)
+            await self._turns.until(lambda: self.live.version.step >= needed)
         forward = partial(
             self.live.forward,
-            held_as,
-            order.round.step,
-            weight=weight if self.task.last else None,
-            seed=(self.task.seed, order.round.step, draw(piece)),
-            is_last=_is_last(order, piece),
+            number,
+            shape.step,
+            weight=piece.samples / shape.samples if self.task.last else None,
+            seed=(self.task.seed, shape.step, number - shape.first),
+            is_last=number == shape.numbers[-1],
         )
-        loss = await self._compute_forward(order, piece, forward, held_as)
-        index = order.round.index
-        self._losses[index] = self._losses.get(index, 0.0) + loss
+        loss = await self._compute_forward(order, piece, forward)
+        self._losses[shape.index] = self._losses.get(shape.index, 0.0) + loss
+        await self._allow(order, number + 1)
 
-    async def _backward(self, order: RoundOrder, piece: Piece) -> None:
-        backward = partial(self.live.stage.backward, _held_as(order, piece))
+    async def _allow(self, order: RoundOrder, number: int) -> None:
+        """Updates that this device's next forward, of mini-batch `number` or later, sees."""
+        if self._turns is not None and self._exchange is not None:
+            step = self._exchange.next_own(number) - order.round.first + order.round.step
+            await self._turns.allow(self.live.needed(step))
+
+    async def _backward(self, order: RoundOrder, number: int) -> None:
+        piece, is_last = self.task.piece(order.round, number), number == order.round.numbers[-1]
+        if piece is None:
+            return
+        backward = partial(self.live.stage.backward, number)
         await self._compute_backward(order, piece, backward)
-        if _is_last(order, piece):
-            await self.update.make(self.live, order)
-            await self._report(order, self._losses.pop(order.round.index))
+        if not is_last:
+            return
+        if self._turns is None:
+            await self._make_update(order, None)
+            return
+        take = partial(self.live.gradients, order.round.step)
+        await self._turns.give(order, await self._run((0, self.task.index), take))
+
+    async def _make_update(self, order: RoundOrder, gradients: Gradients | None) -> None:
+        await self.update.make(self.live, order, gradients)
+        await self._report(order, self._losses.pop(order.round.index, 0.0))
 
 
-def _is_last(order: RoundOrder, piece: Piece) -> bool:
-    return piece.key.micro_batch == order.round.micro_batches - 1
-
-
-def _held_as(order: RoundOrder, piece: Piece) -> int:
-    """Pieces of several mini-batches are under way: a number of its own for each."""
-    return order.round.index * order.round.micro_batches + piece.key.micro_batch
+def _update(live: DelayedStage, order: RoundOrder, gradients: Gradients | None) -> None:
+    if gradients is None:
+        gradients = live.gradients(order.round.step)
+    live.update(gradients, order.lr_factor)

@@ -43,6 +43,7 @@ def by_formula(
     steps: int,
     empty: Mapping[int, Names] | None = None,
     micro_batch: int | None = None,
+    devices: Mapping[int, Sequence[int]] | None = None,
 ) -> Outcome:
     """Train `job`, another one's of the same weights, in plain torch with the same delays."""
     lags: dict[Weights, Callable[[int, int], int]] = {
@@ -56,6 +57,7 @@ def by_formula(
         job.batch_size,
         steps,
         lags[how.weights],
+        devices=devices or {},
         micro_batch=micro_batch,
         aggregate=how.aggregate,
         stashes=how.weights is not Weights.UNSTASHED,

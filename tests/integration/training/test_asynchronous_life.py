@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.errors import OptionError, TrainingError
+from p2ptrain.errors import OptionError, PlanError, TrainingError
 from p2ptrain.observe.events import Event, PlanEvent, Step
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.checkpoint import load
@@ -180,13 +180,26 @@ async def test_a_loss_that_is_not_finite_stops_with_its_step_and_unit() -> None:
         await household.until_idle("b")
 
 
-async def test_the_best_plan_found_is_a_straight_one() -> None:
+@pytest.mark.parametrize("planner", ["auto", "dp", "pipedream", "hybrid", "ftpipehd", "single"])
+async def test_whatever_plan_is_found_its_depths_say_what_is_computed(planner: str) -> None:
     job = delayed_job()
     async with devices(3) as household:
-        await household.holder_run(job, options(3, STASHED, 10, planner="auto")).run()
-        assert all(len(stage.devices) == 1 for stage in household.plan.stages)
-        wanted = by_formula(delayed_job(), cut_of(household), STASHED, 10)
+        await household.holder_run(job, options(3, STASHED, 10, planner=planner)).run()
+        counts = {0: [len(stage.devices) for stage in household.plan.stages]}
+        names = cut_of(household)
+        wanted = by_formula(delayed_job(), names, STASHED, 10, devices=counts)
         assert household.losses == wanted.losses
+        assert_same_weights(job, wanted)
+
+
+async def test_a_model_with_running_statistics_has_one_device_a_stage() -> None:
+    job = delayed_job("cnn")
+    async with devices(3) as household:
+        await household.holder_run(job, options(3, STASHED, 4, planner="auto")).run()
+        assert all(len(stage.devices) == 1 for stage in household.plan.stages)
+    async with devices(2) as household:
+        with pytest.raises(PlanError, match="running statistics are of all mini-batches in order"):
+            await household.holder_run(job, options(2, STASHED, 4, planner="dp")).run()
 
 
 async def test_a_job_that_has_no_meaning_so_ends_before_anybody_is_asked() -> None:

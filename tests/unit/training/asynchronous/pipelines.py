@@ -18,7 +18,7 @@ from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.stage import Stage
 from p2ptrain.plan.schedule import Action, one_f_one_b
 from p2ptrain.training.asynchronous.delayed_stage import DelayedStage
-from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.asynchronous.delays import Asynchrony, Delays, depths_of
 from p2ptrain.training.job import SGD
 from p2ptrain.training.recovery.version import Version
 from tests import delayed_reference
@@ -104,7 +104,8 @@ class Pipeline:
             stage = Stage(whole.description, borders[p], borders[p + 1], model)
             optimizer = StageOptimizer(OPTIMIZER, stage.parameters())
             optimizer.load_state(slots)
-            stages.append(DelayedStage(stage, optimizer, version, EPOCH, (p, count), how))
+            delays = Delays(how, depths_of([1] * count), version.step)
+            stages.append(DelayedStage(stage, optimizer, version, EPOCH, p, delays))
         return Pipeline(stages)
 
     def names(self) -> list[list[str]]:
@@ -188,5 +189,6 @@ class _Run:
         if p:
             self.gradients[p - 1, number] = result
         if (number + 1) % self.pieces == 0:
-            stage.check_step(self.first + number // self.pieces)
-            stage.update(1.0)
+            step = self.first + number // self.pieces
+            stage.check_step(step)
+            stage.update(stage.gradients(step), 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -124,8 +125,8 @@ def test_a_cut_holds_nothing_of_later_mini_batches() -> None:
     for p, stage in enumerate(pipeline.stages):
         update = stage.update
 
-        def updated(factor: float, p: int = p, update: Callable[[float], None] = update) -> None:
-            update(factor)
+        def updated(*what: Any, p: int = p, update: Callable[..., None] = update) -> None:
+            update(*what)
             if pipeline.stages[p].version == Version(cut, EPOCH):
                 copies[p] = pipeline.stages[p].copied({})
 

@@ -16,10 +16,16 @@ from p2ptrain.training.asynchronous.delays import (
     Asynchrony,
     Delays,
     asynchrony_fields,
+    depths_of,
 )
 
 PIPELINES = st.integers(1, 6)
 STARTS = st.integers(0, 50)
+
+
+def straight(stages: int) -> tuple[int, ...]:
+    """Depths of single devices."""
+    return depths_of([1] * stages)
 
 
 @dataclass
@@ -53,7 +59,7 @@ class Stage:
 
 def run(delays: Delays, stage: int, count: int) -> Iterator[Stage]:
     """The stage after each action of `count` mini-batches, or of as many as its depth asks for."""
-    depth = delays.depth(stage)
+    depth = delays.depths[stage]
     running = Stage(delays, stage, delays.start)
     for action in one_f_one_b(max(count, depth), depth):
         step = delays.start + action.micro_batch
@@ -64,7 +70,7 @@ def run(delays: Delays, stage: int, count: int) -> Iterator[Stage]:
 @given(PIPELINES, STARTS, st.integers(1, 30))
 def test_stashed_weights_are_the_newest_at_each_forward(n: int, start: int, count: int) -> None:
     """The formula is what the schedule gives by itself: nothing has to be waited for."""
-    delays = Delays(Asynchrony(), n, start)
+    delays = Delays(Asynchrony(), straight(n), start)
     for stage in range(n):
         newest: dict[int, int] = {}
         for running in run(delays, stage, count):
@@ -80,7 +86,7 @@ def test_no_stage_keeps_more_than_it_says(
     if weights is Weights.DOUBLE:
         return  # divides mini-batches: `test_two_versions_are_enough_for_divided_mini_batches`
     averages = weights in (Weights.STASHED, Weights.VERTICAL)
-    delays = Delays(Asynchrony(weights, k if averages else None), n, start)
+    delays = Delays(Asynchrony(weights, k if averages else None), straight(n), start)
     for stage in range(n):
         most = max(len(running.kept) for running in run(delays, stage, count))
         assert most <= delays.most_versions(stage) == versions_kept(weights, n - stage, n)
@@ -91,10 +97,10 @@ def test_no_stage_keeps_more_than_it_says(
 @given(PIPELINES, st.integers(0, 4), st.integers(1, 10))
 def test_two_versions_are_enough_for_divided_mini_batches(n: int, more: int, count: int) -> None:
     pieces = n + more
-    delays = Delays(Asynchrony(Weights.DOUBLE), n, 0)
+    delays = Delays(Asynchrony(Weights.DOUBLE), straight(n), 0)
     for stage in range(n):
         kept, updates = {0}, 0
-        for action in one_f_one_b(count * pieces, delays.depth(stage)):
+        for action in one_f_one_b(count * pieces, delays.depths[stage]):
             step, piece = divmod(action.micro_batch, pieces)
             assert delays.seen(stage, step) in kept
             if action.kind == "backward" and piece == pieces - 1:
@@ -112,14 +118,14 @@ def test_the_stages_never_wait_for_each_other_in_a_circle(n: int, count: int) ->
 
 @given(PIPELINES, STARTS, st.integers(0, 60))
 def test_with_vertical_sync_all_stages_see_one_version(n: int, start: int, made: int) -> None:
-    delays = Delays(Asynchrony(Weights.VERTICAL), n, start)
+    delays = Delays(Asynchrony(Weights.VERTICAL), straight(n), start)
     step = start + made
     assert {delays.seen(stage, step) for stage in range(n)} == {max(start, step - (n - 1))}
 
 
 def test_the_mean_is_of_the_versions_that_a_stage_keeps_anyway() -> None:
     """FTPipeHD's example: three devices, k = 1: after 3 updates of stage 0 versions 1, 2, 3."""
-    delays = Delays(Asynchrony(aggregate=1), 3, 0)
+    delays = Delays(Asynchrony(aggregate=1), straight(3), 0)
     assert [list(delays.averaged(0, u)) for u in range(1, 7)] == [
         [],
         [],
@@ -130,8 +136,10 @@ def test_the_mean_is_of_the_versions_that_a_stage_keeps_anyway() -> None:
     ]
     assert [list(delays.averaged(1, u)) for u in range(1, 5)] == [[], [1, 2], [], [3, 4]]
     assert not any(delays.averaged(2, u) for u in range(1, 10)), "the last stage has one version"
-    assert list(Delays(Asynchrony(aggregate=2), 3, 10).averaged(0, 16)) == [14, 15, 16]
-    assert not Delays(Asynchrony(aggregate=2), 3, 10).averaged(0, 12), "counted from the start"
+    assert list(Delays(Asynchrony(aggregate=2), straight(3), 10).averaged(0, 16)) == [14, 15, 16]
+    assert not Delays(Asynchrony(aggregate=2), straight(3), 10).averaged(0, 12), (
+        "counted from the start"
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,3 +170,18 @@ def test_choices_that_exclude_each_other() -> None:
         Asynchrony(Weights.UNSTASHED, 1)
     with pytest.raises(OptionError, match="1 or more"):
         Asynchrony(aggregate=0)
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), STARTS, st.integers(1, 30))
+def test_devices_that_take_turns_make_a_stage_deeper(
+    devices: list[int], start: int, count: int
+) -> None:
+    """Its depth is its own devices and all later ones, and a mini-batch sees so much less."""
+    delays = Delays(Asynchrony(), depths_of(devices), start)
+    for stage in range(len(devices)):
+        depth = sum(devices[stage:])
+        for running in run(delays, stage, count):
+            for step, version in running.seen.items():
+                assert version == max(start, step - depth + 1)
+    orders = [one_f_one_b(max(count, depth), depth) for depth in delays.depths]
+    assert find_deadlock(orders[:1]) == ()

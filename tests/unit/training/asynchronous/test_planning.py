@@ -9,14 +9,16 @@ import pytest
 
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
 from p2ptrain.model.capture import capture
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.versions import Weights
 from p2ptrain.training.assigning import assignment_of
 from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.asynchronous.refusals import check_asynchronous
+from p2ptrain.training.asynchronous.delays import Asynchrony, depths_of
+from p2ptrain.training.asynchronous.refusals import check_asynchronous, unshared
 from p2ptrain.training.expectations import expected_of
 from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
 from p2ptrain.training.options import TrainOptions
@@ -35,6 +37,7 @@ DOUBLE = Asynchrony(Weights.DOUBLE)
 UNSTASHED = Asynchrony(Weights.UNSTASHED)
 UNIT_BYTES = 8 * MIB
 COUNT = 3
+DEALT = Allocation.MICRO_BATCHES
 
 
 def asked(how: Asynchrony, planner: str = "pp", **changes: object) -> PlanningRequest:
@@ -51,12 +54,13 @@ def household(memory_bytes: int = 4 << 30) -> MeasuredHousehold:
 
 
 @pytest.mark.parametrize("planner", ["pp", "auto", "ftpipehd"])
-def test_plans_are_straight_and_as_deep_as_the_delays_say(planner: str) -> None:
+def test_plans_are_as_deep_as_the_delays_say(planner: str) -> None:
     plan = plan_household(asked(STASHED, planner), household())
     assert plan.mode is Mode.ASYNC
     assert plan.micro_batch == 16
-    assert [stage.warmup for stage in plan.stages] == [3, 2, 1]
-    assert all(len(stage.devices) == 1 for stage in plan.stages)
+    devices = [len(stage.devices) for stage in plan.stages]
+    assert tuple(stage.warmup for stage in plan.stages) == depths_of(devices)
+    assert all(len(s.devices) == 1 or s.allocation is DEALT for s in plan.stages)
     assert expected_of(asked(STASHED, planner), household(), plan) == {}
 
 
@@ -106,7 +110,7 @@ def test_an_assignment_that_cannot_keep_to_its_delays_is_refused() -> None:
     good = assignment(plan, STASHED)
     shallow = tuple(replace(place, warmup=1) for place in good.stages)
     for bad, words in (
-        (replace(good, stages=shallow), "depths of 3 to 1"),
+        (replace(good, stages=shallow), r"depths of \[3, 2, 1\]"),
         (replace(good, clip=True), "wait for nobody"),
         (replace(good, asynchrony=DOUBLE), "need 3 micro-batches at least"),
     ):
@@ -115,24 +119,49 @@ def test_an_assignment_that_cannot_keep_to_its_delays_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "options", "words"),
+    ("name", "changes", "words"),
     [
-        ("mlp", {"clip_grad_norm": 1.0}, {}, "clip_grad_norm needs the gradients of all stages"),
-        ("gpt", {}, {}, "is used by several units"),
-        ("mlp", {}, {"planner": "dp"}, "planner dp gives stages to several devices"),
+        ("mlp", {"clip_grad_norm": 1.0}, "clip_grad_norm needs the gradients of all stages"),
+        ("gpt", {}, "is used by several units"),
     ],
 )
 def test_what_has_no_meaning_without_a_barrier_is_refused_with_the_reason(
-    name: str, changes: dict[str, object], options: dict[str, str], words: str
+    name: str, changes: dict[str, object], words: str
 ) -> None:
     job = make_job(name, micro_batch=None, **changes)
-    captured = capture(job.model, job.loss, stack(zoo.make(name).data[:2]))
-    chosen = TrainOptions(asynchrony=STASHED, **options)  # type: ignore[arg-type]
+    description = capture_of(name)
+    chosen = TrainOptions(asynchrony=STASHED)
     with pytest.raises(OptionError, match=words):
-        check_asynchronous(job, captured.description, chosen)
+        check_asynchronous(job, description, chosen)
 
 
 def test_an_ordinary_job_is_not_refused() -> None:
     job = make_job("cnn", micro_batch=None)
-    captured = capture(job.model, job.loss, stack(zoo.make("cnn").data[:2]))
-    check_asynchronous(job, captured.description, TrainOptions(asynchrony=STASHED))
+    check_asynchronous(job, capture_of("cnn"), TrainOptions(asynchrony=STASHED))
+
+
+def test_devices_take_turns_where_the_weights_kept_allow_it() -> None:
+    mlp, cnn = (capture_of(name) for name in ("mlp", "cnn"))
+    assert unshared(STASHED, mlp) == ""
+    assert "running statistics" in unshared(STASHED, cnn)
+    for how, name in (
+        (VERTICAL, "vertical sync"),
+        (DOUBLE, "two versions"),
+        (UNSTASHED, "no stashing"),
+        (Asynchrony(aggregate=2), "aggregation"),
+    ):
+        assert f"with {name} has one device a stage" in unshared(how, mlp)
+        alone = replace(asked(how, "dp").sharing, unshared=unshared(how, mlp))
+        with pytest.raises(PlanError, match="planner dp gives stages to several devices"):
+            plan_household(asked(how, "dp", sharing=alone), household())
+    plan = plan_household(asked(STASHED, "dp"), household())
+    assert [(len(s.devices), s.warmup, s.allocation) for s in plan.stages] == [(3, 3, DEALT)]
+    sent = assignment(plan, STASHED)
+    assert Assignment.from_bytes(sent.to_bytes()) == sent
+    with pytest.raises(ProtocolError, match="single devices"):
+        Assignment.from_bytes(replace(sent, asynchrony=VERTICAL).to_bytes())
+
+
+def capture_of(name: str) -> ModelDescription:
+    job = make_job(name, micro_batch=None)
+    return capture(job.model, job.loss, stack(zoo.make(name).data[:2])).description

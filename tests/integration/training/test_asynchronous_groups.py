@@ -1,0 +1,152 @@
+"""Devices of an asynchronous stage take mini-batches in turn: still the formula, bit for bit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+import torch
+
+from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.split import BatchSplit
+from p2ptrain.training import household_plan, job_memory
+from p2ptrain.training.asynchronous.delays import Asynchrony, depths_of
+from p2ptrain.training.kept_versions import KeptVersions
+from p2ptrain.training.options import Recovery
+from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
+from tests.integration.training.group_plans import DEALT
+from tests.integration.training.household import devices
+from tests.integration.training.jobs import assert_same_weights, assert_undisturbed, steps_of
+
+STASHED = Asynchrony()
+Shares = Sequence[Sequence[int]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def dealt(
+    shares: Shares, profile: Profile, cluster: Cluster, request: PlanRequest, **_rest: object
+) -> Plan:
+    """Equal parts of the units; the devices of a stage take mini-batches by their shares."""
+    assert request.mode is Mode.ASYNC
+    names = iter(sorted(device.name for device in cluster.devices))
+    units, count = len(profile.units), len(shares)
+    window = max(sum(own) for own in shares if len(own) > 1) if any(map(_several, shares)) else 32
+    split = BatchSplit(window * request.batch_size, request.batch_size)
+    depths = depths_of([len(own) for own in shares])
+    stages = tuple(
+        PlannedStage(
+            (p * units // count, (p + 1) * units // count),
+            tuple(DeviceShare(next(names), share) for share in _shares(own, split)),
+            depths[p],
+            DEALT,
+        )
+        for p, own in enumerate(shares)
+    )
+    peaks = {device.name: 0 for device in cluster.devices}
+    return Plan("forced", split, stages, Predicted(1.0, 1.0, peaks), mode=Mode.ASYNC)
+
+
+def _several(own: Sequence[int]) -> bool:
+    return len(own) > 1
+
+
+def _shares(own: Sequence[int], split: BatchSplit) -> Sequence[int]:
+    """A device alone takes all of the window."""
+    return own if _several(own) else (split.micro_batches,)
+
+
+def force(monkeypatch: pytest.MonkeyPatch, shares: Shares) -> None:
+    monkeypatch.setattr(household_plan, "make_plan", partial(dealt, shares))
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [(4, 4)],
+        [(5, 3), (8,)],
+        [(8,), (4, 4)],
+        [(3, 3, 2), (8,)],
+        [(4, 4), (5, 3)],
+        [(8,), (6, 2), (8,)],
+        [(31, 1), (32,)],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("steps", [1, 36])
+async def test_losses_and_weights_are_those_of_the_formula(
+    monkeypatch: pytest.MonkeyPatch, shares: Shares, steps: int
+) -> None:
+    force(monkeypatch, shares)
+    count = [len(own) for own in shares]
+    job = delayed_job()
+    async with devices(sum(count)) as household:
+        chosen = options(sum(count), STASHED, steps, planner="auto")
+        await household.holder_run(job, chosen).run()
+        assert [len(stage.devices) for stage in household.plan.stages] == count
+        names = cut_of(household)
+    wanted = by_formula(delayed_job(), names, STASHED, steps, devices={0: count})
+    assert_undisturbed(household, job, wanted)
+
+
+async def test_an_evaluation_empties_the_pipeline_of_groups_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    force(monkeypatch, [(4, 4), (8,)])
+    job = delayed_job(eval_data=delayed_job().data)
+    async with devices(3) as household:
+        await household.holder_run(job, options(3, STASHED, 14, planner="auto")).run()
+        names = cut_of(household)
+    empty, counts = dict.fromkeys((6, 12), names), dict.fromkeys((0, 6, 12), (2, 1))
+    wanted = by_formula(delayed_job(), names, STASHED, 14, empty=empty, devices=counts)
+    assert_undisturbed(household, job, wanted)
+
+
+async def test_a_death_in_a_group_goes_back_to_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other device of the stage has the same copy; the new plan is one stage after another."""
+    steps, every = 40, 4
+    force(monkeypatch, [(4, 4), (8,)])
+    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
+    monkeypatch.setattr(KeptVersions, "wants", lambda _, step: step % every == 0)
+    job = delayed_job()
+    async with devices(3) as household:
+        killing: list[asyncio.Task[None]] = []
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == 3 * every + 1:
+                force(monkeypatch, [(8,), (8,)])
+                killing.append(asyncio.create_task(household.mesh.kill("b")))
+
+        chosen = options(3, STASHED, steps, planner="auto", recovery=Recovery.HEAVY)
+        await household.holder_run(job, chosen, listen).run()
+        await asyncio.gather(*killing)
+    assert steps_of(household) == list(range(1, steps + 1))
+    events = household.events
+    assert [event.name for event in events if isinstance(event, Failure)] == ["b"]
+    first, second = (event for event in events if isinstance(event, PlanEvent))
+    (recovered,) = (event for event in events if isinstance(event, Recovered))
+    assert recovered.version % every == 0
+    told = sum(isinstance(event, Step) for event in events[: events.index(recovered)])
+    cuts = [[list(stage.parameters) for stage in plan.stages] for plan in (first, second)]
+    counts = {0: (2, 1), recovered.version: (1, 1)}
+    before = by_formula(delayed_job(), cuts[0], STASHED, told, devices=counts)
+    after = by_formula(
+        delayed_job(),
+        cuts[0],
+        STASHED,
+        steps,
+        empty={recovered.version: cuts[1]},
+        devices=counts,
+    )
+    assert household.losses == before.losses + after.losses[told:]
+    assert_same_weights(job, after)
