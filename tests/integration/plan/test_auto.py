@@ -19,6 +19,7 @@ from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.work import ROUNDING, plan_parts
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.asking import tried
 from tests.unit.plan.search.test_replicated import equal, vgg_like
@@ -39,7 +40,7 @@ def assert_sound(plan: Plan, profile: Profile, cluster: Cluster, request: PlanRe
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(5), deadline=None, derandomize=True)
 @given(
     examples.profiles(),
     examples.clusters(most_devices=4),
@@ -74,7 +75,7 @@ def test_constraints_are_obeyed(
     assert {out.name for out in plan.left_out} == set(names) - parts.keys()
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(5), deadline=None, derandomize=True)
 @given(
     examples.profiles(),
     examples.clusters(),

@@ -7,15 +7,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Event, PlanEvent, Step, Waiting
 from p2ptrain.training.holder import HolderRun
+from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.job import Job
 from p2ptrain.training.member import TrainingMember
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.profiling import ProfileCache
+from p2ptrain.training.protocol import RoundOrder
 
 FAST = LinkSpeed(bytes_per_s=1e9, latency_s=1e-5)
 
@@ -96,6 +100,22 @@ class Devices:
     async def until_idle(self, name: str) -> None:
         """Wait until a device works for no job; the test's time limit is the deadline."""
         await self.members[name].service.idle.wait()
+
+
+def hold_rounds(monkeypatch: pytest.MonkeyPatch, step: int, until: Callable[[], bool]) -> None:
+    """The job does not end before something has happened, however fast it trains.
+
+    From this step on no round is ordered before `until` says so, or a change of plan needs one.
+    """
+    order = HolderEpoch.order
+
+    async def held(epoch: HolderEpoch, asked: RoundOrder) -> None:
+        # draining is a flag that nobody tells of
+        while asked.round.step >= step and not (until() or epoch.is_draining):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await order(epoch, asked)
+
+    monkeypatch.setattr(HolderEpoch, "order", held)
 
 
 @asynccontextmanager

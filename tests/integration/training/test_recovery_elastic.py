@@ -28,7 +28,7 @@ from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.recovery import drift, elastic
 from p2ptrain.training.stage_ends import RoundReport
-from tests.integration.training.household import Devices, devices
+from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import (
     assert_undisturbed,
     momentum_job,
@@ -166,7 +166,9 @@ async def test_all_but_the_holder_may_leave_one_after_the_other() -> None:
 
 @pytest.mark.usefixtures("slowed")
 @pytest.mark.parametrize("replan", [True, False])
-async def test_who_comes_is_measured_while_training_goes_on_and_taken_in(replan: bool) -> None:
+async def test_who_comes_is_measured_while_training_goes_on_and_taken_in(
+    monkeypatch: pytest.MonkeyPatch, replan: bool
+) -> None:
     options = replace(PIPELINE, wait_for=2, replan=replan, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
     async with devices(2) as household:
@@ -176,6 +178,7 @@ async def test_who_comes_is_measured_while_training_goes_on_and_taken_in(replan:
             household.start("c")
 
         course = Course(household, {3: join})
+        hold_rounds(monkeypatch, LONG - 10, lambda: household.plan.reason == "join")
         await course.train(job, options)
         assert_planned(household, job, wanted, ["start", "join"])
         assert used(household) == {"a", "b", "c"}

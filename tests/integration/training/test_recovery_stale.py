@@ -18,7 +18,7 @@ from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.making_ready import MakingReady
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import INVENTORY, PREPARE, EpochKey
-from tests.integration.training.household import Devices, devices
+from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import make_job, undisturbed
 
 COMMANDS = 50
@@ -49,9 +49,9 @@ async def _command(household: Devices, number: int) -> None:
     await household.mesh["d"].call(memory_id(target), message, timeout_seconds=10)
 
 
-async def test_a_thawed_coordinator_is_refused_every_time() -> None:
+async def test_a_thawed_coordinator_is_refused_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     options = TrainOptions(wait_for=4, planner="pp")
-    job = make_job(epochs=25)  # long enough for all the commands
+    job = make_job(epochs=25)
     wanted = undisturbed(make_job(epochs=25), 75)
     frozen: list[asyncio.Task[None]] = []
     refused = 0
@@ -59,6 +59,7 @@ async def test_a_thawed_coordinator_is_refused_every_time() -> None:
     async with devices(4) as household:
         mesh = household.mesh
         mesh.elect("d")
+        hold_rounds(monkeypatch, 70, lambda: refused == COMMANDS or any(t.done() for t in frozen))
 
         async def go_on() -> None:
             nonlocal refused

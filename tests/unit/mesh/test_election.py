@@ -22,6 +22,7 @@ from p2ptrain.mesh.election import (
     SendTo,
 )
 from p2ptrain.mesh.election_wire import ElectionKind, ElectionMessage, decode, encode
+from tests.thorough import examples_of
 
 
 class Voters:
@@ -270,7 +271,7 @@ def test_a_coordinator_that_restarts_without_memory_is_elected_again() -> None:
     assert voters.agreed("abc")[1] > 4
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples_of(15), deadline=None)
 @given(
     st.permutations("abcdefgh"),
     st.integers(1, 7),
@@ -320,7 +321,7 @@ _junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_si
 _fields = st.sampled_from(["kind", "term", "yes", "poll", "seen", "support", "leader", "x"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples_of(20), deadline=None)
 @given(st.sampled_from(ElectionKind), st.dictionaries(_fields, _junk, min_size=1))
 def test_a_mutated_message_is_refused_or_sane(
     kind: ElectionKind, change: dict[str, object]

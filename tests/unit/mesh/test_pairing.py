@@ -18,6 +18,7 @@ from p2ptrain.mesh.pairing import Client, PairedDevice, Server, WindowClosed, Wr
 from p2ptrain.mesh.pake import Side, Spake2
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.net import cbor
+from tests.thorough import examples_of
 
 CODE = "12345678"
 Tamper = Callable[[int, bytes], bytes]
@@ -180,7 +181,7 @@ def test_refusals_reach_the_client_with_the_tries_left(identities: list[Identity
         client.confirm(refusal(ProtocolError("no")))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples_of(20), deadline=None)
 @given(data=st.data())
 def test_any_changed_byte_pairs_nobody(identities: list[Identity], data: st.DataObject) -> None:
     where = data.draw(st.integers(1, 4))
@@ -197,7 +198,7 @@ def test_any_changed_byte_pairs_nobody(identities: list[Identity], data: st.Data
         run(*pair(identities), CODE, tamper=flip)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples_of(20), deadline=None)
 @given(message=st.binary(max_size=200))
 def test_garbage_is_refused_at_every_step(identities: list[Identity], message: bytes) -> None:
     client, server = pair(identities)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, alone, draft_pipeline, peak_bytes
 from p2ptrain.plan.split import BatchSplit
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 
 SPLIT = BatchSplit(10, 2)  # five micro-batches
@@ -56,7 +57,7 @@ def test_both_ends_need_memory_for_one_micro_batch() -> None:
     assert depths(private_cost(20, other_bytes=1), 5, 5, 5) is None
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(20), deadline=None, derandomize=True)
 @given(st.integers(0, 22), st.integers(0, 11), st.tuples(*[st.integers(1, 5)] * 3))
 def test_depths_that_fit_are_kept_and_others_lowered(
     home_bytes: int, other_bytes: int, drawn: tuple[int, ...]

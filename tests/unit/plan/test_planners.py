@@ -20,6 +20,7 @@ from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable, UnitTimes
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.asking import sound_plan, tried
 from tests.unit.plan.exhaustive import best_round_seconds
@@ -202,7 +203,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(5), deadline=None, derandomize=True)
 @given(examples.profiles(), examples.clusters(most_devices=4), REQUESTS, st.randoms())
 def test_plans_are_sound(
     profile: Profile, cluster: Cluster, request: PlanRequest, random: Random
@@ -215,7 +216,7 @@ def test_plans_are_sound(
     assert simulate(plan, profile, cluster).round_seconds == plan.predicted.round_seconds
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(5), deadline=None, derandomize=True)
 @given(
     examples.profiles(),
     examples.clusters(),

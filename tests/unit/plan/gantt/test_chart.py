@@ -17,6 +17,7 @@ from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predict
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.simulation.simulate import Simulation, simulate
 from p2ptrain.plan.split import BatchSplit
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -119,7 +120,7 @@ def test_a_round_without_time_is_drawn_too() -> None:
     drawn(simulate(plan, profile, examples.cluster("a")))
 
 
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(derandomize=True, deadline=None, max_examples=examples_of(5))
 @given(examples.profiles(most_units=3), examples.clusters(most_devices=1, tight=False))
 def test_any_chart_is_xml(profile: Profile, cluster: Cluster) -> None:
     plan = examples.straight_plan(

@@ -18,6 +18,7 @@ from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.shared.judge import Judge
 from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 
 SPLIT = BatchSplit(8, 2)
@@ -105,7 +106,7 @@ def test_memory_that_rules_out_the_list_order_changes_it() -> None:
     assert [stage.devices[0].name for stage in plan.stages] == ["b", "a"]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(20), deadline=None, derandomize=True)
 @given(examples.profiles(), examples.clusters())
 def test_no_partition_in_list_order_has_a_faster_slowest_part(
     profile: Profile, cluster: Cluster

@@ -13,6 +13,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.papers.group_shares import BLOCKS, Rows, SampleTimes, divide
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.times import TimeTable, UnitTimes
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 
 
@@ -72,7 +73,7 @@ def test_samples_move_on_where_capacity_at_the_whole_micro_batch_misleads() -> N
     assert shares(cost, 8, (8, 8)) == [5, 3]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(20), deadline=None, derandomize=True)
 @given(examples.profiles(), examples.clusters(), st.integers(1, 20), st.data())
 def test_times_are_the_cost_models(
     profile: Profile, cluster: Cluster, samples: int, data: st.DataObject
@@ -138,7 +139,7 @@ def _moved(
     return after if slowest < max(times) * (1 - 1e-12) else None
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(35), deadline=None, derandomize=True)
 @given(
     examples.profiles(most_units=3),
     examples.clusters(most_devices=4, tight=False),

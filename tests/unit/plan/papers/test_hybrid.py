@@ -26,6 +26,7 @@ from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.shared.judge import Judge
 from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 
 FAST = Link(1e9, 0.0)
@@ -227,7 +228,7 @@ INSTANCES = (
 )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(40), deadline=None, derandomize=True)
 @given(*INSTANCES)
 def test_a_plans_latency_is_what_the_papers_equations_say(
     profile: Profile, cluster: Cluster, micro_batch: int, parameters: int, outputs: int

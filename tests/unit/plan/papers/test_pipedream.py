@@ -22,6 +22,7 @@ from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.shared.judge import Judge
 from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 
 
@@ -173,7 +174,7 @@ def stages_of(draft: Draft) -> Stages:
     return tuple((i, j, len(group.devices)) for (i, j), group in pairs)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(25), deadline=None, derandomize=True)
 @given(
     examples.profiles(),
     examples.clusters(most_devices=5),

@@ -23,6 +23,7 @@ from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.shared.judge import Judge, Judged
 from p2ptrain.plan.shared.micro_batches import candidate_splits
 from p2ptrain.plan.shared.question import Question
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.asking import sound_plan, tried
 
@@ -43,7 +44,7 @@ REQUESTS = st.builds(
 
 
 @pytest.mark.parametrize("planner", JUDGES)
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(10), deadline=None, derandomize=True)
 @given(examples.profiles(), examples.clusters(most_devices=5), REQUESTS, st.randoms())
 def test_plans_are_sound(
     planner: str, profile: Profile, cluster: Cluster, request: PlanRequest, random: Random
@@ -60,7 +61,7 @@ def test_plans_are_sound(
 
 
 @pytest.mark.parametrize("planner", JUDGES)
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(10), deadline=None, derandomize=True)
 @given(examples.profiles(), examples.clusters(), REQUESTS)
 def test_a_judge_finds_what_the_planner_answers(
     planner: str, profile: Profile, cluster: Cluster, request: PlanRequest

@@ -22,6 +22,7 @@ from p2ptrain.plan.replanning.migration import (
 from p2ptrain.plan.replanning.replan import living
 from p2ptrain.plan.replanning.replicas import Replicas, place_replicas
 from p2ptrain.plan.split import BatchSplit
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 
 SPLIT = BatchSplit(4, 4)
@@ -165,7 +166,7 @@ def _plans(draw: st.DrawFn, units: int, names: list[str]) -> Plan:
 
 
 @given(migrations())
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=examples_of(50))
 def test_everybody_gets_exactly_what_it_lacks_from_somebody_who_has_it(
     question: tuple[Profile, Cluster, Plan, Replicas, Plan],
 ) -> None:
@@ -199,7 +200,7 @@ def naive(cluster: Cluster, waiting: Sequence[Waiting]) -> list[tuple[int, str, 
 
 
 @given(examples.clusters(most_devices=4, tight=False), st.data())
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=examples_of(50))
 def test_transfers_are_timed_by_the_link_rules(cluster: Cluster, data: st.DataObject) -> None:
     names = [device.name for device in cluster.devices]
     pairs = [(a, b) for a in names for b in names if a != b]

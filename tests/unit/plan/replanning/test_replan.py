@@ -23,6 +23,7 @@ from p2ptrain.plan.replanning.replicas import place_replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.work import Work
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 
 FAST = Link(1e9, 0.0)
@@ -90,7 +91,7 @@ def test_in_a_pause_a_plan_that_can_begin_at_once_goes_before_a_faster_one() -> 
     assert slower <= 1 + pause.TOLERANCE
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples_of(5), deadline=None)
 @given(st.lists(st.sampled_from([1.0, 1.5, 2.0, 4.0]), min_size=5, max_size=5), st.integers(0, 3))
 def test_in_a_pause_no_more_is_lost_than_by_the_usual_plan(
     slowdowns: list[float], stage: int
@@ -253,7 +254,7 @@ def questions(draw: st.DrawFn) -> Question:
 
 
 @given(questions())
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples_of(20))
 def test_new_plans_are_valid_fit_and_use_no_dead_device(question: Question) -> None:
     profile, cluster, plan, request, dead = question
     held = place_replicas(plan, global_at=cluster.holder.name)

@@ -13,6 +13,7 @@ from p2ptrain.plan.replanning.reshape import Reshaper
 from p2ptrain.plan.replanning.values import OrderValues
 from p2ptrain.plan.search.part import Part
 from p2ptrain.plan.split import BatchSplit
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 
 SPLIT = BatchSplit(16, 2)
@@ -39,7 +40,7 @@ def questions(draw: st.DrawFn) -> tuple[CostModel, list[Order], list[int], bool]
 
 
 @given(questions())
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(derandomize=True, deadline=None, max_examples=examples_of(25))
 def test_shared_suffixes_give_the_values_of_the_whole_programme(
     question: tuple[CostModel, list[Order], list[int], bool],
 ) -> None:

@@ -18,6 +18,7 @@ from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
 from p2ptrain.plan.split import BatchSplit
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.simulation.test_simulate import rounds
 
@@ -45,7 +46,7 @@ def ends(simulation: Simulation, kind: str) -> list[tuple[float, float]]:
     ]
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(derandomize=True, deadline=None, max_examples=examples_of(15))
 @given(rounds())
 def test_the_plain_model_does_not_know_overheads(drawn: tuple[Plan, Profile, Cluster]) -> None:
     plan, profile, cluster = drawn
@@ -54,7 +55,7 @@ def test_the_plain_model_does_not_know_overheads(drawn: tuple[Plan, Profile, Clu
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=examples_of(50))
 @given(rounds(), st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01, 0.0, 0.0)]))
 def test_no_round_is_faster_than_its_bound(
     drawn: tuple[Plan, Profile, Cluster], overheads: Overheads
@@ -66,7 +67,7 @@ def test_no_round_is_faster_than_its_bound(
     assert all(busy <= simulation.round_seconds for busy in simulation.busy_seconds.values())
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(derandomize=True, deadline=None, max_examples=examples_of(15))
 @given(rounds())
 def test_without_overheads_and_links_it_is_the_plain_model(
     drawn: tuple[Plan, Profile, Cluster],

@@ -14,6 +14,7 @@ from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
 from p2ptrain.plan.split import BatchSplit
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.naive import naive_peak_bytes, naive_round_seconds
 
@@ -192,7 +193,7 @@ def rounds(draw: st.DrawFn) -> tuple[Plan, Profile, Cluster]:
     return plan, profile, cluster
 
 
-@settings(max_examples=160, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(55), deadline=None, derandomize=True)
 @given(rounds())
 def test_the_naive_simulator_agrees_and_the_bound_is_below(
     case: tuple[Plan, Profile, Cluster],

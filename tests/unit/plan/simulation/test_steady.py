@@ -23,6 +23,7 @@ from p2ptrain.plan.simulation.simulate import simulate, simulate_steady
 from p2ptrain.plan.simulation.steady import endless, run_steadily, simulated_tasks, steady_seconds
 from p2ptrain.plan.simulation.steady_bound import steady_bound
 from p2ptrain.plan.split import BatchSplit
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.naive import naive_steady_seconds
 
@@ -261,7 +262,7 @@ def test_auto_is_as_good_as_every_straight_pipeline(seed: int) -> None:
     assert plan.predicted.round_seconds <= best * 1.02
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(10), deadline=None, derandomize=True)
 @given(examples.profiles(), examples.clusters(), st.integers(1, 4), st.booleans())
 def test_plans_fit_and_are_predicted_as_they_are_simulated(
     profile: Profile, cluster: Cluster, batch_size: int, private: bool
@@ -315,7 +316,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Profile, Cluster, tuple[int, ...], tuple
     return profile, cluster, (0, *accumulate(lengths)), tuple(devices)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(10), deadline=None, derandomize=True)
 @given(pipelines())
 def test_the_naive_simulator_agrees(
     case: tuple[Profile, Cluster, tuple[int, ...], tuple[int, ...]],
@@ -360,7 +361,7 @@ def drafts(draw: st.DrawFn) -> tuple[CostModel, Draft]:
     return cost, draft
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(15), deadline=None, derandomize=True)
 @given(drafts())
 def test_a_long_run_has_the_same_pace_and_is_not_faster_than_the_bound(
     case: tuple[CostModel, Draft],

@@ -20,6 +20,7 @@ from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable
+from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.naive import naive_peak_bytes, naive_round_seconds
 from tests.unit.plan.simulation.test_overlap import NOTHING, shared_plan, with_overheads
@@ -64,7 +65,7 @@ def line(simulation: Simulation, stage: int) -> list[Action]:
     ]
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(40), deadline=None, derandomize=True)
 @given(split_rounds())
 def test_the_naive_simulator_agrees_and_the_bound_is_below(
     case: tuple[Plan, Profile, Cluster],
@@ -81,7 +82,7 @@ def test_the_naive_simulator_agrees_and_the_bound_is_below(
     )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(40), deadline=None, derandomize=True)
 @given(split_rounds(), st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01, 0.0, 0.0)]))
 def test_with_overlap_no_round_is_faster_than_its_bound(
     drawn: tuple[Plan, Profile, Cluster], overheads: Overheads
@@ -96,7 +97,7 @@ def test_with_overlap_no_round_is_faster_than_its_bound(
     )
 
 
-@settings(max_examples=70, deadline=None, derandomize=True)
+@settings(max_examples=examples_of(25), deadline=None, derandomize=True)
 @given(split_rounds())
 def test_a_stage_obeys_the_rule_that_the_runtime_follows(
     case: tuple[Plan, Profile, Cluster],

@@ -14,6 +14,7 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import best_grouping
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
+from tests.thorough import examples_of
 from tests.unit.plan.tiling.examples import costs, drawn_costs, problem
 
 
@@ -23,7 +24,7 @@ def groupings(count: int) -> Iterator[tuple[int, ...]]:
             yield (0, *borders, count)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples_of(5), deadline=None)
 @given(drawn_costs())
 def test_no_grouping_is_faster(found: Costs) -> None:
     count = len(found.problem.network.units)
@@ -35,7 +36,7 @@ def test_no_grouping_is_faster(found: Costs) -> None:
     assert found.total(best_grouping(found)) == pytest.approx(min(totals), rel=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples_of(5), deadline=None)
 @given(drawn_costs(), st.floats(0.0, 1.0))
 def test_no_grouping_that_fits_is_faster(found: Costs, part: float) -> None:
     count = len(found.problem.network.units)
@@ -57,7 +58,7 @@ def test_what_does_not_fit_is_named() -> None:
         best_grouping(found)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples_of(5), deadline=None)
 @given(drawn_costs())
 def test_simulated_time_lies_between_the_bound_and_the_estimate(found: Costs) -> None:
     for borders in groupings(len(found.problem.network.units)):

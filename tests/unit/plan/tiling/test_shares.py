@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.tiling.shares import balanced_shares
+from tests.thorough import examples_of
 
 
 def test_one_row_is_divided_by_speed() -> None:
@@ -32,7 +33,7 @@ def test_too_little_memory_is_refused() -> None:
         balanced_shares([[1.0, 1.0]], [[0.4, 0.5]])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples_of(10), deadline=None)
 @given(
     st.lists(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=3), min_size=2, max_size=2),
     st.floats(0.2, 1.0),
