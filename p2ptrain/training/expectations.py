@@ -43,7 +43,8 @@ def corrected(measured: Mapping[str, Any], corrections: Corrections, device: str
     if "overheads" in measured:
         content["overheads"] = {n: slowdown * s for n, s in measured["overheads"].items()}
     if "wall_by_cpu" in measured:
-        content["wall_by_cpu"] = slowdown * measured["wall_by_cpu"]
+        # processor time that it takes more of is expected as such, or it would be found again
+        content["wall_by_cpu"] = corrections.of_share(device) * measured["wall_by_cpu"]
     return content
 
 

@@ -88,19 +88,25 @@ class Corrections:
     Attributes:
         units: by unit; empty = nothing was seen in training yet.
         devices: by id; who is not in it is as it was measured.
+        work: of those, by id, the part that is processor time; the rest is time on the wall for it.
     """
 
     units: tuple[float, ...] = ()
     devices: Mapping[str, float] = field(default_factory=dict, hash=False)
+    work: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for factor in (*self.units, *self.devices.values()):
+        for factor in (*self.units, *self.devices.values(), *self.work.values()):
             if not LEAST <= factor <= MOST:
                 raise ProtocolError(f"a correction of {factor}")
 
     def of_device(self, device: str) -> float:
         """How many times as long as measured it takes."""
         return self.devices.get(device, 1.0)
+
+    def of_share(self, device: str) -> float:
+        """How many times as long as measured a second of its processor takes."""
+        return self.of_device(device) / self.work.get(device, 1.0)
 
     def learned(
         self,
@@ -117,6 +123,7 @@ class Corrections:
         is_first = not self.units
         units = list(self.units) or [1.0] * max(end for _, end in ranges.values())
         found: dict[str, list[tuple[float, float]]] = {}  # (weight, factor) of each stage
+        worked: dict[str, list[tuple[float, float]]] = {}  # the same, of processor time alone
         for stage, (first, end) in ranges.items():
             seats = [seat for seat in expected if seat[0] == stage]
             counted = sum(expected[seat].cpu for seat in seats)
@@ -125,25 +132,32 @@ class Corrections:
                 units[unit] = _bounded(units[unit] * work)
             for seat in seats:
                 due = expected[seat]
-                factor = due.work_factor(busy[seat]) / work * due.share_factor(busy[seat])
+                more = due.work_factor(busy[seat]) / work
+                factor = more * due.share_factor(busy[seat])
                 found.setdefault(seat[1], []).append((due.wall, factor))
-        devices = dict(self.devices)
+                worked.setdefault(seat[1], []).append((due.wall, more))
+        devices, works = dict(self.devices), dict(self.work)
         for device, factors in found.items():
             devices[device] = _bounded(self.of_device(device) * _mean(factors))
-        return Corrections(tuple(units), devices)
+            works[device] = _bounded(works.get(device, 1.0) * _mean(worked[device]))
+        return Corrections(tuple(units), devices, works)
 
     def to_fields(self) -> dict[str, object]:
         """For CBOR."""
-        return {"units": list(self.units), "devices": dict(self.devices)}
+        return {
+            "units": list(self.units),
+            "devices": dict(self.devices),
+            "work": dict(self.work),
+        }
 
     @staticmethod
     def from_fields(value: object) -> Corrections:
         """Check and read. Raises ProtocolError."""
         match value:
-            case {"units": [*units], "devices": dict(devices)} if all(
-                isinstance(factor, float) for factor in (*units, *devices.values())
-            ) and all(isinstance(device, str) for device in devices):
-                return Corrections(tuple(units), devices)
+            case {"units": [*units], "devices": dict(devices), "work": dict(work)} if all(
+                isinstance(factor, float) for factor in (*units, *devices.values(), *work.values())
+            ) and all(isinstance(device, str) for device in (*devices, *work)):
+                return Corrections(tuple(units), devices, work)
         raise ProtocolError("corrections are factors by unit and by device")
 
 

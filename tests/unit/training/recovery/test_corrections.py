@@ -117,8 +117,33 @@ def test_once_settled_the_same_again_teaches_nothing(
     assert again.devices == pytest.approx(first.devices)
 
 
+@given(_seconds, _seconds, _seconds)
+def test_the_same_again_after_a_change_of_plan_teaches_nothing_more(
+    wall: float, cpu: float, round_seconds: float
+) -> None:
+    """What the next plan expects is made of what was learned; it must not be learned twice."""
+    busy = {A: Busy(wall, cpu, max(wall, round_seconds)), B: Busy(6.0, 3.0)}
+    found = Corrections((1.0,) * 5)
+    for _ in range(2):
+        before, found = found, found.learned(RANGES, _expected_by(found), busy)
+    seen = (*found.devices.values(), *found.work.values(), *before.devices.values())
+    if all(0.03 < one < 30 for one in seen):  # else it is bounded
+        assert found.work == pytest.approx(before.work)
+        again = found.learned(RANGES, _expected_by(found), busy)
+        assert again.devices == pytest.approx(found.devices)
+
+
+def _expected_by(known: Corrections) -> dict[Seat, Expected]:
+    """What a plan of the same stages expects; see `expectations.corrected`."""
+    expected = {}
+    for seat, due in EXPECTED.items():
+        slower = known.of_device(seat[1])
+        expected[seat] = Expected(due.wall * slower, due.cpu * slower / known.of_share(seat[1]))
+    return expected
+
+
 def test_they_travel() -> None:
-    sent = Corrections((1.0, 2.5), {"a": 0.5})
+    sent = Corrections((1.0, 2.5), {"a": 0.5}, {"a": 0.25})
     fields = cbor.loads(cbor.dumps(sent.to_fields()), 1 << 16)
     assert Corrections.from_fields(fields) == sent
 
@@ -128,10 +153,12 @@ def test_they_travel() -> None:
     [
         None,
         {},
-        {"units": [0.0], "devices": {}},
-        {"units": [], "devices": {"a": float("nan")}},
-        {"units": ["1"], "devices": {}},
-        {"units": [], "devices": {1: 1.0}},
+        {"units": [], "devices": {}},
+        {"units": [0.0], "devices": {}, "work": {}},
+        {"units": [], "devices": {"a": float("nan")}, "work": {}},
+        {"units": [], "devices": {}, "work": {"a": 0.0}},
+        {"units": ["1"], "devices": {}, "work": {}},
+        {"units": [], "devices": {1: 1.0}, "work": {}},
     ],
 )
 def test_nonsense_is_refused(fields: object) -> None:
