@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
-from p2ptrain.model.description import Mode, ModelDescription
+from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.tiles.messages import Message
 from p2ptrain.model.tiles.program import Replica, TileProgram, cut
 from p2ptrain.model.tiles.reading import TiledPart
@@ -41,7 +41,6 @@ class Tiles:
         states: Sequence[Mapping[str, Tensor]],
         *,
         device_of_tile: Sequence[int] | None = None,
-        mode: Mode = "train",
     ) -> None:
         """Prepare all tiles.
 
@@ -50,7 +49,6 @@ class Tiles:
             layout: of `part.network`.
             states: by device: its own tensors, which training changes in place.
             device_of_tile: by tile; None = one device a tile.
-            mode: which graph `part` was read from.
         """
         devices = list(range(layout.tiles)) if device_of_tile is None else list(device_of_tile)
         if len(devices) != layout.tiles or sorted({*devices}) != list(range(len(states))):
@@ -60,7 +58,6 @@ class Tiles:
         self._programs = [
             TileProgram(
                 *(description, part, layout, tile, self.replicas[device]),
-                mode=mode,
                 tracks=device not in devices[:tile],
             )
             for tile, device in enumerate(devices)

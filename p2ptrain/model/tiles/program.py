@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import InternalError
-from p2ptrain.model.description import Mode, ModelDescription, TensorKind
+from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.tiles.elementwise import is_in_place
 from p2ptrain.model.tiles.kernels import Kernel, Place, kernel
@@ -34,7 +34,7 @@ class Replica:
     ) -> None:
         """Take the tensors that the part uses out of `state`, without copying them."""
         self.tensors: dict[str, Tensor] = {}
-        nodes = description.train.nodes[: part.stop]
+        nodes = description.graph(part.mode).nodes[: part.stop]
         names = {r.name for node in nodes for r in node.references() if isinstance(r, StateRef)}
         for name in sorted(names):
             if name not in state:
@@ -82,7 +82,6 @@ class TileProgram:
         tile: int,
         replica: Replica,
         *,
-        mode: Mode = "train",
         tracks: bool = True,
     ) -> None:
         """Prepare the tile.
@@ -92,12 +91,11 @@ class TileProgram:
             layout: of `part.network`.
             tile: its number.
             replica: its device's.
-            mode: which graph `part` was read from.
             tracks: it changes the replica's running statistics and counters; one tile of a device.
         """
         self.part, self.layout, self.tile, self.replica = part, layout, tile, replica
-        self.mode, self.tracks = mode, tracks
-        self._nodes = description.graph(mode).nodes
+        self.tracks = tracks
+        self._nodes = description.graph(part.mode).nodes
         self.steps = tuple(steps_of(layout, place) for place in range(len(layout.groups)))
         self.uses: tuple[tuple[StepUses, ...], ...] = tuple(
             uses_of(layout, steps) for steps in self.steps
@@ -112,7 +110,7 @@ class TileProgram:
     @property
     def trains(self) -> bool:
         """Whether a backward follows."""
-        return self.mode == "train"
+        return self.part.mode == "train"
 
     def expected(self, subject: Subject, sender: int, samples: int) -> tuple[int, ...] | None:
         """The shape of what another tile may send in a pass; None where it may not."""

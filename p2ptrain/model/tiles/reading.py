@@ -49,6 +49,7 @@ class TiledPart:
     """What of a model can be tiled.
 
     Attributes:
+        mode: the graph that it is of.
         network: its maps and operators; a unit that can be tiled in part is its last one.
         nodes: by operation: the index of its node.
         reads: by operation: which map each value that its node reads stands for at that place.
@@ -61,6 +62,7 @@ class TiledPart:
         reason: what ends the tiled part, with the unit's and the node's name; None where all is.
     """
 
+    mode: Mode
     network: MapNetwork
     nodes: tuple[int, ...]
     reads: tuple[Mapping[Reference, int], ...]
@@ -401,6 +403,7 @@ class _Reader:
         )
         last = self._description.units[len(units) - 1].nodes(self._mode)[1]
         return TiledPart(
+            mode=self._mode,
             network=network,
             nodes=tuple(entry.node for entry in made),
             reads=tuple(entry.reads for entry in made),

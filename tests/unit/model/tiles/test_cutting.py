@@ -1,0 +1,87 @@
+"""A whole model with the cut where tiling ends: it travels, trains and evaluates as before."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from p2ptrain.model.capture import capture
+from p2ptrain.model.captured import Captured
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.stage import Stage
+from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
+from p2ptrain.model.tiles.in_process import Tiles
+from p2ptrain.model.tiles.reading import read_tiled_part
+from p2ptrain.tiles.layout import Layout
+from tests.unit.model.tiles.descriptions import IMAGE, convolution, describe
+
+
+class Small(nn.Module):
+    """Ends with a convolution, a normalisation and a pooling in one unit; dropout behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.second = nn.Conv2d(4, 6, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.norm(self.second(torch.relu(self.first(x)))), inplace=True)
+        out: Tensor = self.head(functional.adaptive_avg_pool2d(x, 1))
+        return out
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return Small()
+
+
+@pytest.fixture(scope="module")
+def captured(model: nn.Module) -> Captured:
+    batch = torch.randn(3, 3, 14, 10), torch.tensor([0, 2, 1])
+    return capture(model, functional.cross_entropy, batch)
+
+
+def test_the_cut_model_travels(captured: Captured) -> None:
+    description, part = cut_where_tiling_ends(captured.description)
+    names = [unit.name for unit in captured.description.units]
+    assert len(description.units) == len(names) + 1
+    assert part.whole == len(part.network.units)
+    assert ModelDescription.from_bytes(description.to_bytes()) == description
+
+
+def test_evaluation_in_tiles(model: nn.Module, captured: Captured) -> None:
+    description, _ = cut_where_tiling_ends(captured.description)
+    part = read_tiled_part(description, "eval", whole_units=True)
+    layout = Layout(part.network, ([1.0, 1.0], [2.0, 1.0]), (0, len(part.network.units)))
+    states = [captured.state() for _ in range(4)]
+    tiles = Tiles(description, part, layout, states)
+    x, y = torch.randn(5, 3, 14, 10), torch.tensor([0, 1, 2, 0, 1])
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval()(x)
+    tail = Stage(description, part.whole, len(description.units), captured.state())
+    loss, output = tail.evaluate(tiles.forward(0, [x]), [y])
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(loss, functional.cross_entropy(expected, y))
+    assert not tiles.traffic  # one group, and no statistics
+    assert all(p.grad is None for r in tiles.replicas for p in r.parameters.values())
+
+
+def test_a_graph_without_a_counterpart_ends_at_a_unit() -> None:
+    """The evaluation graph pools first: there is no place behind the second convolution."""
+    steps = [convolution(IMAGE), convolution(IMAGE), ("aten.mean.default", (IMAGE,))]
+    plain = describe(steps, cuts=[1])
+    odd = describe(
+        [steps[0], ("aten.softmax.int", (IMAGE, 3)), ("aten.mean.default", (IMAGE,))], cuts=[1]
+    )
+    mixed = replace(plain, evaluate=odd.evaluate)
+    description, part = cut_where_tiling_ends(mixed)
+    assert description is mixed
+    assert (part.stop, part.whole) == (1, 1)
