@@ -18,7 +18,7 @@ from p2ptrain.model.graph import InputRef
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
 from p2ptrain.model.tiles.in_process import Tiles
-from p2ptrain.model.tiles.reading import TiledPart
+from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.tiles.layout import Layout
 from tools.tile_exactness.models import CLASSES, EXAMPLES
 

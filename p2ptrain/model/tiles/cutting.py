@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from p2ptrain.model.description import Mode, ModelDescription, UnitDescription
 from p2ptrain.model.graph import Graph
-from p2ptrain.model.tiles.reading import TiledPart, read_tiled_part
+from p2ptrain.model.tiles.part import TiledPart
+from p2ptrain.model.tiles.reading import read_tiled_part
 from p2ptrain.model.tiles.refusal import NotTiled
 from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
 from p2ptrain.tiles.network import FeatureMap

@@ -16,8 +16,8 @@ from torch import Tensor
 from p2ptrain.errors import InternalError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.tiles.messages import Message
+from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.model.tiles.program import Replica, TileProgram, cut
-from p2ptrain.model.tiles.reading import TiledPart
 from p2ptrain.model.tiles.tile_pass import TilePass
 from p2ptrain.tiles.layout import Layout
 

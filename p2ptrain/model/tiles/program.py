@@ -15,7 +15,7 @@ from p2ptrain.model.tiles.elementwise import is_in_place
 from p2ptrain.model.tiles.kernels import Kernel, Place, kernel
 from p2ptrain.model.tiles.messages import GradientSums, Halo, HaloGradient, Moments, Subject
 from p2ptrain.model.tiles.normalisation import Normalisation
-from p2ptrain.model.tiles.reading import TiledPart
+from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.model.tiles.schedule import Normalise, Segment, Step, StepUses, steps_of, uses_of
 from p2ptrain.tiles.grid import Transfer
 from p2ptrain.tiles.layout import Layout

@@ -26,6 +26,7 @@ from p2ptrain.model.tiles.elementwise import (
     is_in_place,
     out_of_place,
 )
+from p2ptrain.model.tiles.part import TiledPart, last_cut, map_shape
 from p2ptrain.model.tiles.refusal import NotTiled
 from p2ptrain.model.tiles.windows import (
     CONVOLUTIONS,
@@ -36,42 +37,11 @@ from p2ptrain.model.tiles.windows import (
     padding_windows,
     pooling_windows,
 )
-from p2ptrain.model.values import BATCH, ValueDescription
 from p2ptrain.tiles.network import FeatureMap, MapNetwork, MapUnit, Operation
 from p2ptrain.tiles.window import ELEMENTWISE
 
 _COUNTERS = ("aten.add_.Tensor", "aten.add_.Scalar")
 _PLAIN: Windows = (ELEMENTWISE, ELEMENTWISE)
-
-
-@dataclass(frozen=True, slots=True)
-class TiledPart:
-    """What of a model can be tiled.
-
-    Attributes:
-        mode: the graph that it is of.
-        network: its maps and operators; a unit that can be tiled in part is its last one.
-        nodes: by operation: the index of its node.
-        reads: by operation: which map each value that its node reads stands for at that place.
-        counters: by unit: nodes that count up a buffer; no map goes through them.
-        entering: by the network's entering maps: the leaf of the model's input.
-        leaving: values that nodes behind the tiled part read, ascending, and the map each stands
-            for; an in-place operator and its argument stand for one.
-        stop: nodes [0, stop) are tiled.
-        whole: units [0, whole) are tiled as a whole.
-        reason: what ends the tiled part, with the unit's and the node's name; None where all is.
-    """
-
-    mode: Mode
-    network: MapNetwork
-    nodes: tuple[int, ...]
-    reads: tuple[Mapping[Reference, int], ...]
-    counters: tuple[tuple[int, ...], ...]
-    entering: tuple[int, ...]
-    leaving: tuple[tuple[NodeRef, int], ...]
-    stop: int
-    whole: int
-    reason: str | None
 
 
 def read_tiled_part(
@@ -96,29 +66,8 @@ def read_tiled_part(
         except NotTiled as error:
             stop, refusal = index, str(error)
             break
-    stop = _last_cut(description, mode, stop, whole_units=whole_units)
+    stop = last_cut(description, mode, stop, whole_units=whole_units)
     return reader.finish(stop, refusal)
-
-
-def _last_cut(description: ModelDescription, mode: Mode, stop: int, *, whole_units: bool) -> int:
-    """The last position up to `stop` where the tiled part may end.
-
-    Inside of a unit it may where nothing behind writes to what was made or written before it.
-    """
-    unit = next((u for u in description.units if stop < u.nodes(mode)[1]), None)
-    if unit is None:
-        return stop
-    first, end = unit.nodes(mode)
-    if whole_units or stop == first:
-        return first
-    nodes = description.graph(mode).nodes
-    written_before = {r for node in nodes[first:stop] for r in mutated_references(node)}
-    for node in nodes[stop:end]:
-        for reference in mutated_references(node):
-            made_before = isinstance(reference, NodeRef) and reference.index < stop
-            if made_before or reference in written_before:
-                return first
-    return stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +232,7 @@ class _Reader:
 
     def _enter(self, leaf: InputRef) -> None:
         described = self._description.inputs[leaf.index]
-        shape = _map_shape(described)
+        shape = map_shape(described)
         if shape is None or described.dtype is None or not described.dtype.is_floating_point:
             raise NotTiled(f"{described.name} is no batch of images of floating-point numbers")
         if self._itemsize not in (0, described.dtype.itemsize):
@@ -435,17 +384,6 @@ class _Reader:
             if isinstance(reference, StateRef) and by_name[reference.name].trainable
         }
         return sum(by_name[name].nbytes for name in names)
-
-
-def _map_shape(value: ValueDescription) -> tuple[int, int, int] | None:
-    """(channels, height, width) of a batch of images; None where it is none."""
-    dimensions = value.dimensions
-    if len(dimensions) != 4 or dimensions[0] != BATCH:
-        return None
-    if not all(d.is_constant and d.coefficients[0] > 0 for d in dimensions[1:]):
-        return None
-    channels, height, width = (d.coefficients[0] for d in dimensions[1:])
-    return channels, height, width
 
 
 def _is_state(value: object) -> bool:
