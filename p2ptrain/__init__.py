@@ -13,7 +13,9 @@ from p2ptrain.errors import Error, PeerError, UserError
 
 if TYPE_CHECKING:
     from p2ptrain.node import Node, train
+    from p2ptrain.plan.versions import Weights
     from p2ptrain.run import Run
+    from p2ptrain.training.asynchronous.delays import Asynchrony
     from p2ptrain.training.job import SGD, Adam, AdamW, Job
     from p2ptrain.training.options import TrainOptions
 
@@ -21,6 +23,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Asynchrony",
     "Error",
     "Job",
     "Node",
@@ -28,6 +31,7 @@ __all__ = [
     "Run",
     "TrainOptions",
     "UserError",
+    "Weights",
     "__version__",
     "train",
 ]
@@ -38,6 +42,8 @@ _HOME = {
     "Adam": "p2ptrain.training.job",
     "AdamW": "p2ptrain.training.job",
     "TrainOptions": "p2ptrain.training.options",
+    "Asynchrony": "p2ptrain.training.asynchronous.delays",
+    "Weights": "p2ptrain.plan.versions",
     "Node": "p2ptrain.node",
     "Run": "p2ptrain.run",
     "train": "p2ptrain.node",

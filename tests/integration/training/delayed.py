@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
 
-from p2ptrain.observe.events import Event, PlanEvent, Step
+from p2ptrain.observe.events import Step
 from p2ptrain.plan.versions import Weights
+from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.change_request import ChangeAnswer
+from p2ptrain.training.epoch_runs import EpochRuns
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from tests import delayed_reference, zoo
@@ -78,17 +83,26 @@ class Epochs:
 
     def __init__(self, household: Devices) -> None:
         self.begun: list[tuple[int, int, Names]] = []
+        self._devices: list[Sequence[int]] = []  # by plan, of each stage
         self._household = household
 
-    def note(self, event: Event) -> None:
-        """Before the event stands among the household's: a step, perhaps the first of a plan."""
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note those of the job that runs meanwhile."""
+        begin, epochs = EpochRuns.begin, self
+
+        def noted(runs: EpochRuns, answer: ChangeAnswer, alive: frozenset[str]) -> None:
+            epochs._note(answer.assignment)
+            begin(runs, answer, alive)
+
+        with patch.object(EpochRuns, "begin", noted):
+            yield
+
+    def _note(self, assignment: Assignment) -> None:
         events = self._household.events
-        plans = [earlier for earlier in events if isinstance(earlier, PlanEvent)]
-        if isinstance(event, Step) and len(plans) > len(self.begun):
-            engagement = self._household.members["a"].service.engagement
-            assert engagement is not None
-            names = [list(stage.parameters) for stage in plans[-1].stages]
-            self.begun.append((engagement.assignment.version.step, event.step - 1, names))
+        told = sum(isinstance(event, Step) for event in events)
+        self.begun.append((assignment.version.step, told, cut_of(self._household)))
+        self._devices.append([len(place.devices) for place in assignment.stages])
 
     def assert_by_formula(
         self, job: Job, make: Callable[[], Job], how: Asynchrony, steps: int
@@ -98,11 +112,19 @@ class Epochs:
         assert told == list(range(1, steps + 1))
         wanted: list[float] = []
         empty: dict[int, Names] = {}
+        counts: dict[int, Sequence[int]] = {}
         for number, (version, before, names) in enumerate(self.begun):
             last = number == len(self.begun) - 1
             end = steps if last else self.begun[number + 1][1]
             empty = {v: cut for v, cut in empty.items() if v < version} | {version: names}
-            outcome = by_formula(make(), names, how, end, empty)
+            counts = {v: had for v, had in counts.items() if v < version}
+            counts[version] = self._devices[number]
+            outcome = by_formula(make(), names, how, end, empty, devices=_groups(counts, how))
             wanted = wanted[:before] + outcome.losses[before:]
         assert self._household.losses == wanted
         assert_same_weights(job, outcome)
+
+
+def _groups(counts: Mapping[int, Sequence[int]], how: Asynchrony) -> Mapping[int, Sequence[int]]:
+    """Only where devices may take turns does their number count, and not the kind of weights."""
+    return counts if how == Asynchrony() else {}

@@ -54,7 +54,6 @@ class Death:
         self._is_armed = False
 
     def listen(self, event: Event) -> None:
-        self.epochs.note(event)
         self._household.events.append(event)
         if isinstance(event, Step) and event.step >= 2 * EVERY and not self._is_armed:
             self._is_armed = True
@@ -82,7 +81,8 @@ async def test_whoever_dies_wherever(
     async with devices(3) as household:
         death = Death(household, name, victim, count)
         try:
-            await household.holder_run(job, options(3, how, STEPS), death.listen).run()
+            with death.epochs.watched():
+                await household.holder_run(job, options(3, how, STEPS), death.listen).run()
         finally:
             failpoints.disarm()
         assert death.killed is not None, "nobody came there"

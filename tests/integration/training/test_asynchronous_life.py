@@ -44,12 +44,12 @@ async def course(
     epochs, tasks = Epochs(household), []
 
     def listen(event: Event) -> None:
-        epochs.note(event)
         household.events.append(event)
         if isinstance(event, Step) and event.step == step:
             tasks.append(asyncio.create_task(happens()))
 
-    await household.holder_run(job, chosen, listen).run()
+    with epochs.watched():
+        await household.holder_run(job, chosen, listen).run()
     await asyncio.gather(*tasks)
     return epochs
 
@@ -126,11 +126,8 @@ async def test_a_holder_that_is_started_again_goes_on_from_a_cut(tmp_path: Path)
         job, epochs = delayed_job(), Epochs(household)
         await household.restart("a")
 
-        def listen(event: Event) -> None:
-            epochs.note(event)
-            household.events.append(event)
-
-        await household.holder_run(job, chosen, listen, process.left).run()
+        with epochs.watched():
+            await household.holder_run(job, chosen, folder=process.left).run()
         first = next(event for event in household.events if isinstance(event, PlanEvent))
         names = [list(stage.parameters) for stage in first.stages]
         version, before, cut = epochs.begun[0]

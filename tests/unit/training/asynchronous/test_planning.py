@@ -14,13 +14,19 @@ from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.request import Mode
+from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.versions import Weights
 from p2ptrain.training.assigning import assignment_of
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.asynchronous.delays import Asynchrony, depths_of
 from p2ptrain.training.asynchronous.refusals import check_asynchronous, unshared
 from p2ptrain.training.expectations import expected_of
-from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
+from p2ptrain.training.household_plan import (
+    Candidate,
+    MeasuredHousehold,
+    plan_household,
+    question,
+)
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.recovery.lineage import Lineage
@@ -62,6 +68,15 @@ def test_plans_are_as_deep_as_the_delays_say(planner: str) -> None:
     assert tuple(stage.warmup for stage in plan.stages) == depths_of(devices)
     assert all(len(s.devices) == 1 or s.allocation is DEALT for s in plan.stages)
     assert expected_of(asked(STASHED, planner), household(), plan) == {}
+
+
+def test_equal_devices_compute_nearly_all_the_time() -> None:
+    """By the simulated timeline, once the pipeline is full."""
+    profile, cluster = question(asked(STASHED), household())
+    plan = plan_household(asked(STASHED), household())
+    busy = simulate(plan, profile, cluster).busy_share
+    assert len(busy) == COUNT
+    assert min(busy.values()) >= 0.95
 
 
 def test_memory_counts_the_versions_that_stages_keep() -> None:

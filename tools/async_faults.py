@@ -1,0 +1,202 @@
+"""Asynchronous jobs in which devices die at random moments, held against the formula.
+
+    python tools/async_faults.py [--seeds 50] [--first 0]
+
+A seed says how many devices there are, which weights mini-batches see, how often versions are kept,
+who dies when (one after the other, or two at once where copies allow it), and whether somebody
+leaves. Every step must be told once and in order, and losses and weights must be, to the bit, those
+of plain torch with the same delays and cuts (`tests/delayed_reference.py`). A job may also end
+because what only dead devices had is lost; it must say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from p2ptrain.errors import DeviceLost
+from p2ptrain.observe.events import Event, Step
+from p2ptrain.plan.versions import Weights
+from p2ptrain.training import job_memory
+from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.kept_versions import KeptVersions
+from p2ptrain.training.options import Recovery
+from tests.integration.training.delayed import Epochs, delayed_job, options
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.test_recovery_elastic import leave
+
+RUN_SECONDS = 60.0
+HOW = (
+    Asynchrony(),
+    Asynchrony(),
+    Asynchrony(aggregate=1),
+    Asynchrony(Weights.VERTICAL),
+    Asynchrony(Weights.VERTICAL, 2),
+    Asynchrony(Weights.UNSTASHED),
+)
+
+
+@dataclass(frozen=True)
+class Course:
+    """What one seed says.
+
+    Attributes:
+        every: updates between kept versions.
+        deaths: (step, seconds after people heard of it, device).
+        leaves: (step, device), if anybody leaves.
+    """
+
+    seed: int
+    model: str
+    count: int
+    how: Asynchrony
+    planner: str
+    recovery: Recovery
+    steps: int
+    every: int
+    deaths: tuple[tuple[int, float, str], ...]
+    leaves: tuple[int, str] | None
+
+    @staticmethod
+    def of(seed: int) -> Course:
+        """The same one each time."""
+        chance = random.Random(seed)
+        count = chance.choice((2, 3, 3, 4))
+        others = list("bcd"[: count - 1])
+        chance.shuffle(others)
+        steps = chance.randrange(20, 60)
+        dying = others[: chance.randrange(len(others) + 1)]
+        deaths = tuple((chance.randrange(4, steps - 2), 0.02 * chance.random(), n) for n in dying)
+        left = others[len(dying) :]
+        leaves = (
+            (chance.randrange(3, steps - 2), left[0]) if left and chance.random() < 0.3 else None
+        )
+        return Course(
+            seed,
+            chance.choice(("mlp", "mlp", "cnn")),
+            count,
+            chance.choice(HOW),
+            chance.choice(("pp", "pp", "auto", "dp")),
+            chance.choice((Recovery.LIGHT, Recovery.LIGHT, Recovery.HEAVY, Recovery.RESPIPE)),
+            steps,
+            chance.randrange(2, 8),
+            deaths,
+            leaves,
+        )
+
+    @property
+    def shares(self) -> bool:
+        """Whether `dp` may plan so: else `pp` does."""
+        return self.how == Asynchrony() and self.model == "mlp"
+
+
+class Run:
+    """One household, and what goes wrong in it."""
+
+    def __init__(self, household: Devices, course: Course) -> None:
+        self.epochs = Epochs(household)
+        self._household, self._course = household, course
+        self._happening: list[asyncio.Task[None]] = []
+
+    def listen(self, event: Event) -> None:
+        """As the job's listener."""
+        self._household.events.append(event)
+        if not isinstance(event, Step):
+            return
+        for step, seconds, name in self._course.deaths:
+            if step == event.step:
+                self._happening.append(asyncio.create_task(self._kill(name, seconds)))
+        if self._course.leaves is not None and self._course.leaves[0] == event.step:
+            name = self._course.leaves[1]
+            self._happening.append(asyncio.create_task(leave(self._household, name)))
+
+    async def _kill(self, name: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._household.mesh.freeze(name)
+        await self._household.mesh.kill(name)
+
+    async def over(self) -> None:
+        """Wait for what was begun; a job may end before."""
+        for task in self._happening:
+            if self._course.leaves is not None:
+                task.cancel()
+        await asyncio.gather(*self._happening, return_exceptions=True)
+
+
+@contextmanager
+def _kept(course: Course) -> Iterator[None]:
+    wants = partial(_wants, course.every)
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(KeptVersions, "wants", lambda _, step: wants(step)))
+        stack.enter_context(patch.object(job_memory, "REPLAY_LIMIT_SECONDS", 180.0))
+        yield
+
+
+def _wants(every: int, step: int) -> bool:
+    return step % every == 0
+
+
+async def run(course: Course) -> str:
+    """Run it; returns what came of it. Raises AssertionError: something shows."""
+    job = delayed_job(course.model)
+    planner = "pp" if course.planner == "dp" and not course.shares else course.planner
+    chosen = options(
+        course.count, course.how, course.steps, planner=planner, recovery=course.recovery
+    )
+    async with asyncio.timeout(RUN_SECONDS), devices(course.count) as household:
+        going = Run(household, course)
+        try:
+            with _kept(course), going.epochs.watched():
+                await household.holder_run(job, chosen, going.listen).run()
+        except DeviceLost as error:
+            return f"lost: {error}"
+        finally:
+            await going.over()
+        make = partial(delayed_job, course.model)
+        going.epochs.assert_by_formula(job, make, course.how, course.steps)
+        return f"{len(going.epochs.begun)} plans"
+
+
+def run_seeds(seeds: Sequence[int]) -> list[int]:
+    """Those in which something shows."""
+    torch.set_num_threads(1)
+    failed = []
+    for seed in seeds:
+        course, started = Course.of(seed), time.monotonic()
+        try:
+            told = asyncio.run(run(course))
+        except (Exception, asyncio.CancelledError) as error:
+            failed.append(seed)
+            told = f"FAILED {type(error).__name__}: {str(error)[:500]}"
+        print(f"{seed:5} {time.monotonic() - started:5.1f} s  {told}  {course}", flush=True)
+    return failed
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=20, help="how many")
+    parser.add_argument("--first", type=int, default=0)
+    args = parser.parse_args()
+    failed = run_seeds(range(args.first, args.first + args.seeds))
+    print(f"{args.seeds} seeds, failed: {failed or 'none'}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
