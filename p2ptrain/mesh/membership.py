@@ -19,6 +19,7 @@ at the latest: being called later is how it learns that its process was frozen.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from random import Random
 
@@ -94,6 +95,7 @@ class Membership:
         self._table.trust(trusted)
         self._links = PeerLinks()
         self._suspicions: dict[str, Suspicion] = {}  # exactly the members in state SUSPECT
+        self._returned: dict[str, float] = {}  # when members that were away came back
         shared = (config, rng)
         self._sending = Dissemination(self._table, self._links, self._suspicions, *shared)
         self._detector = FailureDetector(self._table, self._links, self._sending, *shared)
@@ -284,10 +286,12 @@ class Membership:
         Doubt once only, in state ALIVE: doubting the answer too would go on without end.
         """
         record = claim.record
-        heard = known.state in LIVE and peer != record.id and self._hears(record.id)
+        is_hearsay = known.state in LIVE and peer != record.id
+        heard = self._hears(record.id)
         died = record.state is MemberState.DEAD
         restarted = record.instance != known.instance and known.state is MemberState.ALIVE
-        doubted = heard and (died or restarted)
+        linked = heard or (died and self._links.is_up(record.id) and self._was_away(peer))
+        doubted = is_hearsay and linked and (died or restarted)
         if not doubted:
             self._adopt(record, self._hearsay(record, peer), claim.accusers, peer)
         elif known.state is MemberState.ALIVE:
@@ -296,6 +300,13 @@ class Membership:
             )
             reason = f"{self._name(peer)} says its process ended, but it was heard from here"
             self._adopt(suspect, reason, (peer,), peer)
+
+    def _was_away(self, peer: str) -> bool:
+        """Whether it is away or was until now: then it did not hear others either."""
+        known = self._table.records.get(peer)
+        if known is not None and known.state is not MemberState.ALIVE:
+            return True
+        return self._now - self._returned.get(peer, -math.inf) <= self._config.return_seconds
 
     def _hear_of_self(self, record: MemberRecord, peer: str) -> None:
         """Contradict whatever would replace our own word about ourselves."""
@@ -316,6 +327,8 @@ class Membership:
         """Believe `record`, report and spread it; `peer` told us (None: found here)."""
         known = self._table.records.get(record.id)
         previous = self._bury_predecessor(record, known)
+        if record.state is MemberState.ALIVE and previous not in (None, MemberState.ALIVE):
+            self._returned[record.id] = self._now
         self._table.put(record, self._now)
         self._suspicions.pop(record.id, None)
         self._report(record, known, previous, reason)
@@ -413,6 +426,7 @@ class Membership:
         self._detector.forget(device)
         self._suspicions.pop(device, None)
         self._links.forget_loss(device)
+        self._returned.pop(device, None)
 
     # -- small things ----------------------------------------------------------------------
 

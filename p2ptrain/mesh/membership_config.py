@@ -39,8 +39,13 @@ class MembershipConfig:
         confirmations: further accusers after which the least timeout holds (fewer where the
             group is smaller). Raise: verdicts need more witnesses. Lower: they need fewer.
         evidence_seconds: where a third party says that a process ended which was heard from within
-            this time over an open link, that only starts a suspicion. Raise: true deaths spread
-            slower. Lower: a confused member can have others declared dead until they refute.
+            this time over an open link, that only starts a suspicion. Must be below the earliest
+            verdict. Raise: true deaths spread slower. Lower: a confused member can have others
+            declared dead until they refute.
+        return_seconds: for so long after it was away, what a member says of the end of others
+            starts no more than a suspicion where there is a link to them: it was the one that
+            heard nobody. Raise: true deaths that it has found since spread slower. Lower: those
+            whom it took for dead meanwhile are lost to a job until they refute.
         local_health: False switches off every rule of local_health.py (for tests that show
             what it is good for).
         late_tick_seconds: a tick later than this means this process was frozen. Raise: short
@@ -88,7 +93,8 @@ class MembershipConfig:
     suspicion_least_seconds: float = 2.0
     suspicion_greatest_factor: float = 1.5
     confirmations: int = 2
-    evidence_seconds: float = 1.0
+    evidence_seconds: float = 2.0
+    return_seconds: float = 10.0
     local_health: bool = True
     late_tick_seconds: float = 0.1
     heartbeat_seconds: float = 0.1

@@ -299,6 +299,36 @@ def test_a_false_death_is_doubted_by_those_who_hear_the_victim() -> None:
     assert cluster.history("a", "c") == ["alive", "suspect", "alive"]
 
 
+def test_who_was_away_declares_nobody_dead() -> None:
+    """It heard nobody; whom it took for dead has not been heard here for a while either."""
+    cluster = Cluster("abc")
+    cluster.run_for(1.0)
+    cluster.silent.add("b")
+    cluster.run_for(6.0)
+    assert cluster.state("a", "b") is DEAD
+    away = {cluster.members[observer].members["b"].incarnation for observer in "ac"}
+    cluster.silent = {"c"}
+    cluster.run_for(HOME_LAN.evidence_seconds + 0.1)  # silent, and not suspect for long enough
+    back = claim("b", ALIVE, max(away) + 1)
+    cluster.feed("a", gossip("b", back, claim("c", DEAD, 9)), settle=False)
+    assert cluster.state("a", "b") is ALIVE
+    assert cluster.state("a", "c") is SUSPECT
+
+
+def test_who_has_been_back_for_long_is_believed() -> None:
+    cluster = Cluster("abc")
+    cluster.run_for(1.0)
+    cluster.silent.add("b")
+    cluster.run_for(6.0)
+    cluster.silent.clear()
+    cluster.run_for(HOME_LAN.return_seconds + 3.0)
+    cluster.silent = {"c"}
+    cluster.run_for(HOME_LAN.evidence_seconds + 0.1)
+    assert cluster.state("a", "c") is not DEAD
+    cluster.feed("a", gossip("b", claim("c", DEAD, 9)), settle=False)
+    assert cluster.state("a", "c") is DEAD
+
+
 @pytest.mark.parametrize("trusted", [None, frozenset("ab"), frozenset("b")])
 def test_a_false_death_about_me_is_refuted(trusted: frozenset[str] | None) -> None:
     """Also where the set of trusted devices, as a store gives it, is of the others only."""
