@@ -266,7 +266,7 @@ class HolderRun:
             replans=self._options.replan,
         )
         if checkpointer is not None:
-            epochs.copies.readers.append(lambda: checkpointer.reading)
+            epochs.copies.readers.append(partial(self._checkpointed, checkpointer))
         try:
             await epochs.run()
         finally:
@@ -294,6 +294,12 @@ class HolderRun:
             prepared.progress,
             lambda failure: self._emit(Warned(str(failure))),
         )
+
+    def _checkpointed(self, checkpointer: Checkpointer) -> Version | None:
+        """The version of which a checkpoint is written, or will be: its copies stay until then."""
+        if checkpointer.reading is not None or checkpointer.due is None or self._epoch is None:
+            return checkpointer.reading
+        return Version(checkpointer.due, self._epoch.assignment.key.epoch)
 
     def _warn(self, message: str) -> None:
         self._emit(Warned(message))

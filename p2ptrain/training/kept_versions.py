@@ -128,6 +128,7 @@ class KeptVersions:
 
     def end_epoch(self) -> None:
         """What was on its way will not be waited for."""
+        self._early = []
         self._keeping.end()
         self._cadence = None
 
@@ -152,8 +153,9 @@ class KeptVersions:
         if self._cadence is not None:
             self._cadence.round_done(monotonic())
         self._counted = step
-        early, self._early = self._early, []
-        for said in early:
+        due = [said for said in self._early if said[2].version.step <= step]
+        self._early = [said for said in self._early if said[2].version.step > step]
+        for said in due:
             self._take(self._acknowledged(*said))
 
     def pause_over(self) -> None:

@@ -1,0 +1,87 @@
+"""Without a barrier a copy may be whole before its version counts: nobody goes back to it yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.net.message import Message
+from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.kept_versions import KeptVersions
+from p2ptrain.training.protocol import REPLICA_KEPT, EpochKey, ReplicaKept, RoundOrder
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.rounds import Mode, Round
+
+KEY = EpochKey("j", 3)
+FIRST, KEPT = Version(4, 2), Version(10, 3)
+
+
+def assignment() -> Assignment:
+    """Two stages; each device keeps the other's copies."""
+    return Assignment(
+        key=KEY,
+        term=1,
+        holder="a",
+        digest="d",
+        stages=(
+            StagePlace(0, 2, 2, ("a",), (1,), copies_to="b"),
+            StagePlace(2, 4, 1, ("b",), (1,), copies_to="a"),
+        ),
+        batch_size=8,
+        micro_batch=8,
+        optimizer={},
+        seed=0,
+        clip=False,
+        version=FIRST,
+        asynchrony=Asynchrony(),
+    )
+
+
+def order(step: int) -> RoundOrder:
+    return RoundOrder(Round(step, Mode.TRAIN, step, 8, 8, step))
+
+
+class Holder:
+    """Its account of copies, and what became stable."""
+
+    def __init__(self, household: MemoryHousehold) -> None:
+        self.stable: list[Version] = []
+        self.copies = KeptVersions(household["h"], "j", self.stable.append, print)
+        self.copies.begin(assignment(), None, FIRST)
+
+    async def hears(self, keeper: str, units: tuple[int, int], version: Version) -> None:
+        kept = ReplicaKept(version, *units)
+        message = Message(REPLICA_KEPT, {**KEY.fields(), **kept.fields()})
+        await self.copies._kept(keeper, message)
+
+
+async def test_a_version_is_stable_once_it_is_whole_and_counts() -> None:
+    async with MemoryHousehold(["h"]) as household:
+        holder = Holder(household)
+        asked = holder.copies.ordered(order(KEPT.step - 1))
+        assert asked.offer
+        await holder.hears("b", (0, 2), KEPT)
+        await holder.hears("a", (2, 4), KEPT)
+        holder.copies.round_done(KEPT.step - 1)
+        assert holder.stable == []
+        later = holder.copies.ordered(order(KEPT.step + 5))
+        assert set(later.stay) >= {FIRST, KEPT}, "neither may go meanwhile"
+        holder.copies.round_done(KEPT.step)
+        assert holder.stable == [KEPT]
+        assert holder.copies.stable == KEPT
+        await holder.copies.close()
+
+
+async def test_words_of_an_epoch_that_has_ended_count_for_nothing() -> None:
+    async with MemoryHousehold(["h"]) as household:
+        holder = Holder(household)
+        holder.copies.ordered(order(KEPT.step - 1))
+        await holder.hears("b", (0, 2), KEPT)
+        await holder.hears("a", (2, 4), KEPT)
+        holder.copies.end_epoch()
+        began = replace(assignment(), key=EpochKey("j", 4), version=FIRST)
+        holder.copies.begin(began, None, FIRST)
+        holder.copies.round_done(KEPT.step)
+        assert holder.stable == []
+        await holder.copies.close()
