@@ -1,16 +1,14 @@
-"""What the pages say is so: their links, the README's script, and every event with its keys."""
+"""What the pages say is so: their links, their commands, and every event with its keys."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from p2ptrain.cli.main import build_parser
-from p2ptrain.cli.script import load_job
 from p2ptrain.observe import events as ev
 from p2ptrain.observe.events import Event
 
@@ -23,16 +21,6 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not missing
-
-
-def test_the_readme_s_script_is_a_job(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    script = tmp_path / "digits.py"
-    script.write_text(textwrap.dedent(block))
-    job = load_job(str(script), [("hidden", "8")])
-    assert job.total_steps() == 280
-    assert job.model[0].out_features == 8
 
 
 @pytest.mark.parametrize("kind", Event.__subclasses__(), ids=lambda kind: kind.event)
