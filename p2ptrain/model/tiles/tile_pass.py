@@ -67,6 +67,11 @@ class TilePass:
         """Whether a forward or backward has begun and not ended."""
         return self._work is not None
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """Maps that it keeps for the backward, besides those that autograd keeps."""
+        return [x for x, _ in self._normalised.values()]
+
     def begin_forward(self, inputs: Mapping[int, Tensor]) -> list[Message]:
         """Start; `inputs` are `layout.input_region` of each of the model's inputs, by map.
 

@@ -15,6 +15,9 @@ from p2ptrain.model.tiles.in_process import Tiles
 from p2ptrain.model.tiles.messages import Halo, Message, Moments
 from p2ptrain.model.tiles.program import Replica, TileProgram
 from p2ptrain.model.tiles.tile_pass import TilePass
+from p2ptrain.plan.cluster import Link
+from p2ptrain.plan.tiling.cost import Costs
+from p2ptrain.plan.tiling.problem import TileDevice, by_flops
 from p2ptrain.tiles.layout import Layout
 from tools.tile_exactness.training import (
     Prepared,
@@ -179,18 +182,23 @@ def test_devices_are_numbered_without_gaps(six: Prepared) -> None:
         Tiles(six.description, six.part, grid, [copied(six)], device_of_tile=[0, 1])
 
 
-def test_larger_groups_exchange_less_often_but_recompute(six: Prepared) -> None:
-    """Bytes that travel are those of the layout's transfers, forward and back."""
+@pytest.mark.parametrize("borders", [(0, 6), (0, 2, 4, 6), (0, 1, 2, 3, 4, 5, 6)])
+def test_the_bytes_that_travel_are_those_that_planners_count(
+    six: Prepared, borders: tuple[int, ...]
+) -> None:
     x = six.batches[0][0]
-    for borders in ((0, 6), (0, 1, 2, 3, 4, 5, 6)):
-        grid = layout(six, 1, 2, borders)
-        tiles = Tiles(six.description, six.part, grid, [copied(six), copied(six)])
-        made = tiles.forward(0, [x])
-        tiles.backward(0, [torch.ones_like(value) for value in made])
-        channels = [m.channels for m in six.part.network.maps]
-        expected = sum(
-            8 * len(x) * channels[t.map] * t.region.area for ts in grid.transfers for t in ts
-        )
-        assert tiles.traffic["Halo"] == tiles.traffic["HaloGradient"] == expected
-        assert len([*pairwise(borders)]) == len(grid.groups)
-        assert (expected > 0) == (len(grid.groups) > 1)
+    grid = layout(six, 2, 2, borders)
+    devices = [0, 1, 1, 2]
+    states = [copied(six) for _ in range(3)]
+    tiles = Tiles(six.description, six.part, grid, states, device_of_tile=devices)
+    made = tiles.forward(0, [x])
+    tiles.backward(0, [torch.ones_like(value) for value in made])
+    question = by_flops(six.part.network, len(x), Link(1e6, 0.0), flops_per_s=1e9)
+    named = [TileDevice(f"d{k}") for k in range(3)]
+    costs = Costs(question, named, grid.grid, devices)
+    groups = [costs.group(first, end) for first, end in pairwise(borders)]
+    halos = sum(sum(group.halo.sent) for group in groups if group is not None)
+    sums = sum(sum(s.sent) for group in groups if group is not None for s in group.statistics)
+    assert tiles.traffic["Halo"] == tiles.traffic["HaloGradient"] == halos
+    assert tiles.traffic["Moments"] == tiles.traffic["GradientSums"] == sums > 0
+    assert (halos > 0) == (len(groups) > 1)
