@@ -60,12 +60,14 @@ def yolo() -> nn.Module:
 
 
 def vgg() -> nn.Module:
-    """The 13 convolutions of VGG-16."""
+    """The 13 convolutions of VGG-16, drawn so that signals do not die away (He et al. 2015)."""
     layers: list[nn.Module] = []
     channels = 3
     for width, count in ((4, 2), (5, 2), (6, 3), (7, 3), (8, 3)):
         for _ in range(count):
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            convolution = nn.Conv2d(channels, width, 3, padding=1)
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+            layers += [convolution, nn.ReLU(inplace=True)]
             channels = width
         layers.append(nn.MaxPool2d(2, 2))
     return Classifier(nn.Sequential(*layers), channels)

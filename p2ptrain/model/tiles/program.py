@@ -70,6 +70,7 @@ class TileProgram:
 
     Attributes:
         tile: its number.
+        dtype: of all maps.
         steps, uses: by group.
         instructions, normalisations: by number of the operation.
     """
@@ -95,6 +96,9 @@ class TileProgram:
         """
         self.part, self.layout, self.tile, self.replica = part, layout, tile, replica
         self.tracks = tracks
+        dtype = description.inputs[part.entering[0]].dtype
+        assert dtype is not None
+        self.dtype = dtype
         self._nodes = description.graph(part.mode).nodes
         self.steps = tuple(steps_of(layout, place) for place in range(len(layout.groups)))
         self.uses: tuple[tuple[StepUses, ...], ...] = tuple(
@@ -112,12 +116,16 @@ class TileProgram:
         """Whether a backward follows."""
         return self.part.mode == "train"
 
-    def expected(self, subject: Subject, sender: int, samples: int) -> tuple[int, ...] | None:
-        """The shape of what another tile may send in a pass; None where it may not."""
+    def expected(
+        self, subject: Subject, sender: int, samples: int
+    ) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """Shape and type of what another tile may send in a pass; None where it may not."""
         shape = self._shapes.get((subject, sender))
-        if shape is None or isinstance(subject, Moments | GradientSums):
-            return shape
-        return samples, *shape
+        if shape is None:
+            return None
+        if isinstance(subject, Moments | GradientSums):
+            return shape, torch.float64
+        return (samples, *shape), self.dtype
 
     def owned(self, number: int) -> Region:
         """What the tile owns of a map."""

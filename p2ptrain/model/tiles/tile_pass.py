@@ -54,7 +54,6 @@ class TilePass:
         self._gradients: dict[int, Tensor] = {}  # the same for gradients
         self._recorded: dict[tuple[int, int], Recorded] = {}  # by group and step
         self._normalised: dict[int, tuple[Tensor, Statistics]] = {}  # by operation: x
-        self._dtype = torch.get_default_dtype()
         self._inbox: dict[_Key, Tensor] = {}
         self._told: set[_Key] = set()
         self._awaited: tuple[_Key, ...] = ()
@@ -83,7 +82,6 @@ class TilePass:
         """
         self._check_inputs(inputs)
         self._inputs = dict(inputs)
-        self._dtype = next(iter(inputs.values())).dtype
         return self._begin(self._forward())
 
     def begin_backward(self, gradients: Mapping[int, Tensor | None]) -> list[Message]:
@@ -99,18 +97,18 @@ class TilePass:
 
         Raises:
             ProtocolError: this pass expects no such message, has it already, or it has another
-                shape.
+                shape or element type.
         """
-        key = message.subject, message.sender
-        shape = self._program.expected(message.subject, message.sender, self._samples)
-        if shape != tuple(message.tensor.shape) or key in self._told:
+        key, tensor = (message.subject, message.sender), message.tensor
+        expected = self._program.expected(message.subject, message.sender, self._samples)
+        if expected != (tuple(tensor.shape), tensor.dtype) or key in self._told:
             raise ProtocolError(
-                f"tile {message.sender} sent {message.subject} of shape "
-                f"{tuple(message.tensor.shape)} to tile {self._program.tile}, which expects "
-                f"{'it once' if key in self._told else shape}"
+                f"tile {message.sender} sent {message.subject} of {tuple(tensor.shape)} "
+                f"{tensor.dtype} to tile {self._program.tile}, which expects "
+                f"{'it once' if key in self._told else expected or 'no such thing'}"
             )
         self._told.add(key)
-        self._inbox[key] = message.tensor
+        self._inbox[key] = tensor
         return self._go_on()
 
     # -- going on --------------------------------------------------------------------------------
@@ -344,7 +342,7 @@ class TilePass:
     def _zeros(self, number: int, region: Region) -> Tensor:
         channels = self._program.layout.network.maps[number].channels
         shape = self._samples, channels, region.rows.size, region.columns.size
-        return torch.zeros(shape, dtype=self._dtype)
+        return torch.zeros(shape, dtype=self._program.dtype)
 
     def _check_inputs(self, inputs: Mapping[int, Tensor]) -> None:
         layout = self._program.layout
@@ -352,11 +350,12 @@ class TilePass:
             region = layout.input_region(self._program.tile, number)
             channels = layout.network.maps[number].channels
             shape = self._samples, channels, region.rows.size, region.columns.size
-            if number not in inputs or tuple(inputs[number].shape) != shape:
-                found = tuple(inputs[number].shape) if number in inputs else "nothing"
+            found = inputs[number]
+            if tuple(found.shape) != shape or found.dtype is not self._program.dtype:
                 raise ProtocolError(
-                    f"tile {self._program.tile} takes {shape} of the model's input, found {found}: "
-                    "images must keep their size within a job"
+                    f"tile {self._program.tile} takes {shape} {self._program.dtype} of the model's "
+                    f"input, found {tuple(found.shape)} {found.dtype}: images must keep their size "
+                    "within a job"
                 )
 
 

@@ -32,6 +32,7 @@ def describe(
     tensors: Mapping[str, tuple[int, ...]] | None = None,
     shape: tuple[int, ...] = (CHANNELS, HEIGHT, WIDTH),
     dtype: torch.dtype = torch.float32,
+    state_dtype: torch.dtype = torch.float32,
 ) -> ModelDescription:
     """A model of the given (operator, arguments), whose last one is its loss.
 
@@ -40,6 +41,7 @@ def describe(
         cuts: between units.
         tensors: of its state beside 4 x 4 filters of 3 x 3; buffers are those named "running..".
         shape, dtype: of its input.
+        state_dtype: of its tensors.
     """
     shapes = {"conv.weight": (CHANNELS, CHANNELS, 3, 3), **(tensors or {})}
     nodes = tuple(
@@ -65,7 +67,7 @@ def describe(
             TensorDescription(
                 name,
                 TensorKind.BUFFER if name.startswith("running") else TensorKind.PARAMETER,
-                torch.float32,
+                state_dtype,
                 size,
                 torch.empty(size).stride(),
                 not name.startswith("running"),

@@ -145,7 +145,8 @@ def drawn(draw: st.DrawFn) -> tuple[ModelDescription, TiledPart, Layout]:
         cuts=[cut for cut in cuts if cut not in writes],
         tensors=model.tensors,
         shape=(CHANNELS, *SIZES),
-        dtype=torch.float32,
+        dtype=torch.float64,
+        state_dtype=torch.float64,
     )
     part = read_tiled_part(description)
     units = len(part.network.units)

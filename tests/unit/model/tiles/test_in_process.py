@@ -158,6 +158,7 @@ def test_what_nobody_expects_is_refused(six: Prepared) -> None:
         Message(0, 0, subject, moments),
         Message(1, 0, Moments(99), moments),
         Message(1, 0, subject, moments[:1]),
+        Message(1, 0, subject, moments.float()),
         Message(1, 0, Halo(1, halo.map), torch.zeros(3, 4, 5, 6)),
         Message(1, 0, Halo(0, halo.map), torch.zeros(3, 4, 5, 6)),
     ]
