@@ -14,8 +14,8 @@ One process, every tile on an emulated device of its own; SGD with momentum. Lin
               plain torch with the samples of each batch in reverse order. Bound: the median 1e-5
 
 A difference in rounding sometimes puts a value on the other side of a kink (ReLU, maximum), and
-from there two trainings part; that happens to plain torch just the same. Exits with 1 if a bound is
-missed.
+from there two trainings part; that happens to plain torch just the same. The networks called
+"smooth" have no kinks. Exits with 1 if a bound is missed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _in_double(name: str, grids: Sequence[str], steps: int) -> int:
     cases = _all_groupings() if name == GROUPINGS else _some_groupings(prepared, grids)
     for grid, borders in cases:
         start = time.perf_counter()
-        line = f"float64 {prepared.name:11} {grid} {_shown(borders):20}"
+        line = f"float64 {prepared.name:18} {grid} {_shown(borders):20}"
         try:
             run, same = train_tiled(prepared, *_laid(prepared, grid, borders))
         except GridError as error:
@@ -115,7 +115,7 @@ def _in_single(name: str, grids: Sequence[str], steps: int) -> int:
         within = sum(loss <= bound for loss in losses)
         gradients = max(apart.gradients for apart in found)
         print(
-            f"float32 {name:11} {what:15} losses: median {statistics.median(losses):.1e} largest "
+            f"float32 {name:18} {what:15} losses: median {statistics.median(losses):.1e} largest "
             f"{max(losses):.1e}, {within} of {len(losses)} within {bound:.0e}; gradients "
             f"{gradients:.1e}{'' if good else '  MISSED'}",
             flush=True,
