@@ -17,6 +17,10 @@ more to do. Of a device that is busy for the part u of a round, all that is know
 for all of it, tasks take between 1 and 1 / u times as long. Where it looks too slow, it is; where
 it looks too fast, the slowest of that is believed: that it fills the round. Nobody is overrated
 so, and whoever holds the others up no more is still seen to be faster, round by round.
+
+A device whose tasks are a small part of the round is not judged to be slow by them: what they take
+then is mostly what messages and a share of a core that is used up make of it, and given more to do
+it would be found to be as fast as ever. It holds nobody up meanwhile; once it does, it is judged.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from dataclasses import dataclass, field
 from p2ptrain.errors import ProtocolError
 from p2ptrain.training.recovery.committing import Seat
 
+JUDGED_SHARE = 1 / 3
+"""Of a round: a device is slow only if its tasks take so much of it."""
 LEAST, MOST = 0.02, 50.0
 """Of a factor: what lies beyond is a fault of the measurement."""
 
@@ -46,6 +52,11 @@ class Busy:
     wall: float
     cpu: float
     round_seconds: float = 0.0
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether others may have to wait for it."""
+        return self.wall >= JUDGED_SHARE * self.round_seconds
 
     @property
     def full_wall(self) -> float:
@@ -72,7 +83,8 @@ class Expected:
 
     def work_factor(self, busy: Busy) -> float:
         """How many times as much processor time."""
-        return _ratio(busy.cpu, self.cpu)
+        more = _ratio(busy.cpu, self.cpu)
+        return more if busy.holds_up else min(more, 1.0)
 
     def share_factor(self, busy: Busy) -> float:
         """How many times as long a second of processor time takes."""
@@ -181,7 +193,7 @@ def _scale(busy: Busy, wall: float, beside: float) -> float:
     if wall <= 0 or busy.wall <= 0:
         return 1.0
     if busy.wall > wall + beside:
-        return busy.wall / (wall + beside)
+        return busy.wall / (wall + beside) if busy.holds_up else 1.0
     return min(busy.full_wall / wall, 1.0)
 
 

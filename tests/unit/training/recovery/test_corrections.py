@@ -75,6 +75,15 @@ def test_a_device_that_waits_part_of_the_round_is_not_believed_to_be_as_fast_as_
     assert expected.factor(Busy(6.0, 2.0, round_seconds=9.0)) == 1.5  # too slow is too slow
 
 
+def test_a_device_that_has_little_to_do_is_not_judged_to_be_slow() -> None:
+    """One of the others' rounds: its tasks took long, and nobody waited for them."""
+    expected = Expected(wall=1.0, cpu=0.2)
+    assert expected.factor(Busy(5.0, 1.0, round_seconds=20.0)) == 1.0
+    assert expected.work_factor(Busy(5.0, 1.0, round_seconds=20.0)) == 1.0
+    assert expected.factor(Busy(5.0, 1.0, round_seconds=10.0)) == 5.0
+    assert expected.work_factor(Busy(5.0, 0.1, round_seconds=20.0)) == 0.5
+
+
 @given(st.floats(1.1, 4.0), st.floats(0.3, 1.0))
 def test_what_was_too_fast_is_no_surprise_when_it_is_as_it_was(rest: float, seen: float) -> None:
     """Looked at while it rests, and again with work for all of the round."""
