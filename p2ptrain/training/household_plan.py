@@ -160,7 +160,7 @@ def plan_change(
     def again(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
         if recovery is Recovery.HEAVY or folds:  # a private plan's units are folded: from zero
             return make_plan(profile, cluster, fixed(present, wanted))
-        if recovery is Recovery.RESPIPE:
+        if recovery is Recovery.RESPIPE and not household.leaving:  # it takes part of nobody alive
             return respipe(profile, cluster, present, wanted, replicas=replicas).plan
         return replan(
             profile, cluster, present, wanted, replicas=replicas, repay_seconds=repay_seconds

@@ -12,6 +12,7 @@ from p2ptrain.plan.cluster import Cluster, Link
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.replanning.replicas import place_replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.training import household_plan
 from p2ptrain.training.household_plan import (
@@ -19,9 +20,11 @@ from p2ptrain.training.household_plan import (
     PLANNING_EFFORT,
     Candidate,
     MeasuredHousehold,
+    plan_change,
     plan_household,
     question,
 )
+from p2ptrain.training.options import Recovery
 from tests.unit.training.test_plan_search import REQUEST, measured_alike
 
 
@@ -51,6 +54,19 @@ def test_a_profile_that_takes_no_time_for_its_processor_time_is_refused_by_name(
     broken = replace(home.candidates[1], measured={**home.candidates[1].measured, "wall_by_cpu": 0})
     with pytest.raises(OptionError, match="profile of device-1: wall_by_cpu"):
         question(REQUEST, replace(home, candidates=[home.candidates[0], broken]))
+
+
+@pytest.mark.parametrize("recovery", Recovery)
+def test_who_leaves_gets_no_part_however_failures_are_planned_for(recovery: Recovery) -> None:
+    """Else the plan would be changed for the leave again and again."""
+    asked = replace(REQUEST, planner="pp")
+    home = household(1.0, 1.0, 1.0)
+    present = plan_household(asked, home)
+    leaving = replace(home, leaving=frozenset({"device-1"}))
+    replicas = place_replicas(present, chain=False)
+    plan = plan_change(asked, leaving, present, replicas, recovery)
+    used = {device.name for stage in plan.stages for device in stage.devices}
+    assert used == {"device-0", "device-2"}
 
 
 @pytest.mark.parametrize("count", [MANY_DEVICES - 1, MANY_DEVICES])
