@@ -25,6 +25,8 @@ from tests.integration.training.jobs import (
     undisturbed,
 )
 
+pytestmark = pytest.mark.usefixtures("all_go_back")
+
 STEPS = 40
 
 

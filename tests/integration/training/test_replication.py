@@ -171,6 +171,7 @@ class Dying:
             await asyncio.gather(*self.tasks)
 
 
+@pytest.mark.usefixtures("all_go_back")
 @pytest.mark.parametrize("name", ["b", "c"])
 async def test_a_death_goes_back_to_the_copies_bit_by_bit(
     name: str, monkeypatch: pytest.MonkeyPatch
