@@ -156,7 +156,7 @@ class PieceRunner(ABC):
         if not math.isfinite(loss):
             number, shape = piece.key.micro_batch, order.round
             raise NotFinite(loss, shape.step + 1, number - shape.first, number)
-        return loss * piece.samples / order.round.samples
+        return loss * (piece.samples / order.round.samples)  # one weight, as plain torch has it
 
     async def _compute_backward(self, order: RoundOrder, piece: Piece, compute: Backward) -> None:
         inlet = self._lines.gradients
