@@ -18,9 +18,9 @@ for all of it, tasks take between 1 and 1 / u times as long. Where it looks too 
 it looks too fast, the slowest of that is believed: that it fills the round. Nobody is overrated
 so, and whoever holds the others up no more is still seen to be faster, round by round.
 
-A device whose tasks are a small part of the round is not judged to be slow by them: what they take
-then is mostly what messages and a share of a core that is used up make of it, and given more to do
-it would be found to be as fast as ever. It holds nobody up meanwhile; once it does, it is judged.
+A device whose tasks are a small part of the round is not judged by them: what they take then is
+mostly what messages and a share of a core that is used up make of it, and given more to do it would
+be found to be as fast as ever. It holds nobody up meanwhile; once it does, it is judged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.training.recovery.committing import Seat
 
 JUDGED_SHARE = 1 / 3
-"""Of a round: a device is slow only if its tasks take so much of it."""
+"""Of a round: a device is judged only if its tasks take so much of it."""
 LEAST, MOST = 0.02, 50.0
 """Of a factor: what lies beyond is a fault of the measurement."""
 
@@ -83,8 +83,7 @@ class Expected:
 
     def work_factor(self, busy: Busy) -> float:
         """How many times as much processor time."""
-        more = _ratio(busy.cpu, self.cpu)
-        return more if busy.holds_up else min(more, 1.0)
+        return _ratio(busy.cpu, self.cpu)
 
     def share_factor(self, busy: Busy) -> float:
         """How many times as long a second of processor time takes."""
@@ -144,7 +143,8 @@ class Corrections:
                 units[unit] = _bounded(units[unit] * work)
             for seat in seats:
                 due = expected[seat]
-                more = due.work_factor(busy[seat]) / work
+                is_judged = busy[seat].holds_up
+                more = due.work_factor(busy[seat]) / work if is_judged else 1.0
                 factor = more * due.share_factor(busy[seat])
                 found.setdefault(seat[1], []).append((due.wall, factor))
                 worked.setdefault(seat[1], []).append((due.wall, more))

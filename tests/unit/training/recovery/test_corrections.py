@@ -79,9 +79,18 @@ def test_a_device_that_has_little_to_do_is_not_judged_to_be_slow() -> None:
     """One of the others' rounds: its tasks took long, and nobody waited for them."""
     expected = Expected(wall=1.0, cpu=0.2)
     assert expected.factor(Busy(5.0, 1.0, round_seconds=20.0)) == 1.0
-    assert expected.work_factor(Busy(5.0, 1.0, round_seconds=20.0)) == 1.0
     assert expected.factor(Busy(5.0, 1.0, round_seconds=10.0)) == 5.0
-    assert expected.work_factor(Busy(5.0, 0.1, round_seconds=20.0)) == 0.5
+
+
+@given(st.floats(0.1, 10.0), st.booleans())
+def test_processor_time_of_a_device_with_little_to_do_is_the_units_or_nobodys(
+    times: float, is_first: bool
+) -> None:
+    known = Corrections() if is_first else Corrections((1.0,) * 5)
+    busy = {seat: Busy(due.wall, due.cpu * times, 60.0) for seat, due in EXPECTED.items()}
+    found = known.learned(RANGES, EXPECTED, busy)
+    assert found.devices == pytest.approx({"a": 1.0, "b": 1.0})
+    assert found.units == pytest.approx((times if is_first else 1.0,) * 5)
 
 
 @given(st.floats(1.1, 4.0), st.floats(0.3, 1.0))
