@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from p2ptrain.observe.events import Event, Step
 from p2ptrain.training.job import SGD, Adam, Job
@@ -35,6 +36,25 @@ def make_job(name: str = "mlp", **changes: object) -> Job:
 def momentum_job(epochs: int = 4) -> Job:
     """A chain whose optimizer has a state, so that an update lost or made twice shows for ever."""
     return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=epochs)
+
+
+class _Root(torch.nn.Module):
+    """Not a number for negative inputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x)
+
+
+def job_that_ends_in_nan(micro_batch: int | None = None) -> Job:
+    """Its first loss is not a number: the root gets nothing but -1."""
+    linear = torch.nn.Linear
+    model = torch.nn.Sequential(linear(4, 4), linear(4, 4), _Root(), linear(4, 4), linear(4, 3))
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[1].bias.fill_(-1.0)
+    data = [(torch.ones(4), 0)] * 32
+    sgd = SGD(lr=0.1)
+    return Job(model, data, cross_entropy, optimizer=sgd, batch_size=8, micro_batch=micro_batch)
 
 
 def one_stage_each(count: int, steps: int = STEPS) -> TrainOptions:

@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import OptionError, PlanError, TrainingError
 from p2ptrain.observe.events import Event, PlanEvent, Step
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.checkpoint import load
-from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.job import Job
 from p2ptrain.training.options import Recovery, TrainOptions
 from p2ptrain.training.recovery import elastic
 from tests.integration.training.delayed import Epochs, by_formula, cut_of, delayed_job, options
 from tests.integration.training.household import Devices, devices
-from tests.integration.training.jobs import assert_same_weights
+from tests.integration.training.jobs import assert_same_weights, job_that_ends_in_nan
 from tests.integration.training.test_recovery_elastic import leave
 from tests.integration.training.test_recovery_holder import Process
 
@@ -157,19 +156,8 @@ async def test_checkpoints_are_cuts_to_resume_from(tmp_path: Path, batch_size: i
     assert_same_weights(job, wanted)
 
 
-class _Root(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sqrt(x)
-
-
 async def test_a_loss_that_is_not_finite_stops_with_its_step_and_unit() -> None:
-    linear = torch.nn.Linear
-    model = torch.nn.Sequential(linear(4, 4), linear(4, 4), _Root(), linear(4, 4), linear(4, 3))
-    with torch.no_grad():
-        model[1].weight.zero_()
-        model[1].bias.fill_(-1.0)
-    data = [(torch.ones(4), 0)] * 32
-    job = Job(model, data, cross_entropy, optimizer=SGD(lr=0.1), batch_size=8)
+    job = job_that_ends_in_nan()
     async with devices(3) as household:
         where = "nan at step 1; values first stopped being finite in unit [12]"
         with pytest.raises(TrainingError, match=where):

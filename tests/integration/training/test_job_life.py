@@ -22,7 +22,7 @@ from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Done, Eval, Warned
 from p2ptrain.training import checkpoint
 from p2ptrain.training.holder import HolderRun
-from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.job import SGD
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import CHANGE
 from p2ptrain.training.state_transfer import StateServer
@@ -30,6 +30,7 @@ from tests import zoo
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import (
     assert_same_weights,
+    job_that_ends_in_nan,
     make_job,
     on_step,
     steps_of,
@@ -169,22 +170,8 @@ async def test_a_device_with_a_part_in_a_job_refuses_a_job_of_its_own() -> None:
             await refused[0]
 
 
-class _Root(torch.nn.Module):
-    """Not a number for negative inputs."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sqrt(x)
-
-
 async def test_a_loss_that_is_not_finite_stops_with_its_step_and_unit() -> None:
-    linear = torch.nn.Linear
-    model = torch.nn.Sequential(linear(4, 4), linear(4, 4), _Root(), linear(4, 4), linear(4, 3))
-    with torch.no_grad():
-        model[1].weight.zero_()
-        model[1].bias.fill_(-1.0)
-    data = [(torch.ones(4), 0)] * 32
-    sgd = SGD(lr=0.1)
-    job = Job(model, data, cross_entropy, optimizer=sgd, batch_size=8, micro_batch=4)
+    job = job_that_ends_in_nan(micro_batch=4)
     async with devices(3) as household:
         where = "nan at step 1; values first stopped being finite in unit [12]"
         with pytest.raises(TrainingError, match=where):
