@@ -37,7 +37,14 @@ from p2ptrain.training.inlet import Contents, Inlet, Piece, Value
 from p2ptrain.training.protocol import DONE, NORMS, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode
 from p2ptrain.training.stage_ends import RoundReport
-from p2ptrain.training.switchboard import Credits, Line, Switchboard
+from p2ptrain.training.switchboard import (
+    ACTIVATIONS,
+    GRADIENTS,
+    TARGETS,
+    Credits,
+    Line,
+    Switchboard,
+)
 
 EVALUATION_PIECES_AHEAD = 2
 SEPARATE_LIMIT_BYTES = 16 << 20
@@ -124,7 +131,7 @@ class EpochLinks:
         """Activations to a device of the next stage; in an evaluation once it may be sent more."""
         if piece.mode is Mode.EVAL:
             await self._credits[device].acquire()
-        line = self._line(self._index + 1, "activations")
+        line = self._line(self._index + 1, ACTIVATIONS)
         send = self._shell.switchboard.send_values
         if failpoints.armed:
             await self._reach("forward.send.before")
@@ -134,7 +141,7 @@ class EpochLinks:
 
     async def send_backward(self, device: str, piece: Piece, values: Sequence[Value]) -> None:
         """Gradients to a device of the stage before."""
-        line = self._line(self._index - 1, "gradients")
+        line = self._line(self._index - 1, GRADIENTS)
         send = self._shell.switchboard.send_values
         wire = self._assignment.wire
         if failpoints.armed:
@@ -151,7 +158,7 @@ class EpochLinks:
 
     async def send_started(self, piece: Piece, targets: bool) -> None:
         """Credit to the holder, and in an evaluation to those of the stage before."""
-        line = self._line(self._index, "targets" if targets else "activations")
+        line = self._line(self._index, TARGETS if targets else ACTIVATIONS)
         if targets or self._index == 0:
             await self._shell.switchboard.send_started(self._assignment.holder, line)
         elif piece.mode is Mode.EVAL:
@@ -213,7 +220,7 @@ class EpochLinks:
     def _connect(self) -> None:
         switchboard = self._shell.switchboard
         if self._index < self._last:
-            line = self._line(self._index + 1, "activations")
+            line = self._line(self._index + 1, ACTIVATIONS)
             for after in self._assignment.stages[self._index + 1].devices:
                 self._credits[after] = Credits(EVALUATION_PIECES_AHEAD)
                 switchboard.connect_credits(line, self._credits[after], after)

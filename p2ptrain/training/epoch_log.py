@@ -17,8 +17,6 @@ from p2ptrain.training.rounds import Mode
 
 LEAST_LIMIT_BYTES = 24 << 20
 """What a device may keep, however little the plan takes there."""
-ACTIVATIONS, GRADIENTS = "activations", "gradients"
-"""What goes to the next stage, and to the one before."""
 SHARE = 20
 """More where the plan takes more: so many parts of what it takes are one for this."""
 

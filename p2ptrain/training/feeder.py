@@ -21,7 +21,7 @@ from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.division import Division, Slice
 from p2ptrain.training.inlet import Piece
 from p2ptrain.training.stage_lines import PIECES_AHEAD
-from p2ptrain.training.switchboard import Credits, Line, Switchboard
+from p2ptrain.training.switchboard import ACTIVATIONS, TARGETS, Credits, Line, Switchboard
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,8 @@ class Feeder:
     def __init__(
         self, assignment: Assignment, target_stages: Sequence[int], switchboard: Switchboard
     ) -> None:
-        self._inputs = _Flow(assignment, 0, "activations", switchboard)
-        self._targets = [
-            _Flow(assignment, stage, "targets", switchboard) for stage in target_stages
-        ]
+        self._inputs = _Flow(assignment, 0, ACTIVATIONS, switchboard)
+        self._targets = [_Flow(assignment, stage, TARGETS, switchboard) for stage in target_stages]
         self.waits_for_data = True
 
     async def run(self, feeds: AsyncIterator[Feed]) -> None:

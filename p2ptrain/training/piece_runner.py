@@ -21,12 +21,13 @@ from p2ptrain.errors import TrainingError
 from p2ptrain.model.share import Span
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.division import Division
-from p2ptrain.training.epoch_log import ACTIVATIONS, GRADIENTS, EpochLog
+from p2ptrain.training.epoch_log import EpochLog
 from p2ptrain.training.inlet import Gathered, Piece, Value
 from p2ptrain.training.live_stage import TrainedStage
 from p2ptrain.training.protocol import PieceKey, RoundOrder
 from p2ptrain.training.rounds import Round
 from p2ptrain.training.stage_ends import Lines, RoundReport, StageLinks
+from p2ptrain.training.switchboard import ACTIVATIONS, GRADIENTS
 
 T = TypeVar("T")
 Forward: TypeAlias = Callable[[list[Tensor], list[Tensor]], list[Tensor]]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from p2ptrain import failpoints
 from p2ptrain.errors import Error, PeerError
@@ -21,9 +22,8 @@ from p2ptrain.net.message import Message
 from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.engagement import Engagement, built_stage
 from p2ptrain.training.epoch_links import Shell, shared_tensors
-from p2ptrain.training.epoch_log import ACTIVATIONS, GRADIENTS
 from p2ptrain.training.inlet import Piece, Value
-from p2ptrain.training.job_store import JobStore
+from p2ptrain.training.job_store import Found, JobStore
 from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.protocol import (
@@ -38,14 +38,17 @@ from p2ptrain.training.recovery import device_events as rules
 from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.scope import task_scope
-from p2ptrain.training.sending_again import TARGETS, FeedSend, LogSend
+from p2ptrain.training.sending_again import FeedSend, LogSend
 from p2ptrain.training.stage_ends import RoundReport
 from p2ptrain.training.stage_lines import StageLines
 from p2ptrain.training.stage_runner import StageRunner
-from p2ptrain.training.switchboard import Line
+from p2ptrain.training.switchboard import ACTIVATIONS, GRADIENTS, TARGETS, Line
 
 log = get_logger(__name__)
 
+FIRST_NUMBER = 1 << 40
+"""What stands in the place of an epoch's number begins here: no epoch of training has such a one,
+so that what comes too late for an attempt that failed is never taken for the next epoch's."""
 STEPS_AHEAD = 2
 """So many steps' inputs may lie here."""
 SEND_TIMEOUT_SECONDS = 120.0
@@ -106,6 +109,11 @@ class MakingAnew:
         self._feed(rules.Rebuilt(request, what, is_here))
 
 
+def lines_key(job: str, epoch: int) -> EpochKey:
+    """Of the lines of a stage that is made anew in the attempt of that number."""
+    return EpochKey(job, FIRST_NUMBER + epoch)
+
+
 class _Rebuilding:
     """See the module."""
 
@@ -123,7 +131,7 @@ class _Rebuilding:
         me = shell.mesh.self_id
         place = replace(self._old.stages[what.stage], devices=(me,), copies_to=None)
         stages = (*self._old.stages[: what.stage], place, *self._old.stages[what.stage + 1 :])
-        self._key = EpochKey(self._old.key.job, epoch)
+        self._key = lines_key(self._old.key.job, epoch)
         self._assignment = replace(self._old, key=self._key, stages=stages)
         self._steps = engagement.log.orders(what.version.step, what.target.step)
         self._lines = StageLines(self._assignment, what.stage, self._description, shell)
@@ -132,7 +140,8 @@ class _Rebuilding:
     async def run(self) -> None:
         what = self._what
         try:
-            live = await self._shell.compute.run((0,), self._stage)
+            found = self._store.find(what.version, what.first, what.end)
+            live = await self._shell.compute.run((0,), partial(self._stage, found))
             connected = self._lines.connect_alone(STEPS_AHEAD)
             ends = _Ends(self._steps)
             versions = self._store.versions(self._description)
@@ -151,11 +160,10 @@ class _Rebuilding:
         versions.put(Kind.FETCHED, what.first, what.end, what.target, live.present(), {})
         self._store.offer(what.target)
 
-    def _stage(self) -> LiveStage:
+    def _stage(self, found: Found) -> LiveStage:
         what, spec = self._what, optimizer_from_fields(self._old.optimizer)
-        state = self._store.find(what.version, what.first, what.end).own()
         place = self._assignment.stages[what.stage]
-        made = built_stage(self._old, self._description, place, state, spec)
+        made = built_stage(self._old, self._description, place, found.own(), spec)
         return LiveStage(*made, what.version, what.epoch)
 
     async def _feed(self, runner: StageRunner, ends: _Ends) -> None:

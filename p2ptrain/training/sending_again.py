@@ -20,9 +20,7 @@ from p2ptrain.training.loader import PieceLoader
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.protocol import FEED_SEND, LOG_SEND, EpochKey, RoundOrder, integer, text
 from p2ptrain.training.rounds import Mode, Round
-from p2ptrain.training.switchboard import Line, Switchboard
-
-TARGETS = "targets"
+from p2ptrain.training.switchboard import TARGETS, Line, Switchboard
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +86,10 @@ async def send_logged(
         raise PeerError(f"{mesh.name} has nothing of that epoch any more")
     line, wire = wanted.line, engagement.assignment.wire
     for piece, values in engagement.log.pieces(wanted.step, line.stage, line.flow):
-        # on this device nothing is packed: the stage may write to what it gets
         if failpoints.armed:
             place = {"stage": line.stage, "step": wanted.step}
             await failpoints.reach("log.send.between", device=mesh.self_id, **place)
+        # on this device nothing is packed: the stage may write to what it gets
         own = [v if v is None or peer != mesh.self_id else copy_into(None, v) for v in values]
         await switchboard.send_values(peer, line, piece, own, wire=wire)
     return Message(LOG_SEND)

@@ -21,7 +21,7 @@ from p2ptrain.training.piece_runner import StageTask
 from p2ptrain.training.rounds import Mode
 from p2ptrain.training.stage_ends import Lines, Nowhere, Reduction
 from p2ptrain.training.summed import Summed
-from p2ptrain.training.switchboard import Line
+from p2ptrain.training.switchboard import ACTIVATIONS, GRADIENTS, TARGETS, Line
 
 PIECES_AHEAD = 2
 """Inputs that the holder sends before the stage has begun the piece before them."""
@@ -87,12 +87,12 @@ class StageLines:
         holder = Division.of_holder(self._assignment)
         before = self._divisions[self._index - 1] if self._index else holder
         return Lines(
-            activations=self._inlet("activations", self._entering(), before, capacity),
-            targets=self._inlet("targets", self._targets(), holder, capacity),
+            activations=self._inlet(ACTIVATIONS, self._entering(), before, capacity),
+            targets=self._inlet(TARGETS, self._targets(), holder, capacity),
             gradients=None
             if self._is_last
             else self._inlet(
-                "gradients", self._leaving(), self._divisions[self._index + 1], capacity
+                GRADIENTS, self._leaving(), self._divisions[self._index + 1], capacity
             ),
             forward=None,
             backward=None,

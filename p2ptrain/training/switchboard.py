@@ -24,6 +24,9 @@ from p2ptrain.training.protocol import STARTED, VALUES, EpochKey, integer, text
 
 log = get_logger(__name__)
 
+ACTIVATIONS, GRADIENTS, TARGETS = "activations", "gradients", "targets"
+"""Flows into a stage: from the one before or, into the first, the holder; from the next one; from
+the holder."""
 STALE_LIMIT_BYTES = 1 << 30
 """Most bytes one stale frame may carry; they are read into memory and dropped."""
 

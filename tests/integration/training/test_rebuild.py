@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 
 from p2ptrain.errors import PeerError
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Failure, Recovered, Step
 from p2ptrain.training import engagement, job_memory, rebuilding
+from p2ptrain.training.division import Slice
+from p2ptrain.training.inlet import Contents, Inlet, Piece
 from p2ptrain.training.job import Job
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.preparation import Prepared
-from p2ptrain.training.protocol import FEED_SEND, EpochKey
+from p2ptrain.training.protocol import FEED_SEND, EpochKey, PieceKey
 from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.sending_again import FeedingAgain, FeedSend
-from p2ptrain.training.switchboard import Line, Switchboard
+from p2ptrain.training.switchboard import ACTIVATIONS, Line, Switchboard
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
@@ -130,3 +133,25 @@ async def test_samples_are_sent_again_to_devices_of_the_plan_alone() -> None:
             with pytest.raises(PeerError, match="not for that device"):
                 await other.call(here.self_id, Message(FEED_SEND, wanted), timeout_seconds=5.0)
             feeding.close()
+
+
+async def test_what_comes_too_late_for_an_attempt_is_not_the_next_epochs() -> None:
+    """Both have the same number; whoever sends again does not hear that nobody waits any more."""
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        here, other = Switchboard(mesh["a"]), Switchboard(mesh["b"])
+        me, sender = mesh["a"].self_id, mesh["b"].self_id
+        contents = Contents(
+            "activations", lambda _mode, _size: [(torch.float32, (4,))], lambda _mode: [0]
+        )
+
+        def sources(_number: int, size: int) -> list[Slice]:
+            return [Slice(sender, 0, size)]
+
+        inlet = Inlet(contents, sources, capacity=4, largest=4)
+        here.connect_inlet(Line(EpochKey("job", 10), 1, ACTIVATIONS), inlet, [sender])
+        piece = Piece.whole(PieceKey(0, 0), Mode.TRAIN, 4)
+        late = Line(rebuilding.lines_key("job", 10), 1, ACTIVATIONS)
+        for line in (late, Line(EpochKey("job", 10), 1, ACTIVATIONS)):
+            await other.send_values(me, line, piece, [torch.zeros(4)])
+        await inlet.take(piece.key)
+        assert here.stale_frames == 1

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from p2ptrain.errors import PeerError
-from p2ptrain.training.epoch_log import ACTIVATIONS, LEAST_LIMIT_BYTES, EpochLog, limit_bytes
+from p2ptrain.training.epoch_log import LEAST_LIMIT_BYTES, EpochLog, limit_bytes
 from p2ptrain.training.inlet import Piece
 from p2ptrain.training.protocol import PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
+from p2ptrain.training.switchboard import ACTIVATIONS
 
 START = 5
 BYTES = 64
