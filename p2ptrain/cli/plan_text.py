@@ -85,6 +85,9 @@ def units_text(stage: PlannedStage, profile: Profile) -> str:
 def _share_text(plan: Plan, stage: PlannedStage, device: DeviceShare) -> str:
     if len(stage.devices) == 1:
         return "all"
+    if stage.tiling is not None:
+        rows, columns = stage.tiling.grid
+        return f"{device.share} of {rows}x{columns} tiles"
     if stage.allocation is Allocation.MICRO_BATCHES:
         pieces = "mini-batches" if plan.mode is Mode.ASYNC else "micro-batches"
         return f"{device.share} of {plan.micro_batches} {pieces}"

@@ -22,6 +22,7 @@ _PLAN_WORDS = {
 _ALLOCATION_WORDS = {
     "samples": "samples of each micro-batch",
     "micro_batches": "whole micro-batches",
+    "tiles": "tiles of its maps",
 }
 
 

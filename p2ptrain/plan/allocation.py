@@ -22,10 +22,12 @@ class Allocation(StrEnum):
     """Samples of each micro-batch; the shares sum to `micro_batch`."""
     MICRO_BATCHES = "micro_batches"
     """Whole micro-batches of a round; the shares sum to `micro_batches`."""
+    TILES = "tiles"
+    """Tiles of every map, in row order; the shares sum to the grid's tiles (docs/tiling.md)."""
 
 
-EVERY_ALLOCATION = frozenset(Allocation)
-"""Both ways."""
+EVERY_ALLOCATION = frozenset({Allocation.SAMPLES, Allocation.MICRO_BATCHES})
+"""Both ways for a group of any units; tiles are for the first ones that allow it."""
 
 
 def sample_ranges(shares: Sequence[int], samples: int) -> tuple[tuple[int, int], ...]:

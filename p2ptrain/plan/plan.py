@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from p2ptrain.errors import OptionError
@@ -16,6 +17,7 @@ from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.overlap import DIRECTIONS, Direction
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.tiles.shape import TileShape
 
 FORMAT = "p2ptrain.plan/1"
 
@@ -38,6 +40,7 @@ class PlannedStage:
             measures and decides by itself.
         held: the backward is split (`schedule.ZeroBubble`), and so many micro-batches at most are
             without their weight gradients; None = it is not.
+        tiling: how its maps are cut, where it is tiled.
     """
 
     units: tuple[int, int]
@@ -46,6 +49,7 @@ class PlannedStage:
     allocation: Allocation = Allocation.SAMPLES
     compression: tuple[Direction, ...] = ()
     held: int | None = None
+    tiling: TileShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,10 @@ def _check_stages(plan: Plan) -> None:
             )
         if stage.held is not None:
             _check_held(plan, stage.warmup, stage.held, where)
-        _check_shares(plan, stage, where)
+        if stage.allocation is Allocation.TILES or stage.tiling is not None:
+            _check_tiles(plan, stage, where)
+        else:
+            _check_shares(plan, stage, where)
         end, warmup = stage.units[1], stage.warmup
     _check_places(plan)
 
@@ -190,6 +197,25 @@ def _check_held(plan: Plan, warmup: int, held: int, where: str) -> None:
             f"{where}.held: {held} must lie between its warmup, {warmup}, and micro_batches, "
             f"{plan.micro_batches}"
         )
+
+
+def _check_tiles(plan: Plan, stage: PlannedStage, where: str) -> None:
+    tiling = stage.tiling
+    if tiling is None or stage.allocation is not Allocation.TILES:
+        raise OptionError(f"{where}: a tiled stage has a grid and groups, and no other has")
+    if plan.mode is not Mode.SYNC:
+        raise OptionError(f"{where}: stages are tiled in mode sync only")
+    if stage is not plan.stages[0] or len(plan.stages) < 2:
+        raise OptionError(f"{where}: only the first stage is tiled, and others follow it")
+    if stage.held is not None:
+        raise OptionError(f"{where}.held: the backward of a tiled stage is not split")
+    if tiling.units != stage.units[1]:
+        raise OptionError(
+            f"{where}.groups: they end at unit {tiling.units}, the stage at {stage.units[1]}"
+        )
+    found = sum(device.share for device in stage.devices)
+    if found != tiling.tiles or any(device.share < 1 for device in stage.devices):
+        raise OptionError(f"{where}.devices: they have {found} tiles of {tiling.tiles}")
 
 
 def _check_shares(plan: Plan, stage: PlannedStage, where: str) -> None:
@@ -213,10 +239,12 @@ def _check_places(plan: Plan) -> None:
         for device in stage.devices:
             before = placed.setdefault(device.name, i)
             alone = len(stage.devices) == 1 and len(plan.stages[before].devices) == 1
+            alone |= len(stage.devices) == 1 and plan.stages[before].tiling is not None
             if before != i and not (before == 0 and i == last and alone):
                 raise OptionError(
                     f'plan.stages[{i}].devices: "{device.name}" stands in stage {before} already; '
-                    "only the holder may stand twice, in the first and in the last stage"
+                    "only the holder may stand twice, in the first and in the last stage, and a "
+                    "device with tiles may have the last one"
                 )
         if len({device.name for device in stage.devices}) != len(stage.devices):
             raise OptionError(f"plan.stages[{i}].devices: a device is listed twice")
@@ -237,7 +265,7 @@ def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> i
 
 
 def _stage(value: object, where: str) -> PlannedStage:
-    optional = ("allocation", "compression", "held")
+    optional = ("allocation", "compression", "held", *_TILED)
     entry = fields.members(value, where, ("units", "devices", "warmup"), optional)
     units = fields.items(entry["units"], f"{where}.units")
     if len(units) != 2:
@@ -251,7 +279,49 @@ def _stage(value: object, where: str) -> PlannedStage:
         allocation=_allocation(entry.get("allocation", "samples"), f"{where}.allocation"),
         compression=_directions(entry.get("compression", []), f"{where}.compression"),
         held=fields.whole(entry["held"], f"{where}.held", least=1) if "held" in entry else None,
+        tiling=_tiling(entry, where) if any(name in entry for name in _TILED) else None,
     )
+
+
+_TILED = ("grid", "groups", "rows", "columns", "aligned")
+
+
+def _tiling(entry: Mapping[str, Any], where: str) -> TileShape:
+    """The grid and the groups; without `rows` and `columns` all tiles are alike."""
+    if "grid" not in entry or "groups" not in entry:
+        raise OptionError(f"{where}: a tiled stage has a grid and groups")
+    grid = [
+        fields.whole(size, f"{where}.grid[{i}]", least=1)
+        for i, size in enumerate(fields.items(entry["grid"], f"{where}.grid"))
+    ]
+    if len(grid) != 2:
+        raise OptionError(f"{where}.grid: expected [rows, columns], found {len(grid)} numbers")
+    parts = [
+        _parts(entry.get(name, [1.0 / size] * size), size, f"{where}.{name}")
+        for name, size in zip(("rows", "columns"), grid, strict=True)
+    ]
+    aligned = fields.truth(entry.get("aligned", True), f"{where}.aligned")
+    borders = _borders(fields.items(entry["groups"], f"{where}.groups"), f"{where}.groups")
+    return TileShape(parts[0], parts[1], borders, aligned)
+
+
+def _parts(value: object, count: int, where: str) -> tuple[float, ...]:
+    given = fields.items(value, where)
+    if len(given) != count:
+        raise OptionError(f"{where}: expected {count} numbers, found {len(given)}")
+    return tuple(
+        float(fields.number(part, f"{where}[{i}]", above_zero=True)) for i, part in enumerate(given)
+    )
+
+
+def _borders(groups: list[Any], where: str) -> tuple[int, ...]:
+    borders = [0]
+    for i, group in enumerate(groups):
+        ends = [fields.whole(n, f"{where}[{i}]") for n in fields.items(group, f"{where}[{i}]")]
+        if len(ends) != 2 or ends[0] != borders[-1] or ends[1] <= ends[0]:
+            raise OptionError(f"{where}[{i}]: groups [first, end) follow each other from 0 on")
+        borders.append(ends[1])
+    return tuple(borders)
 
 
 def _mode(value: object, where: str) -> Mode:
@@ -316,4 +386,10 @@ def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
         content["compression"] = list(stage.compression)
     if stage.held is not None:
         content["held"] = stage.held
+    if stage.tiling is not None:
+        tiling = stage.tiling
+        content["grid"] = list(tiling.grid)
+        content["groups"] = [list(group) for group in pairwise(tiling.borders)]
+        content["rows"], content["columns"] = list(tiling.rows), list(tiling.columns)
+        content["aligned"] = tiling.aligned
     return content

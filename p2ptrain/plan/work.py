@@ -5,7 +5,7 @@ not seem to do more than a fast one with the same units and samples:
 
     part of a device = sum over its stages of
         (the profile's seconds of the stage's units / those of the whole model)
-        x (its samples of a round / batch size)
+        x (its samples of a round / batch size, of a tiled stage: its part of the maps)
 
 The parts of a plan's devices sum to 1.
 """
@@ -64,6 +64,10 @@ def plan_parts(plan: Plan, profile: Profile) -> dict[str, float]:
     for stage in plan.stages:
         of_model = work.units(*stage.units, split.first_samples)
         shares = tuple(device.share for device in stage.devices)
+        if stage.tiling is not None:
+            for device, area in zip(stage.devices, stage.tiling.areas(shares), strict=True):
+                parts[device.name] += of_model * area
+            continue
         group = Group(tuple(range(len(shares))), shares, stage.allocation)
         for place, device in enumerate(stage.devices):
             samples = round_samples(group, split, place)

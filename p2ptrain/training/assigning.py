@@ -58,6 +58,7 @@ def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assig
             allocation=stage.allocation,
             held=stage.held,
             copies_to=where.copies_to,
+            tiling=stage.tiling,
         )
         for stage, where in zip(plan.stages, placed.stages, strict=True)
     )

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from p2ptrain.errors import ProtocolError
+from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net import cbor
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.versions import Weights
+from p2ptrain.tiles.shape import TileShape
 from p2ptrain.training.asynchronous.delays import Asynchrony, asynchrony_fields, depths_of
 from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
@@ -41,6 +42,7 @@ class StagePlace:
         held: the backward is split, and so many micro-batches at most are without their weight
             gradients (`plan.schedule.ZeroBubble`); None = it is not.
         copies_to: id of the device that keeps copies of the stage; None = none is kept.
+        tiling: how its maps are cut, where `shares` count tiles, in row order.
     """
 
     first: int
@@ -51,6 +53,7 @@ class StagePlace:
     allocation: Allocation = Allocation.SAMPLES
     held: int | None = None
     copies_to: str | None = None
+    tiling: TileShape | None = None
 
     @property
     def leader(self) -> str:
@@ -191,14 +194,30 @@ class Assignment:
             self._check_delays(self.asynchrony)
             return
         for place in self.stages:
+            if place.tiling is not None:
+                self._check_tiles(place, place.tiling)
+                continue
             whole = (
                 self.micro_batch if place.allocation is Allocation.SAMPLES else self.micro_batches
             )
             if place.shared and sum(place.shares) != whole:
                 raise ProtocolError(f"shares {list(place.shares)} do not add up to {whole}")
 
+    def _check_tiles(self, place: StagePlace, tiling: TileShape) -> None:
+        if place is not self.stages[0] or len(self.stages) < 2:
+            raise ProtocolError("only a first stage is tiled, and others follow")
+        if sum(place.shares) != tiling.tiles or place.end != tiling.units:
+            raise ProtocolError(
+                f"{sum(place.shares)} tiles of {place.end} units, but the grid has {tiling.tiles} "
+                f"of {tiling.units}"
+            )
+        if place.held is not None:
+            raise ProtocolError("the backward of a tiled stage is not split")
+
     def _check_delays(self, how: Asynchrony) -> None:
         shared = [place for place in self.stages if place.shared]
+        if any(place.tiling is not None for place in self.stages):
+            raise ProtocolError("asynchronous stages are not tiled")
         if self.clip or any(place.held is not None for place in self.stages):
             raise ProtocolError("asynchronous stages wait for nobody, and split no backwards")
         if any(place.allocation is not Allocation.MICRO_BATCHES for place in shared):
@@ -221,6 +240,7 @@ def _stage_fields(place: StagePlace) -> dict[str, Any]:
         "allocation": str(place.allocation),
         "held": place.held,
         "copies_to": place.copies_to,
+        "tiling": None if place.tiling is None else place.tiling.fields(),
     }
 
 
@@ -234,6 +254,13 @@ def _read_stages(stages: list[Any]) -> tuple[StagePlace, ...]:
     return tuple(places)
 
 
+def _read_tiling(value: object) -> TileShape | None:
+    try:
+        return None if value is None else TileShape.read(value)
+    except OptionError as error:
+        raise ProtocolError(str(error)) from error
+
+
 def _read_stage(entry: object) -> StagePlace:
     match entry:
         case {
@@ -241,12 +268,15 @@ def _read_stage(entry: object) -> StagePlace:
             "warmup": int(warmup),
             "devices": [str(), *_] as devices,
             "shares": [int(), *_] as shares,
-            "allocation": "samples" | "micro_batches" as allocation,
+            "allocation": "samples" | "micro_batches" | "tiles" as allocation,
             "held": int() | None as held,
             "copies_to": str() | None as keeper,
+            "tiling": tiling,
         } if warmup >= 1 and len(shares) == len(devices) == len(set(devices)):
-            how = Allocation(allocation)
-            place = StagePlace(first, end, warmup, tuple(devices), tuple(shares), how, held, keeper)
+            how, shape = Allocation(allocation), _read_tiling(tiling)
+            place = StagePlace(
+                *(first, end, warmup, tuple(devices), tuple(shares), how, held, keeper, shape)
+            )
         case _:
             raise ProtocolError("a stage has units, devices, their shares and how they work")
     if place.held is not None and place.held < place.warmup:
@@ -255,4 +285,6 @@ def _read_stage(entry: object) -> StagePlace:
         raise ProtocolError("a stage's devices are ids")
     if not all(isinstance(share, int) and share >= 1 for share in place.shares):
         raise ProtocolError("a device's share of a stage is at least 1")
+    if (place.allocation is Allocation.TILES) is (place.tiling is None):
+        raise ProtocolError("a tiled stage says how its maps are cut, and no other does")
     return place

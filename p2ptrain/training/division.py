@@ -8,8 +8,9 @@ Every device works this out for itself from the plan, so nobody forwards another
                        \\---- [2, 3) -->  d  [2 ... 4)
         b  [3 .. 4)  -------- [3, 4) -->
 
-A stage that deals whole micro-batches takes [0, size) of its own ones and nothing of the others.
-Gradients take the same ways back.
+A stage that deals whole micro-batches takes [0, size) of its own ones and nothing of the others. In
+a tiled stage every device takes [0, size) of all of them, a part of each map
+(`tiling.stage_tiles`). Gradients take the same ways back.
 """
 
 from __future__ import annotations
@@ -50,12 +51,14 @@ class Division:
     def slices(self, micro_batch: int, size: int) -> tuple[Slice, ...]:
         """Who takes what of micro-batch number `micro_batch` of `size` samples, in their order.
 
-        Only those that take something. An evaluation may have more micro-batches than a training
-        round: dealing starts over then.
+        Only those that take something; of a tiled stage everybody, all samples. An evaluation may
+        have more micro-batches than a training round: dealing starts over then.
         """
         place = self._place
         if not place.shared:
             return (Slice(place.leader, 0, size),)
+        if place.allocation is Allocation.TILES:
+            return tuple(Slice(device, 0, size) for device in place.devices)
         if place.allocation is Allocation.MICRO_BATCHES:
             turns = deal(place.shares)
             return (Slice(place.devices[turns[micro_batch % len(turns)]], 0, size),)

@@ -32,6 +32,8 @@ from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.scope import first_error
 from p2ptrain.training.stage_lines import StageLines
 from p2ptrain.training.stage_runner import StageRunner
+from p2ptrain.training.tiling.tiled_runner import TiledRunner
+from p2ptrain.training.tiling.tiled_stage import TiledStage
 from p2ptrain.training.versions import Named, Place, VersionStore, of_units
 
 FetchState: TypeAlias = Callable[[StagePlace], Awaitable[Mapping[str, Tensor]]]
@@ -230,7 +232,8 @@ class Engagement:
         how, epoch = self.assignment.asynchrony, self.assignment.key.epoch
 
         def build() -> LiveStage | DelayedStage:
-            made = built_stage(self.assignment, self.description, place, state, spec)
+            me = self._shell.mesh.self_id
+            made = built_stage(self.assignment, self.description, place, state, spec, device=me)
             if how is None:
                 return LiveStage(*made, version, epoch)
             delays = Delays(how, self.assignment.depths, version.step)
@@ -249,6 +252,11 @@ class Engagement:
             depths = self.assignment.depths
             self.runners[index] = DelayedRunner(
                 lines.task(), live, links, connected, compute, store, depths, exchange
+            )
+        elif isinstance(live.stage, TiledStage):
+            self.runners[index] = TiledRunner(
+                *(lines.task(), live, links, connected, compute, store, self.log),
+                lines.exchange(live.stage),
             )
         else:
             self.runners[index] = StageRunner(
@@ -276,18 +284,24 @@ def built_stage(
     place: StagePlace,
     state: Mapping[str, Tensor],
     spec: OptimizerSpec,
+    *,
+    device: str = "",
 ) -> tuple[Stage, StageOptimizer]:
     """A stage and its optimizer, of tensors that are nobody else's. For the compute thread.
 
     Args:
         state: `model:` and `optimizer:` names.
+        device: whose tiles of a tiled stage.
     """
     model = _with_prefix(state, "model:")
     here = separate_names(assignment, description).intersection(model)
     units = (place.first, place.end)
     # What was fetched is ours alone: it becomes the stage's own memory.
     adds_up = place.shared and assignment.asynchrony is None
-    stage = Stage(description, *units, model, copy=False, separate=here, shared=adds_up)
+    if place.tiling is not None:
+        stage: Stage = TiledStage(description, place, model, device)
+    else:
+        stage = Stage(description, *units, model, copy=False, separate=here, shared=adds_up)
     optimizer = StageOptimizer(spec, stage.parameters())
     optimizer.load_state(_with_prefix(state, "optimizer:"), copy=False)
     return stage, optimizer

@@ -53,9 +53,10 @@ def expected_of(
 ) -> dict[Seat, Expected]:
     """What a round of `plan` should take each stage on each device, by its id.
 
-    Nothing where there are no rounds: stages that run by themselves are not held against a plan.
+    Nothing where there are no rounds: stages that run by themselves are not held against a plan;
+    nor are tiles, which wait for each other in the middle of their work.
     """
-    if plan.mode is Mode.ASYNC:
+    if plan.mode is Mode.ASYNC or any(stage.tiling is not None for stage in plan.stages):
         return {}
     profile, cluster = question(request, household)
     cost = CostModel(profile, cluster, overlap=True)

@@ -22,6 +22,7 @@ from p2ptrain.training.division import Division, Slice
 from p2ptrain.training.inlet import Piece
 from p2ptrain.training.stage_lines import PIECES_AHEAD
 from p2ptrain.training.switchboard import ACTIVATIONS, TARGETS, Credits, Line, Switchboard
+from p2ptrain.training.tiling.stage_tiles import StageTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,14 @@ class Feeder:
     """
 
     def __init__(
-        self, assignment: Assignment, target_stages: Sequence[int], switchboard: Switchboard
+        self,
+        assignment: Assignment,
+        target_stages: Sequence[int],
+        switchboard: Switchboard,
+        tiles: StageTiles | None = None,
     ) -> None:
-        self._inputs = _Flow(assignment, 0, ACTIVATIONS, switchboard)
+        """`tiles`: of the first stage, where it is tiled."""
+        self._inputs = _Flow(assignment, 0, ACTIVATIONS, switchboard, tiles)
         self._targets = [_Flow(assignment, stage, TARGETS, switchboard) for stage in target_stages]
         self.waits_for_data = True
 
@@ -68,8 +74,14 @@ class _Flow:
     """Inputs or targets for all devices of one stage."""
 
     def __init__(
-        self, assignment: Assignment, stage: int, flow: str, switchboard: Switchboard
+        self,
+        assignment: Assignment,
+        stage: int,
+        flow: str,
+        switchboard: Switchboard,
+        tiles: StageTiles | None = None,
     ) -> None:
+        self._tiles = tiles
         place = assignment.stages[stage]
         line = Line(assignment.key, stage, flow)
         lead = assignment.stages[0].warmup + 2 * PIECES_AHEAD
@@ -84,7 +96,10 @@ class _Flow:
     async def put(self, piece: Piece, values: Sequence[Tensor]) -> None:
         """Queue a whole micro-batch; its samples stand in dimension 0 of every value."""
         for part in self._division.slices(piece.key.micro_batch, piece.size):
-            await self._pumps[part.device].put(piece.of(part), _rows(values, part, piece.size))
+            rows = _rows(values, part, piece.size)
+            if self._tiles is not None:
+                rows = self._tiles.entering_parts(part.device, piece.mode, rows)
+            await self._pumps[part.device].put(piece.of(part), rows)
 
     async def end(self) -> None:
         """Nothing more will come."""

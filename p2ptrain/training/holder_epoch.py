@@ -53,6 +53,7 @@ from p2ptrain.training.stage_lines import contents_at
 from p2ptrain.training.state_reading import StateRequest, read_state
 from p2ptrain.training.state_transfer import WEIGHTS, Check
 from p2ptrain.training.switchboard import Line, Switchboard
+from p2ptrain.training.tiling.stage_tiles import tiles_of
 from p2ptrain.training.tracker import Tracker
 
 log = get_logger(__name__)
@@ -101,7 +102,9 @@ class HolderEpoch:
         places = enumerate(assignment.stages)
         self.tracker = Tracker([(index, d) for index, place in places for d in place.devices])
         self._switchboard = switchboard = service.switchboard
-        self.feeder = Feeder(assignment, _target_stages(assignment, description), switchboard)
+        tiles = tiles_of(description, assignment.stages[0])
+        targets = _target_stages(assignment, description)
+        self.feeder = Feeder(assignment, targets, switchboard, tiles)
         self._description = description
         self._mesh = mesh = service.mesh
         self._states = service.states

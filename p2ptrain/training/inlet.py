@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, dtype
@@ -28,6 +28,8 @@ from p2ptrain.training.rounds import Mode
 Value: TypeAlias = Tensor | None
 Expected: TypeAlias = tuple[dtype, tuple[int, ...]]
 """dtype and shape of a tensor."""
+Joiner: TypeAlias = Callable[[Sequence[Sequence[Value]]], list[Value]]
+"""One list of values from each device -> the whole ones."""
 Sources: TypeAlias = Callable[[int, int], Sequence[Slice]]
 """(micro-batch, its samples) -> which of them come from whom, in their order."""
 
@@ -117,14 +119,18 @@ class Gathered:
         slices: in the order of the samples.
         dimensions: of each value, which dimension counts samples; None = it is the same for all.
         summed: whether what is the same for all is summed (gradients) or taken once.
+        joiner: puts tiles of maps together, where that is what devices have; None = samples.
     """
 
     slices: Sequence[Sequence[Value]]
     dimensions: Sequence[int | None]
     summed: bool
+    joiner: Joiner | None = None
 
     def join(self) -> list[Value]:
         """The values of the whole piece. Copies only where several devices contributed."""
+        if self.joiner is not None:
+            return self.joiner(self.slices)
         if len(self.slices) == 1:
             return list(self.slices[0])
         columns = zip(*self.slices, strict=True)
@@ -157,6 +163,16 @@ class _Assembly:
     pending: dict[int, list[Unpacking | None]] = field(default_factory=dict)
 
 
+class Tiles(Protocol):
+    """Values of which each device has other parts than those of some samples."""
+
+    def leaving_expected(self, device: str, mode: Mode, samples: int) -> Sequence[Expected]:
+        """What comes from one device."""
+
+    def joined(self, mode: Mode, parts: Mapping[str, Sequence[Value]]) -> list[Value]:
+        """The whole values from each device's, in any order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contents:
     """What one flow into one stage carries.
@@ -167,6 +183,7 @@ class Contents:
         dimensions: mode -> which dimension of each value counts samples; None = none does.
         optional: values may be None, and what all samples share is summed (gradients).
         wire: how they travel.
+        tiles: where they come in tiles; None = all devices have the same of each sample.
     """
 
     name: str
@@ -174,6 +191,13 @@ class Contents:
     dimensions: Callable[[Mode], Sequence[int | None]]
     optional: bool = False
     wire: WireFormat = WireFormat.EXACT
+    tiles: Tiles | None = None
+
+    def expected_from(self, device: str, mode: Mode, samples: int) -> Sequence[Expected]:
+        """What a device sends of so many samples."""
+        if self.tiles is None:
+            return self.expected(mode, samples)
+        return self.tiles.leaving_expected(device, mode, samples)
 
 
 class Inlet:
@@ -207,7 +231,7 @@ class Inlet:
         """
         piece = Piece.read(fields)
         self._check(peer, piece)
-        expected = self._contents.expected(piece.mode, piece.samples)
+        expected = self._contents.expected_from(peer, piece.mode, piece.samples)
         first, entries = self._range(fields, len(expected))
         received = [
             self._receive(entry, expected[first + offset]) for offset, entry in enumerate(entries)
@@ -242,9 +266,16 @@ class Inlet:
             del self._slices[piece.key]
             dimensions = self._contents.dimensions(piece.mode)
             slices = [here[sender] for sender in senders]
-            self._box.put(piece.key, Gathered(slices, dimensions, self._contents.optional))
+            joiner = self._joiner(piece.mode, senders)
+            self._box.put(piece.key, Gathered(slices, dimensions, self._contents.optional, joiner))
         elif len(self._slices) > self._box.capacity:
             raise ProtocolError(f"{self._name}: more than {self._box.capacity} arrived unasked")
+
+    def _joiner(self, mode: Mode, senders: Sequence[str]) -> Joiner | None:
+        tiles = self._contents.tiles
+        if tiles is None:
+            return None
+        return lambda slices: tiles.joined(mode, dict(zip(senders, slices, strict=True)))
 
     def has(self, key: PieceKey) -> bool:
         """Whether `take` would not wait."""

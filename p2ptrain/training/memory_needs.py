@@ -16,6 +16,7 @@ How close that comes, and how to measure it: docs/memory.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -124,6 +125,8 @@ def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_Part]:
 
 def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Part:
     shares = tuple(device.share for device in stage.devices)
+    if stage.tiling is not None:
+        return _tiled_part(plan, profile, stage, stage.tiling.areas(shares)[place])
     group = Group(tuple(range(len(shares))), shares, stage.allocation)
     pieces = [samples for samples in group.pieces(plan.split, place) if samples]
     depth = stage.warmup if stage.held is None else stage.held
@@ -136,4 +139,19 @@ def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Par
         in_flight=group.in_flight_samples(plan.split, place, depth),
         accumulates=len(pieces) > 1,
         waiting=len(shares) if len(shares) > 1 and plan.mode is Mode.ASYNC else 0,
+    )
+
+
+def _tiled_part(plan: Plan, profile: Profile, stage: PlannedStage, area: float) -> _Part:
+    """Tiles that are `area` of every map: as if they were so many samples, rounded up."""
+    first, end = stage.units
+    piece = math.ceil(area * plan.micro_batch)
+    return _Part(
+        units=profile.units[first:end],
+        entering_bytes=profile.input_bytes,
+        leaving_bytes=profile.units[end - 1].output_bytes,
+        piece=piece,
+        in_flight=stage.warmup * piece,
+        accumulates=plan.micro_batches > 1,
+        waiting=0,
     )

@@ -23,6 +23,8 @@ from p2ptrain.training.rounds import Mode
 
 Send: TypeAlias = Callable[[str, Piece, Sequence[Value]], Awaitable[None]]
 """Device, what, values."""
+PartOf: TypeAlias = Callable[[str, Mode, Sequence[Value]], Sequence[Value]]
+"""Device, mode, whole values -> its part of them."""
 _Queue: TypeAlias = asyncio.Queue[tuple[Piece, Sequence[Value]]]
 
 
@@ -36,6 +38,7 @@ class Outlets:
         capacity: pieces that may wait for one device.
         summed: whether the receivers sum what all samples share (gradients): then one of them gets
             it and the others None.
+        part_of: where the receivers take tiles: what of whole values a device gets.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class Outlets:
         *,
         capacity: int,
         summed: bool = False,
+        part_of: PartOf | None = None,
     ) -> None:
+        self._part_of = part_of
         self._division = division
         self._dimensions = dimensions
         self._send = send
@@ -60,7 +65,12 @@ class Outlets:
         own = Slice("", piece.first, piece.end)
         parts = self._division.overlaps(piece.key.micro_batch, piece.size, own)
         for index, part in enumerate(parts):
-            taken = values if len(parts) == 1 else self._cut(piece, values, part, index == 0)
+            if self._part_of is not None:
+                taken: Sequence[Value] = self._part_of(part.device, piece.mode, values)
+            elif len(parts) == 1:
+                taken = values
+            else:
+                taken = self._cut(piece, values, part, index == 0)
             await self._queues[part.device].put((piece.of(part), taken))
 
     async def run(self) -> None:

@@ -147,6 +147,12 @@ class PieceRunner(ABC):
         inputs, targets = await self._inputs(order, piece)
         run = partial(_on_joined, compute, inputs, targets)
         outputs = await self._run((1, -self.task.index), run)
+        return await self._give_forward(order, piece, outputs)
+
+    async def _give_forward(
+        self, order: RoundOrder, piece: Piece, outputs: Sequence[Tensor]
+    ) -> float:
+        """Send on what a forward has made; as `_compute_forward`."""
         if failpoints.armed:
             await self._reach("forward.compute.after", order)
         if self._lines.forward is not None:
@@ -160,14 +166,25 @@ class PieceRunner(ABC):
         return loss * (piece.samples / order.round.samples)  # one weight, as plain torch has it
 
     async def _compute_backward(self, order: RoundOrder, piece: Piece, compute: Backward) -> None:
+        given = await self._gradients(order, piece)
+        run = partial(_on_joined_gradients, compute, given)
+        result = await self._run((0, self.task.index), run)
+        await self._give_backward(order, piece, result)
+
+    async def _gradients(self, order: RoundOrder, piece: Piece) -> Gathered | None:
+        """Wait for those of what a piece gave; None at the last stage."""
         inlet = self._lines.gradients
         if failpoints.armed:
             await self._reach("backward.receive.before", order)
         given = None if inlet is None else await inlet.take(piece.key)
         if failpoints.armed:
             await self._reach("backward.receive.after", order)
-        run = partial(_on_joined_gradients, compute, given)
-        result = await self._run((0, self.task.index), run)
+        return given
+
+    async def _give_backward(
+        self, order: RoundOrder, piece: Piece, result: Sequence[Value]
+    ) -> None:
+        """Send on what a backward has made."""
         if failpoints.armed:
             await self._reach("backward.compute.after", order)
         if self._lines.backward is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from p2ptrain.errors import InternalError
@@ -22,6 +22,10 @@ from p2ptrain.training.rounds import Mode
 from p2ptrain.training.stage_ends import Lines, Nowhere, Reduction
 from p2ptrain.training.summed import Summed
 from p2ptrain.training.switchboard import ACTIVATIONS, GRADIENTS, TARGETS, Line
+from p2ptrain.training.tiling.exchange import FLOW as TILES
+from p2ptrain.training.tiling.exchange import TileExchange
+from p2ptrain.training.tiling.stage_tiles import ModeTiles, StageTiles, tiles_of
+from p2ptrain.training.tiling.tiled_stage import TiledStage
 
 PIECES_AHEAD = 2
 """Inputs that the holder sends before the stage has begun the piece before them."""
@@ -41,6 +45,8 @@ class StageLines:
         self._description = description
         self._shell = shell
         self._divisions = divisions(assignment)
+        self._tiles = tiles_of(description, self._place)
+        self._tiles_before = tiles_of(description, assignment.stages[index - 1]) if index else None
         self._is_last = index == len(assignment.stages) - 1
 
     def task(self) -> StageTask:
@@ -101,15 +107,36 @@ class StageLines:
 
     def _entering(self) -> Contents:
         name = f"activations of stage {self._index}"
+        if self._tiles is not None:
+            return self._tiles_contents(name, self._tiles, ModeTiles.entering_expected)
         contents = contents_at(self._description, self._place.first, name)
+        if self._tiles_before is not None:
+            contents = replace(contents, tiles=self._tiles_before)
         # the holder's inputs stay exact
         wire = self._assignment.wire if self._index else WireFormat.EXACT
         return replace(contents, wire=wire)
 
     def _leaving(self) -> Contents:
         name = f"gradients of stage {self._index}"
-        contents = contents_at(self._description, self._place.end, name)
+        if self._tiles is not None:
+            contents = self._tiles_contents(name, self._tiles, ModeTiles.leaving_expected)
+        else:
+            contents = contents_at(self._description, self._place.end, name)
         return replace(contents, optional=True, wire=self._assignment.wire)
+
+    def _tiles_contents(
+        self,
+        name: str,
+        tiles: StageTiles,
+        of: Callable[[ModeTiles, Sequence[int], int], list[Expected]],
+    ) -> Contents:
+        """What goes to the tiles of this device, or comes back to them."""
+        own = tiles.tiles(self._shell.mesh.self_id)
+
+        def expected(mode: Mode, size: int) -> list[Expected]:
+            return of(tiles.of(mode), own, size)
+
+        return Contents(name, expected, lambda mode: [0] * len(expected(mode, 1)))
 
     def _inlet(self, flow: str, contents: Contents, senders: Division, capacity: int) -> Inlet:
         own, me = self._divisions[self._index], self._shell.mesh.self_id
@@ -148,6 +175,19 @@ class StageLines:
             links.send_backward,
             capacity=self._place.warmup,
             summed=True,
+            part_of=None if self._tiles_before is None else self._tiles_before.leaving_parts,
+        )
+
+    def exchange(self, stage: TiledStage) -> TileExchange:
+        """Between the tiles of this stage."""
+        deepest = max(place.warmup for place in self._assignment.stages)
+        return TileExchange(
+            stage,
+            Line(self._assignment.key, self._index, TILES),
+            self._shell.mesh.self_id,
+            self._shell.switchboard,
+            ahead=2 * deepest + EARLY_PIECES + 2 * PIECES_AHEAD,
+            largest=self._assignment.micro_batch,
         )
 
     def _reduction(self, stage: Stage) -> Reduction | None:

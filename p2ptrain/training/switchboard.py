@@ -151,15 +151,22 @@ class Switchboard:
             await self._mesh.send(device, message, priority)
 
     async def send_frame(
-        self, device: str, line: Line, fields: Fields, parts: Sequence[memoryview]
+        self,
+        device: str,
+        line: Line,
+        fields: Fields,
+        parts: Sequence[memoryview],
+        *,
+        kind: PartKind = PartKind.GRADIENT,
+        priority: Priority = Priority.COLLECTIVE,
     ) -> None:
-        """Send one frame of a collective to the receiver of `line` on another device.
+        """Send one frame to the receiver of `line` on another device; usually of a collective.
 
         Raises LinkClosed if the device is out of reach.
         """
-        kinds = (PartKind.GRADIENT,) * len(parts)
+        kinds = (kind,) * len(parts)
         message = Message(VALUES, {**line.fields(), **fields}, tuple(parts), kinds)
-        await self._mesh.send(device, message, Priority.COLLECTIVE)
+        await self._mesh.send(device, message, priority)
 
     async def send_started(self, device: str, line: Line) -> None:
         """Give the sender on `line` one credit."""

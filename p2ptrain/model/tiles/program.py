@@ -30,18 +30,29 @@ class Replica:
     """
 
     def __init__(
-        self, description: ModelDescription, part: TiledPart, state: Mapping[str, Tensor]
+        self,
+        description: ModelDescription,
+        part: TiledPart,
+        state: Mapping[str, Tensor],
+        *,
+        as_they_are: bool = False,
     ) -> None:
-        """Take the tensors that the part uses out of `state`, without copying them."""
+        """Take the tensors that the part uses out of `state`, without copying them.
+
+        Args:
+            as_they_are: parameters in `state` are leaves, and get the gradients.
+        """
         self.tensors: dict[str, Tensor] = {}
         nodes = description.graph(part.mode).nodes[: part.stop]
         names = {r.name for node in nodes for r in node.references() if isinstance(r, StateRef)}
         for name in sorted(names):
             if name not in state:
                 raise InternalError(f"tensor {name!r} of the tiled part is missing")
-            described, tensor = description.tensors_by_name[name], state[name].detach()
-            if described.kind is TensorKind.PARAMETER:
-                tensor = nn.Parameter(tensor, requires_grad=described.trainable)
+            described, tensor = description.tensors_by_name[name], state[name]
+            if not as_they_are:
+                tensor = tensor.detach()
+                if described.kind is TensorKind.PARAMETER:
+                    tensor = nn.Parameter(tensor, requires_grad=described.trainable)
             self.tensors[name] = tensor
 
     @property

@@ -45,7 +45,11 @@ _PLAIN: Windows = (ELEMENTWISE, ELEMENTWISE)
 
 
 def read_tiled_part(
-    description: ModelDescription, mode: Mode = "train", *, whole_units: bool = False
+    description: ModelDescription,
+    mode: Mode = "train",
+    *,
+    whole_units: bool = False,
+    most_units: int | None = None,
 ) -> TiledPart:
     """The longest run of nodes from the model's inputs on that can be tiled.
 
@@ -53,12 +57,15 @@ def read_tiled_part(
         description: of the model.
         mode: which of its graphs.
         whole_units: end behind a unit, even where some nodes of the next one could be tiled.
+        most_units: end behind so many units, even where the next one could be tiled.
 
     Raises:
         NotTiled: not even the first operator of the first unit can be; says why.
     """
     reader = _Reader(description, mode)
     nodes = description.graph(mode).nodes
+    if most_units is not None:
+        nodes = nodes[: description.node_range(0, most_units, mode)[1]]
     stop, refusal = len(nodes), None
     for index in range(len(nodes)):
         try:

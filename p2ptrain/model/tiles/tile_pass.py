@@ -67,6 +67,13 @@ class TilePass:
         return self._work is not None
 
     @property
+    def awaits(self) -> frozenset[tuple[Subject, int]]:
+        """What it must be told, and by which tile, before it goes on; has not come yet."""
+        if self._work is None:
+            return frozenset()
+        return frozenset(key for key in self._awaited if key not in self._inbox)
+
+    @property
     def kept(self) -> list[Tensor]:
         """Maps that it keeps for the backward, besides those that autograd keeps."""
         return [x for x, _ in self._normalised.values()]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -130,3 +131,48 @@ def test_memory_is_checked_by_device() -> None:
     check_memory({"a": 100}, cluster)
     with pytest.raises(PlanError, match=r'"a" would need 103 bytes and has 100: 3 bytes missing'):
         check_memory({"a": 103}, cluster)
+
+
+def tiled_stage(**changed: object) -> Change:
+    """The first stage as tiles of a 1 x 3 grid on its devices."""
+
+    def change(content: dict[str, Any]) -> None:
+        first = content["stages"][0]
+        shares = len(first["devices"])
+        for device in first["devices"]:
+            device["share"] = 1
+        end = first["units"][1]
+        given = {"allocation": "tiles", "grid": [1, shares], "groups": [[0, 1], [1, end]]}
+        first.update({**given, **changed})
+
+    return change
+
+
+def test_a_tiled_stage_reads_and_writes_back() -> None:
+    content = copy.deepcopy(CONTENT)
+    tiled_stage(columns=[0.25, 0.75])(content)
+    tiling = Plan.from_json(content).stages[0].tiling
+    assert tiling is not None
+    assert (tiling.grid, tiling.rows, tiling.columns) == ((1, 2), (1.0,), (0.25, 0.75))
+    assert tiling.borders == (0, 1, 12)
+    written = Plan.from_json(content).to_json()
+    assert Plan.from_json(written) == Plan.from_json(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (tiled_stage(grid=[2, 2]), "stages[0].devices: they have 2 tiles of 4"),
+        (tiled_stage(grid=[2]), "stages[0].grid: expected [rows, columns]"),
+        (tiled_stage(groups=[[0, 1], [2, 12]]), "stages[0].groups[1]: groups [first, end) follow"),
+        (tiled_stage(groups=[[0, 11]]), "stages[0].groups: they end at unit 11, the stage at 12"),
+        (tiled_stage(rows=[0]), "stages[0].rows[0]: expected a number above zero"),
+        (tiled_stage(allocation="samples"), "a tiled stage has a grid and groups, and no other"),
+        (tiled_stage(aligned=1), "stages[0].aligned: expected true or false"),
+    ],
+)
+def test_a_tiled_stage_fits_its_grid(change: Change, message: str) -> None:
+    content = copy.deepcopy(CONTENT)
+    change(content)
+    with pytest.raises(OptionError, match=re.escape(message)):
+        Plan.from_json(content)

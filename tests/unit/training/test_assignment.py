@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.errors import ProtocolError
+from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.tiles.shape import TileShape
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.protocol import EpochKey
 from p2ptrain.training.recovery.version import Version
@@ -51,3 +52,47 @@ def test_a_split_backward_holds_at_least_the_warm_up() -> None:
     bad = assignment(replace(shared(4), warmup=2, held=1))
     with pytest.raises(ProtocolError, match="at least its stage's warm-up"):
         Assignment.from_bytes(bad.to_bytes())
+
+
+TILES = TileShape((0.25, 0.75), (0.5, 0.5), (0, 1, 3))
+
+
+def tiled(*shares: int, first: int = 0, shape: TileShape | None = TILES) -> StagePlace:
+    place = shared(*shares, allocation=Allocation.TILES)
+    return replace(place, first=first, end=first + 3, tiling=shape)
+
+
+def followed(*places: StagePlace) -> Assignment:
+    """With a stage of one device behind."""
+    behind = StagePlace(places[-1].end, places[-1].end + 2, 1, ("d",), (1,))
+    return replace(assignment(places[0]), stages=(*places, behind))
+
+
+def test_a_tiled_stage_survives() -> None:
+    good = followed(tiled(1, 2, 1))
+    assert Assignment.from_bytes(good.to_bytes()) == good
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (followed(tiled(1, 2)), "3 tiles of 3 units, but the grid has 4 of 3"),
+        (followed(replace(tiled(1, 2, 1), end=4)), "4 tiles of 4 units, but the grid has 4 of 3"),
+        (assignment(tiled(1, 2, 1)), "only a first stage is tiled, and others follow"),
+        (followed(shared(2, 2), tiled(1, 2, 1, first=3)), "only a first stage is tiled"),
+        (followed(replace(tiled(1, 3), held=2)), "of a tiled stage is not split"),
+        (followed(tiled(1, 3, shape=None)), "a tiled stage says how its maps are cut"),
+        (followed(replace(shared(1, 3), tiling=TILES)), "and no other does"),
+        (followed(tiled(1, 3, shape=TileShape((1,), (1.0,), (0, 3)))), "4 tiles of 3 units, but"),
+    ],
+)
+def test_a_tiled_stage_fits_its_grid(bad: Assignment, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        Assignment.from_bytes(bad.to_bytes())
+
+
+def test_tiles_are_cut_by_numbers_above_zero() -> None:
+    for wrong in ({"rows": [0.0]}, {"columns": []}, {"borders": [0, 3, 2]}, {"aligned": 1}):
+        fields = {**TILES.fields(), **wrong}
+        with pytest.raises(OptionError):
+            TileShape.read(fields)

@@ -1,0 +1,1 @@
+"""A first stage that several devices compute in tiles of its maps (docs/tiling.md)."""

@@ -1,0 +1,117 @@
+"""Carries out a tiled stage's schedule on one of its devices.
+
+A forward, and a backward, is computing until something of another device is missing, telling
+others, and waiting for what they tell; then on from there. All devices of the stage take the
+micro-batches in the same order, so none waits for one that will never come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from p2ptrain.model.tiles.messages import Message
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.epoch_log import EpochLog
+from p2ptrain.training.inlet import Gathered, Piece, Value
+from p2ptrain.training.live_stage import LiveStage
+from p2ptrain.training.piece_runner import StageTask
+from p2ptrain.training.protocol import RoundOrder
+from p2ptrain.training.rounds import Mode
+from p2ptrain.training.stage_ends import Lines, StageLinks
+from p2ptrain.training.stage_runner import StageRunner
+from p2ptrain.training.tiling.exchange import TileExchange
+from p2ptrain.training.tiling.tiled_stage import TiledStage
+from p2ptrain.training.versions import VersionStore
+
+
+class TiledRunner(StageRunner):
+    """The tiles of one device, for one epoch of synchronous rounds."""
+
+    def __init__(
+        self,
+        task: StageTask,
+        live: LiveStage,
+        links: StageLinks,
+        lines: Lines,
+        compute: ComputeThread,
+        store: VersionStore,
+        log: EpochLog,
+        exchange: TileExchange,
+    ) -> None:
+        """`exchange`: with the stage's other devices; the rest as `StageRunner`."""
+        super().__init__(task, live, links, lines, compute, store, log)
+        assert isinstance(live.stage, TiledStage)
+        self._stage = live.stage
+        self._exchange = exchange
+
+    async def _train(self, order: RoundOrder) -> None:
+        await super()._train(order)
+        self._exchange.round_over(order.round.index)
+
+    async def _evaluate(self, order: RoundOrder) -> float:
+        for piece in self.task.pieces(order.round):
+            inputs, _ = await self._inputs(order, piece)
+            await self._run_forward(piece, inputs)
+            outputs = self._stage.outputs(piece.key.micro_batch, Mode.EVAL)
+            self._stage.forget(piece.key.micro_batch, Mode.EVAL)
+            self._exchange.finished(piece)
+            assert self._lines.forward is not None, "no loss is computed in tiles"
+            await self._lines.forward.put(piece, outputs)
+        self._exchange.round_over(order.round.index)
+        return 0.0
+
+    async def _forward(self, order: RoundOrder, piece: Piece) -> float:
+        """Returns 0.0: no loss is computed in tiles."""
+        inputs, _ = await self._inputs(order, piece)
+        await self._run_forward(piece, inputs)
+        outputs = self._stage.outputs(piece.key.micro_batch, Mode.TRAIN)
+        return await self._give_forward(order, piece, outputs)
+
+    async def _run_forward(self, piece: Piece, inputs: Gathered) -> None:
+        key, mode = piece.key.micro_batch, piece.mode
+
+        def begin() -> list[Message]:
+            if mode is Mode.TRAIN and not self._is_saved:
+                self.live.save()
+                self._is_saved = True
+            images = [value for value in inputs.join() if value is not None]
+            return self._stage.begin_forward(key, mode, images, piece.samples)
+
+        await self._carry(piece, (1, -self.task.index), begin)
+
+    async def _backward(
+        self,
+        order: RoundOrder,
+        piece: Piece,
+        compute: Callable[[int, Sequence[Value]], list[Value]],
+    ) -> None:
+        """`compute` is for stages that compute by themselves."""
+        given = await self._gradients(order, piece)
+        assert given is not None, "no loss is computed in tiles"
+        key = piece.key.micro_batch
+
+        def begin() -> list[Message]:
+            return self._stage.begin_backward(key, given.join())
+
+        await self._carry(piece, (0, self.task.index), begin)
+        self._stage.forget(key, Mode.TRAIN)
+        self._exchange.finished(piece)
+        await self._give_backward(order, piece, [])
+
+    async def _carry(
+        self,
+        piece: Piece,
+        urgency: tuple[int, ...],
+        begin: Callable[[], list[Message]],
+    ) -> None:
+        """Run a forward or backward to its end."""
+        key, mode = piece.key.micro_batch, piece.mode
+        sent = await self._run(urgency, begin)
+        while True:
+            await self._exchange.send(piece, sent)
+            awaited = self._stage.awaits(key, mode)
+            if not awaited:
+                return
+            arrived = await self._exchange.take(piece, awaited)
+            sent = await self._run(urgency, partial(self._stage.receive, key, mode, arrived))

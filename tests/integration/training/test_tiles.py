@@ -1,0 +1,213 @@
+"""A first stage in tiles on several devices computes what plain torch does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from p2ptrain.errors import Error
+from p2ptrain.observe.events import Eval, Event, Step
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.split import BatchSplit
+from p2ptrain.tiles.shape import TileShape
+from p2ptrain.training import household_plan
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.options import TrainOptions
+from tests import reference
+from tests.curves import by_plain_torch, difference
+from tests.integration.training.household import Devices, devices
+from tests.reference import Outcome
+
+TOLERANCE = 1e-8
+
+
+def forced(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: TileShape,
+    shares: Sequence[int],
+    *,
+    behind: str,
+) -> None:
+    """Let every coordinator tile the first units on as many devices as `shares` has, a, b, ...
+
+    The rest is one stage on device `behind`.
+    """
+    monkeypatch.setattr(household_plan, "make_plan", partial(_plan, shape, shares, behind))
+
+
+def _plan(
+    shape: TileShape,
+    shares: Sequence[int],
+    behind: str,
+    profile: Profile,
+    cluster: Cluster,
+    request: PlanRequest,
+) -> Plan:
+    assert request.micro_batch is not None
+    split = BatchSplit(request.batch_size, request.micro_batch)
+    devices = tuple(DeviceShare(name, share) for name, share in zip("abcdef", shares, strict=False))
+    depth = min(2, split.micro_batches)
+    stages = (
+        PlannedStage((0, shape.units), devices, depth, Allocation.TILES, tiling=shape),
+        PlannedStage(
+            (shape.units, len(profile.units)), (DeviceShare(behind, split.micro_batch),), 1
+        ),
+    )
+    peaks = {device.name: 0 for device in cluster.devices}
+    return Plan("forced", split, stages, Predicted(1.0, 1.0, peaks))
+
+
+class Net(nn.Module):
+    """Two normalised blocks with a strided one between them, and a head that cannot be tiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
+        self.two = nn.Sequential(nn.Conv2d(6, 8, 3, stride=2, padding=1), nn.ReLU(inplace=True))
+        self.three = nn.Sequential(nn.Conv2d(8, 9, 3, padding=1), nn.BatchNorm2d(9), nn.Tanh())
+        self.four = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(9, 8, 3, padding=1))
+        self.head = nn.Linear(8 * 4 * 5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Image to classes."""
+        x = self.four(self.three(self.two(self.one(x))))
+        out: Tensor = self.head(x.flatten(1))
+        return out
+
+
+def job(*, micro_batch: int = 4, steps: int = 20, clip: float | None = None) -> Job:
+    """17 x 21 pixels: no grid divides them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = Net().double()
+        data = [
+            (torch.randn(3, 17, 21, dtype=torch.float64), torch.randint(5, ())) for _ in range(24)
+        ]
+    return Job(
+        model=model,
+        data=data,
+        loss=nn.functional.cross_entropy,
+        optimizer=SGD(lr=0.05, momentum=0.9),
+        batch_size=8,
+        micro_batch=micro_batch,
+        epochs=1000,
+        seed=3,
+        clip_grad_norm=clip,
+    )
+
+
+async def trained(household: Devices, what: Job, steps: int) -> Outcome:
+    """Train on it; tile devices are compared after the last update."""
+
+    def listen(event: Event) -> None:
+        household.events.append(event)
+        if isinstance(event, Step) and event.step == steps:
+            check_replicas(household)
+
+    options = TrainOptions(wait_for=len(household.names), steps=steps)
+    await household.holder_run(what, options, listen).run()
+    assert isinstance(what.model, nn.Module)
+    state = what.model.state_dict()
+    copies = {name: tensor.detach().clone() for name, tensor in state.items()}
+    return Outcome(list(household.losses), copies)
+
+
+def check_replicas(household: Devices) -> None:
+    """Every device of a stage holds the same bits."""
+    states: dict[int, Mapping[str, Tensor]] = {}
+    for member in household.members.values():
+        engagement = member.service.engagement
+        for index, runner in engagement.runners.items() if engagement else ():
+            state = runner.live.copied({})
+            first = states.setdefault(index, state)
+            for name, tensor in state.items():
+                assert torch.equal(first[name], tensor), (index, name)
+
+
+GRIDS = {
+    "1x2": (TileShape((1.0,), (0.4, 0.6), (0, 1, 2, 3)), (1, 1)),
+    "1x2 in pairs": (TileShape((1.0,), (0.4, 0.6), (0, 2, 3)), (1, 1)),
+    "2x2": (TileShape((0.6, 0.4), (0.45, 0.55), (0, 1, 2, 3)), (1, 1, 1, 1)),
+    "2x2, proportional": (
+        TileShape((0.6, 0.4), (0.45, 0.55), (0, 1, 3), aligned=False),
+        (1, 1, 1, 1),
+    ),
+    "2x2 on two devices": (TileShape((0.5, 0.5), (0.45, 0.55), (0, 2, 3)), (3, 1)),
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+async def test_tiles_train_as_plain_torch(monkeypatch: pytest.MonkeyPatch, grid: str) -> None:
+    shape, shares = GRIDS[grid]
+    forced(monkeypatch, shape, shares, behind="abcdef"[len(shares)])
+    async with devices(len(shares) + 1) as household:
+        ours = await trained(household, job(), 20)
+    found = difference(ours, by_plain_torch(job(), 20))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
+
+
+@pytest.mark.parametrize("behind", ["a", "b", "c"])
+async def test_the_rest_may_follow_on_a_device_that_has_tiles(
+    monkeypatch: pytest.MonkeyPatch, behind: str
+) -> None:
+    """Also with clipping, and a last micro-batch of two samples."""
+    shape, shares = GRIDS["1x2 in pairs"]
+    forced(monkeypatch, shape, shares, behind=behind)
+    async with devices(3) as household:
+        ours = await trained(household, job(micro_batch=3, clip=0.5), 6)
+    found = difference(ours, by_plain_torch(job(micro_batch=3, clip=0.5), 6))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
+
+
+async def test_evaluations_are_tiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By running statistics, which all tiles have; with a smaller last micro-batch."""
+    shape, shares = GRIDS["2x2 on two devices"]
+    forced(monkeypatch, shape, shares, behind="c")
+    what = job()
+    evaluated = what.data[:11]  # type: ignore[index]
+    async with devices(3) as household:
+        await trained(household, replace(what, eval_data=evaluated), 4)
+    *_, told = [event for event in household.events if isinstance(event, Eval)]
+    inputs, targets = reference.stack(evaluated)
+    assert isinstance(what.model, nn.Module)
+    with torch.no_grad():
+        what.model.eval()
+        expected = what.loss(reference.call(what.model, inputs), targets).item()
+    assert told.metrics["loss"] == pytest.approx(expected, abs=1e-9)
+
+
+async def test_images_keep_their_size_within_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, shares = GRIDS["1x2"]
+    forced(monkeypatch, shape, shares, behind="c")
+    what = job()
+    large = [(torch.zeros(3, 18, 22, dtype=torch.float64), torch.tensor(0))] * 4
+    async with devices(3) as household:
+        with pytest.raises(Error, match="images must keep their size within a job"):
+            await trained(household, replace(what, eval_data=large), 4)
+
+
+async def test_a_grid_that_does_not_fit_names_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = TileShape((0.48, 0.04, 0.48), (1.0,), (0, 1, 3), aligned=False)
+    forced(monkeypatch, shape, (2, 1), behind="a")
+    async with devices(2) as household:
+        with pytest.raises(Error, match=r"narrower than the halo that units two\.0 to"):
+            await trained(household, job(), 4)
+
+
+async def test_units_that_cannot_be_tiled_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = TileShape((0.5, 0.5), (1.0,), (0, 4))
+    forced(monkeypatch, shape, (1, 1), behind="a")
+    async with devices(2) as household:
+        with pytest.raises(Error, match=r"tiling ends in unit four.1 at flatten"):
+            await trained(household, job(), 4)
