@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
+from p2ptrain.plan.allocation import EVERY_ALLOCATION
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.replanning.cuts import Cuts, Order
 from p2ptrain.plan.replanning.reshape import Reshaper
@@ -30,7 +30,7 @@ def questions(draw: st.DrawFn) -> tuple[CostModel, list[Order], list[int], bool]
     parts = [Part((device,)) for device in draw(st.permutations(inner))]
     if len(parts) > 2 and draw(st.booleans()):
         pair = (*parts[0].devices, *parts[1].devices)
-        parts[:2] = [Part(pair, draw(st.sampled_from(list(Allocation))))]
+        parts[:2] = [Part(pair, draw(st.sampled_from(sorted(EVERY_ALLOCATION))))]
     ends = [Part((cost.holder,))] if private else []
     reshaper = Reshaper(frozenset(), private, EVERY_ALLOCATION, cost.unit_count, cost.holder)
     orders = reshaper.near((*ends, *parts, *ends), [], 12)
