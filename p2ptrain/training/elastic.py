@@ -89,6 +89,7 @@ class Elasticity:
         self._watch: DriftWatch | None = None
         self._round_at = monotonic()
         self._proposed: tuple[Reason, Mapping[str, Any]] | None = None
+        self._was_asked_for: Reason | None = None
         self._tasks = OwnedTasks(_on_failed)
         self._looking: asyncio.Task[None] | None = None
         self._due: asyncio.TimerHandle | None = None
@@ -122,7 +123,7 @@ class Elasticity:
     def asked(self, ask: ChangeAsk) -> Mapping[str, Any] | None:
         """An epoch is asked for; returns the plan that was found for it already."""
         self._cancel_look()
-        self._watch = None
+        self._watch, self._was_asked_for = None, ask.reason
         measures = ask.reason in (Reason.START, Reason.FAILURE)
         self._post(rules.Asked(ask.alive if measures else frozenset()))
         if self._proposed is None or self._proposed[0] is not ask.reason:
@@ -137,7 +138,8 @@ class Elasticity:
         if self._expected.keys() == set(_seats(answer)):
             self._watch = DriftWatch(self._expected)
         self._round_at = monotonic()
-        self._post(rules.Began(frozenset(answer.assignment.devices)))
+        in_haste = self._was_asked_for is Reason.FAILURE and bool(answer.expected)
+        self._post(rules.Began(frozenset(answer.assignment.devices), in_haste))
 
     def busy(self, spans: Mapping[Seat, Span], *, copying: bool) -> None:
         """What a round of training has taken; `copying`: beside copies of stages on their way."""
@@ -158,7 +160,8 @@ class Elasticity:
         self._expected = as_they_are(self._expected, look.busy)
         self._watch.settle(self._expected)
         # A plan that was asked for by name is obeyed as long as devices do what it expects.
-        if self._planning.planner == "auto" or any(is_off(f) for f in factors.values()):
+        off = any(is_off(factor) for factor in factors.values())
+        if self._planning.planner == "auto" or self._core.in_haste or off:
             self._post(rules.Drifted())
 
     # -- leaving ---------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.replanning.heavy import respipe
+from p2ptrain.plan.replanning.light import THOROUGH
 from p2ptrain.plan.replanning.replan import fixed, replan
 from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import Mode, PlanRequest
@@ -163,7 +164,13 @@ def plan_change(
         if recovery is Recovery.RESPIPE and not household.leaving:  # it takes part of nobody alive
             return respipe(profile, cluster, present, wanted, replicas=replicas).plan
         return replan(
-            profile, cluster, present, wanted, replicas=replicas, repay_seconds=repay_seconds
+            profile,
+            cluster,
+            present,
+            wanted,
+            replicas=replicas,
+            effort=THOROUGH if repay_seconds is None else None,  # nobody waits
+            repay_seconds=repay_seconds,
         ).plan
 
     return _within_memory(request, household, change)

@@ -5,6 +5,9 @@
                         cannot hold the work: then it hears so
     a drift look        look ──► it pays: change
 
+A plan that was made after a death, while everybody waited, is one that can begin soon. The first
+drift look looks for the best one then, whatever was changed for lately.
+
 To look is to ask the coordinator, while training goes on, for what it would do now. One look at a
 time: a leave overtakes every other, a device that appears a drift look; what was overtaken is tried
 again. What is found counts only while the plan it was asked for is in force. Pure: feed events and
@@ -75,9 +78,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A plan is in force on these devices."""
+    """A plan is in force on these devices.
+
+    Attributes:
+        in_haste: it is a new one that was made while training stood still.
+    """
 
     devices: frozenset[str]
+    in_haste: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +160,13 @@ class ElasticCore:
     Args:
         holder: own id.
         replans: whether the plan may change although nobody came or left.
+
+    Attributes:
+        in_haste: the plan in force was made to go on soon, and has not been looked at since.
     """
 
     def __init__(self, holder: str, *, replans: bool = True) -> None:
+        self.in_haste = False
         self._replans = replans
         self._alive = {holder}
         self._new: dict[str, float] = {}  # alive, no plan was made with it in sight: since when
@@ -194,9 +206,10 @@ class ElasticCore:
             case Asked(considered):
                 self._asked = considered
                 self._end()
-            case Began(devices):
+            case Began(devices, in_haste):
                 self._end()
                 self._devices = devices
+                self.in_haste = self.in_haste or in_haste
                 self._forget_new(self._asked | devices)
                 self._let_go(self._leaving - devices)
             case Answered() | Unanswered():
@@ -279,8 +292,10 @@ class ElasticCore:
         is_drift = reason is Reason.DRIFT
         self._look, self._in_sight = reason, frozenset(self._alive)
         self._drifted = self._drifted and not is_drift
-        # who comes is not kept out because speeds flickered, or somebody else came before
-        ages = tuple(self._now - moved for moved in self._moves) if is_drift else ()
+        # who comes is not kept out because speeds flickered, or somebody else came before; nor is
+        # what had to be found in haste kept for that
+        counts = is_drift and not self.in_haste
+        ages = tuple(self._now - moved for moved in self._moves) if counts else ()
         self._out.append(LookNow(self._number, reason, frozenset(self._leaving), ages))
 
     def _on_answer(self, event: Answered | Unanswered) -> None:
@@ -297,6 +312,7 @@ class ElasticCore:
         else:
             self._forget_new(self._in_sight)
             self._move(event.devices)
+            self.in_haste = False
 
     def _let_go(self, devices: Collection[str]) -> None:
         """They go in any case, by a plan that was found now or is found then."""
@@ -318,5 +334,6 @@ class ElasticCore:
         if set(devices) - self._devices:
             self._out.append(ChangePlan(Reason.JOIN))
         elif self._replans:
-            self._moves.append(self._now)
+            if not self.in_haste:
+                self._moves.append(self._now)
             self._out.append(ChangePlan(Reason.DRIFT))

@@ -251,6 +251,34 @@ def test_changes_that_nothing_forced_are_remembered() -> None:
     assert look(core.handle(Drifted(), 12.0)).moved_seconds_ago == (10.0,)
 
 
+def test_what_was_planned_in_haste_is_looked_at_once_whatever_was_changed_lately() -> None:
+    core = begun()
+    found = look(core.handle(Drifted(), 1.0))
+    core.handle(Answered(found.number, AB), 2.0)
+    core.handle(Asked(AB), 2.0)
+    core.handle(Began(AB, in_haste=True), 3.0)
+    assert core.in_haste
+    found = look(core.handle(Drifted(), 12.0))
+    assert found.moved_seconds_ago == ()
+    assert core.handle(Answered(found.number, AB), 13.0) == [ChangePlan(Reason.DRIFT)]
+    core.handle(Asked(AB), 13.0)
+    core.handle(Began(AB), 14.0)
+    assert not core.in_haste
+    later = look(core.handle(Drifted(), 22.0))
+    assert later.moved_seconds_ago == (20.0,)  # the one in between does not count
+
+
+def test_a_look_that_fails_leaves_what_was_planned_in_haste_to_the_next() -> None:
+    core = begun()
+    core.handle(Began(AB, in_haste=True), 3.0)
+    found = look(core.handle(Drifted(), 12.0))
+    core.handle(Unanswered(found.number), 13.0)
+    assert core.in_haste
+    found = look(core.handle(Drifted(), 32.0))
+    core.handle(Answered(found.number, frozenset()), 33.0)
+    assert not core.in_haste
+
+
 _devices = st.sampled_from(["b", "c", "d"])
 _sets = st.frozensets(_devices).map(lambda some: some | {"a"})
 _events: st.SearchStrategy[ElasticEvent] = st.one_of(
