@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,6 @@ from tools.testbed import EmulatedDevice, Testbed
 SCRIPT = str(Path(__file__).parents[1] / "recovery_times_job.py")
 CODE = "48151623"
 START_SECONDS = 150.0
-LOAD_SECONDS = 6.0
-"""A device that starts has a whole core for so long: it loads torch."""
 MEMORY_EVERY_SECONDS = 5.0
 
 
@@ -45,6 +44,12 @@ class Settings:
     job: Sequence[str] = ("width=128", "layers=14")
     longest: float = 15.0
     diary: Path | None = None
+
+    @property
+    def spare(self) -> float:
+        """Of a core, what a device may have while the others train with theirs."""
+        beside = -(-self.devices // len(os.sched_getaffinity(0))) - 1
+        return max(self.share, 1 - beside * self.share)
 
 
 @dataclass
@@ -157,9 +162,10 @@ class Chaos:
     def _fate(self, devices: Sequence[str]) -> Fate:
         return Fate(devices, self._settings.seed, longest=self._settings.longest)
 
-    async def _join(self, household: Household, name: str) -> None:
+    async def _join(self, household: Household, name: str, cores: float = 1.0) -> None:
+        """`cores`: what it has while it loads torch."""
         device = self._emulated[name]
-        device.lift()
+        device.lift(cores)
         self._processes[name] = await household.start(name, "join", "--code", CODE)
         await self._processes[name].expect("ready", START_SECONDS)
         device.limit()
@@ -185,14 +191,14 @@ class Chaos:
             await asyncio.sleep(min(1.0, due - now, end - now))
 
     async def _befall(self, household: Household, misfortune: Misfortune) -> None:
-        name = misfortune.device
+        settings, name = self._settings, misfortune.device
         device = self._emulated[name]
         match misfortune.kind:
             case Kind.KILL:
                 device.kill()
                 await asyncio.sleep(misfortune.seconds)
                 await self._processes[name].close()
-                await self._join(household, name)
+                await self._join(household, name, settings.spare)
             case Kind.FREEZE:
                 device.freeze()
                 await asyncio.sleep(misfortune.seconds)

@@ -16,7 +16,6 @@ from tools.testbed.quota import Quota
 from tools.testbed.record import DeviceRecord
 
 _ONE_THREAD = 'OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MKL_NUM_THREADS="${MKL_NUM_THREADS:-1}"'
-_WHOLE_CORE = Quota.of_share(1.0)
 
 
 class EmulatedDevice:
@@ -85,9 +84,9 @@ class EmulatedDevice:
         self._change(cores=cores)
         self.limit()
 
-    def lift(self) -> None:
-        """Give it a whole core for now, such as while it loads torch."""
-        self._group.set_quota(_WHOLE_CORE)
+    def lift(self, cores: float = 1.0) -> None:
+        """Give it a whole core for now, such as while it loads torch; or as much as is to spare."""
+        self._group.set_quota(Quota.of_share(cores))
 
     def limit(self) -> None:
         """Hold it to its share again."""
