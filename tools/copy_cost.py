@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 from p2ptrain.mesh.mesh import NetworkMesh  # noqa: E402
 from p2ptrain.model.wire import copy_into  # noqa: E402
 from p2ptrain.net.message import Priority  # noqa: E402
-from p2ptrain.training.collecting import READ_LIMIT_BYTES  # noqa: E402
 from p2ptrain.training.digests import Digest, digests_of  # noqa: E402
+from p2ptrain.training.recovery.copy_pace import READ_LIMIT_BYTES  # noqa: E402
 from p2ptrain.training.state_reading import StateReading, StateRequest  # noqa: E402
 from p2ptrain.training.state_transfer import StateServer  # noqa: E402
 from tests.unit.mesh.household import Household, household  # noqa: E402

@@ -20,12 +20,12 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Priority
 from p2ptrain.training.budget import available_memory_bytes, is_out_of_memory
-from p2ptrain.training.digests import CHUNK_BYTES, Digest
+from p2ptrain.training.digests import Digest
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.job_store import JobStore
 from p2ptrain.training.recovery import device_events as rules
 from p2ptrain.training.recovery import device_instructions as to_do
-from p2ptrain.training.recovery.cadence import REPLAY_LIMIT_SECONDS
+from p2ptrain.training.recovery.copy_pace import Pacing, ReadRates, paced_seconds
 from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.state_reading import Pace, StateReading, StateRequest
 from p2ptrain.training.state_transfer import Check
@@ -33,45 +33,7 @@ from p2ptrain.training.versions import Named, VersionStore
 
 log = get_logger(__name__)
 
-PACED_SHARE = 0.05
-"""Of the time between two offers: what dies meanwhile goes back to the version before. Evenly, but
-early: later reads cost as much as sooner ones."""
-PACED_LIMIT_SECONDS = PACED_SHARE * REPLAY_LIMIT_SECONDS
-"""Most of it: after a long pause in training the next copy would take longer than it is awaited."""
-
-READ_SECONDS = 0.1
-"""Of link time in one read: what waits in the network's own queues holds up heartbeats too."""
-READ_LIMIT_BYTES = 2 << 20
-"""Larger: fewer requests, each of which costs as much as some 100 KiB. Smaller: a tensor for
-training finds less before it at the reader, which takes milliseconds for it while it computes."""
-
 _Units = tuple[int, int]
-
-
-class Pacing:
-    """When reads are due, so that they spread evenly over a time. Pure: time is an argument."""
-
-    def __init__(self, begun: float, seconds: float) -> None:
-        self._begun = begun
-        self._seconds = seconds
-        self._total_bytes = 0
-
-    def wait_seconds(self, left_bytes: int, now: float) -> float:
-        """How long the next read waits, when `left_bytes` have to be read, its own included."""
-        self._total_bytes = max(self._total_bytes, left_bytes)
-        done = 1 - left_bytes / self._total_bytes if self._total_bytes else 1.0
-        return max(self._begun + done * self._seconds - now, 0.0)
-
-
-def paced_seconds(since_last: float) -> float:
-    """How long to read a copy, so many seconds after the one before was offered."""
-    return min(PACED_SHARE * since_last, PACED_LIMIT_SECONDS)
-
-
-def read_bytes(bytes_per_s: float | None) -> int:
-    """How much is read at once from a device whose last read came at that rate."""
-    wanted = READ_SECONDS * (bytes_per_s or 0.0)
-    return min(max(int(wanted), CHUNK_BYTES), READ_LIMIT_BYTES)
 
 
 class Collecting:
@@ -96,7 +58,7 @@ class Collecting:
         self._tell = tell
         self._clock = asyncio.get_running_loop().time
         self._offered: dict[_Units, float] = {}  # when the newest offer of each stage came
-        self._rates: dict[str, float] = {}  # bytes/s of the last read of a chunk or more, by owner
+        self._rates = ReadRates()
         self._tasks: dict[_Units, asyncio.Task[None]] = {}
 
     def collect(self, order: to_do.Collect, nbytes: int) -> None:
@@ -158,7 +120,7 @@ class Collecting:
             order.first,
             order.end,
             priority=Priority.REPLICA,
-            range_bytes=lambda: read_bytes(self._rates.get(order.owner)),
+            range_bytes=lambda: self._rates.next_read_bytes(order.owner),
             reads_in_flight=1,
         )
         await reading.read_from(request)
@@ -201,9 +163,8 @@ class Collecting:
 
         async def pace(left_bytes: int) -> None:
             nonlocal begun, left_before
-            read = left_before - left_bytes
-            if read >= CHUNK_BYTES:  # what is smaller takes as long as a message does
-                self._rates[owner] = read / max(self._clock() - begun, 1e-6)
+            if left_before > left_bytes:
+                self._rates.read(owner, left_before - left_bytes, self._clock() - begun)
             if failpoints.armed:
                 await failpoints.reach("replica.read.between", device=self._mesh.self_id)
             seconds = pacing.wait_seconds(left_bytes, self._clock())

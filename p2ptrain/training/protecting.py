@@ -15,6 +15,7 @@ from p2ptrain.training.household_plan import Candidate, overheads_of
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import to_profile
 from p2ptrain.training.recovery.cadence import CopyCost, Transfer
+from p2ptrain.training.recovery.copy_pace import read_bytes
 from p2ptrain.training.recovery.placed import PlacedStage
 from p2ptrain.training.recovery.protect import (
     SLOTS,
@@ -31,6 +32,9 @@ DIGESTS_AN_UPDATE_BYTE = 0.5
 COPIES_A_MESSAGE_BYTE = 0.16
 """A byte of megabytes that are read at a time, in the measure of one among small messages: a third
 of the processor time (`tools/copy_cost.py`), of which a device with two cores waits for half."""
+MESSAGES_A_COPY = 4
+"""At the owner as at the keeper: the offer, the manifest's two, and what the holder hears of it."""
+MESSAGES_A_READ = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,10 @@ def protected(
     if all(stage.copies_to is None for stage in found.stages):
         return Protected(found.stages, None, warnings)
     overheads = {device: overheads_of(one) or REFERENCE for device, one in candidates.items()}
+    ways = [_way(stage, names, links) for stage in found.stages]
     cost = CopyCost(
-        cpu_seconds=_cpu_seconds(found, sizes, overheads),
-        transfers=tuple(_transfers(found, sizes, profile, plan, names, links)),
+        cpu_seconds=_cpu_seconds(found, sizes, overheads, ways),
+        transfers=tuple(_transfers(found, sizes, profile, plan, ways)),
         round_seconds=plan.predicted.round_seconds,
     )
     return Protected(found.stages, cost, warnings)
@@ -104,12 +109,23 @@ def _warning(missing: Unprotected, names: Mapping[str, str]) -> str:
     )
 
 
+def _way(
+    stage: PlacedStage, names: Mapping[str, str], links: Mapping[tuple[str, str], Link]
+) -> Link | None:
+    """From who has the stage to who keeps its copy."""
+    keeper = stage.copies_to
+    return None if keeper is None else links.get((names[stage.devices[0]], names[keeper]))
+
+
 def _cpu_seconds(
-    found: Protection, sizes: Sequence[int], overheads: Mapping[str, Overheads]
+    found: Protection,
+    sizes: Sequence[int],
+    overheads: Mapping[str, Overheads],
+    ways: Sequence[Link | None],
 ) -> float:
     """Of the device that one version costs most."""
     spent: dict[str, float] = defaultdict(float)
-    for stage, size in zip(found.stages, sizes, strict=True):
+    for stage, size, way in zip(found.stages, sizes, ways, strict=True):
         for device in stage.devices:
             spent[device] += size * COPIES_AN_UPDATE_BYTE * overheads[device].update_byte_seconds
         if stage.copies_to is not None:
@@ -117,7 +133,14 @@ def _cpu_seconds(
                 its = overheads[device]
                 digest = DIGESTS_AN_UPDATE_BYTE * its.update_byte_seconds
                 spent[device] += size * (digest + COPIES_A_MESSAGE_BYTE * its.byte_seconds)
+                spent[device] += _messages(size, way) * its.message_seconds
     return max(spent.values(), default=0.0)
+
+
+def _messages(size_bytes: int, way: Link | None) -> int:
+    """That one copy takes, at either end."""
+    reads = -(-size_bytes // read_bytes(way.bytes_per_s if way is not None else 0.0))
+    return MESSAGES_A_COPY + MESSAGES_A_READ * max(reads, 1)
 
 
 def _transfers(
@@ -125,21 +148,19 @@ def _transfers(
     sizes: Sequence[int],
     profile: Profile,
     plan: Plan,
-    names: Mapping[str, str],
-    links: Mapping[tuple[str, str], Link],
+    ways: Sequence[Link | None],
 ) -> list[Transfer]:
     batch = plan.split.batch_size if plan.mode is Mode.SYNC else plan.micro_batch
     transfers = []
-    for p, (stage, size) in enumerate(zip(found.stages, sizes, strict=True)):
+    for p, (stage, size, way) in enumerate(zip(found.stages, sizes, ways, strict=True)):
         keeper = stage.copies_to
-        link = links.get((names[stage.devices[0]], names[keeper])) if keeper is not None else None
-        if keeper is None or link is None:
+        if way is None:
             continue
         crossing = 0
         if p + 1 < len(found.stages) and keeper in found.stages[p + 1].devices:
             crossing = profile.units[stage.end - 1].output_bytes
         elif p and keeper in found.stages[p - 1].devices:
             crossing = profile.units[stage.first - 1].output_bytes
-        rate = link.bytes_per_s
+        rate = way.bytes_per_s
         transfers.append(Transfer(size / rate, batch * crossing / rate))
     return transfers

@@ -19,7 +19,6 @@ from p2ptrain.model.wire import pack
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Recovered, Step
 from p2ptrain.training import collecting
-from p2ptrain.training.collecting import Pacing, paced_seconds
 from p2ptrain.training.digests import digests_of
 from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.job import Job
@@ -29,7 +28,6 @@ from p2ptrain.training.protocol import (
     ReplicaKept,
     RoundOrder,
 )
-from p2ptrain.training.recovery.cadence import CopyCost, ReplicaCadence
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.protect import SLOTS_WITH_CHECKPOINTS
 from p2ptrain.training.recovery.version import Version
@@ -360,18 +358,3 @@ async def test_a_copy_that_has_changed_in_memory_is_not_gone_back_to(
         await dying.train(job)
         assert_undisturbed(household, job, wanted)
         assert account.versions == [Version(0, 0), Version(0, 0)]
-
-
-def test_reads_spread_over_the_time_there_is() -> None:
-    pacing = Pacing(begun=100.0, seconds=10.0)
-    assert pacing.wait_seconds(1000, now=100.0) == 0.0
-    assert pacing.wait_seconds(500, now=101.0) == 4.0
-    assert pacing.wait_seconds(100, now=109.5) == 0.0
-    assert pacing.wait_seconds(0, now=103.0) == 7.0
-    assert Pacing(5.0, 0.0).wait_seconds(0, now=5.0) == 0.0
-
-
-def test_after_a_long_pause_a_copy_is_here_before_anybody_gives_it_up() -> None:
-    awaited = ReplicaCadence(CopyCost(0.1, (), 1.0), 0, now=0.0).patience_seconds
-    assert paced_seconds(10.0) == 10.0 * collecting.PACED_SHARE
-    assert paced_seconds(3600.0) < awaited

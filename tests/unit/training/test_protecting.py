@@ -14,6 +14,8 @@ from p2ptrain.training.protecting import (
     COPIES_A_MESSAGE_BYTE,
     COPIES_AN_UPDATE_BYTE,
     DIGESTS_AN_UPDATE_BYTE,
+    MESSAGES_A_COPY,
+    MESSAGES_A_READ,
     Protected,
     protected,
 )
@@ -75,7 +77,8 @@ def test_neighbours_keep_and_the_cost_is_that_of_the_device_with_most_of_it() ->
         * (600 + 1000 + 400)
         * (DIGESTS_AN_UPDATE_BYTE * update + COPIES_A_MESSAGE_BYTE * byte)
     )
-    assert safe.cost.cpu_seconds == pytest.approx(copied + passed)
+    messages = 3 * (MESSAGES_A_COPY + MESSAGES_A_READ) * REFERENCE.message_seconds
+    assert safe.cost.cpu_seconds == pytest.approx(copied + passed + messages)
     ways = [(t.seconds, t.busy_seconds) for t in safe.cost.transfers]
     # beside the round's 16 samples of what crosses the cut between the two
     assert ways == [
