@@ -22,9 +22,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain._version import __version__
-from p2ptrain.errors import InternalError, OptionError
+from p2ptrain.errors import InternalError, OptionError, PeerError
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.default_folder import default_state_dir
+from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.mesh.state_folder import StateFolder
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 LEAVE_SECONDS = 30.0
 """Longest wait until the others have taken over what this device did for them."""
+LINK_SECONDS = 3.0
+"""For the measuring of one link: several may be slow, and somebody waits."""
 
 
 class Node:
@@ -204,6 +207,27 @@ class Node:
         """Bytes that the link to a member has carried, where there is one."""
         counters = self._mesh.link_statistics(member.id)
         return {} if counters is None else dataclasses.asdict(counters)
+
+    async def links(self) -> list[dict[str, Any]]:
+        """How fast the links to the other members are, measured now, one after the other.
+
+        It never delays training: a link that is busy shows the rate that is left.
+
+        Returns:
+            name, id, bytes_per_s and latency_s from here to there; `error` where nothing passes.
+        """
+        alive = [m for m in self._mesh.members.values() if m.state is MemberState.ALIVE]
+        others = [m for m in alive if m.id != self._mesh.self_id]
+        return [await self._link_to(m) for m in sorted(others, key=lambda m: (m.name, m.id))]
+
+    async def _link_to(self, member: Member) -> dict[str, Any]:
+        place = {"name": member.name, "id": member.id}
+        try:
+            async with asyncio.timeout(LINK_SECONDS):
+                speed = await self._mesh.measure_link(member.id)
+        except (PeerError, TimeoutError) as error:
+            return {**place, "error": str(error) or "it took too long"}
+        return {**place, **dataclasses.asdict(speed)}
 
     def trains_for(self) -> str | None:
         """Name of the device whose job this one has a part in now; None without one."""

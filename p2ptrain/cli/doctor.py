@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Looks at this device and its network: versions, clock, memory, the state folder, the network
-interfaces, whether multicast works on each, and which other devices are heard within three
-seconds. Each line is ok, warn or bad, and says what to do."""
+interfaces, a firewall, whether multicast works on each interface, which other devices are heard
+within three seconds, and, where `join` runs here, how fast the links to the other members are. Each
+line is ok, warn or bad, and says what to do."""
 
 
 def add_parser(commands: Any) -> None:
@@ -49,7 +50,7 @@ async def _examine(folder: Path, output: Output) -> None:
 
 
 async def _checks(folder: Path) -> AsyncIterator[Check]:
-    from p2ptrain.cli.checks import machine, multicast, network
+    from p2ptrain.cli.checks import firewall, links, machine, multicast, network
 
     for check in machine.versions():
         yield check
@@ -58,9 +59,12 @@ async def _checks(folder: Path) -> AsyncIterator[Check]:
     yield machine.state_folder(folder)
     for check in network.interfaces():
         yield check
+    yield firewall.firewall()
     for check in await multicast.echoes():
         yield check
     for check in await multicast.neighbours():
+        yield check
+    for check in await links.links(folder):
         yield check
 
 

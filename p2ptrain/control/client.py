@@ -63,6 +63,10 @@ class ControlClient:
         """`Node.devices()` of the member."""
         return list(await self._ask("GET", "/devices"))
 
+    async def links(self) -> list[dict[str, Any]]:
+        """`Node.links()` of the member."""
+        return list(await self._ask("GET", "/links"))
+
     async def invite(self) -> str:
         """Open the member's pairing window; returns the code."""
         return str((await self._ask("POST", "/invite"))["code"])

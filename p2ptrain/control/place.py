@@ -34,6 +34,9 @@ class Member(Protocol):
     def devices(self) -> Sequence[Mapping[str, Any]]:
         """The trusted devices."""
 
+    async def links(self) -> Sequence[Mapping[str, Any]]:
+        """How fast the links to the other members are, measured now."""
+
     async def remove(self, name: str) -> None:
         """Revoke a device at once."""
 

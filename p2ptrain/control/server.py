@@ -107,6 +107,7 @@ class ControlServer:
         app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[self._guard])
         app.router.add_get("/status", self._status)
         app.router.add_get("/devices", self._devices)
+        app.router.add_get("/links", self._links)
         app.router.add_post("/invite", self._invite)
         app.router.add_post("/remove", self._remove)
         app.router.add_get("/step-aside", self._step_aside)
@@ -142,6 +143,9 @@ class ControlServer:
 
     async def _devices(self, request: web.Request) -> web.Response:
         return web.json_response([dict(device) for device in self._member().devices()])
+
+    async def _links(self, request: web.Request) -> web.Response:
+        return web.json_response([dict(link) for link in await self._member().links()])
 
     async def _invite(self, request: web.Request) -> web.Response:
         return web.json_response({"code": self._member().invite()})

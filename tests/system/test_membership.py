@@ -150,3 +150,19 @@ async def test_doctor_looks_at_versions_interfaces_and_multicast(household: Hous
         assert subject in subjects
     assert any(subject.startswith("interface") for subject in subjects)
     assert any(subject.startswith("multicast on") for subject in subjects)
+    assert "firewall" in subjects
+    links = answer.events[-1]
+    assert (links["subject"], links["verdict"]) == ("links", "ok")
+    assert "start `p2ptrain join`" in links["found"]
+
+
+async def test_doctor_measures_the_links_of_the_member_that_runs_here(
+    household: Household,
+) -> None:
+    first = await household.start("a", "join", "--code", CODE)
+    second = await household.start("b", "join", "--code", CODE)
+    await _all_alive(first, second)
+    answer = await household.ask("a", "doctor")
+    link = answer.events[-1]
+    assert (link["subject"], link["verdict"]) == ("link to b", "ok"), link
+    assert "Mbit/s" in link["found"]

@@ -37,6 +37,9 @@ class FakeMember:
     def devices(self) -> Sequence[Mapping[str, Any]]:
         return [{"name": "pi", "id": "00"}]
 
+    async def links(self) -> Sequence[Mapping[str, Any]]:
+        return [{"name": "pi", "bytes_per_s": 1e7, "latency_s": 0.001}]
+
     def trains_for(self) -> str | None:
         return self.holder
 
@@ -75,6 +78,7 @@ async def client(server: ControlServer, tmp_path: Path) -> AsyncIterator[Control
 async def test_questions_are_answered(client: ControlClient, member: FakeMember) -> None:
     assert await client.status() == {"name": "laptop", "members": []}
     assert await client.devices() == [{"name": "pi", "id": "00"}]
+    assert await client.links() == [{"name": "pi", "bytes_per_s": 1e7, "latency_s": 0.001}]
     assert await client.invite() == "12345678"
     await client.remove("pi")
     assert member.removed == ["pi"]
