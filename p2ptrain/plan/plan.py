@@ -145,7 +145,7 @@ class Plan:
         predicted = _predicted(entry["predicted"], f"{where}.predicted")
         mode = _mode(entry.get("mode", "sync"), f"{where}.mode")
         if mode is Mode.ASYNC:
-            batch_size = (batch_size or size) * count
+            batch_size = size * count  # whatever travels together, a whole mini-batch or a piece
         split = BatchSplit(batch_size or _batch_size(size, count, predicted), size)
         if split.micro_batches != count:
             raise OptionError(

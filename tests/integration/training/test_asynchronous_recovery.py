@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.plan.versions import Weights
 from p2ptrain.training import job_memory
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.kept_versions import KeptVersions
@@ -16,7 +17,7 @@ from tests.integration.training.delayed import by_formula, delayed_job, options
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import assert_same_weights, steps_of
 
-STASHED = Asynchrony()
+STASHED, TWO_VERSIONS = Asynchrony(), Asynchrony(Weights.DOUBLE)
 STEPS = 60
 
 
@@ -47,14 +48,15 @@ class Killing:
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("b", STASHED), ("c", STASHED), ("b", Asynchrony(aggregate=1))],
+    [("b", STASHED), ("c", STASHED), ("b", Asynchrony(aggregate=1)), ("b", TWO_VERSIONS)],
 )
 async def test_a_death_goes_back_to_a_cut_through_all_stages(
     name: str, how: Asynchrony, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From there the pipeline begins empty: to the bit what the formula gives with that cut."""
     torch.set_num_threads(1)
-    job = delayed_job()
+    piece = 2 if how is TWO_VERSIONS else None
+    job = delayed_job(micro_batch=piece)
     async with devices(3) as household:
         killing = Killing(household, name)
         killing.watch(monkeypatch)
@@ -75,7 +77,9 @@ async def test_a_death_goes_back_to_a_cut_through_all_stages(
     ]
     first, last = cuts[0], cuts[-1]
     assert (len(first), len(last)) == (3, 2)
-    undisturbed = by_formula(delayed_job(), first, how, told)
-    disturbed = by_formula(delayed_job(), first, how, STEPS, empty={recovered.version: last})
+    undisturbed = by_formula(delayed_job(), first, how, told, micro_batch=piece)
+    disturbed = by_formula(
+        delayed_job(), first, how, STEPS, {recovered.version: last}, micro_batch=piece
+    )
     assert household.losses == undisturbed.losses + disturbed.losses[told:]
     assert_same_weights(job, disturbed)
