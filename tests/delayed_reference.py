@@ -129,11 +129,18 @@ def train(
     loss: Callable[[Any, Any], Tensor],
     names: Names,
     recipe: Recipe,
+    updated: Callable[[int], object] = lambda updates: None,
 ) -> Outcome:
-    """Train `model` in place; names of parameters by stage say how it is cut."""
+    """Train `model` in place; names of parameters by stage say how it is cut.
+
+    `updated` is called after each update with their number; `model` has the newest weights then.
+    """
     model.train()
     trainer = _Trainer(model, loss, names, recipe)
-    losses = [trainer.step(t, pieces) for t, pieces in enumerate(batches(data, recipe))]
+    losses = []
+    for t, pieces in enumerate(batches(data, recipe)):
+        losses.append(trainer.step(t, pieces))
+        updated(t + 1)
     return Outcome(losses, {k: v.detach().clone() for k, v in model.state_dict().items()})
 
 

@@ -79,10 +79,10 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--mode",
-        choices=("sync", "async"),
+        choices=("sync", "async", "auto"),
         default="sync",
-        help="sync: updates as on one device; async: no device waits for another's update "
-        "(docs/async.md) (default: sync)",
+        help="sync: updates as on one device; async: no device waits for another's update; auto: "
+        "the one predicted to reach the same accuracy sooner (docs/async.md) (default: sync)",
     )
     group.add_argument(
         "--private", action="store_true", help="raw inputs and labels never leave this device"
@@ -112,7 +112,7 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_asynchronous(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("with --mode async: which weights a mini-batch sees")
+    group = parser.add_argument_group("with --mode async or auto: which weights a mini-batch sees")
     group.add_argument(
         "--vertical-sync",
         action="store_true",
@@ -220,6 +220,8 @@ def _check_asynchronous(args: argparse.Namespace) -> None:
     aggregates = ["--aggregate"] if args.aggregate is not None else []
     if args.mode == "sync" and (chosen or aggregates):
         raise UsageError(f"{[*chosen, *aggregates][0]} is of asynchronous training: --mode async")
+    if args.mode == "auto" and args.no_stashing:
+        raise UsageError("--no-stashing is for comparisons, and never chosen: --mode async")
     if len(chosen) > 1:
         raise UsageError(f"{chosen[0]} and {chosen[1]} exclude each other")
     if aggregates and chosen and chosen[0] != "--vertical-sync":
@@ -278,6 +280,7 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         wire=WireFormat(args.wire),
         recovery=Recovery(args.recovery),
         asynchrony=_asynchrony(args),
+        chooses_mode=args.mode == "auto",
     )
 
 

@@ -114,6 +114,9 @@ def plan_lines(event: ev.PlanEvent) -> list[str]:
         f"{_pieces(event)}, predicted {event.predicted_samples_per_s:,.1f} samples/s"
     )
     stages = [f"  stage {i}: {stage_text(stage)}" for i, stage in enumerate(event.stages)]
+    if event.mode_reason:
+        chosen = "without a barrier" if event.mode == "async" else "in synchronous rounds"
+        stages.append(f"  {chosen}: {event.mode_reason}")
     if event.wire != "exact":
         stages.append(f"  values are rounded between devices (--wire {event.wire})")
     return [head, *stages, *(f"  left out: {o.name}: {o.reason}" for o in event.left_out)]

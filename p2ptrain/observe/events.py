@@ -141,7 +141,7 @@ class PlanEvent(Event):
     `changes_results` says how its results differ from one device's; empty if not at all. `wire`
     says how values travel between devices: "exact", or rounded as "bf16" or "int8".
     `predicted_peak_bytes` is the memory each device needs for it, by name. `mode` is sync, or async
-    where no stage waits for another's update.
+    where no stage waits for another's update; `mode_reason` why, where that was to be chosen.
     """
 
     event = "plan"
@@ -156,6 +156,7 @@ class PlanEvent(Event):
     wire: str = "exact"
     predicted_peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     mode: str = "sync"
+    mode_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class Plan:
         found_by: with planner "auto", the planner whose plan this is.
         mode: asynchronously a micro-batch is a whole mini-batch, and `micro_batches` of them are
             the window that stages deal, again and again; `predicted` is of one mini-batch.
+        mode_reason: why this mode, where it was the planner's choice; "" where it was not.
     """
 
     planner: str
@@ -89,6 +90,7 @@ class Plan:
     left_out: tuple[LeftOut, ...] = ()
     found_by: str | None = field(default=None)
     mode: Mode = Mode.SYNC
+    mode_reason: str = ""
 
     def __post_init__(self) -> None:
         _check_stages(self)
@@ -115,6 +117,8 @@ class Plan:
             content["found_by"] = self.found_by
         if self.mode is not Mode.SYNC:
             content["mode"] = str(self.mode)
+        if self.mode_reason:
+            content["mode_reason"] = self.mode_reason
         return content | {
             "micro_batch": self.micro_batch,
             "micro_batches": self.micro_batches,
@@ -136,7 +140,9 @@ class Plan:
         """
         fields.file_format(value, where, FORMAT)
         required = ("format", "planner", "micro_batch", "micro_batches", "stages", "predicted")
-        entry = fields.members(value, where, (*required, "left_out"), ("found_by", "mode"))
+        entry = fields.members(
+            value, where, (*required, "left_out"), ("found_by", "mode", "mode_reason")
+        )
         stages = fields.items(entry["stages"], f"{where}.stages")
         left_out = fields.items(entry["left_out"], f"{where}.left_out")
         found_by = entry.get("found_by")
@@ -160,6 +166,9 @@ class Plan:
             left_out=tuple(_left_out(o, f"{where}.left_out[{i}]") for i, o in enumerate(left_out)),
             found_by=None if found_by is None else fields.text(found_by, f"{where}.found_by"),
             mode=mode,
+            mode_reason=fields.text(entry["mode_reason"], f"{where}.mode_reason")
+            if "mode_reason" in entry
+            else "",
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
 from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.request import Mode
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, EpochKey
@@ -49,6 +50,7 @@ def stages_of(plan: Plan, ids: Mapping[str, str]) -> tuple[PlacedStage, ...]:
 
 def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assignment:
     """What the devices of `plan`, placed so, must know."""
+    request = request.settled(asynchronous=plan.mode is Mode.ASYNC)
     places = tuple(
         StagePlace(
             *stage.units,

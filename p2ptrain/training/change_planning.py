@@ -20,6 +20,7 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.plan.plan import LeftOut, Plan
 from p2ptrain.plan.replanning.hysteresis import REPAY_SECONDS
 from p2ptrain.plan.replanning.replicas import Replicas
+from p2ptrain.plan.request import Mode
 from p2ptrain.training.assigning import renamed, stages_of
 from p2ptrain.training.background import in_background
 from p2ptrain.training.change_request import ChangeRequest
@@ -121,7 +122,8 @@ class ChangePlanning:
         candidates, left_out = await self._candidates(make)
         household = self._household(candidates)
         plan = await self._found(make, household)
-        expected = await in_background(partial(expected_of, request.planning, household, plan))
+        settled = request.planning.settled(asynchronous=plan.mode is Mode.ASYNC)
+        expected = await in_background(partial(expected_of, settled, household, plan))
         return Made(plan, candidates, (*left_out, *self._left_out(make)), expected)
 
     def _household(self, candidates: Mapping[str, Candidate]) -> MeasuredHousehold:

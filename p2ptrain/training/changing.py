@@ -13,6 +13,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.net.message import Message
+from p2ptrain.plan.request import Mode
 from p2ptrain.training.assigning import (
     assignment_of,
     fetches_to_bytes,
@@ -268,7 +269,7 @@ class Change:
         old = {out.name for out in made.plan.left_out} | here
         left_out = (*made.plan.left_out, *(out for out in made.left_out if out.name not in old))
         plan = replace(made.plan, left_out=left_out)
-        request = self._request.planning
+        request = self._request.planning.settled(asynchronous=plan.mode is Mode.ASYNC)
         return ChangeAnswer(
             assignment=assignment_of(request, plan, placed),
             plan=plan.to_json(),

@@ -133,6 +133,8 @@ class Elasticity:
     def began(self, answer: ChangeAnswer) -> None:
         """An epoch is in force."""
         self._answer, self._proposed = answer, None
+        asynchronous = answer.assignment.asynchrony is not None
+        self._planning = self._planning.settled(asynchronous=asynchronous)
         if answer.expected:
             self._expected = answer.expected
         if self._expected.keys() == set(_seats(answer)):

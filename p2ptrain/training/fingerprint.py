@@ -39,6 +39,7 @@ def fingerprint(prepared: Prepared, options: TrainOptions) -> str:
         "private": options.private,
         "planner": options.planner,
         "asynchrony": asynchrony_fields(options.asynchrony),
+        "chooses_mode": options.chooses_mode,
         "wire": options.wire.value,
         "resume": None if options.resume is None else str(options.resume.absolute()),
     }

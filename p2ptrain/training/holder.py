@@ -101,6 +101,8 @@ class HolderRun:
             )
         started = await self._start.run(self._job)
         self._id = started.entry.job
+        if started.prepared.only_rounds:
+            self._warn(f"training in synchronous rounds: {started.prepared.only_rounds}")
         journal = Journal(self._folder, started.entry, lambda why: self._emit(Warned(why)))
         reason = "the training has ended"
         try:
@@ -169,7 +171,11 @@ class HolderRun:
     def _request(self, prepared: Prepared) -> PlanningRequest:
         job, description = self._job, prepared.captured.description
         private = private_units(description) if self._options.private else (0, 0)
-        sharing, how = prepared.sharing, self._options.asynchrony
+        sharing, how, rounds = prepared.sharing, self._options.asynchrony, None
+        if self._options.chooses_mode:
+            rounds = sharing
+            if prepared.only_rounds or self._options.local:
+                how = rounds = None
         if how is not None and not sharing.unshared:
             sharing = replace(sharing, unshared=unshared(how, description))
         return PlanningRequest(
@@ -194,7 +200,8 @@ class HolderRun:
             wire=self._options.wire,
             replicas=self._options.replicas,
             checkpoints=self._options.checkpoint is not None,
-            asynchrony=self._options.asynchrony,
+            asynchrony=how,
+            rounds=rounds,
         )
 
     # -- while -----------------------------------------------------------------------------------
@@ -216,8 +223,8 @@ class HolderRun:
             return epoch
 
         async def train(epoch: HolderEpoch, start: int, evaluated: int) -> bool:
-            course = self._course(prepared, epoch.assignment.micro_batch)
             asynchronous = epoch.assignment.asynchrony is not None
+            course = self._course(prepared, epoch.assignment.micro_batch, asynchronous)
             loop = (AsynchronousLoop if asynchronous else TrainingLoop)(
                 prepared,
                 course,
@@ -273,14 +280,14 @@ class HolderRun:
             if checkpointer is not None:
                 await checkpointer.close()
 
-    def _course(self, prepared: Prepared, micro_batch: int) -> Course:
+    def _course(self, prepared: Prepared, micro_batch: int, asynchronous: bool) -> Course:
         return Course(
             steps_per_epoch=self._job.steps_per_epoch,
             steps=prepared.steps,
             batch_size=self._job.batch_size,
             micro_batch=micro_batch,
             eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
-            numbers_through=self._options.asynchrony is not None,
+            numbers_through=asynchronous,
         )
 
     def _checkpointer(self, prepared: Prepared) -> Checkpointer | None:

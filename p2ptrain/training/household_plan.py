@@ -14,6 +14,7 @@ from p2ptrain.plan import fields
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.fold import Fold
+from p2ptrain.plan.mode_choice import chosen
 from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
@@ -23,6 +24,7 @@ from p2ptrain.plan.replanning.light import THOROUGH
 from p2ptrain.plan.replanning.replan import fixed, replan
 from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.times import TimeTable
 from p2ptrain.plan.versions import Weights
 from p2ptrain.training.alike import Measured, shared
@@ -116,14 +118,25 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
     """The plan for `request`, by what the runtime really does.
 
     What it takes beside the units is known when there is a plan. Where a device has less left,
-    that plan no longer fits its budget for units, and planners try again.
+    that plan no longer fits its budget for units, and planners try again. Where the mode is open,
+    of the best plans of both the one that leads to the same accuracy sooner.
 
     Raises:
         PlanError: nothing fits, or the planner asked for cannot plan this model.
     """
-    if len(household.candidates) > 1:
-        request.sharing.check(request.planner)
-    return _within_memory(request, household, make_plan)
+    if request.rounds is None:
+        if len(household.candidates) > 1:
+            request.sharing.check(request.planner)
+        return _within_memory(request, household, make_plan)
+    rounds_request = request.settled(asynchronous=False)
+    rounds = plan_household(rounds_request, household)
+    assert request.asynchrony is not None
+    try:
+        free = plan_household(request.settled(asynchronous=True), household)
+    except PlanError as error:
+        return replace(rounds, mode_reason=f"without a barrier there is no plan: {error}")
+    seconds = simulate(rounds, *question(rounds_request, household), timeline=False).round_seconds
+    return chosen(rounds, seconds, free, request.asynchrony.weights)
 
 
 def plan_change(

@@ -90,7 +90,7 @@ class JobEpochs:
             reported.step,
             journal=noted,
             clips=planning.clip,
-            asynchronous=planning.asynchrony is not None,
+            asynchronous=self._settled().asynchrony is not None,
         )
         self.reports = JobReports(mesh, reported, emit, memory.journal.committed)
         self.copies = KeptVersions(mesh, planning.job, self._on_stable, self.reports.warn)
@@ -281,7 +281,7 @@ class JobEpochs:
         await self._runs.ended()
         proposed = self._elastic.asked(ask)
         request = ChangeRequest(
-            self._planning,
+            self._settled(),
             ask,
             self._memory.in_force,
             self._recovery,
@@ -289,6 +289,14 @@ class JobEpochs:
             proposed,
         )
         await self._requests.ask(coordinator, request)
+
+    def _settled(self) -> PlanningRequest:
+        """The plan in force has decided on the mode, where that was open."""
+        in_force = self._memory.in_force
+        if in_force is None:
+            return self._planning
+        asynchronous = in_force.assignment.asynchrony is not None
+        return self._planning.settled(asynchronous=asynchronous)
 
     def _in_force(self) -> int:
         placed = self._core.history.placed
@@ -299,6 +307,7 @@ class JobEpochs:
     def _begin(self, reason: Reason, alive: frozenset[str]) -> None:
         answer = self._requests.answer
         assert answer is not None
+        self._core.asynchronous = answer.assignment.asynchrony is not None
         self._work.announce(answer, reason)
         self._runs.begin(answer, alive)
         self.copies.begin(answer.assignment, answer.copy_cost, self._core.history.stable)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from p2ptrain.errors import OptionError
 from p2ptrain.model.wire_format import WireFormat
+from p2ptrain.plan.versions import Weights
 from p2ptrain.training.asynchronous.delays import Asynchrony
 
 
@@ -47,6 +48,8 @@ class TrainOptions:
         recovery: how to plan after a failure.
         asynchrony: train without a barrier between mini-batches, so that no device waits for
             another's update; None = in synchronous rounds, exactly as on one device.
+        chooses_mode: `asynchrony` is only a permission: whether to train so or in synchronous
+            rounds is chosen with the first plan, by the predicted time to the same accuracy.
         replicas: keep copies of stages on other devices, so that a death costs few steps; without
             them it goes back to the beginning, or ends the job. For measurements.
     """
@@ -67,6 +70,7 @@ class TrainOptions:
     recovery: Recovery = Recovery.LIGHT
     asynchrony: Asynchrony | None = None
     replicas: bool = True
+    chooses_mode: bool = False
 
     def __post_init__(self) -> None:
         if self.wait_for < 1:
@@ -77,5 +81,9 @@ class TrainOptions:
             raise OptionError("steps must be 1 or more")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise OptionError("checkpoint_every must be 1 or more")
+        if self.chooses_mode and self.asynchrony is None:
+            raise OptionError("chooses_mode needs to know how to train asynchronously: asynchrony")
+        if self.chooses_mode and self.asynchrony == Asynchrony(Weights.UNSTASHED):
+            raise OptionError("training without stashing is for comparisons, and never chosen")
         if self.local and self.wait_for > 1:
             raise OptionError("local trains on this device alone: leave out wait_for")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from p2ptrain.errors import ProtocolError
@@ -32,6 +32,8 @@ class PlanningRequest:
         replicas: whether stages of one device are copied to another one.
         checkpoints: whether the holder reads versions while training goes on.
         asynchrony: how it trains without a barrier; None = in synchronous rounds.
+        rounds: the mode is open: how stages may be shared where it trains in synchronous rounds
+            after all; None = the mode is what `asynchrony` says.
     """
 
     job: str
@@ -56,6 +58,15 @@ class PlanningRequest:
     replicas: bool = True
     checkpoints: bool = False
     asynchrony: Asynchrony | None = None
+    rounds: Sharing | None = None
+
+    def settled(self, *, asynchronous: bool) -> PlanningRequest:
+        """The same job, whose mode is not open any more."""
+        if self.rounds is None:
+            return self
+        if asynchronous:
+            return replace(self, rounds=None)
+        return replace(self, rounds=None, asynchrony=None, sharing=self.rounds)
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
@@ -66,6 +77,7 @@ class PlanningRequest:
                 "sharing": self.sharing.fields(),
                 "wire": self.wire.value,
                 "asynchrony": asynchrony_fields(self.asynchrony),
+                "rounds": None if self.rounds is None else self.rounds.fields(),
             }
         )
 
@@ -98,4 +110,5 @@ class PlanningRequest:
             replicas=bool(fields.get("replicas")),
             checkpoints=bool(fields.get("checkpoints")),
             asynchrony=Asynchrony.read(fields.get("asynchrony")),
+            rounds=None if (rounds := fields.get("rounds")) is None else Sharing.read(rounds),
         )

@@ -74,6 +74,7 @@ def plan_event(answer: ChangeAnswer, description: ModelDescription, reason: str)
         changes_results=answer.changes_results,
         wire=answer.assignment.wire.value,
         mode="sync" if answer.assignment.asynchrony is None else "async",
+        mode_reason=plan.get("mode_reason", ""),
         predicted_peak_bytes={
             name: job_bytes(peak, answer.taken_bytes.get(name, 0))
             for name, peak in plan["predicted"]["peak_bytes"].items()

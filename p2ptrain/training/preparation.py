@@ -39,6 +39,7 @@ class Prepared:
         state: initial tensors by `model:` and `optimizer:` names.
         first_step: updates that the state has behind it.
         steps: updates in all.
+        only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
     """
 
     job: Job
@@ -53,6 +54,7 @@ class Prepared:
     state: Mapping[str, Tensor]
     first_step: int
     steps: int
+    only_rounds: str = ""
 
     def progress(self, step: int) -> Progress:
         """What a checkpoint of update `step` says of the job."""
@@ -86,8 +88,14 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     evaluates = evaluation is not None
     with timed(log, "exported"):
         captured = capture(job.model, job.loss, example, evaluation=evaluates)
+    only_rounds = ""
     if options.asynchrony is not None:
-        check_asynchronous(job, captured.description, options)
+        try:
+            check_asynchronous(job, captured.description, options)
+        except OptionError as error:
+            if not options.chooses_mode:
+                raise
+            only_rounds = str(error)
     steps = job.total_steps(options.steps)
     with timed(log, "division_tried"):
         sharing = _sharing(captured, samples)
@@ -104,6 +112,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         state={f"model:{n}": t for n, t in captured.state().items()},
         first_step=0,
         steps=steps,
+        only_rounds=only_rounds,
     )
     return prepared if options.resume is None else _resumed(prepared, options)
 

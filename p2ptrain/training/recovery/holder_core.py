@@ -59,9 +59,10 @@ class HolderCore:
         journal: what an earlier process of this job wrote last; None = a new job.
         reported: updates that people were told of, or that the job begins with.
         clips: whether updates need a clipping coefficient.
-        asynchronous: whether stages update by themselves.
 
     Attributes:
+        asynchronous: whether stages update by themselves; where the first plan decides, it is set
+            when that comes into force.
         phase: what the job does.
         history: what is true of the job.
         finishing: all steps are committed, the weights come home.
@@ -77,13 +78,13 @@ class HolderCore:
         clips: bool = False,
         asynchronous: bool = False,
     ) -> None:
+        self.asynchronous = asynchronous
         self.phase = Phase.STARTING
         self.history = History(journal, reported)
         self.finishing = False
         self._holder = holder
         self._units = units
         self._clips = clips
-        self._asynchronous = asynchronous
         # until it is seen, whoever had a part before a restart may still have it
         took_part = dict(journal.took_part) if journal else {}
         self._there = Presence(holder, took_part, self.history.parts)
@@ -274,7 +275,7 @@ class HolderCore:
             units=self._units,
             holder=self._holder,
             alive=self.alive,
-            past=history.past(self._there, clips=self._clips, asynchronous=self._asynchronous),
+            past=history.past(self._there, clips=self._clips, asynchronous=self.asynchronous),
             present=history.placed,
             stable=history.stable,
             without=frozenset(self._leaving | self._settling.without),

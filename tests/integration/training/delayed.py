@@ -22,6 +22,13 @@ from tests.reference import Outcome
 
 OPTIMIZER = SGD(lr=0.02, momentum=0.9, weight_decay=1e-4)
 BATCH = 8
+LAGS: Mapping[Weights, Callable[[int, int], int]] = {
+    Weights.STASHED: lambda stage, n: n - 1 - stage,
+    Weights.UNSTASHED: lambda stage, n: n - 1 - stage,
+    Weights.VERTICAL: lambda stage, n: n - 1,
+    Weights.DOUBLE: lambda stage, n: min(n - 1, 1),
+}
+"""(stage, number of stages) -> how many updates old the weights of its mini-batches are."""
 
 
 def delayed_job(name: str = "mlp", **changes: object) -> Job:
@@ -49,19 +56,14 @@ def by_formula(
     empty: Mapping[int, Names] | None = None,
     micro_batch: int | None = None,
     devices: Mapping[int, Sequence[int]] | None = None,
+    updated: Callable[[int], object] = lambda updates: None,
 ) -> Outcome:
     """Train `job`, another one's of the same weights, in plain torch with the same delays."""
-    lags: dict[Weights, Callable[[int, int], int]] = {
-        Weights.STASHED: lambda stage, n: n - 1 - stage,
-        Weights.UNSTASHED: lambda stage, n: n - 1 - stage,
-        Weights.VERTICAL: lambda stage, n: n - 1,
-        Weights.DOUBLE: lambda stage, n: min(n - 1, 1),
-    }
     recipe = Recipe(
         lambda parameters: job.optimizer.build(parameters),
         job.batch_size,
         steps,
-        lags[how.weights],
+        LAGS[how.weights],
         devices=devices or {},
         micro_batch=micro_batch,
         aggregate=how.aggregate,
@@ -71,7 +73,7 @@ def by_formula(
         empty=empty or {},
     )
     data: Sequence[zoo.Sample] = job.data  # type: ignore[assignment]
-    return delayed_reference.train(job.model, data, job.loss, names, recipe)
+    return delayed_reference.train(job.model, data, job.loss, names, recipe, updated)
 
 
 class Epochs:

@@ -59,6 +59,8 @@ def test_options_reach_the_job_and_the_run(
         (["--mode", "async", "--aggregate", "2"], Asynchrony(aggregate=2)),
         (["--mode", "async", "--versions", "2"], Asynchrony(Weights.DOUBLE)),
         (["--mode", "async", "--no-stashing"], Asynchrony(Weights.UNSTASHED)),
+        (["--mode", "auto"], Asynchrony()),
+        (["--mode", "auto", "--versions", "2"], Asynchrony(Weights.DOUBLE)),
     ],
 )
 def test_without_a_barrier_where_that_is_asked_for(
@@ -66,7 +68,7 @@ def test_without_a_barrier_where_that_is_asked_for(
 ) -> None:
     assert cli.main(["train", script, *argv, "--state-dir", str(tmp_path / "s")]) == 0
     ((_, options),) = node.made[0].trained
-    assert options.asynchrony == wanted
+    assert (options.asynchrony, options.chooses_mode) == (wanted, "auto" in argv)
 
 
 def test_local_needs_no_node(
@@ -89,6 +91,7 @@ def test_local_needs_no_node(
         (["--aggregate", "2"], "--aggregate is of asynchronous training: --mode async"),
         (["--mode", "async", "--versions", "2", "--no-stashing"], "exclude each other"),
         (["--mode", "async", "--versions", "2", "--aggregate", "1"], "leave out one"),
+        (["--mode", "auto", "--no-stashing"], "never chosen: --mode async"),
     ],
 )
 def test_wrong_usage_is_told_before_the_network_is_touched(

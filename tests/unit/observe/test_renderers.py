@@ -53,6 +53,14 @@ def test_without_a_barrier_a_plan_says_how_much_is_under_way() -> None:
     assert "4 micro-batches of 16" in describe(replace(plan, micro_batches=4))
 
 
+@pytest.mark.parametrize(
+    ("mode", "words"), [("async", "without a barrier: so"), ("sync", "in synchronous rounds: so")]
+)
+def test_a_mode_that_was_chosen_is_told_with_its_reason(mode: str, words: str) -> None:
+    assert words in describe(replace(PLAN, mode=mode, mode_reason="so"))
+    assert words not in describe(replace(PLAN, mode=mode))
+
+
 def _step(number: int) -> ev.Step:
     return ev.Step(step=number, loss=0.5, samples_per_s=100.0, seconds=0.01)
 

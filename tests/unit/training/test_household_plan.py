@@ -13,8 +13,9 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.replanning.replicas import place_replicas
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.training import household_plan
+from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.household_plan import (
     MANY_DEVICES,
     PLANNING_EFFORT,
@@ -25,6 +26,8 @@ from p2ptrain.training.household_plan import (
     question,
 )
 from p2ptrain.training.options import Recovery
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.sharing import Sharing
 from tests.unit.training.test_plan_search import REQUEST, measured_alike
 
 
@@ -82,3 +85,37 @@ def test_more_devices_are_worth_a_longer_search(
     monkeypatch.setattr(household_plan, "make_plan", noted)
     plan_household(REQUEST, household(*[1.0] * count))
     assert efforts == [1.0 if count == MANY_DEVICES else PLANNING_EFFORT]
+
+
+def open_mode(**changes: object) -> PlanningRequest:
+    """A straight pipeline of few micro-batches, in whichever mode."""
+    settings: dict[str, object] = {"planner": "pp", "batch_size": 8, "micro_batch": 4, **changes}
+    how = Asynchrony()
+    return replace(REQUEST, asynchrony=how, rounds=Sharing(), **settings)  # type: ignore[arg-type]
+
+
+def test_where_waiting_dominates_an_open_mode_becomes_asynchronous() -> None:
+    request, home = open_mode(), household(1.0, 1.0, 1.0)
+    plan = plan_household(request, home)
+    assert plan.mode is Mode.ASYNC
+    assert "times sooner there" in plan.mode_reason
+    settled = request.settled(asynchronous=True)
+    assert replace(plan, mode_reason="") == plan_household(settled, home)
+    assert PlanningRequest.from_bytes(request.to_bytes()) == request
+
+
+def test_one_device_gains_nothing_by_not_waiting_for_itself() -> None:
+    request, home = open_mode(planner="single", micro_batch=8), household(1.0)
+    plan = plan_household(request, home)
+    assert plan.mode is Mode.SYNC
+    assert plan.mode_reason
+    assert replace(plan, mode_reason="") == plan_household(
+        request.settled(asynchronous=False), home
+    )
+
+
+def test_a_planner_that_shares_stages_settles_an_open_mode_where_only_rounds_can() -> None:
+    unshared = Sharing(unshared="it has running statistics")
+    plan = plan_household(open_mode(planner="dp", sharing=unshared), household(1.0, 1.0))
+    assert plan.mode is Mode.SYNC
+    assert "it has running statistics" in plan.mode_reason

@@ -1,0 +1,95 @@
+"""Rounds or no barrier: which of two plans reaches the same accuracy sooner, as far as is known.
+
+    seconds to accuracy = seconds of an update x updates that are needed
+
+Seconds are those of the plain cost model for both plans: what messages cost, which it leaves out,
+is more in rounds of many micro-batches, so what it says is rather too good for rounds. Updates that
+are needed grow with how old the weights are that gradients are computed with:
+
+    factor = 1 + PER_LATE_UPDATE x (mean over stages of the updates by which weights are old)
+
+Delays cost a term that grows in proportion to them (Arjevani et al. 2020, "A tight convergence
+analysis for stochastic gradient descent with delayed updates"); how much of it one sees depends on
+the job. The constants are measured (`tools/async_learning`, docs/async.md) and rounded up. Where
+both are equal, or nearly, rounds are taken: they are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.request import Mode
+from p2ptrain.plan.versions import Weights
+
+PER_LATE_UPDATE: Mapping[Weights, float] = {
+    Weights.STASHED: 0.15,
+    Weights.UNSTASHED: 0.15,  # for completeness: never chosen
+    Weights.VERTICAL: 1.25,
+    Weights.DOUBLE: 0.5,
+}
+"""How many times more updates, for each update by which weights are old on average. Least where the
+last stage, which learns most from a mini-batch, has the newest."""
+LEAST_GAIN = 1.05
+"""Less is within the errors of what is predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which mode, and why in a sentence."""
+
+    mode: Mode
+    reason: str
+
+
+def lags(devices: Sequence[int], weights: Weights) -> tuple[int, ...]:
+    """By stage of so many devices each, the updates by which a mini-batch's weights are old."""
+    depths = [sum(devices[p:]) for p in range(len(devices))]
+    match weights:
+        case Weights.STASHED | Weights.UNSTASHED:
+            return tuple(depth - 1 for depth in depths)
+        case Weights.VERTICAL:
+            return (depths[0] - 1,) * len(depths)
+        case Weights.DOUBLE:
+            return (min(depths[0] - 1, 1),) * len(depths)
+
+
+def more_updates(late: Sequence[int], weights: Weights) -> float:
+    """How many times as many updates lead to the same accuracy; `late` by stage."""
+    return 1 + PER_LATE_UPDATE[weights] * sum(late) / len(late)
+
+
+def choose(
+    rounds_seconds: float, free_seconds: float, late: Sequence[int], weights: Weights
+) -> Choice:
+    """Between seconds of an update in rounds and without a barrier.
+
+    Args:
+        late: of the plan without a barrier, by stage.
+    """
+    factor = more_updates(late, weights)
+    gain = rounds_seconds / (free_seconds * factor)
+    mode = Mode.ASYNC if gain >= LEAST_GAIN else Mode.SYNC
+    found = (
+        f"an update takes {rounds_seconds:.3g} s in rounds and {free_seconds:.3g} s without a "
+        f"barrier, where {factor:.3g} times as many lead to the same accuracy, as weights are "
+        f"{sum(late) / len(late):.3g} updates old on average"
+    )
+    if mode is Mode.ASYNC:
+        return Choice(mode, f"{found}: {gain:.2f} times sooner there")
+    if gain > 1:
+        return Choice(mode, f"{found}: {gain:.2f} times sooner there is too little to give up")
+    return Choice(mode, f"{found}: {1 / gain:.2f} times sooner in rounds")
+
+
+def chosen(rounds: Plan, rounds_seconds: float, free: Plan, weights: Weights) -> Plan:
+    """One of two plans for the same mini-batches, with the reason.
+
+    Args:
+        rounds_seconds: of an update by `rounds`, by the model that `free` is predicted by.
+    """
+    late = lags([len(stage.devices) for stage in free.stages], weights)
+    samples = rounds.split.batch_size
+    choice = choose(rounds_seconds, samples / free.predicted.samples_per_s, late, weights)
+    return replace(free if choice.mode is Mode.ASYNC else rounds, mode_reason=choice.reason)
