@@ -26,7 +26,7 @@ from p2ptrain.plan.versions import Weights
 PER_LATE_UPDATE: Mapping[Weights, float] = {
     Weights.STASHED: 0.15,
     Weights.UNSTASHED: 0.15,  # for completeness: never chosen
-    Weights.VERTICAL: 1.25,
+    Weights.VERTICAL: 1.5,
     Weights.DOUBLE: 0.5,
 }
 """How many times more updates, for each update by which weights are old on average. Least where the

@@ -1,0 +1,1 @@
+"""What learning loses and gains without a barrier, on real MNIST; see `__main__`."""
