@@ -12,6 +12,7 @@ from p2ptrain.plan.versions import Weights
 from p2ptrain.training import job_memory
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.kept_versions import KeptVersions
+from p2ptrain.training.recovery import cadence
 from p2ptrain.training.recovery.version import Version
 from tests.integration.training.delayed import by_formula, delayed_job, options
 from tests.integration.training.household import Devices, devices
@@ -37,6 +38,7 @@ class Killing:
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first weights are no way back; copies are made every few steps."""
         monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
+        monkeypatch.setattr(cadence, "COST_SHARE", 1.0)
         tell, killing = KeptVersions.keep_only, self
 
         def keep_only(copies: KeptVersions, versions: tuple[Version, ...], members: object) -> None:
