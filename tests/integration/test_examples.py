@@ -1,0 +1,73 @@
+"""Examples that have no system test of their own, small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from p2ptrain.cli.script import load_job
+from p2ptrain.observe.events import Eval
+from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.job import Job
+from p2ptrain.training.options import TrainOptions
+from tests.curves import by_plain_torch
+from tests.integration.training.delayed import by_formula, cut_of
+from tests.integration.training.household import devices
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SMALL = (("width", "64"), ("lr", "2e-3"))
+
+
+def continual(*settings: tuple[str, str]) -> Job:
+    """A job of examples/continual_digits.py, its large layers narrow."""
+    return load_job(str(EXAMPLES / "continual_digits.py"), (*SMALL, *settings))
+
+
+@torch.no_grad()
+def accuracy(job: Job) -> float:
+    """Of its model on its test images."""
+    job.model.eval()
+    samples = [job.eval_data[index] for index in range(len(job.eval_data))]
+    x, y = (torch.stack(column) for column in zip(*samples, strict=True))
+    job.model.train()
+    return job.metrics["accuracy"](job.model(x), y).item()
+
+
+async def test_trained_weights_learn_new_digits_and_come_back_to_the_old_level(
+    tmp_path: Path,
+) -> None:
+    torch.set_num_threads(1)
+    old, weights = continual(("phase", "old"), ("epochs", "2")), tmp_path / "old.safetensors"
+    by_plain_torch(old)
+    save_file(old.model.state_dict(), weights)
+    level = accuracy(old)
+    assert level > 0.85
+    start = (("start", str(weights)), ("epochs", "2"))
+    job, names = continual(*start), []
+    before = accuracy(job)
+    assert before < level - 0.2, "it does not know the new digits yet"
+    how = Asynchrony()
+    async with devices(3) as household:
+        options = TrainOptions(wait_for=3, planner="pp", asynchrony=how)
+        await household.holder_run(job, options).run()
+        names = cut_of(household)
+        found = [e.metrics["accuracy"] for e in household.events if isinstance(e, Eval)]
+        losses = household.losses
+    assert len(names) == 3
+    assert found[-1] > level - 0.02
+    updates = job.steps_per_epoch
+    wanted = by_formula(continual(*start), names, how, len(losses), {updates: names})
+    assert losses == wanted.losses
+
+
+def test_what_is_not_seen_again_is_forgotten(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    old, weights = continual(("phase", "old"), ("epochs", "2")), tmp_path / "old.safetensors"
+    by_plain_torch(old)
+    save_file(old.model.state_dict(), weights)
+    new = continual(("start", str(weights)), ("epochs", "1"), ("remembered", "0"))
+    by_plain_torch(new)
+    new.model.eval()
+    assert accuracy(new) < 0.5
