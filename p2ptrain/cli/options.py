@@ -46,6 +46,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def two_counts(text: str) -> tuple[int, int]:
+    """Two whole numbers of at least 1 with a comma between."""
+    first, comma, second = text.partition(",")
+    if not comma:
+        raise argparse.ArgumentTypeError(f"{text!r} is not two numbers such as 10,100")
+    return positive(first), positive(second)
+
+
 def seconds(text: str) -> float:
     """A time in seconds, more than none."""
     try:

@@ -22,6 +22,7 @@ from p2ptrain.observe.events import Event, Failed, Stopped
 
 if TYPE_CHECKING:
     from p2ptrain.training.asynchronous.delays import Asynchrony
+    from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
     from p2ptrain.training.job import Job
     from p2ptrain.training.options import TrainOptions
 
@@ -136,6 +137,20 @@ def _add_asynchronous(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="backwards with other weights than their forwards: for comparisons only",
     )
+    group = parser.add_argument_group("with --mode async --planner ftpipehd: at which updates")
+    group.add_argument(
+        "--repartition",
+        metavar="FIRST,EVERY",
+        type=options.two_counts,
+        help="compare devices with the plan, and cut the model anew where that pays: first, and "
+        "from then on (default: 10,100)",
+    )
+    group.add_argument(
+        "--replicate",
+        metavar="CHAIN,WHOLE",
+        type=options.two_counts,
+        help="copy every stage to a neighbour, and all of them to this device (default: 50,100)",
+    )
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -201,6 +216,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.local and args.private:
         raise UsageError("--local sends nothing anywhere: leave out --private")
     _check_asynchronous(args)
+    _check_ftpipehd(args)
     if args.checkpoint_every is not None and args.checkpoint is None:
         raise UsageError("--checkpoint-every needs --checkpoint DIR")
     for path in (args.out, args.checkpoint):
@@ -228,6 +244,26 @@ def _check_asynchronous(args: argparse.Namespace) -> None:
         raise UsageError(
             f"--aggregate takes the mean of versions that {chosen[0]} does not keep: leave out one"
         )
+
+
+def _check_ftpipehd(args: argparse.Namespace) -> None:
+    if args.mode == "async" and args.planner == "ftpipehd" and not args.local:
+        return
+    wanted = {"--repartition": args.repartition, "--replicate": args.replicate}
+    for name, value in wanted.items():
+        if value is not None:
+            raise UsageError(f"{name} is of FTPipeHD: --mode async --planner ftpipehd")
+
+
+def _ftpipehd(args: argparse.Namespace) -> Ftpipehd:
+    from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
+
+    chosen: dict[str, int] = {}
+    if args.repartition is not None:
+        chosen["first_repartition"], chosen["repartition"] = args.repartition
+    if args.replicate is not None:
+        chosen["chain"], chosen["whole"] = args.replicate
+    return Ftpipehd(**chosen)
 
 
 def _asynchrony(args: argparse.Namespace) -> Asynchrony | None:
@@ -281,6 +317,7 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         recovery=Recovery(args.recovery),
         asynchrony=_asynchrony(args),
         chooses_mode=args.mode == "auto",
+        ftpipehd=_ftpipehd(args),
     )
 
 

@@ -25,7 +25,14 @@ from p2ptrain.training.assigning import renamed, stages_of
 from p2ptrain.training.background import in_background
 from p2ptrain.training.change_request import ChangeRequest
 from p2ptrain.training.expectations import corrected, expected_of
-from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_change
+from p2ptrain.training.household_plan import (
+    Candidate,
+    MeasuredHousehold,
+    is_known,
+    plan_change,
+    with_times_of,
+)
+from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.protecting import Protected, protected
 from p2ptrain.training.recovery import coordinator_events as rules
@@ -140,10 +147,13 @@ class ChangePlanning:
         request = self._request
         if request.in_force is None or self._is_first(make):
             return await self._search.plan(request.planning, household)
+        is_published = request.planning.ftpipehd is not None
         here = {candidate.name for candidate in household.candidates}
         proposed = self._proposed(make, here - household.leaving)
         if proposed is not None:
             return proposed
+        if is_published and request.recovery is Recovery.LIGHT:
+            return await self._search.plan(request.planning, household)
         places = [[self._name(device) for device in held] for held in make.choice.places]
         replicas = Replicas(tuple(tuple(n for n in held if n in here) for held in places))
         return await in_background(
@@ -192,24 +202,23 @@ class ChangePlanning:
         Measured where it never was, unless training has only paused: then that is for later.
         """
         known: dict[str, Candidate] = {}
-        reason = self._request.ask.reason
+        reason, holder = self._request.ask.reason, self._request.ask.holder
         start = reason is Reason.START
         giving = self._request.ask.without & self._heard.stock.keys()
         devices = sorted((make.devices - self._heard.unable.keys()) | giving)
         for device in devices:
             inventory = self._heard.stock[device]
-            if inventory.measured is not None and not start:
+            if not start and is_known(inventory, self._request.planning, holder):
                 known[device] = Candidate(
                     device,
                     self._name(device),
-                    inventory.measured,
+                    inventory.measured or {},
                     inventory.budget_bytes,
                     inventory.taken_bytes,
                 )
         new = {device: self._name(device) for device in devices if device not in known}
         if reason not in (Reason.START, Reason.FAILURE):
             new = {}
-        holder = self._request.ask.holder
         if start:
             with timed(log, "links_measured"):
                 await self._surveyor.measure_links(devices)
@@ -220,6 +229,8 @@ class ChangePlanning:
             if out.name == self._name(holder):
                 raise PlanError(f"the data holder's own profile failed: {out.reason}")
         known |= {d: answer for d, answer in found.items() if isinstance(answer, Candidate)}
+        if self._request.planning.ftpipehd is not None:
+            known = with_times_of(holder, known)
         return {d: self._limited(d, known[d], make) for d in sorted(known)}, tuple(left_out)
 
     def _limited(self, device: str, candidate: Candidate, make: rules.MakePlan) -> Candidate:

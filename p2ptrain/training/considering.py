@@ -30,7 +30,9 @@ from p2ptrain.training.expectations import corrected
 from p2ptrain.training.household_plan import (
     Candidate,
     MeasuredHousehold,
+    is_known,
     plan_change,
+    with_times_of,
 )
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.parts import limited
@@ -77,7 +79,7 @@ class Consideration:
                 present,
                 found,
                 remaining_rounds=request.remaining_rounds,
-                moved_seconds_ago=request.moved_seconds_ago,
+                moved_seconds_ago=() if fixed.ftpipehd is not None else request.moved_seconds_ago,
             )
         )
         log.info(
@@ -106,6 +108,8 @@ class Consideration:
 
         Raises PlanError: there is neither.
         """
+        if fixed.ftpipehd is not None:
+            return [await self._search.plan(fixed, household)]
         found: list[Plan] = []
         trouble = PlanError("no plan was searched for")
         replicas = place_replicas(present.plan, chain=False)
@@ -135,12 +139,12 @@ class Consideration:
     async def _household(self) -> MeasuredHousehold:
         """Everybody's profile, memory and links; only newcomers are measured."""
         facts = await self._facts()
-        known = {d: stock for d, stock in facts.items() if stock.measured is not None}
+        planning, holder = self._request.planning, self._request.holder
+        known = {d: stock for d, stock in facts.items() if is_known(stock, planning, holder)}
         new = {d: self._name(d) for d in facts if d not in known}
         candidates = [
-            Candidate(d, self._name(d), stock.measured, stock.budget_bytes, stock.taken_bytes)
+            Candidate(d, self._name(d), stock.measured or {}, stock.budget_bytes, stock.taken_bytes)
             for d, stock in known.items()
-            if stock.measured is not None
         ]
         strangers = sorted(facts.keys() - self._request.in_force.assignment.devices)
         if strangers:
@@ -150,12 +154,14 @@ class Consideration:
                 candidates += await self._measured(new, len(facts))
             if failpoints.armed:
                 await failpoints.reach("look.measured.after", device=self._mesh.self_id)
+        if planning.ftpipehd is not None:
+            candidates = list(with_times_of(holder, {c.id: c for c in candidates}).values())
         names = {candidate.id: candidate.name for candidate in candidates}
         leaving = frozenset(self._name(d) for d in self._request.without)
         return MeasuredHousehold(
             [self._as_of_now(c) for c in sorted(candidates, key=lambda c: c.id)],
             self._surveyor.links(names),
-            self._name(self._request.holder),
+            self._name(holder),
             leaving & frozenset(names.values()),
         )
 

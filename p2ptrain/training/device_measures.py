@@ -62,13 +62,15 @@ class DeviceMeasures:
         self._models = {description.digest: description}
 
     async def measure_profile(self, message: Message) -> Message:
-        """Unit times of a model on this device, and the memory it offers now."""
+        """Unit times of a model on this device, none without sizes; and the memory it offers."""
         digest = text(message.fields, "digest", 64)
         description = await self.model(digest, text(message.fields, "holder", 64))
         sizes = _sizes(message.fields.get("batch_sizes"))
         budget = self.budget_bytes()
-        with timed(log, "measured"):
-            measured = await measure(description, sizes, self._compute, self._profiles, budget)
+        measured: Mapping[str, Any] = {}
+        if sizes:
+            with timed(log, "measured"):
+                measured = await measure(description, sizes, self._compute, self._profiles, budget)
         memory_bytes = self.budget_bytes()
         taken = max(anonymous_bytes() - self._idle_bytes, 0)
         self._offers = {digest: _Offer(measured, memory_bytes, taken)}
@@ -107,7 +109,7 @@ class DeviceMeasures:
             budget_bytes=0 if offer is None else offer.memory_bytes,
             taken_bytes=0 if offer is None else offer.taken_bytes,
             speeds=tuple((peer, *speed) for peer, speed in self._speeds.items()),
-            measured=None if offer is None else offer.measured,
+            measured=None if offer is None else offer.measured or None,
         )
 
     async def model(self, digest: str, holder: str) -> ModelDescription:
@@ -160,7 +162,7 @@ class _Offer:
 
 
 def _sizes(value: object) -> Sequence[int]:
-    valid = isinstance(value, list) and 0 < len(value) <= 16
+    valid = isinstance(value, list) and len(value) <= 16
     if not valid or not all(isinstance(size, int) and 0 < size <= 1 << 20 for size in value):  # type: ignore[attr-defined]
         raise ProtocolError("field 'batch_sizes' is not a list of sizes")
     return list(value)  # type: ignore[call-overload, no-any-return]

@@ -33,6 +33,7 @@ from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.corrections import Busy, Corrections, Expected, as_they_are
 from p2ptrain.training.recovery.drift import DriftWatch, is_off
+from p2ptrain.training.recovery.repartition import Repartition, capacities, expected_with
 
 log = get_logger(__name__)
 
@@ -87,6 +88,10 @@ class Elasticity:
         self._answer: ChangeAnswer | None = None
         self._expected: Mapping[Seat, Expected] = {}
         self._watch: DriftWatch | None = None
+        wished = planning.ftpipehd
+        self._repartition: Repartition | None = None
+        if wished is not None:
+            self._repartition = Repartition(wished.first_repartition, wished.repartition)
         self._round_at = monotonic()
         self._proposed: tuple[Reason, Mapping[str, Any]] | None = None
         self._was_asked_for: Reason | None = None
@@ -138,7 +143,10 @@ class Elasticity:
         if answer.expected:
             self._expected = answer.expected
         if self._expected.keys() == set(_seats(answer)):
-            self._watch = DriftWatch(self._expected)
+            if self._repartition is not None:
+                self._repartition.begin(self._expected.keys())
+            else:
+                self._watch = DriftWatch(self._expected)
         self._round_at = monotonic()
         in_haste = self._was_asked_for is Reason.FAILURE and bool(answer.expected)
         self._post(rules.Began(frozenset(answer.assignment.devices), in_haste))
@@ -147,9 +155,12 @@ class Elasticity:
         """What a round of training has taken; `copying`: beside copies of stages on their way."""
         now = monotonic()
         seconds, self._round_at = now - self._round_at, now
+        busy = {seat: Busy(span.wall, span.cpu) for seat, span in spans.items()}
+        if self._repartition is not None:
+            self._compare_capacities(self._repartition.observe(busy, seconds))
+            return
         if self._watch is None or self._answer is None:
             return
-        busy = {seat: Busy(span.wall, span.cpu) for seat, span in spans.items()}
         look = self._watch.observe(busy, seconds, copying=copying)
         if look is None:
             return
@@ -165,6 +176,19 @@ class Elasticity:
         off = any(is_off(factor) for factor in factors.values())
         if self._planning.planner == "auto" or self._core.in_haste or off:
             self._post(rules.Drifted())
+
+    def _compare_capacities(self, busy: Mapping[Seat, Busy] | None) -> None:
+        """What devices have reported goes into the next plan, which is looked for now."""
+        if busy is None:
+            return
+        before, self.corrections = (
+            self.corrections,
+            capacities(self.corrections, self._expected, busy),
+        )
+        self._expected = expected_with(self._expected, before, self.corrections)
+        told = {self._name(d): round(c, 3) for d, c in self.corrections.devices.items()}
+        log.info("capacities", devices=told)
+        self._post(rules.Drifted())
 
     # -- leaving ---------------------------------------------------------------------------------
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.overlap import ROUND_MESSAGES, SPLIT_FACTOR
 from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.training.household_plan import MeasuredHousehold, question
@@ -53,12 +55,14 @@ def expected_of(
 ) -> dict[Seat, Expected]:
     """What a round of `plan` should take each stage on each device, by its id.
 
-    Nothing where there are no rounds: stages that run by themselves are not held against a plan;
-    nor are tiles, which wait for each other in the middle of their work.
+    Nothing where there are no rounds: stages that run by themselves are not held against a plan,
+    unless it is FTPipeHD's; nor are tiles, which wait for each other in the middle of their work.
     """
-    if plan.mode is Mode.ASYNC or any(stage.tiling is not None for stage in plan.stages):
+    if any(stage.tiling is not None for stage in plan.stages):
         return {}
     profile, cluster = question(request, household)
+    if plan.mode is Mode.ASYNC:
+        return {} if request.ftpipehd is None else _by_capacity(profile, cluster, household, plan)
     cost = CostModel(profile, cluster, overlap=True)
     draft = draft_of(plan, cost)
     ids = {candidate.name: candidate.id for candidate in household.candidates}
@@ -69,6 +73,20 @@ def expected_of(
             name = cost.name(device)
             wall, beside = _computing(cost, draft, p, place), _beside(cost, draft, p, place)
             expected[p, ids[name]] = Expected(wall, wall / share[name], beside)
+    return expected
+
+
+def _by_capacity(
+    profile: Profile, cluster: Cluster, household: MeasuredHousehold, plan: Plan
+) -> dict[Seat, Expected]:
+    """Forwards and backwards of a mini-batch, as FTPipeHD counts: C_i times the sum of T0_l."""
+    cost = CostModel(profile, cluster, mode=Mode.ASYNC)
+    ids = {candidate.name: candidate.id for candidate in household.candidates}
+    expected: dict[Seat, Expected] = {}
+    for p, stage in enumerate(plan.stages):
+        (device,) = stage.devices
+        seconds = sum(cost.stage_seconds(cost.index(device.name), *stage.units, plan.micro_batch))
+        expected[p, ids[device.name]] = Expected(seconds, seconds)
     return expected
 
 

@@ -40,6 +40,7 @@ def fingerprint(prepared: Prepared, options: TrainOptions) -> str:
         "planner": options.planner,
         "asynchrony": asynchrony_fields(options.asynchrony),
         "chooses_mode": options.chooses_mode,
+        "ftpipehd": None if options.as_ftpipehd is None else options.as_ftpipehd.fields(),
         "wire": options.wire.value,
         "resume": None if options.resume is None else str(options.resume.absolute()),
     }

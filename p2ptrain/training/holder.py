@@ -51,6 +51,7 @@ from p2ptrain.training.service import TrainingService
 from p2ptrain.training.start_of_job import Started, StartOfJob
 from p2ptrain.training.state_check import state_check
 from p2ptrain.training.training_loop import TrainingLoop
+from p2ptrain.training.whole_copies import WholeCopies
 
 log = get_logger(__name__)
 
@@ -199,10 +200,16 @@ class HolderRun:
             sharing=sharing,
             wire=self._options.wire,
             replicas=self._options.replicas,
-            checkpoints=self._options.checkpoint is not None,
+            checkpoints=self._reads_versions,
             asynchrony=how,
+            ftpipehd=self._options.as_ftpipehd,
             rounds=rounds,
         )
+
+    @property
+    def _reads_versions(self) -> bool:
+        """Whether versions are read while training goes on: for checkpoints, or to be held here."""
+        return self._options.checkpoint is not None or self._options.as_ftpipehd is not None
 
     # -- while -----------------------------------------------------------------------------------
 
@@ -274,11 +281,32 @@ class HolderRun:
         )
         if checkpointer is not None:
             epochs.copies.readers.append(partial(self._checkpointed, checkpointer))
+        whole = memory.whole = self._whole_copies(prepared)
+        if whole is not None:
+            epochs.copies.readers.append(lambda: whole.reading)
         try:
             await epochs.run()
         finally:
+            if whole is not None:
+                await whole.close()
             if checkpointer is not None:
                 await checkpointer.close()
+
+    def _whole_copies(self, prepared: Prepared) -> WholeCopies | None:
+        wished = self._options.as_ftpipehd
+        if wished is None:
+            return None
+        model_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
+        return WholeCopies(
+            self._service.states,
+            self._id,
+            prepared.captured.description,
+            self._gather,
+            wished.copies_whole,
+            prepared.first_step,
+            int(model_bytes * (1 + optimizer_state_ratio(self._job.optimizer))),
+            self._warn,
+        )
 
     def _course(self, prepared: Prepared, micro_batch: int, asynchronous: bool) -> Course:
         return Course(

@@ -37,6 +37,7 @@ from p2ptrain.training.memory_needs import (
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import to_profile
+from p2ptrain.training.recovery.holdings import Inventory
 
 PLANNING_EFFORT = 0.3
 """Everyone waits for the plan, and the coordinator may be the slowest device."""
@@ -126,7 +127,7 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
     """
     if request.rounds is None:
         if len(household.candidates) > 1:
-            request.sharing.check(request.planner)
+            request.sharing.check(request.planner, asynchronous=request.asynchrony is not None)
         return _within_memory(request, household, make_plan)
     rounds_request = request.settled(asynchronous=False)
     rounds = plan_household(rounds_request, household)
@@ -187,6 +188,23 @@ def plan_change(
         ).plan
 
     return _within_memory(request, household, change)
+
+
+def is_known(inventory: Inventory, request: PlanningRequest, holder: str) -> bool:
+    """Whether a device has said all of itself that plans need."""
+    if request.ftpipehd is not None and inventory.device != holder:
+        return inventory.budget_bytes > 0
+    return inventory.measured is not None
+
+
+def with_times_of(holder: str, candidates: Mapping[str, Candidate]) -> dict[str, Candidate]:
+    """As FTPipeHD begins: every device takes as long as the one with the data.
+
+    Args:
+        candidates: by id.
+    """
+    measured = candidates[holder].measured
+    return {device: replace(one, measured=measured) for device, one in candidates.items()}
 
 
 def question(request: PlanningRequest, household: MeasuredHousehold) -> tuple[Profile, Cluster]:

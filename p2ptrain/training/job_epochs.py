@@ -93,7 +93,9 @@ class JobEpochs:
             asynchronous=self._settled().asynchrony is not None,
         )
         self.reports = JobReports(mesh, reported, emit, memory.journal.committed)
-        self.copies = KeptVersions(mesh, planning.job, self._on_stable, self.reports.warn)
+        published = planning.ftpipehd
+        fixed = None if published is None else published.copies
+        self.copies = KeptVersions(mesh, planning.job, self._on_stable, self.reports.warn, fixed)
         self._signs = HouseholdSigns(mesh, planning.alone, self._on_sign)
         self._elastic = Elasticity(
             mesh,
@@ -246,6 +248,7 @@ class JobEpochs:
             case to_do.Freeze():
                 self._freeze()
             case to_do.Drain():
+                self._memory.pause()
                 self._runs.drain()
             case to_do.Ask(coordinator, ask):
                 if self._asking is not None:
@@ -274,6 +277,7 @@ class JobEpochs:
 
     def _freeze(self) -> None:
         self.reports.trouble()
+        self._memory.pause()
         self.copies.end_epoch()
         self._runs.freeze()
 
@@ -309,6 +313,7 @@ class JobEpochs:
         assert answer is not None
         self._core.asynchronous = answer.assignment.asynchrony is not None
         self._work.announce(answer, reason)
+        self._memory.begin()
         self._runs.begin(answer, alive)
         self.copies.begin(answer.assignment, answer.copy_cost, self._core.history.stable)
         self.reports.begin(after_trouble=reason is Reason.FAILURE)
@@ -318,6 +323,7 @@ class JobEpochs:
             self._runs.train()
 
     def _on_stable(self, version: Version) -> None:
+        self._memory.stable(version)
         self._post(rules.Stable(version, self.copies.read))
 
     def _give_up_first_weights(self) -> None:

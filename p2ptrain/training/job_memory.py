@@ -14,6 +14,7 @@ from p2ptrain.training.recovery.cadence import REPLAY_LIMIT_SECONDS
 from p2ptrain.training.recovery.choose import GlobalCopy
 from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.whole_copies import WholeCopies
 
 FIRST_WEIGHTS_LIMITS = 3
 """How many times REPLAY_LIMIT_SECONDS is done again for want of anything newer than the first
@@ -28,6 +29,7 @@ class JobMemory:
         in_force: the plan that the job runs by, or an earlier process left; None before the first.
         has_first_weights: whether the weights that the job began with are here, as they were.
         written: checkpoints of this process; None where none are written.
+        whole: copies of all stages in this process's memory; None where none are made.
         since: when this process began, by `time.monotonic`.
         reported: what people have heard of, as this process began.
     """
@@ -40,6 +42,7 @@ class JobMemory:
         self.in_force = entry.in_force
         self.has_first_weights = has_first_weights
         self.written: CheckpointCopies | None = None
+        self.whole: WholeCopies | None = None
         self.since = since
         self.reported = entry.reported
         self._first = Version(entry.first_step, 0)
@@ -75,7 +78,8 @@ class JobMemory:
             device: own id.
             round_seconds: as measured; None = there is nothing yet but the plan's word.
         """
-        written = [] if self.written is None else self.written.versions
+        written = [] if self.written is None else [*self.written.versions]
+        written += [] if self.whole is None else self.whole.versions
         # Whoever has checkpoints written wants them gone back to, however long it takes; and to
         # the beginning rather than to nothing, where none can be read.
         found = [GlobalCopy(version, device, Kind.GLOBAL) for version in written]
@@ -83,6 +87,21 @@ class JobMemory:
             most = None if self.written is not None else self._most_replayed(round_seconds)
             found.append(GlobalCopy(self._first, device, Kind.INITIAL, most))
         return tuple(found)
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        if self.whole is not None:
+            self.whole.begin()
+
+    def pause(self) -> None:
+        """The epoch is over: what is held may be gone back to, and stays."""
+        if self.whole is not None:
+            self.whole.pause()
+
+    def stable(self, version: Version) -> None:
+        """Every stage has copies of a version."""
+        if self.whole is not None:
+            self.whole.stable(version)
 
     def _most_replayed(self, round_seconds: float | None) -> int | None:
         if round_seconds is None and self.in_force is not None:

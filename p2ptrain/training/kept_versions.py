@@ -65,13 +65,16 @@ class KeptVersions:
         job: str,
         on_stable: Callable[[Version], None],
         warn: Callable[[str], None],
+        fixed: Callable[[int, int], bool] | None = None,
     ) -> None:
         """Nothing is kept yet.
 
         Args:
             on_stable: hears of each version that is whole.
             warn: tells people.
+            fixed: as of `ReplicaCadence`.
         """
+        self._fixed = fixed
         self.stable: Version | None = None
         self.readers: list[Callable[[], Version | None]] = []
         self._mesh = mesh
@@ -122,7 +125,7 @@ class KeptVersions:
         self._keeping.begin(placed)
         self._cadence = None
         if placed.protects:
-            self._cadence = ReplicaCadence(self._cost, placed.version.step, now)
+            self._cadence = ReplicaCadence(self._cost, placed.version.step, now, self._fixed)
             if placed.keeps:
                 self._cadence.ordered(placed.version.step, now)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.plan.versions import Weights
 from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.asynchronous.ftpipehd import PLANNER, Ftpipehd
 
 
 class Recovery(StrEnum):
@@ -50,6 +51,8 @@ class TrainOptions:
             another's update; None = in synchronous rounds, exactly as on one device.
         chooses_mode: `asynchrony` is only a permission: whether to train so or in synchronous
             rounds is chosen with the first plan, by the predicted time to the same accuracy.
+        ftpipehd: of asynchronous training with planner "ftpipehd": when it cuts the model anew, and
+            when it copies.
         replicas: keep copies of stages on other devices, so that a death costs few steps; without
             them it goes back to the beginning, or ends the job. For measurements.
     """
@@ -69,6 +72,7 @@ class TrainOptions:
     wire: WireFormat = WireFormat.EXACT
     recovery: Recovery = Recovery.LIGHT
     asynchrony: Asynchrony | None = None
+    ftpipehd: Ftpipehd = field(default_factory=Ftpipehd)
     replicas: bool = True
     chooses_mode: bool = False
 
@@ -87,3 +91,10 @@ class TrainOptions:
             raise OptionError("training without stashing is for comparisons, and never chosen")
         if self.local and self.wait_for > 1:
             raise OptionError("local trains on this device alone: leave out wait_for")
+
+    @property
+    def as_ftpipehd(self) -> Ftpipehd | None:
+        """Its settings where the job is trained as FTPipeHD does."""
+        is_asynchronous = self.asynchrony is not None and not self.chooses_mode
+        is_its = self.planner == PLANNER and is_asynchronous and not self.local
+        return self.ftpipehd if is_its else None

@@ -10,6 +10,7 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net import cbor
 from p2ptrain.training.asynchronous.delays import Asynchrony, asynchrony_fields
+from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text, wire_format
 from p2ptrain.training.sharing import Sharing
 
@@ -34,6 +35,8 @@ class PlanningRequest:
         asynchrony: how it trains without a barrier; None = in synchronous rounds.
         rounds: the mode is open: how stages may be shared where it trains in synchronous rounds
             after all; None = the mode is what `asynchrony` says.
+        ftpipehd: it is trained as FTPipeHD does, cut by capacities that training shows; None = by
+            what every device has measured.
     """
 
     job: str
@@ -59,6 +62,7 @@ class PlanningRequest:
     checkpoints: bool = False
     asynchrony: Asynchrony | None = None
     rounds: Sharing | None = None
+    ftpipehd: Ftpipehd | None = None
 
     def settled(self, *, asynchronous: bool) -> PlanningRequest:
         """The same job, whose mode is not open any more."""
@@ -78,6 +82,7 @@ class PlanningRequest:
                 "wire": self.wire.value,
                 "asynchrony": asynchrony_fields(self.asynchrony),
                 "rounds": None if self.rounds is None else self.rounds.fields(),
+                "ftpipehd": None if self.ftpipehd is None else self.ftpipehd.fields(),
             }
         )
 
@@ -111,4 +116,5 @@ class PlanningRequest:
             checkpoints=bool(fields.get("checkpoints")),
             asynchrony=Asynchrony.read(fields.get("asynchrony")),
             rounds=None if (rounds := fields.get("rounds")) is None else Sharing.read(rounds),
+            ftpipehd=Ftpipehd.read(fields.get("ftpipehd")),
         )

@@ -59,8 +59,13 @@ class Sharing:
             if planner != "auto":
                 yield EVERY_ALLOCATION
 
-    def check(self, planner: str) -> None:
-        """PlanError where `planner` shares stages by nature and the model's cannot be shared."""
+    def check(self, planner: str, *, asynchronous: bool = False) -> None:
+        """PlanError where `planner` shares stages by nature and the model's cannot be shared.
+
+        PipeDream's gives each one device then, in the asynchronous training that it was made for.
+        """
+        if asynchronous and planner == "pipedream":
+            return
         if self.unshared and planner in _SHARE_BY_NATURE:
             raise PlanError(
                 f"planner {planner} gives stages to several devices, which this model's cannot "

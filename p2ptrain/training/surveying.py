@@ -90,14 +90,18 @@ class Surveyor:
     ) -> dict[str, Candidate | LeftOut]:
         """Unit times of the devices in `names` (id -> name), measured side by side.
 
+        FTPipeHD measures the holder alone: the others say only how much memory they offer.
+
         Args:
             count: devices that may take part.
         """
         sizes = batch_sizes_to_measure(
             request.batch_size, request.micro_batch, count, request.least_piece
         )
+        is_alone = request.ftpipehd is not None
+        wanted = {device: [] if is_alone and device != holder else sizes for device in names}
         answers = await asyncio.gather(
-            *(self._profile(request, holder, device, names[device], sizes) for device in names)
+            *(self._profile(request, holder, d, names[d], wanted[d]) for d in names)
         )
         return dict(zip(names, answers, strict=True))
 

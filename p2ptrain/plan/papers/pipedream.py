@@ -13,7 +13,7 @@ micro-batches of a round, and the bandwidth is the mean over all directed links 
 Stages take the devices in list order, the holder first, then by name. Inside a stage all shares are
 equal: whole micro-batches in turn, as PipeDream's round robin deals them, or samples of each
 micro-batch where these come out more even. Asynchronously a mini-batch travels whole and stages
-always deal, as published.
+always deal, as published; where none may have several devices, each has one.
 
 The paper has no memory limits: here a stage that one of its devices cannot hold is impossible, and
 other orders are tried where the list's own leaves nothing. For a synchronous round the programme is
@@ -56,8 +56,10 @@ def plan_pipedream(question: Question) -> Answer:
     Raises:
         PlanError: nothing fits, too few units with `--private`, groups are not allowed.
     """
-    refuse_groups(question, "pipedream")
-    refuse_short_models(question, "pipedream")
+    straight = _is_straight(question)
+    if not straight:
+        refuse_groups(question, "pipedream")
+    refuse_short_models(question, "pipedream", straight=straight)
     judged = judge_pipedream(question)
     if judged is None:
         raise PlanError(explain(question, every_device=True))
@@ -67,17 +69,27 @@ def plan_pipedream(question: Question) -> Answer:
 def judge_pipedream(question: Question) -> Judged | None:
     """The micro-batch size whose partition simulates fastest, or None where nothing fits."""
     part = inner_part(question)
-    if part.unit_count < 1 or (len(question.devices) > 1 and not question.groups):
+    straight = _is_straight(question)
+    if part.unit_count < 1 or (len(question.devices) > 1 and not question.groups and not straight):
         return None
-    drafts = [partitioned(part, split) for split in question.splits]
+    drafts = [partitioned(part, split, straight=straight) for split in question.splits]
     return fastest(question, [draft for draft in drafts if draft is not None])
 
 
-def partitioned(part: Inner, split: BatchSplit) -> Draft | None:
-    """The published plan for one size, on the first order of devices that fits."""
+def _is_straight(question: Question) -> bool:
+    """Whether every stage has one device: asynchronously, where none may have several."""
+    return question.judge.cost.mode is Mode.ASYNC and not question.groups
+
+
+def partitioned(part: Inner, split: BatchSplit, *, straight: bool = False) -> Draft | None:
+    """The published plan for one size, on the first order of devices that fits.
+
+    Arguments:
+        straight: with one device a stage.
+    """
     if len(part.devices) > part.unit_count * max(split.micro_batches, split.first_samples):
         return None  # not a share for each
-    table = _StageTable(part, split)
+    table = _StageTable(part, split, straight=straight)
     for order in orders(part):
         memory = np.array([float(part.cost.devices[d].memory_bytes) for d in order])
         stages = _solve(table, memory)
@@ -100,10 +112,12 @@ class _StageTable:
         hop: [U] seconds of a mini-batch, both ways, over the cut before every unit.
     """
 
-    def __init__(self, part: Inner, split: BatchSplit) -> None:
+    def __init__(self, part: Inner, split: BatchSplit, *, straight: bool) -> None:
         count, bundle = len(part.devices), -(-len(part.devices) // MOST_STEPS)
+        bundle = 1 if straight else bundle
         self.steps = np.array([*range(0, count, bundle), count])
         counts = {int(end - first) for end in self.steps for first in self.steps if end > first}
+        counts = {1} if straight else counts
         rate = _mean_rate(part.cost, part.devices)
         units = part.cost.profile.units[part.first : part.end]
         output_bytes = np.array([0.0, *(unit.output_bytes for unit in units[:-1])])
@@ -112,7 +126,7 @@ class _StageTable:
         work = _mean_seconds(part, split)
         # One, not none, where it is impossible: empty ranges need inf bytes, and 0 * inf is NaN.
         self._part, self._samples = part, np.ones(count + 1)
-        self._seconds = np.zeros((count + 1, len(units), len(units) + 1))
+        self._seconds = np.full((count + 1, len(units), len(units) + 1), np.inf)
         for m in counts:
             samples = _samples_held(part, split, m)
             if samples == np.inf:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 COST_SHARE = 0.032
@@ -74,8 +75,20 @@ class ReplicaCadence:
         cost_seconds: what one version is taken to cost.
     """
 
-    def __init__(self, cost: CopyCost, step: int, now: float) -> None:
-        """The epoch begins with version `step`, which can be gone back to."""
+    def __init__(
+        self,
+        cost: CopyCost,
+        step: int,
+        now: float,
+        fixed: Callable[[int, int], bool] | None = None,
+    ) -> None:
+        """The epoch begins with version `step`, which can be gone back to.
+
+        Args:
+            fixed: (version kept last, version) -> whether it is kept, whatever it costs, beside
+                those that REPLAY_LIMIT_SECONDS ask for; None = by cost.
+        """
+        self._fixed = fixed
         self.cost_seconds = cost.cpu_seconds
         self._cost = cost
         self._last_step = step  # kept last
@@ -103,8 +116,11 @@ class ReplicaCadence:
         for transfer in self._cost.transfers:
             free = max(seconds - transfer.busy_seconds, LEAST_FREE_SECONDS)
             rounds.append(transfer.seconds / (IDLE_SHARE * free))
-        most = max(1, int(REPLAY_LIMIT_SECONDS / seconds))
-        return min(max(1, math.ceil(max(rounds))), most)
+        return min(max(1, math.ceil(max(rounds))), self._most_rounds)
+
+    @property
+    def _most_rounds(self) -> int:
+        return max(1, int(REPLAY_LIMIT_SECONDS / self.round_seconds))
 
     @property
     def patience_seconds(self) -> float:
@@ -115,7 +131,12 @@ class ReplicaCadence:
 
     def wants(self, step: int) -> bool:
         """Whether the version after `step` updates is to be kept."""
-        return not self._is_under_way and step - self._last_step >= self.interval_rounds
+        if self._is_under_way:
+            return False
+        since = step - self._last_step
+        if self._fixed is not None:
+            return self._fixed(self._last_step, step) or since >= self._most_rounds
+        return since >= self.interval_rounds
 
     def ordered(self, step: int, now: float) -> None:
         """The version after `step` updates is to be kept, whoever wants it."""

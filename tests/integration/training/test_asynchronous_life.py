@@ -183,6 +183,9 @@ async def test_a_model_with_running_statistics_has_one_device_a_stage() -> None:
         await household.holder_run(job, options(3, STASHED, 4, planner="auto")).run()
         assert all(len(stage.devices) == 1 for stage in household.plan.stages)
     async with devices(2) as household:
+        await household.holder_run(job, options(2, STASHED, 4, planner="pipedream")).run()
+        assert [len(stage.devices) for stage in household.plan.stages] == [1, 1]
+    async with devices(2) as household:
         with pytest.raises(PlanError, match="running statistics are of all mini-batches in order"):
             await household.holder_run(job, options(2, STASHED, 4, planner="dp")).run()
 

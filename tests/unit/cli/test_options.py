@@ -77,6 +77,16 @@ def test_no_counts(text: str) -> None:
         options.positive(text)
 
 
+def test_two_counts() -> None:
+    assert options.two_counts("10,100") == (10, 100)
+
+
+@pytest.mark.parametrize("text", ["", "10", "10,", ",10", "10,0", "1,2,3"])
+def test_no_two_counts(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.two_counts(text)
+
+
 @pytest.mark.parametrize("text", ["0", "-3", "nan", "inf", "soon"])
 def test_no_times(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from p2ptrain.control.server import ControlServer
 from p2ptrain.errors import DeviceLost
 from p2ptrain.plan.versions import Weights
 from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
 from tests.unit.cli.conftest import FakeNode
 
 
@@ -71,6 +73,25 @@ def test_without_a_barrier_where_that_is_asked_for(
     assert (options.asynchrony, options.chooses_mode) == (wanted, "auto" in argv)
 
 
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        ([], Ftpipehd(10, 100, 50, 100)),
+        (["--repartition", "3,7"], Ftpipehd(3, 7, 50, 100)),
+        (["--replicate", "4,8"], Ftpipehd(10, 100, 4, 8)),
+    ],
+)
+def test_ftpipehd_does_what_it_does_as_often_as_published_or_as_told(
+    node: type[FakeNode], script: str, tmp_path: Path, argv: list[str], wanted: Ftpipehd
+) -> None:
+    published = ["--mode", "async", "--planner", "ftpipehd", *argv]
+    assert cli.main(["train", script, *published, "--state-dir", str(tmp_path / "s")]) == 0
+    ((_, options),) = node.made[0].trained
+    assert options.as_ftpipehd == wanted
+    assert replace(options, asynchrony=None).as_ftpipehd is None
+    assert replace(options, planner="pp").as_ftpipehd is None
+
+
 def test_local_needs_no_node(
     node: type[FakeNode], script: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +113,8 @@ def test_local_needs_no_node(
         (["--mode", "async", "--versions", "2", "--no-stashing"], "exclude each other"),
         (["--mode", "async", "--versions", "2", "--aggregate", "1"], "leave out one"),
         (["--mode", "auto", "--no-stashing"], "never chosen: --mode async"),
+        (["--planner", "ftpipehd", "--replicate", "5,5"], "--replicate is of FTPipeHD: --mode"),
+        (["--mode", "async", "--repartition", "5,5"], "--repartition is of FTPipeHD"),
     ],
 )
 def test_wrong_usage_is_told_before_the_network_is_touched(

@@ -222,3 +222,32 @@ def test_units_that_keep_nothing_on_more_devices_than_samples(memory_bytes: int)
     house = examples.cluster("a", "b", "c", link=Link(1e9, 0.0), memory_bytes=memory_bytes)
     plan = make_plan(profile, house, PlanRequest(2, planner="pipedream"))
     assert {share.name for stage in plan.stages for share in stage.devices} == {"a", "b", "c"}
+
+
+@settings(max_examples=examples_of(40), deadline=None)
+@given(st.lists(st.floats(0.1, 5.0), min_size=3, max_size=7), st.integers(0, 40))
+def test_asynchronous_stages_of_one_device_are_cut_as_for_equal_devices(
+    seconds: list[float], output_bytes: int
+) -> None:
+    """Where no stage may have several: the least slowest part of all cuts in list order."""
+    profile = examples.profile([(s, s) for s in seconds], output_bytes)
+    cluster = examples.cluster("a", "b", "c", link=Link(10.0, 0.0))
+    request = PlanRequest(1, planner="pipedream", mode=Mode.ASYNC, groups=False)
+    plan = make_plan(profile, cluster, request)
+    assert [[d.name for d in stage.devices] for stage in plan.stages] == [["a"], ["b"], ["c"]]
+    hop = 2 * output_bytes / 10.0
+
+    def slowest(borders: tuple[int, ...]) -> float:
+        parts = [sum(seconds[i:j]) * 2 for i, j in pairwise((0, *borders, len(seconds)))]
+        return max(*parts, hop)
+
+    best = min(slowest(two) for two in combinations(range(1, len(seconds)), 2))
+    found = tuple(stage.units[0] for stage in plan.stages[1:])
+    assert slowest(found) == pytest.approx(best)
+
+
+def test_asynchronous_stages_of_one_device_need_a_unit_each() -> None:
+    cluster = examples.cluster("a", "b", "c", link=Link(10.0, 0.0))
+    request = PlanRequest(1, planner="pipedream", mode=Mode.ASYNC, groups=False)
+    with pytest.raises(PlanError, match="2 units for 3 stages"):
+        make_plan(two_units(0), cluster, request)

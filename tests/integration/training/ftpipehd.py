@@ -1,0 +1,96 @@
+"""Households in memory that train as FTPipeHD does, on devices of made-up speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from p2ptrain.mesh.memory import memory_id
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.share import Span
+from p2ptrain.observe.events import PlanEvent
+from p2ptrain.training import device_measures
+from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.asynchronous.ftpipehd import PLANNER, Ftpipehd
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.epoch_links import EpochLinks
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.profiling import ProfileCache, measure
+from p2ptrain.training.stage_ends import RoundReport
+from tests.integration.training.delayed import options
+from tests.integration.training.household import Devices
+
+UNIT_SECONDS = (1.0, 2.0)
+"""Of a unit's forward and backward on the device with the data: no link costs as much."""
+
+_profiles = ProfileCache(None)
+
+
+class Speeds:
+    """How many times as long as the device with the data others take, by name; may change.
+
+    Attributes:
+        profiled: how often a device was asked for times.
+    """
+
+    def __init__(self, factors: Mapping[str, float]) -> None:
+        self.factors = dict(factors)
+        self.profiled = 0
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Profiles and reports are made up from now on."""
+        report = EpochLinks.report
+
+        async def reported(links: EpochLinks, said: RoundReport) -> None:
+            place = links._assignment.stages[links._index]
+            me = links._shell.mesh.self_id
+            factors = {memory_id(name): factor for name, factor in self.factors.items()}
+            seconds = (place.end - place.first) * sum(UNIT_SECONDS) * factors.get(me, 1.0)
+            await report(links, replace(said, busy=Span(seconds, seconds)))
+
+        async def made_up(
+            description: ModelDescription,
+            sizes: Sequence[int],
+            thread: ComputeThread,
+            cache: ProfileCache,
+            memory_bytes: int,
+        ) -> Mapping[str, Any]:
+            found = await measure(description, sizes, thread, _profiles, memory_bytes)
+            self.profiled += 1
+            units = len(found["units"])
+            forward, backward = UNIT_SECONDS
+            each = {"forward": [forward] * units, "backward": [backward] * units}
+            times = {str(size): each for size in sizes}
+            return {**found, "times": times, "wall_by_cpu": 1.0}
+
+        with (
+            patch.object(device_measures, "measure", made_up),
+            patch.object(EpochLinks, "report", reported),
+        ):
+            yield
+
+
+def as_published(
+    count: int, steps: int, intervals: Ftpipehd, how: Asynchrony | None = None, **more: object
+) -> TrainOptions:
+    """`--mode async --planner ftpipehd` on so many devices."""
+    chosen: dict[str, object] = {"planner": PLANNER, "ftpipehd": intervals, **more}
+    return options(count, how or Asynchrony(), steps, **chosen)
+
+
+def reasons(household: Devices) -> list[str]:
+    """Why plans began."""
+    return [event.reason for event in household.events if isinstance(event, PlanEvent)]
+
+
+def units(household: Devices) -> list[dict[str, int]]:
+    """By plan, how many units each device has, in the order of the stages."""
+    return [
+        {stage.devices[0].name: stage.units[1] - stage.units[0] for stage in event.stages}
+        for event in household.events
+        if isinstance(event, PlanEvent)
+    ]

@@ -1,0 +1,94 @@
+"""`--mode async --planner ftpipehd`: as published, and to the bit what the formula gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from p2ptrain.observe.events import Event
+from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
+from p2ptrain.training.recovery import repartition
+from tests.integration.training.delayed import Epochs, delayed_job
+from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
+from tests.integration.training.household import devices, hold_rounds
+
+INTERVALS = Ftpipehd(first_repartition=10, repartition=20)
+STEPS = 60
+STASHED = Asynchrony()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    # by the times that are made up every device fills its steps; real ones here take no time
+    monkeypatch.setattr(repartition, "JUDGED_SHARE", 0.0)
+
+
+@pytest.mark.parametrize("how", [STASHED, Asynchrony(aggregate=1)])
+async def test_a_slow_device_is_found_after_ten_mini_batches(
+    how: Asynchrony, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first cut is even: nothing is known of other devices; no step is made again later."""
+    job = delayed_job()
+    async with devices(3) as household:
+        speeds, epochs = Speeds({"c": 10.0}), Epochs(household)
+        hold_rounds(monkeypatch, STEPS - 20, lambda: "drift" in reasons(household))
+        with speeds.in_place(), epochs.watched():
+            options = as_published(3, STEPS, INTERVALS, how)
+            await household.holder_run(job, options).run()
+        epochs.assert_by_formula(job, delayed_job, how, STEPS)
+        first, *later = units(household)
+    assert speeds.profiled == 1, "of the device with the data alone"
+    assert list(first) == ["a", "b", "c"], "the list's order"
+    assert max(first.values()) - min(first.values()) <= 1
+    assert all(plan["c"] == 1 for plan in later)
+    assert reasons(household) == ["start", "drift"], "what does not pay does not change"
+    assert all(version == told for version, told, _ in epochs.begun), "at a border"
+    assert epochs.begun[1][0] >= INTERVALS.first_repartition
+
+
+async def test_devices_that_change_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow one becomes fast, and the other one slow: found by the looks that come."""
+    job, steps = delayed_job(), 120
+    async with devices(2) as household:
+        speeds, epochs = Speeds({"b": 5.0}), Epochs(household)
+        hold_rounds(monkeypatch, steps - 20, lambda: len(epochs.begun) > 2)
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if len(epochs.begun) == 2:
+                speeds.factors = {"a": 5.0}
+
+        with speeds.in_place(), epochs.watched():
+            await household.holder_run(job, as_published(2, steps, INTERVALS), listen).run()
+        epochs.assert_by_formula(job, delayed_job, STASHED, steps)
+    _, second, third = units(household)[:3]
+    assert second["b"] == third["a"] == 1
+
+
+@pytest.mark.parametrize("replan", [True, False])
+async def test_even_devices_keep_their_cuts_and_so_does_who_is_told_to(replan: bool) -> None:
+    job = delayed_job()
+    async with devices(3) as household:
+        speeds, epochs = Speeds({} if replan else {"c": 10.0}), Epochs(household)
+        with speeds.in_place(), epochs.watched():
+            options = as_published(3, STEPS, INTERVALS, replan=replan)
+            await household.holder_run(job, options).run()
+        epochs.assert_by_formula(job, delayed_job, STASHED, STEPS)
+    assert reasons(household) == ["start"]
+
+
+async def test_the_device_with_the_data_may_be_the_slow_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its capacity counts like all others': the paper sets it to 1."""
+    job = delayed_job()
+    async with devices(2) as household:
+        speeds, epochs = Speeds({"a": 10.0}), Epochs(household)
+        hold_rounds(monkeypatch, STEPS - 20, lambda: "drift" in reasons(household))
+        with speeds.in_place(), epochs.watched():
+            await household.holder_run(job, as_published(2, STEPS, INTERVALS)).run()
+        epochs.assert_by_formula(job, delayed_job, STASHED, STEPS)
+    first, second = units(household)[:2]
+    assert second["a"] == 1 < first["a"]

@@ -1,0 +1,191 @@
+"""The three cases of FTPipeHD's timer, and what several deaths at once cost.
+
+What the paper's timer and probe tell apart, membership, links and the watch for standstills do:
+whatever the case, all go on from one version of all stages, to the bit that of the formula.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from p2ptrain import failpoints
+from p2ptrain.failpoints import Reached
+from p2ptrain.mesh.memory import memory_id
+from p2ptrain.observe.events import Event, Failure, Recovered, Step, Warned
+from p2ptrain.training import job_memory, whole_copies
+from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
+from p2ptrain.training.recovery import cadence, elastic, repartition, round_watch
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.whole_copies import WholeCopies
+from tests.integration.training.delayed import Epochs, delayed_job
+from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
+from tests.integration.training.household import Devices, devices, hold_rounds
+
+INTERVALS = Ftpipehd(first_repartition=10, repartition=1000, chain=4, whole=8)
+STEPS = 70
+HAPPENS = 30
+"""After the first cut by capacities, and several copies."""
+STASHED = Asynchrony()
+
+Happening = Callable[[], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(autouse=True)
+def _short_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(repartition, "JUDGED_SHARE", 0.0)
+    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)  # the first weights are no way
+    monkeypatch.setattr(cadence, "REPLAY_LIMIT_SECONDS", 1e9)  # steps seem to take long
+    monkeypatch.setattr(elastic, "SETTLE_SECONDS", 0.0)
+
+
+async def course(
+    household: Devices,
+    count: int,
+    happens: Happening | None,
+    until: Callable[[], bool] = lambda: True,
+) -> Epochs:
+    """A whole job with a device that is slow; something happens; held against the formula.
+
+    Nothing happens before the model was cut by capacities, nor does it end before `until`.
+    """
+    job, epochs, tasks = delayed_job(), Epochs(household), []
+
+    def listen(event: Event) -> None:
+        household.events.append(event)
+        if happens is not None and isinstance(event, Step) and event.step == HAPPENS:
+            tasks.append(asyncio.create_task(happens()))
+
+    with pytest.MonkeyPatch.context() as patched, Speeds({"c": 3.0}).in_place(), epochs.watched():
+        hold_rounds(patched, HAPPENS, lambda: "drift" in reasons(household))
+        hold_rounds(patched, STEPS - 10, until)
+        options = as_published(count, STEPS, INTERVALS)
+        await household.holder_run(job, options, listen).run()
+    await asyncio.gather(*tasks)
+    epochs.assert_by_formula(job, delayed_job, STASHED, STEPS)
+    return epochs
+
+
+def failed(household: Devices) -> list[str]:
+    return [event.name for event in household.events if isinstance(event, Failure)]
+
+
+async def test_all_answer_and_a_stage_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 1: nobody is gone; nothing moves; the same plan goes on from a version of all."""
+    monkeypatch.setattr(round_watch, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(round_watch, "QUIET_CPU_SECONDS", 1e9)  # all share one process here
+
+    def hang(_: Reached) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+    async with devices(3) as household:
+        failpoints.arm("forward.compute.after", hang, device=memory_id("b"), step=HAPPENS)
+        try:
+            await course(household, 3, None)
+        finally:
+            failpoints.disarm()
+    assert failed(household) == []
+    assert reasons(household) == ["start", "drift", "failure"]
+    *_, before, after = units(household)
+    assert before == after
+    told = [event.message for event in household.events if isinstance(event, Warned)]
+    assert any("nothing moves any more" in message for message in told)
+
+
+async def test_all_answer_and_a_link_was_cut() -> None:
+    """Case 1 again: what was on its way is lost, and done again."""
+    async with devices(3) as household:
+
+        async def cut() -> None:
+            household.mesh.cut_link("b", "c")
+            household.mesh.heal_link("b", "c")
+
+        await course(household, 3, cut)
+    assert failed(household) == []
+    *_, before, after = units(household)
+    assert reasons(household)[-1] == "failure"
+    assert before == after
+
+
+async def test_all_answer_and_one_has_come_back_empty() -> None:
+    """Case 2: it gets its units again from its neighbour, or the others get them first."""
+    async with devices(3) as household:
+
+        async def restart() -> None:
+            await household.members["b"].close()
+            await household.mesh.restart("b")
+            household.start("b")
+
+        begun = len(("start", "drift"))
+        await course(
+            household,
+            3,
+            restart,
+            lambda: len(units(household)) > begun and "b" in units(household)[-1],
+        )
+    assert failed(household) == ["b"]
+    assert reasons(household)[:3] == ["start", "drift", "failure"]
+    assert set(units(household)[-1]) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("name", ["b", "c"])
+async def test_one_is_silent(name: str) -> None:
+    """Case 3: the others are cut anew, by the capacities that are known."""
+    async with devices(3) as household:
+
+        async def kill() -> None:
+            await household.mesh.kill(name)
+
+        await course(household, 3, kill)
+        for survivor in {"a", "b", "c"} - {name}:
+            await household.until_idle(survivor)
+    assert failed(household) == [name]
+    assert reasons(household) == ["start", "drift", "failure"]
+    last = units(household)[-1]
+    assert name not in last
+    if name == "b":
+        assert last["a"] > 2 * last["c"]
+
+
+async def test_neighbours_are_silent_and_the_whole_copy_is_gone_back_to() -> None:
+    """Case 3 with two: each had the other's copies, so that only the third has all."""
+    held: list[Version] = []
+    take = WholeCopies._take
+
+    async def noted(copies: WholeCopies, version: Version) -> None:
+        await take(copies, version)
+        held.extend(copies.versions)
+
+    async with devices(3) as household:
+
+        async def kill() -> None:
+            while not held:  # noqa: ASYNC110 - copies are made in milliseconds
+                await asyncio.sleep(0.001)
+            for name in ("b", "c"):
+                household.mesh.freeze(name)
+            await asyncio.gather(*(household.mesh.kill(name) for name in ("b", "c")))
+
+        with patch.object(WholeCopies, "_take", noted):
+            epochs = await course(household, 3, kill)
+    assert sorted(failed(household)) == ["b", "c"]
+    assert set(units(household)[-1]) == {"a"}
+    recovered = [event for event in household.events if isinstance(event, Recovered)][-1]
+    assert recovered.version in {version.step for version in held}, "one that was held whole"
+    assert epochs.begun[-1][0] == recovered.version
+
+
+async def test_without_memory_for_it_there_is_no_whole_copy_and_people_hear_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(whole_copies, "usable_memory_bytes", lambda: 100)
+    async with devices(3) as household:
+        await course(household, 3, None)
+    told = [event.message for event in household.events if isinstance(event, Warned)]
+    assert sum("copy of the whole model" in message for message in told) == 1
