@@ -110,6 +110,13 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
         help="after a failure: a plan close to the old one, one from zero, or the dead device's "
         "part to the device after it",
     )
+    group.add_argument(
+        "--whole-copies",
+        metavar="N",
+        type=options.positive,
+        help="bring a copy of all weights and optimizer state to this device's memory about every "
+        "N updates: where several devices die at once, that is what is gone back to",
+    )
 
 
 def _add_asynchronous(parser: argparse.ArgumentParser) -> None:
@@ -213,6 +220,8 @@ def _check(args: argparse.Namespace) -> None:
     """What can be told without the script is told before it is loaded, which may take a while."""
     if args.local and args.wait_for > 1:
         raise UsageError("--local trains on this device alone: leave out --wait-for")
+    if args.local and args.whole_copies is not None:
+        raise UsageError("--local trains on this device alone: leave out --whole-copies")
     if args.local and args.private:
         raise UsageError("--local sends nothing anywhere: leave out --private")
     _check_asynchronous(args)
@@ -248,6 +257,8 @@ def _check_asynchronous(args: argparse.Namespace) -> None:
 
 def _check_ftpipehd(args: argparse.Namespace) -> None:
     if args.mode == "async" and args.planner == "ftpipehd" and not args.local:
+        if args.whole_copies is not None:
+            raise UsageError("FTPipeHD's intervals of copies are --replicate CHAIN,WHOLE")
         return
     wanted = {"--repartition": args.repartition, "--replicate": args.replicate}
     for name, value in wanted.items():
@@ -318,6 +329,7 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         asynchrony=_asynchrony(args),
         chooses_mode=args.mode == "auto",
         ftpipehd=_ftpipehd(args),
+        whole_copies=args.whole_copies,
     )
 
 

@@ -209,7 +209,7 @@ class HolderRun:
     @property
     def _reads_versions(self) -> bool:
         """Whether versions are read while training goes on: for checkpoints, or to be held here."""
-        return self._options.checkpoint is not None or self._options.as_ftpipehd is not None
+        return self._options.checkpoint is not None or self._wants_whole_copy() is not None
 
     # -- while -----------------------------------------------------------------------------------
 
@@ -293,8 +293,8 @@ class HolderRun:
                 await checkpointer.close()
 
     def _whole_copies(self, prepared: Prepared) -> WholeCopies | None:
-        wished = self._options.as_ftpipehd
-        if wished is None:
+        wants = self._wants_whole_copy()
+        if wants is None:
             return None
         model_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
         return WholeCopies(
@@ -302,11 +302,18 @@ class HolderRun:
             self._id,
             prepared.captured.description,
             self._gather,
-            wished.copies_whole,
+            wants,
             prepared.first_step,
             int(model_bytes * (1 + optimizer_state_ratio(self._job.optimizer))),
             self._warn,
         )
+
+    def _wants_whole_copy(self) -> Callable[[int, int], bool] | None:
+        """By the version copied last, and a newer one; None = none is wanted."""
+        if self._options.as_ftpipehd is not None:
+            return self._options.as_ftpipehd.copies_whole
+        every = self._options.whole_copies
+        return None if every is None else lambda last, step: step // every > last // every
 
     def _course(self, prepared: Prepared, micro_batch: int, asynchronous: bool) -> Course:
         return Course(

@@ -55,6 +55,8 @@ class TrainOptions:
             when it copies.
         replicas: keep copies of stages on other devices, so that a death costs few steps; without
             them it goes back to the beginning, or ends the job. For measurements.
+        whole_copies: updates between two copies of the whole model, optimizer included, in this
+            device's memory: what several deaths at once go back to; None = none is made.
     """
 
     wait_for: int = 1
@@ -74,6 +76,7 @@ class TrainOptions:
     asynchrony: Asynchrony | None = None
     ftpipehd: Ftpipehd = field(default_factory=Ftpipehd)
     replicas: bool = True
+    whole_copies: int | None = None
     chooses_mode: bool = False
 
     def __post_init__(self) -> None:
@@ -85,6 +88,10 @@ class TrainOptions:
             raise OptionError("steps must be 1 or more")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise OptionError("checkpoint_every must be 1 or more")
+        if self.whole_copies is not None and self.whole_copies < 1:
+            raise OptionError("whole_copies must be 1 or more")
+        if self.whole_copies is not None and not self.replicas:
+            raise OptionError("whole_copies are made of the copies that replicas are")
         if self.chooses_mode and self.asynchrony is None:
             raise OptionError("chooses_mode needs to know how to train asynchronously: asynchrony")
         if self.chooses_mode and self.asynchrony == Asynchrony(Weights.UNSTASHED):

@@ -1,4 +1,4 @@
-"""FTPipeHD's global replication: now and then all stages' copies come to the device with the data.
+"""Global replication (FTPipeHD, III-E): now and then all stages' copies come to the holder.
 
     a version kept everywhere ──► stable ──► all of it read, in the lowest lane ──► held in memory
 

@@ -36,6 +36,7 @@ def test_options_reach_the_job_and_the_run(
     argv += ["--micro-batch", "1", "--steps", "5", "--wait-for", "3", "--wait-timeout", "9.5"]
     argv += ["--planner", "pp", "--out", str(tmp_path / "w.safetensors"), "--no-replan", "--fresh"]
     argv += ["--checkpoint", str(tmp_path / "c"), "--private", "--name", "desk"]
+    argv += ["--whole-copies", "40"]
     assert cli.main([*argv, "--state-dir", str(tmp_path / "s")]) == 0
     ((job, options),) = node.made[0].trained
     assert (job.epochs, job.batch_size, job.micro_batch) == (2, 2, 1)
@@ -47,6 +48,7 @@ def test_options_reach_the_job_and_the_run(
         True,
         True,
     )
+    assert options.whole_copies == 40
     assert (options.out, options.checkpoint) == (tmp_path / "w.safetensors", tmp_path / "c")
     assert node.made[0].options["role"] == "holder"
     assert node.made[0].options["name"] == "desk"
@@ -113,6 +115,11 @@ def test_local_needs_no_node(
         (["--mode", "async", "--versions", "2", "--no-stashing"], "exclude each other"),
         (["--mode", "async", "--versions", "2", "--aggregate", "1"], "leave out one"),
         (["--mode", "auto", "--no-stashing"], "never chosen: --mode async"),
+        (["--local", "--whole-copies", "9"], "leave out --whole-copies"),
+        (
+            ["--mode", "async", "--planner", "ftpipehd", "--whole-copies", "9"],
+            "FTPipeHD's intervals of copies are --replicate CHAIN,WHOLE",
+        ),
         (["--planner", "ftpipehd", "--replicate", "5,5"], "--replicate is of FTPipeHD: --mode"),
         (["--mode", "async", "--repartition", "5,5"], "--repartition is of FTPipeHD"),
     ],

@@ -1,0 +1,71 @@
+"""Two neighbours die at once, each with the other's copies: the holder's copy of all has both."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+
+from p2ptrain.errors import OptionError
+from p2ptrain.observe.events import Event, Failure, Recovered, Step
+from p2ptrain.training import job_memory
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.recovery import cadence
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.whole_copies import WholeCopies
+from tests.integration.training.household import devices, hold_rounds
+from tests.integration.training.jobs import (
+    assert_undisturbed,
+    momentum_job,
+    one_stage_each,
+    undisturbed,
+)
+
+STEPS, EVERY, DEATH = 12, 3, 8
+
+
+async def test_two_neighbours_are_lost_and_the_copy_of_all_is_gone_back_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)  # the first weights are no way
+    monkeypatch.setattr(cadence, "COST_SHARE", 1.0)  # copies every few steps
+    held: list[Version] = []
+    take = WholeCopies._take
+
+    async def noted(copies: WholeCopies, version: Version) -> None:
+        await take(copies, version)
+        held.extend(copies.versions)
+
+    monkeypatch.setattr(WholeCopies, "_take", noted)
+    wanted, job = undisturbed(momentum_job(), STEPS), momentum_job()
+    killing: list[asyncio.Task[None]] = []
+    async with devices(3) as household:
+
+        async def kill() -> None:
+            for name in ("b", "c"):
+                household.mesh.freeze(name)
+            await asyncio.gather(*(household.mesh.kill(name) for name in ("b", "c")))
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == DEATH:
+                killing.append(asyncio.create_task(kill()))
+
+        hold_rounds(monkeypatch, DEATH, lambda: bool(held))
+        options = replace(one_stage_each(3, STEPS), whole_copies=EVERY)
+        await household.holder_run(job, options, listen).run()
+        await asyncio.gather(*killing)
+        assert_undisturbed(household, job, wanted)
+    assert sorted(e.name for e in household.events if isinstance(e, Failure)) == ["b", "c"]
+    (recovered,) = [event for event in household.events if isinstance(event, Recovered)]
+    assert recovered.version in {version.step for version in held}
+    assert recovered.version >= EVERY
+
+
+@pytest.mark.parametrize("options", [{"whole_copies": 0}, {"whole_copies": 5, "replicas": False}])
+def test_what_cannot_be_is_refused(options: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match="whole_copies"):
+        TrainOptions(**options)  # type: ignore[arg-type]
