@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-_COLORS = ("#202124", "#9aa0a6", "#1f6f8b", "#c0392b", "#2e8b57", "#8fbc5a", "#c58b4e")
+_COLORS = ("#202124", "#9aa0a6", "#1f6f8b", "#c0392b", "#2e8b57", "#8fbc5a")
 _WIDTH, _HEIGHT = 400, 230
 _LEFT, _TOP, _BOTTOM, _LEGEND = 52, 26, 40, 30
 _LEAST_ACCURACY = 0.8

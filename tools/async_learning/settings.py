@@ -52,7 +52,6 @@ SETTINGS = (
     Setting("stashing", Asynchrony()),
     Setting("vertical-sync", Asynchrony(Weights.VERTICAL)),
     Setting("aggregation-1", Asynchrony(aggregate=1)),
-    Setting("aggregation-10", Asynchrony(aggregate=10)),
     Setting("two-versions", Asynchrony(Weights.DOUBLE), micro_batch=PIECE),
 )
 """The first is what all others are held against."""
