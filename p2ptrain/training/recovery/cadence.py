@@ -4,12 +4,13 @@
     rounds >= transfer / (IDLE_SHARE x what a round leaves free)   of each link that copies take
     rounds <= REPLAY_LIMIT_SECONDS / a round                       most that is computed again
 
-Never while one is on its way. What a version costs is first reckoned from bytes and from what the
-devices' yardsticks say, and then seen: rounds in which copies are made and travel take longer than
-those before. Both are means: most rounds are shorter than the mean, so that held against a median
-any rounds would seem to have cost something. What single versions seem to cost differs much, as
-rounds do for other reasons; so the middle one of the last few counts. The first ones do not: they
-pay for new memory, which the later ones use again.
+The first one of an epoch comes after FIRST_ROUNDS at the latest. Never while one is on its way.
+What a version costs is first reckoned from bytes and from what the devices' yardsticks say, and
+then seen: rounds in which copies are made and travel take longer than those before. Both are means:
+most rounds are shorter than the mean, so that held against a median any rounds would seem to have
+cost something. What single versions seem to cost differs much, as rounds do for other reasons; so
+the middle one of the last few counts. The first ones do not: they pay for new memory, which the
+later ones use again.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ ROUNDS_SEEN = 32
 """Undisturbed rounds of which the middle one says how long a round takes."""
 PATIENCE_LIMIT = 16
 """Most that patience grows to, of what it is at first."""
+FIRST_ROUNDS = 8
+"""Until the first version: one early costs no more than one late, and until then a death of anyone
+has all go back to where the epoch began."""
 LEAST_FREE_SECONDS = 1e-4
 """Of a round, where a link has nothing left: copies must pass all the same."""
 
@@ -97,6 +101,7 @@ class ReplicaCadence:
         self._disturbed: list[float] = []  # rounds since the version on its way was ordered
         self._seen: deque[float] = deque([cost.cpu_seconds], maxlen=COSTS_SEEN)
         self._whole = 0  # versions so far
+        self._is_first = True
         self._is_under_way = False
         self._since = now
         self._patience = 1  # doubled for each version that was given up
@@ -136,11 +141,13 @@ class ReplicaCadence:
         since = step - self._last_step
         if self._fixed is not None:
             return self._fixed(self._last_step, step) or since >= self._most_rounds
-        return since >= self.interval_rounds
+        first = self._is_first and since >= FIRST_ROUNDS
+        return first or since >= self.interval_rounds
 
     def ordered(self, step: int, now: float) -> None:
         """The version after `step` updates is to be kept, whoever wants it."""
         self._last_step = max(step, self._last_step)
+        self._is_first = False
         self._is_under_way, self._since = True, now
         self._disturbed.clear()
 

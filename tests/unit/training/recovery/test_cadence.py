@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from p2ptrain.training.recovery.cadence import (
     COST_SHARE,
     COSTS_LEFT_OUT,
+    FIRST_ROUNDS,
     IDLE_SHARE,
     LEAST_OF_RECKONED,
     MOST_OF_RECKONED,
@@ -56,7 +57,8 @@ def test_never_two_at_once_and_never_more_often_than_it_says(
     for step, (took, whole) in enumerate(course, start=1):
         wanted = cadence.wants(step)
         assert not (wanted and under_way)
-        assert wanted == (not under_way and step - last >= cadence.interval_rounds)
+        interval = cadence.interval_rounds if last else min(cadence.interval_rounds, FIRST_ROUNDS)
+        assert wanted == (not under_way and step - last >= interval)
         if wanted:
             cadence.ordered(step, now)
             last, under_way = step, True
