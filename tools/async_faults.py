@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -32,6 +32,7 @@ from p2ptrain.observe.events import Event, Step
 from p2ptrain.plan.versions import Weights
 from p2ptrain.training import job_memory
 from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.asynchronous.ftpipehd import PLANNER, Ftpipehd
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.options import Recovery
 from tests.integration.training.delayed import Epochs, delayed_job, options
@@ -39,6 +40,8 @@ from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_elastic import leave
 
 RUN_SECONDS = 60.0
+FTPIPEHD_SHARE = 0.3
+"""Of seeds: cut anew by capacities meanwhile."""
 HOW = (
     Asynchrony(),
     Asynchrony(),
@@ -84,7 +87,7 @@ class Course:
         leaves = (
             (chance.randrange(3, steps - 2), left[0]) if left and chance.random() < 0.3 else None
         )
-        return Course(
+        course = Course(
             seed,
             chance.choice(("mlp", "mlp", "cnn")),
             count,
@@ -96,6 +99,12 @@ class Course:
             deaths,
             leaves,
         )
+        return replace(course, planner=PLANNER) if chance.random() < FTPIPEHD_SHARE else course
+
+    @property
+    def ftpipehd(self) -> Ftpipehd:
+        """Looks at the cuts come often, and whole copies at each second copy."""
+        return Ftpipehd(2 + self.every, 3 * self.every, self.every, 2 * self.every)
 
     @property
     def shares(self) -> bool:
@@ -154,7 +163,12 @@ async def run(course: Course) -> str:
     job = delayed_job(course.model)
     planner = "pp" if course.planner == "dp" and not course.shares else course.planner
     chosen = options(
-        course.count, course.how, course.steps, planner=planner, recovery=course.recovery
+        course.count,
+        course.how,
+        course.steps,
+        planner=planner,
+        recovery=course.recovery,
+        ftpipehd=course.ftpipehd,
     )
     async with asyncio.timeout(RUN_SECONDS), devices(course.count) as household:
         going = Run(household, course)

@@ -158,6 +158,11 @@ def _add_asynchronous(parser: argparse.ArgumentParser) -> None:
         type=options.two_counts,
         help="copy every stage to a neighbour, and all of them to this device (default: 50,100)",
     )
+    group.add_argument(
+        "--mix-versions",
+        action="store_true",
+        help="after a failure every stage goes on from whatever it has: for comparisons only",
+    )
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -260,7 +265,11 @@ def _check_ftpipehd(args: argparse.Namespace) -> None:
         if args.whole_copies is not None:
             raise UsageError("FTPipeHD's intervals of copies are --replicate CHAIN,WHOLE")
         return
-    wanted = {"--repartition": args.repartition, "--replicate": args.replicate}
+    wanted = {
+        "--repartition": args.repartition,
+        "--replicate": args.replicate,
+        "--mix-versions": args.mix_versions or None,
+    }
     for name, value in wanted.items():
         if value is not None:
             raise UsageError(f"{name} is of FTPipeHD: --mode async --planner ftpipehd")
@@ -274,7 +283,7 @@ def _ftpipehd(args: argparse.Namespace) -> Ftpipehd:
         chosen["first_repartition"], chosen["repartition"] = args.repartition
     if args.replicate is not None:
         chosen["chain"], chosen["whole"] = args.replicate
-    return Ftpipehd(**chosen)
+    return Ftpipehd(**chosen, mixes=args.mix_versions)
 
 
 def _asynchrony(args: argparse.Namespace) -> Asynchrony | None:

@@ -34,6 +34,7 @@ from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Inventory, version_fields
 from p2ptrain.training.recovery.placed import Placed
+from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.surveying import Surveyor
 
@@ -61,7 +62,9 @@ class Change:
         members = mesh.members.values()
         self._alive = frozenset(m.id for m in members if m.state is MemberState.ALIVE)
         gathers = request.recovery is Recovery.HEAVY and request.in_force is not None
-        self._core = CoordinatorCore(request.ask, term, self._alive, gathers=gathers)
+        published = request.planning.ftpipehd
+        mixes = published is not None and published.mixes
+        self._core = CoordinatorCore(request.ask, term, self._alive, gathers=gathers, mixes=mixes)
         self._events: asyncio.Queue[rules.CoordinatorEvent] = asyncio.Queue(EVENTS_LIMIT)
         self._made: dict[int, Made] = {}  # by epoch
         self._no_plan: str | None = None  # why no plan fits, where that is so
@@ -158,7 +161,9 @@ class Change:
             fields["coefficient"] = forward.coefficient and list(forward.coefficient)
         timeout_seconds = INVENTORY_TIMEOUT_SECONDS
         if asked.rebuild is not None:
-            fields["rebuild"] = asked.rebuild.fields()
+            fields["rebuild" if isinstance(asked.rebuild, Rebuild) else "mix"] = (
+                asked.rebuild.fields()
+            )
             timeout_seconds = PREPARE_TIMEOUT_SECONDS
         try:
             reply = await self._mesh.call(

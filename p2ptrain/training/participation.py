@@ -40,7 +40,7 @@ from p2ptrain.training.recovery import device_events as rules
 from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.device_core import DeviceCore, Phase
 from p2ptrain.training.recovery.holdings import Inventory, read_coefficient, read_version
-from p2ptrain.training.recovery.rebuild import Rebuild
+from p2ptrain.training.recovery.mixture import read_to_be_made
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.replication import Replication
 from p2ptrain.training.surroundings import Surroundings
@@ -129,7 +129,7 @@ class Participation:
             holder=text(fields, "holder", 64),
             apply=None if apply is None else read_version(apply),
             coefficient=None if coefficient is None else read_coefficient(coefficient),
-            rebuild=None if fields.get("rebuild") is None else Rebuild.read(me, fields["rebuild"]),
+            rebuild=read_to_be_made(me, fields),
         )
         if not self._is_stale(peer, asked.term, asked.epoch):  # nothing else of it is believed
             self._digest, self._others, self.holder = digest, others, asked.holder

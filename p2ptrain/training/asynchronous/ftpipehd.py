@@ -19,6 +19,8 @@ class Ftpipehd:
         repartition: mini-batches from then on between two looks at the cuts.
         chain: updates between two copies of every stage at its neighbour.
         whole: updates between two copies of the whole model at the device with the data.
+        mixes: after a failure every stage goes on from whatever it has, as published; the default
+            is that all go back to one version.
 
     Raises:
         OptionError: a number below 1.
@@ -28,10 +30,11 @@ class Ftpipehd:
     repartition: int = 100
     chain: int = 50
     whole: int = 100
+    mixes: bool = False
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value < 1:
+            if name != "mixes" and value < 1:
                 words = name.replace("_", " ")
                 raise OptionError(f"{words} counts mini-batches: give 1 or more, not {value}")
 
@@ -61,9 +64,12 @@ class Ftpipehd:
                 "repartition": int(every),
                 "chain": int(chain),
                 "whole": int(whole),
+                "mixes": bool(mixes),
             }:
                 try:
-                    return Ftpipehd(first, every, chain, whole)
+                    return Ftpipehd(first, every, chain, whole, mixes)
                 except OptionError as error:
                     raise ProtocolError(str(error)) from error
-        raise ProtocolError("FTPipeHD's settings are four numbers of mini-batches")
+        raise ProtocolError(
+            "FTPipeHD's settings are four numbers of mini-batches, and whether it mixes"
+        )

@@ -203,7 +203,8 @@ class DeviceCore:
             return  # nobody waits for it
         self._makes_anew = False
         if rebuilt.is_here:
-            self._copies.put(Holding(what.first, what.end, what.target, Kind.FETCHED))
+            for holding in what.made:
+                self._copies.put(holding)
         self._asked = dataclasses.replace(asked, rebuild=None)
         self._apply_or_answer()
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Holding
+from p2ptrain.training.recovery.mixture import Mix
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.recovery.version import Version
@@ -42,7 +43,8 @@ class InventoryAsked:
     Attributes:
         request: names the answer.
         apply: a version; where gradients are ready for it, they are applied first.
-        rebuild: a lost stage that this device makes anew first.
+        rebuild: a lost stage that this device makes anew first, or what it has that it calls
+            another version.
     """
 
     request: int
@@ -52,7 +54,7 @@ class InventoryAsked:
     holder: str
     apply: Version | None = None
     coefficient: Coefficient | None = None
-    rebuild: Rebuild | None = None
+    rebuild: Rebuild | Mix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Rebuilt:
     """
 
     request: int
-    what: Rebuild
+    what: Rebuild | Mix
     is_here: bool
 
 

@@ -53,6 +53,11 @@ class Rebuild:
     version: Version
     target: Version
 
+    @property
+    def made(self) -> tuple[Holding, ...]:
+        """What the device has then."""
+        return (Holding(self.first, self.end, self.target, Kind.FETCHED),)
+
     def fields(self) -> dict[str, Any]:
         """For CBOR, without the device that it goes to."""
         return {

@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
 from p2ptrain.model.capture import capture
@@ -19,16 +21,21 @@ from p2ptrain.plan.versions import Weights
 from p2ptrain.training.assigning import assignment_of
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.asynchronous.delays import Asynchrony, depths_of
+from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
 from p2ptrain.training.asynchronous.refusals import check_asynchronous, unshared
-from p2ptrain.training.expectations import expected_of
+from p2ptrain.training.expectations import corrected, expected_of
 from p2ptrain.training.household_plan import (
     Candidate,
     MeasuredHousehold,
+    is_known,
     plan_household,
     question,
+    with_times_of,
 )
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.recovery.corrections import Corrections
+from p2ptrain.training.recovery.holdings import Inventory
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.version import Version
@@ -68,6 +75,56 @@ def test_plans_are_as_deep_as_the_delays_say(planner: str) -> None:
     assert tuple(stage.warmup for stage in plan.stages) == depths_of(devices)
     assert all(len(s.devices) == 1 or s.allocation is DEALT for s in plan.stages)
     assert expected_of(asked(STASHED, planner), household(), plan) == {}
+
+
+def test_ftpipehds_settings_travel_and_are_checked() -> None:
+    wished = Ftpipehd(3, 4, 5, 6, mixes=True)
+    request = asked(STASHED, "ftpipehd", ftpipehd=wished)
+    assert PlanningRequest.from_bytes(request.to_bytes()) == request
+    assert Ftpipehd.read(None) is None
+    for wrong in ({}, {**wished.fields(), "chain": 0}, {**wished.fields(), "mixes": 1}):
+        with pytest.raises(ProtocolError):
+            Ftpipehd.read(wrong)
+    with pytest.raises(OptionError, match="first repartition counts mini-batches"):
+        Ftpipehd(0)
+
+
+@given(st.integers(1, 9), st.integers(1, 30), st.sets(st.integers(0, 200), min_size=2))
+def test_copies_are_made_as_soon_as_they_can_be_after_each_so_many(
+    chain: int, whole: int, chances: set[int]
+) -> None:
+    """Between two multiples of the number one at most, and one wherever there was a chance."""
+    wished, last, made = Ftpipehd(chain=chain, whole=whole), 0, []
+    for step in sorted(chances):
+        if wished.copies(last, step):
+            made.append(step)
+            last = step
+    for number in (chain, whole):
+        for first in range(number, 201, number):
+            here = [step for step in chances if first <= step < first + number]
+            assert not here or min(here) in made
+    assert all(step >= min(chain, whole) for step in made)
+
+
+def test_ftpipehd_begins_with_the_times_of_the_device_with_the_data() -> None:
+    """Whatever others have measured, or nothing: C_i = 1; expected is what a mini-batch takes."""
+    request = asked(STASHED, "ftpipehd", ftpipehd=Ftpipehd())
+    around = household()
+    known = {c.id: c if c.id == "d0" else replace(c, measured={}) for c in around.candidates}
+    assert is_known(Inventory("d1", budget_bytes=1), request, "d0")
+    assert not is_known(Inventory("d0", budget_bytes=1), request, "d0")
+    assert not is_known(Inventory("d1", budget_bytes=1), asked(STASHED, "ftpipehd"), "d0")
+    alike = replace(around, candidates=list(with_times_of("d0", known).values()))
+    plan = plan_household(request, alike)
+    assert plan == plan_household(request, around)
+    expected = expected_of(request, alike, plan)
+    assert sorted(expected) == [(0, "d0"), (1, "d1"), (2, "d2")]
+    assert len({round(due.wall, 9) for due in expected.values()}) == 1, "equal parts, equal devices"
+    slow = corrected(alike.candidates[2].measured, Corrections(devices={"d2": 4.0}), "d2")
+    slower = replace(alike, candidates=[*alike.candidates[:2], replace(known["d2"], measured=slow)])
+    more = expected_of(request, slower, plan)
+    assert more[2, "d2"].wall == pytest.approx(4 * expected[2, "d2"].wall)
+    assert more[0, "d0"] == expected[0, "d0"]
 
 
 def test_equal_devices_compute_nearly_all_the_time() -> None:

@@ -1,0 +1,127 @@
+"""FTPipeHD's copies of the whole model: which versions, and never while one is gone back to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import PeerError
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.training import whole_copies
+from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.training.whole_copies import WholeCopies
+
+
+class Offered:
+    """In the place of what others read from."""
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+
+    def hold(self, _job: str, source: str, _tensors: object) -> None:
+        self.held.append(source)
+
+    def let_go(self, _job: str, source: str) -> None:
+        self.held.remove(source)
+
+
+class Making:
+    """Whole copies that are there when a test says so."""
+
+    def __init__(self) -> None:
+        self.offered, self.warned = Offered(), list[str]()
+        self.asked: list[tuple[Version, asyncio.Future[Mapping[str, Tensor]]]] = []
+        self.copies = WholeCopies(
+            cast("StateServer", self.offered),
+            "job",
+            cast("ModelDescription", None),
+            self._gather,
+            Ftpipehd(whole=10).copies_whole,
+            0,
+            1000,
+            self.warned.append,
+        )
+
+    async def _gather(self, version: Version) -> Mapping[str, Tensor]:
+        found = asyncio.get_running_loop().create_future()
+        self.asked.append((version, found))
+        return await found
+
+    async def stable(self, *steps: int) -> None:
+        for step in steps:
+            self.copies.stable(Version(step, 1))
+            await asyncio.sleep(0)
+
+    async def arrives(self, error: Exception | None = None) -> None:
+        _, found = self.asked[-1]
+        if error is None:
+            found.set_result({"model:w": torch.zeros(1)})
+        else:
+            found.set_exception(error)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+async def test_the_first_stable_version_from_each_tenth_on_takes_the_place_of_the_one_before() -> (
+    None
+):
+    made = Making()
+    await made.stable(4, 9)
+    assert made.asked == []
+    await made.stable(12, 15)
+    assert made.copies.reading == Version(12, 1)
+    assert made.copies.versions == ()
+    await made.arrives()
+    assert made.copies.versions == (Version(12, 1),)
+    await made.stable(19, 20)
+    await made.arrives()
+    assert [version.step for version, _ in made.asked] == [12, 20]
+    assert made.copies.versions == (Version(20, 1),)
+    assert made.offered.held == ["version:20:1"]
+    await made.copies.close()
+
+
+async def test_what_is_held_when_an_epoch_ends_stays_until_the_next_has_begun() -> None:
+    """Else it would go while others are told to read it."""
+    made = Making()
+    await made.stable(10)
+    await made.arrives()
+    await made.stable(20)
+    made.asked[-1][1].set_result({})  # all of it is here, and an epoch ends in the same moment
+    made.copies.pause()
+    await made.stable(20)
+    assert made.copies.versions == (Version(10, 1),)
+    assert made.copies.reading is None
+    await made.stable(30)
+    assert len(made.asked) == 2
+    made.copies.begin()
+    await made.stable(40)
+    assert len(made.asked) == 3
+    await made.copies.close()
+
+
+async def test_one_that_cannot_be_read_is_left_out() -> None:
+    made = Making()
+    await made.stable(10)
+    await made.arrives(PeerError("gone"))
+    assert (made.copies.versions, made.copies.reading, made.warned) == ((), None, [])
+    await made.stable(20)
+    await made.arrives(MemoryError())
+    assert made.copies.versions == ()
+    assert len(made.warned) == 1
+    await made.copies.close()
+
+
+async def test_it_is_not_begun_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_copies, "usable_memory_bytes", lambda: 1999)
+    made = Making()
+    await made.stable(10, 20)
+    assert made.asked == []
+    assert len(made.warned) == 1, "people hear of it once"
