@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain.cli import groups, options
 from p2ptrain.cli.files import read_cluster, read_profile, write_whole
 from p2ptrain.cli.output import Output
-from p2ptrain.cli.planners import PLANNERS, any_planner
+from p2ptrain.cli.planners import PLANNERS, add_tiling, any_planner
 from p2ptrain.cli.usage import DONE, UsageError
 from p2ptrain.errors import OptionError
 
@@ -71,6 +71,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     planners.add_argument(
         "--planner", metavar="NAME", type=any_planner, default="auto", help="default: auto"
     )
+    add_tiling(group)
     planners.add_argument(
         "--compare",
         action="store_true",
@@ -194,4 +195,6 @@ def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:
         mode=mode,
         overlap=args.overlap,
         schedule=None if args.schedule is None else Schedule(args.schedule),
+        grid=args.grid,
+        groups_of_units=args.groups,
     )

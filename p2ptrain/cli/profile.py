@@ -18,6 +18,7 @@ from p2ptrain.observe.events import Warned
 if TYPE_CHECKING:
     from p2ptrain.plan.profile import Profile
     from p2ptrain.training.job import Job
+    from p2ptrain.training.preparation import Prepared
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 BUDGET_SECONDS = 30.0
@@ -98,8 +99,11 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
         budget_seconds=BUDGET_SECONDS,
         memory_bytes=usable_memory_bytes(),
     )
+    content = measured.to_json()
+    for unit, window in zip(content["units"], _windows(prepared), strict=False):
+        unit["spatial"] = window
     body = {
-        **measured.to_json(),
+        **content,
         "format": FORMAT,
         "model": type(job.model).__name__,
         "input_bytes": prepared.input_bytes,
@@ -107,3 +111,22 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
         "optimizer_state_ratio": optimizer_state_ratio(job.optimizer),
     }
     return Profile.from_json(body, "profile")
+
+
+def _windows(prepared: Prepared) -> list[dict[str, Any]]:
+    """Of the first units, those that can be cut into tiles: as a file says it."""
+    from p2ptrain.tiles.spatial import unit_windows
+    from p2ptrain.training.tiling.stage_tiles import tileable
+
+    network = tileable(prepared.captured.description)
+    return [
+        {
+            "kernel": [unit.rows.kernel, unit.columns.kernel],
+            "stride": [unit.rows.stride, unit.columns.stride],
+            "padding": [unit.rows.before, unit.columns.before],
+            "dilation": 1,
+            "height": unit.height,
+            "width": unit.width,
+        }
+        for unit in (() if network is None else unit_windows(network))
+    ]

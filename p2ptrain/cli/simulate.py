@@ -76,6 +76,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from p2ptrain.cli.plan_text import period
     from p2ptrain.plan.request import Schedule
     from p2ptrain.plan.simulation.simulate import simulate
+    from p2ptrain.plan.tiling.tiled_plan import simulate_tiled
 
     chart: Path | None = args.gantt
     if chart is not None and not chart.absolute().parent.is_dir():
@@ -83,14 +84,19 @@ def run(args: argparse.Namespace, output: Output) -> int:
     profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
     plan = read_plan(args.plan, args.batch_size)
     with naming(args.plan):
-        simulation = simulate(
-            plan,
-            profile,
-            cluster,
-            timeline=output.json or chart is not None,
-            overlap=args.overlap,
-            schedule=None if args.schedule is None else Schedule(args.schedule),
-        )
+        if plan.stages[0].tiling is not None:
+            if chart is not None or args.schedule is not None:
+                raise UsageError("a plan with tiles has no timeline and one schedule")
+            simulation = simulate_tiled(plan, profile, cluster, overlap=args.overlap)
+        else:
+            simulation = simulate(
+                plan,
+                profile,
+                cluster,
+                timeline=output.json or chart is not None,
+                overlap=args.overlap,
+                schedule=None if args.schedule is None else Schedule(args.schedule),
+            )
     if chart is not None:
         from p2ptrain.plan.gantt.chart import draw_gantt
 

@@ -13,7 +13,7 @@ from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.cli.loading import load_training, loading
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.own_place import own_place
-from p2ptrain.cli.planners import PLANNERS, any_planner
+from p2ptrain.cli.planners import PLANNERS, add_tiling, any_planner
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.usage import DONE, UsageError
 from p2ptrain.cli.waiting import sigterm_interrupts
@@ -78,6 +78,7 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="; ".join(f"{name}: {words}" for name, words in PLANNERS.items()) + " (default: auto)",
     )
+    add_tiling(group)
     group.add_argument(
         "--mode",
         choices=("sync", "async", "auto"),
@@ -339,6 +340,8 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         chooses_mode=args.mode == "auto",
         ftpipehd=_ftpipehd(args),
         whole_copies=args.whole_copies,
+        grid=args.grid,
+        groups=args.groups,
     )
 
 

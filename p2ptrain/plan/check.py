@@ -88,6 +88,8 @@ def _check_groups(plan: Plan, request: PlanRequest) -> None:
     for p, stage in enumerate(plan.stages):
         if len(stage.devices) == 1:
             continue
+        if stage.tiling is not None and request.groups:
+            continue
         if not request.groups:
             raise PlanError(
                 f'planner "{plan.planner}" gives stage {p} {len(stage.devices)} devices, and the '

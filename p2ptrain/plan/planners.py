@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.check import check_memory, check_plan, check_request
@@ -26,6 +27,7 @@ from p2ptrain.plan.shared.judge import Judge
 from p2ptrain.plan.shared.micro_batches import candidate_splits
 from p2ptrain.plan.shared.question import Answer, Planner, Question
 from p2ptrain.plan.simulation.simulate import simulate_draft
+from p2ptrain.plan.tiling.tiled_plan import may_be_tiled, tiled_plan
 from p2ptrain.plan.work import ROUNDING
 
 PLANNERS: Mapping[str, Planner] = {
@@ -37,6 +39,11 @@ PLANNERS: Mapping[str, Planner] = {
     "pp": plan_pp,
     "single": plan_single,
 }
+
+TILES = "tiles"
+"""The planner whose plans are no drafts: its stages are judged by `tiling`."""
+NAMES = frozenset({*PLANNERS, TILES})
+"""All planners."""
 
 BUDGET_TASKS = 200_000
 """Simulated tasks a search may spend, about two microseconds each."""
@@ -52,8 +59,10 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
             and the cap that this planner cannot obey.
     """
     planner = PLANNERS.get(request.planner)
+    if request.planner == TILES:
+        return _tiled(profile, cluster, request)
     if planner is None:
-        known = ", ".join(sorted(PLANNERS))
+        known = ", ".join(sorted(NAMES))
         raise OptionError(f'unknown planner "{request.planner}" (known: {known})')
     cost = CostModel(
         profile, cluster, overlap=request.overlap, mode=request.mode, weights=request.weights
@@ -64,14 +73,53 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
             '(times[size]["weight"]): profile the model again'
         )
     question = _question(cost, request)
-    answer = planner(question)
+    try:
+        answer = planner(question)
+    except PlanError:
+        if request.planner == "auto" and may_be_tiled(cost, request):
+            return _tiled_for_auto(cost, cluster, request, inf)
+        raise
     if request.planner != "auto":
         answer = replace(answer, draft=split_named(question, answer.draft))
     plan = plan_of(cost, request.planner, answer)
     check_plan(plan, profile, cluster, private=request.private)
     check_memory(plan.predicted.peak_bytes, cluster)
     check_request(plan, profile, request)
+    return _or_tiled(cost, plan, cluster, request) if request.planner == "auto" else plan
+
+
+def _tiled(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
+    """The plan of planner `tiles`; on a device alone there is nothing to divide."""
+    cost = CostModel(profile, cluster, overlap=request.overlap, mode=request.mode)
+    allowed = [d for d in cluster.devices if request.only is None or d.name in request.only]
+    if len(allowed) == 1 and request.mode is Mode.SYNC:
+        alone = replace(request, planner="single", grid=None, groups_of_units=())
+        return replace(make_plan(profile, cluster, alone), planner=TILES)
+    plan = tiled_plan(cost, request)
+    check_plan(plan, profile, cluster)
+    check_memory(plan.predicted.peak_bytes, cluster)
+    check_request(plan, profile, request)
     return plan
+
+
+def _or_tiled(cost: CostModel, plan: Plan, cluster: Cluster, request: PlanRequest) -> Plan:
+    """The plan of `auto`, or one with tiles where that is faster."""
+    if not may_be_tiled(cost, request):
+        return plan
+    seconds = plan.predicted.round_seconds
+    try:
+        tiled = _tiled_for_auto(cost, cluster, request, seconds)
+    except PlanError:  # there is a plan without tiles
+        return plan
+    return tiled if tiled.predicted.round_seconds < seconds else plan
+
+
+def _tiled_for_auto(cost: CostModel, cluster: Cluster, request: PlanRequest, below: float) -> Plan:
+    tiled = tiled_plan(cost, request, below=below, every=False)
+    check_plan(tiled, cost.profile, cluster)
+    check_memory(tiled.predicted.peak_bytes, cluster)
+    check_request(tiled, cost.profile, request)
+    return replace(tiled, found_by=TILES)
 
 
 def plan_of(cost: CostModel, planner: str, answer: Answer) -> Plan:

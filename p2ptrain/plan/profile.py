@@ -9,6 +9,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.plan import fields
 from p2ptrain.plan.overheads import Ratios
 from p2ptrain.plan.times import TimeTable
+from p2ptrain.tiles.network import MapNetwork
 
 FORMAT = "p2ptrain.profile/1"
 
@@ -55,6 +56,8 @@ class Profile:
     Attributes:
         input_bytes, target_bytes: per sample, as the holder sends them.
         optimizer_state_ratio: optimizer bytes per parameter byte.
+        maps: of the first units, which can be cut into tiles, as the model itself has them; in no
+            file, whose units say `spatial` instead.
     """
 
     model: str
@@ -63,6 +66,7 @@ class Profile:
     units: tuple[Unit, ...]
     optimizer_state_ratio: float
     times: TimeTable
+    maps: MapNetwork | None = None
 
     def __post_init__(self) -> None:
         if not self.units:

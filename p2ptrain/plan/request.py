@@ -59,6 +59,9 @@ class PlanRequest:
         schedule: of backwards; None = AUTO for planner `auto` with `overlap`, else 1F1B.
         effort: part of the usual search that `auto` may spend (0 < effort <= 1), for those who
             wait for the plan on a slow device.
+        grid: of planner `tiles`, (rows, columns); None = it chooses.
+        groups_of_units: of planner `tiles`: borders of the groups of tiled units, from 0 on; the
+            last one ends the tiled part; () = it chooses.
 
     Raises:
         OptionError: a batch size below 1, a cap or effort out of range, groups that may divide
@@ -80,8 +83,14 @@ class PlanRequest:
     overlap: bool = False
     schedule: Schedule | None = None
     effort: float = 1.0
+    grid: tuple[int, int] | None = None
+    groups_of_units: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if (self.grid or self.groups_of_units) and self.planner != "tiles":
+            raise OptionError(
+                f'a grid and groups of units are for planner tiles, not for "{self.planner}"'
+            )
         if self.batch_size < 1:
             raise OptionError(f"batch_size must be at least 1, found {self.batch_size}")
         if not 0 < self.effort <= 1:

@@ -17,7 +17,7 @@ from p2ptrain.plan.replanning.migration import plan_migration
 from p2ptrain.plan.replanning.replan import Replanned
 from p2ptrain.plan.replanning.replicas import place_replicas
 from p2ptrain.plan.request import Mode
-from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
+from p2ptrain.plan.tiling.tiled_plan import round_seconds
 from p2ptrain.training.household_plan import MeasuredHousehold, question
 from p2ptrain.training.plan_request import PlanningRequest
 
@@ -43,7 +43,7 @@ def as_of_now(request: PlanningRequest, household: MeasuredHousehold, plan: Plan
     """What the plan in force takes with the times, links and devices of now."""
     profile, cluster = question(request, household)
     cost = CostModel(profile, cluster, overlap=plan.mode is Mode.SYNC, mode=plan.mode)
-    seconds = simulate_draft(cost, draft_of(plan, cost)).round_seconds
+    seconds = round_seconds(cost, plan)
     promised = plan.predicted.round_seconds
     return Present(plan, seconds, seconds / promised if promised > 0 else 1.0)
 

@@ -38,6 +38,7 @@ def fingerprint(prepared: Prepared, options: TrainOptions) -> str:
         "clip": job.clip_grad_norm,
         "private": options.private,
         "planner": options.planner,
+        "tiles": [options.grid, options.groups],
         "asynchrony": asynchrony_fields(options.asynchrony),
         "chooses_mode": options.chooses_mode,
         "ftpipehd": None if options.as_ftpipehd is None else options.as_ftpipehd.fields(),

@@ -210,6 +210,9 @@ class HolderRun:
             asynchrony=how,
             ftpipehd=self._options.as_ftpipehd,
             rounds=rounds,
+            maps=prepared.maps,
+            grid=self._options.grid,
+            groups_of_units=self._options.groups,
         )
 
     @property

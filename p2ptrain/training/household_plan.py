@@ -173,7 +173,8 @@ def plan_change(
             return again(profile, cluster, straight)
 
     def again(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
-        if recovery is Recovery.HEAVY or folds:  # a private plan's units are folded: from zero
+        tiled = present.stages[0].tiling is not None  # what is close to it has other tiles
+        if recovery is Recovery.HEAVY or folds or tiled:  # a private plan's units are folded
             return make_plan(profile, cluster, fixed(present, wanted))
         if recovery is Recovery.RESPIPE and not household.leaving:  # it takes part of nobody alive
             return respipe(profile, cluster, present, wanted, replicas=replicas).plan
@@ -212,7 +213,7 @@ def question(request: PlanningRequest, household: MeasuredHousehold) -> tuple[Pr
     holder = next(c for c in household.candidates if c.name == household.holder)
     profile = to_profile(holder.measured, request)
     found = _found(household.candidates, request.batch_size)
-    profile = replace(profile, times=found[holder.name].times)
+    profile = replace(profile, times=found[holder.name].times, maps=request.maps)
     return profile, household.cluster(found, _reserved(profile, request, household))
 
 
@@ -278,6 +279,8 @@ def _request(
         mode=Mode.SYNC if how is None else Mode.ASYNC,
         weights=Weights.STASHED if how is None else how.weights,
         overlap=how is None,
+        grid=request.grid,
+        groups_of_units=request.groups_of_units,
     )
 
 

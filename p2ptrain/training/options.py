@@ -32,7 +32,11 @@ class TrainOptions:
         wait_for: devices to wait for before planning, this one included.
         wait_timeout_seconds: give up waiting after this long; None waits for ever.
         planner: "auto" (leaves out devices that do not help), "hybrid", "pipedream", "ftpipehd",
-            "pp" (straight pipeline over all devices), "dp" or "single".
+            "pp" (straight pipeline over all devices), "dp", "tiles" (first units in tiles of
+            their maps) or "single".
+        grid: of "tiles": (rows, columns); None = the planner chooses.
+        groups: of "tiles": borders of groups of units without halos between them, from 0 on, such
+            as (0, 4, 10); the last one ends the tiled part; () = the planner chooses.
         steps: updates in all, resumed ones included; with `Job.epochs` the smaller wins.
         checkpoint: folder that receives checkpoints: after every epoch, at the end, and in between
             at intervals that cost at most some 5 % of the time.
@@ -78,8 +82,14 @@ class TrainOptions:
     replicas: bool = True
     whole_copies: int | None = None
     chooses_mode: bool = False
+    grid: tuple[int, int] | None = None
+    groups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if (self.grid or self.groups) and self.planner != "tiles":
+            raise OptionError("grid and groups are for planner tiles")
+        if self.planner == "tiles" and (self.private or self.asynchrony is not None):
+            raise OptionError("planner tiles sends images to all devices, in synchronous rounds")
         if self.wait_for < 1:
             raise OptionError("wait_for counts this device too: give 1 or more")
         if self.wait_timeout_seconds is not None and self.wait_timeout_seconds < 0:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from p2ptrain.errors import ProtocolError
+from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net import cbor
+from p2ptrain.tiles.data import network_fields, read_network
+from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.training.asynchronous.delays import Asynchrony, asynchrony_fields
 from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text, wire_format
@@ -37,6 +39,8 @@ class PlanningRequest:
             after all; None = the mode is what `asynchrony` says.
         ftpipehd: it is trained as FTPipeHD does, cut by capacities that training shows; None = by
             what every device has measured.
+        maps: of the first units, which can be cut into tiles; None = none can, or may.
+        grid, groups_of_units: as `plan.request.PlanRequest`.
     """
 
     job: str
@@ -63,6 +67,9 @@ class PlanningRequest:
     asynchrony: Asynchrony | None = None
     rounds: Sharing | None = None
     ftpipehd: Ftpipehd | None = None
+    maps: MapNetwork | None = None
+    grid: tuple[int, int] | None = None
+    groups_of_units: tuple[int, ...] = ()
 
     def settled(self, *, asynchronous: bool) -> PlanningRequest:
         """The same job, whose mode is not open any more."""
@@ -76,13 +83,16 @@ class PlanningRequest:
         """Strict CBOR."""
         return cbor.dumps(
             {
-                **asdict(self),
+                **asdict(replace(self, maps=None)),
                 "optimizer": dict(self.optimizer),
                 "sharing": self.sharing.fields(),
                 "wire": self.wire.value,
                 "asynchrony": asynchrony_fields(self.asynchrony),
                 "rounds": None if self.rounds is None else self.rounds.fields(),
                 "ftpipehd": None if self.ftpipehd is None else self.ftpipehd.fields(),
+                "maps": None if self.maps is None else network_fields(self.maps),
+                "grid": None if self.grid is None else list(self.grid),
+                "groups_of_units": list(self.groups_of_units),
             }
         )
 
@@ -117,4 +127,29 @@ class PlanningRequest:
             asynchrony=Asynchrony.read(fields.get("asynchrony")),
             rounds=None if (rounds := fields.get("rounds")) is None else Sharing.read(rounds),
             ftpipehd=Ftpipehd.read(fields.get("ftpipehd")),
+            maps=_maps(fields.get("maps")),
+            grid=_grid(fields.get("grid")),
+            groups_of_units=_borders(fields.get("groups_of_units")),
         )
+
+
+def _maps(value: object) -> MapNetwork | None:
+    try:
+        return None if value is None else read_network(value)
+    except OptionError as error:
+        raise ProtocolError(str(error)) from error
+
+
+def _grid(value: object) -> tuple[int, int] | None:
+    match value:
+        case None:
+            return None
+        case [int(rows), int(columns)] if rows >= 1 and columns >= 1:
+            return rows, columns
+    raise ProtocolError("a grid has rows and columns")
+
+
+def _borders(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(border) is int for border in value):
+        raise ProtocolError("groups of units have borders")
+    return tuple(value)

@@ -15,6 +15,9 @@ from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.randomness import randomness_lock
+from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
+from p2ptrain.model.tiles.refusal import NotTiled
+from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.training import checkpoint
 from p2ptrain.training.asynchronous.refusals import check_asynchronous
 from p2ptrain.training.checkpoint import Progress
@@ -23,6 +26,7 @@ from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
 from p2ptrain.training.sharing import SEEN, Sharing, sharing_of, tried
+from p2ptrain.training.tiling.stage_tiles import tileable
 from p2ptrain.training.versions import of_units
 
 log = get_logger(__name__)
@@ -40,6 +44,7 @@ class Prepared:
         first_step: updates that the state has behind it.
         steps: updates in all.
         only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
+        maps: of the first units, where they can be cut into tiles and may be.
     """
 
     job: Job
@@ -55,6 +60,7 @@ class Prepared:
     first_step: int
     steps: int
     only_rounds: str = ""
+    maps: MapNetwork | None = None
 
     def progress(self, step: int) -> Progress:
         """What a checkpoint of update `step` says of the job."""
@@ -89,6 +95,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     with timed(log, "exported"):
         captured = capture(job.model, job.loss, example, evaluation=evaluates)
     only_rounds = ""
+    maps = _maps(captured, options)
     if options.asynchrony is not None:
         try:
             check_asynchronous(job, captured.description, options)
@@ -113,6 +120,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         first_step=0,
         steps=steps,
         only_rounds=only_rounds,
+        maps=maps,
     )
     return prepared if options.resume is None else _resumed(prepared, options)
 
@@ -135,6 +143,24 @@ def _least_piece(job: Job, captured: Captured) -> int:
             "micro_batch so that neither it nor what remains of batch_size is 1"
         )
     return 2
+
+
+def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
+    """Of the units that can be tiled; planner tiles gets a border of units where that ends.
+
+    Raises:
+        NotTiled: planner tiles is asked for, and none can; names the unit.
+    """
+    may_be = options.planner in ("auto", "tiles") and options.asynchrony is None
+    if not may_be or options.private or options.local:
+        return None
+    if options.planner == "auto":
+        return tileable(captured.description)
+    captured.description, part = cut_where_tiling_ends(captured.description)
+    found = tileable(captured.description)
+    if found is None:
+        raise NotTiled(part.reason or "nothing of the model can be tiled")
+    return found
 
 
 def _sharing(captured: Captured, samples: Samples) -> Sharing:

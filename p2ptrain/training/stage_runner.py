@@ -109,9 +109,15 @@ class StageRunner(PieceRunner):
                 loss += await self._forward(order, piece)
             else:
                 final = self._final() if number == len(actions) - 1 else None
-                backward = partial(self.live.stage.backward, final=final)
-                await self._backward(order, piece, backward)
+                await self._whole_backward(order, piece, final)
         return loss
+
+    async def _whole_backward(
+        self, order: RoundOrder, piece: Piece, final: Callable[[str], None] | None
+    ) -> None:
+        """`final` is told which gradients are complete, in the last backward of a round."""
+        backward = partial(self.live.stage.backward, final=final)
+        await self._backward(order, piece, backward)
 
     async def _in_two_parts(self, order: RoundOrder, held: int) -> float:
         loss = 0.0

@@ -41,6 +41,11 @@ class DevicePass:
             if tile_pass.is_waiting
         )
 
+    @property
+    def backward_from(self) -> int:
+        """Groups from this one on have given their parameters' gradients, on every tile."""
+        return max(tile_pass.backward_from for tile_pass in self._passes.values())
+
     def begin_forward(self, inputs: Mapping[int, Mapping[int, Tensor]]) -> list[Message]:
         """Start from the inputs of each tile, by tile and map; what other devices must be told."""
         sent: list[Message] = []

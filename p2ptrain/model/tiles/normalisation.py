@@ -123,7 +123,7 @@ class Normalisation:
         """Add a tile's [W, B] to the parameters' `.grad`."""
         for parameter, gradient in zip((self.weight, self.bias), sums, strict=True):
             if parameter is not None and parameter.requires_grad:
-                own = gradient.to(parameter.dtype)
+                own = gradient.to(parameter.dtype, copy=True)  # others write to `.grad` in place
                 parameter.grad = own if parameter.grad is None else parameter.grad + own
 
 

@@ -44,6 +44,7 @@ class TilePass:
 
     Attributes:
         outputs: after the forward: what the tile owns of the maps that leave the tiled part.
+        backward_from: groups from this one on have given their parameters' gradients.
     """
 
     def __init__(self, program: TileProgram, samples: int) -> None:
@@ -60,6 +61,7 @@ class TilePass:
         self._outbox: list[Message] = []
         self._work: _Work | None = None
         self.outputs: dict[int, Tensor] = {}
+        self.backward_from = len(program.layout.groups)
 
     @property
     def is_waiting(self) -> bool:
@@ -273,6 +275,7 @@ class TilePass:
                         _add_to(inner, number, gradient)
                 else:
                     yield from self._normalise_back(place, step, inner, owned)
+            self.backward_from = place
             yield from self._scatter(place, inner)
         self._gradients.clear()
 

@@ -9,14 +9,17 @@ of the link, m and b the processor's seconds for a message and for a byte:
     halo      once forward and once back, if any byte crosses between devices:
               L + max over d of [max(in(d), out(d)) / R + k(d) (m messages(d) + b bytes(d))]
               (section 4.2 and figure 4: boundary data, at group inputs only)
-    statistics  the same for each normalisation, with 2 x channels float64 to every other tile;
-              not in the paper, whose network has them per tile. It needs all tiles, so it divides
-              the group's work into legs, each as slow as its slowest device
+    statistics  the same for each normalisation, with 2 x channels float64 of every tile, handed on
+              in as many rounds, and latencies, as the logarithm of the devices; not in the paper,
+              whose network has them per tile. It needs all tiles, so it divides the group's work
+              into legs, each as slow as its slowest device
     group     sum over legs of max over d of c(d), plus halos, plus statistics
 
 and once a mini-batch, whatever the groups:
 
-    filters   P bytes of gradients round a ring of D devices:  2 (D - 1) (P / (D R) + L)
+    filters   P bytes of gradients round a ring of D devices:  2 (D - 1) (P / (D R) + L),
+              or what its messages, n buckets of them, take the slowest processor if that is longer:
+              4 (D - 1) k (n m + P b / D)
               (section 4.1: "the summation can be done once for all filters")
     ends      the images' tiles from the holder; the last maps to who goes on with them, and their
               gradients back (section 5.1: input/output communication)
@@ -33,6 +36,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from p2ptrain.errors import OptionError
+from p2ptrain.plan.overlap import bucket_bytes
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
 from p2ptrain.tiles.lines import GridError
@@ -50,12 +54,14 @@ class Exchange:
         sent, received: bytes by device.
         messages: by device, at both ends together.
         waits_for: by device: those that it gets something from.
+        hops: one after the other.
     """
 
     sent: tuple[float, ...]
     received: tuple[float, ...]
     messages: tuple[int, ...]
     waits_for: tuple[frozenset[int], ...]
+    hops: int = 1
 
     @property
     def is_empty(self) -> bool:
@@ -156,12 +162,16 @@ class Costs:
 
     @cached_property
     def filter_seconds(self) -> float:
-        """Summing the filters' gradients."""
+        """Summing the filters' gradients: the ring's time, or its processors' if that is longer."""
         used, link = len({*self.device_of_tile}), self.problem.link
         if used < 2:
             return 0.0
-        part = self.problem.parameter_bytes / (used * link.bytes_per_s)
-        return 2 * (used - 1) * (part + link.latency_s)
+        steps, size = 2 * (used - 1), self.problem.parameter_bytes
+        wire = steps * (size / (used * link.bytes_per_s) + link.latency_s)
+        overheads = self.problem.overheads
+        each = overheads.message_seconds * _buckets(size) + overheads.byte_seconds * size / used
+        slowest = max(self.devices[device].slowdown for device in self.device_of_tile)
+        return max(wire, 2 * steps * slowest * each)
 
     @cached_property
     def end_seconds(self) -> float:
@@ -179,11 +189,17 @@ class Costs:
                 for number in maps
             )
             if size:
-                seconds += times * self._travel(size * self.problem.samples)
+                seconds += times * self._travel(size * self.problem.samples, place)
         return seconds
 
-    def _travel(self, size: float) -> float:
-        return self.problem.link.latency_s + size / self.problem.link.bytes_per_s
+    def _travel(self, size: float, place: int) -> float:
+        """Between all tiles and one device, whose processor handles every byte."""
+        link, overheads = self.problem.link, self.problem.overheads
+        slowest = max(self.devices[device].slowdown for device in self.device_of_tile)
+        slowdown = self.devices[place].slowdown if place >= 0 else slowest
+        messages = len({*self.device_of_tile} - {place})
+        processor = overheads.message_seconds * messages + overheads.byte_seconds * size
+        return link.latency_s + size / link.bytes_per_s + slowdown * processor
 
     # -- one group -------------------------------------------------------------------------------
 
@@ -260,24 +276,25 @@ class Costs:
         return Exchange(tuple(sent), tuple(received), tuple(messages), waiting)
 
     def _everybody(self, size: float) -> Exchange:
-        """Every tile tells `size` bytes to every other one."""
-        count = len(self.devices)
+        """Every tile tells `size` bytes to every device, in rounds (`tiles.gathering`)."""
+        count, tiles = len(self.devices), len(self.device_of_tile)
         held = [self.device_of_tile.count(device) for device in range(count)]
-        others = [own * (sum(held) - own) for own in held]
         busy = frozenset(device for device in range(count) if held[device])
-        crossing = tuple(float(size * pairs) for pairs in others)
+        rounds = (len(busy) - 1).bit_length()
+        received = tuple(float(size * (tiles - own)) if own else 0.0 for own in held)
         return Exchange(
-            crossing,
-            crossing,
-            tuple(2 * pairs for pairs in others),
+            received,
+            received,
+            tuple(2 * rounds if device in busy else 0 for device in range(count)),
             tuple(busy - {device} if device in busy else frozenset() for device in range(count)),
+            max(rounds, 1),
         )
 
     def exchange_seconds(self, exchange: Exchange) -> float:
         """Until everybody has everything, if all begin together."""
         if exchange.is_empty:
             return 0.0
-        return self.problem.link.latency_s + max(
+        return exchange.hops * self.problem.link.latency_s + max(
             self.device_seconds(exchange, device) for device in range(len(self.devices))
         )
 
@@ -289,6 +306,15 @@ class Costs:
         processor += overheads.byte_seconds * (sent + received)
         wire = max(sent, received) / self.problem.link.bytes_per_s
         return wire + self.devices[device].slowdown * processor
+
+
+def _buckets(size: float) -> int:
+    """In how many the gradients of so many bytes are summed."""
+    count, left = 0, int(size)
+    while left > 0:
+        left -= bucket_bytes(left)
+        count += 1
+    return count
 
 
 def _work(operation: Operation) -> float:

@@ -57,8 +57,12 @@ def simulate(costs: Costs, borders: Sequence[int]) -> Simulated:
     return Simulated(seconds, computing, costs.filter_seconds)
 
 
-def lower_bound(problem: TilingProblem, devices: Sequence[TileDevice], *, least: int = 1) -> float:
+def lower_bound(
+    problem: TilingProblem, devices: Sequence[TileDevice], *, least: int = 1, pieces: int = 1
+) -> float:
     """What no tiling of all of the problem's units on these devices undercuts.
+
+    Of a mini-batch of `pieces` micro-batches, each as large as the question's.
 
     All devices compute all the time, nothing twice, no halo is waited for; then the gradients of
     the filters are added up, which each device that takes part must send and receive once, less its
@@ -71,7 +75,7 @@ def lower_bound(problem: TilingProblem, devices: Sequence[TileDevice], *, least:
     for used in range(least, len(speeds) + 1):
         part = problem.parameter_bytes / (used * link.bytes_per_s)
         filters = 2 * (used - 1) * (part + link.latency_s)
-        bounds.append(problem.seconds / sum(speeds[:used]) + filters)
+        bounds.append(pieces * problem.seconds / sum(speeds[:used]) + filters)
     return min(bounds)
 
 
@@ -100,7 +104,7 @@ def _turned(exchange: Exchange) -> Exchange:
         frozenset(other for other in range(count) if device in exchange.waits_for[other])
         for device in range(count)
     )
-    return Exchange(exchange.received, exchange.sent, exchange.messages, waits_for)
+    return Exchange(exchange.received, exchange.sent, exchange.messages, waits_for, exchange.hops)
 
 
 def _through(costs: Costs, clocks: Sequence[float], steps: Iterable[_Step]) -> list[float]:
@@ -117,7 +121,7 @@ def _exchanged(costs: Costs, clocks: Sequence[float], exchange: Exchange) -> lis
     through = [
         clock + costs.device_seconds(exchange, device) for device, clock in enumerate(clocks)
     ]
-    latency = costs.problem.link.latency_s
+    latency = exchange.hops * costs.problem.link.latency_s
     return [
         max([own, *(through[other] + latency for other in exchange.waits_for[device])])
         for device, own in enumerate(through)

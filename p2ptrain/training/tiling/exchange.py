@@ -1,9 +1,11 @@
 """Carries what tiles tell each other between the devices of a stage, and keeps what comes early.
 
-All that one device tells another at one moment goes in one frame (more only where its header would
-grow too long). What may come follows from the layout: each message of a pass once, of a known
-shape, from the device that has the sending tile. A device may be ahead of another by a few
-micro-batches, as many as the schedule and the holder's credits let it.
+All halos that one device owes another at one moment go in one frame (more only where its header
+would grow too long). Sums for a normalisation, which every tile needs of every other, are handed on
+in rounds (`tiles.gathering`) as soon as all tiles of a device have told theirs. What may come
+follows from the layout: each message of a pass once, of a known shape, from the device that has the
+sending tile, or hands its sums on. A device may be ahead of another by a few micro-batches, as many
+as the schedule and the holder's credits let it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from p2ptrain.errors import ProtocolError
+from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.model.tiles.device_pass import Address
 from p2ptrain.model.tiles.messages import (
     GradientSums,
@@ -27,6 +29,7 @@ from p2ptrain.model.tiles.messages import (
     Subject,
 )
 from p2ptrain.net.message import Fields, PartKind, Priority
+from p2ptrain.tiles.gathering import Gathering
 from p2ptrain.training.inlet import Piece
 from p2ptrain.training.protocol import PieceKey
 from p2ptrain.training.switchboard import Line, Switchboard
@@ -39,6 +42,34 @@ MESSAGES_PER_FRAME = 48
 _KINDS: Mapping[str, type[Halo | HaloGradient]] = {"h": Halo, "g": HaloGradient}
 _SUMS: Mapping[str, type[Moments | GradientSums]] = {"m": Moments, "s": GradientSums}
 _Key: TypeAlias = tuple[PieceKey, str]
+Sums: TypeAlias = Moments | GradientSums
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What one part of a frame is.
+
+    Attributes:
+        sender: tile whose it is.
+        receiver: tile that it is for; of sums, the round.
+    """
+
+    subject: Subject
+    sender: int
+    receiver: int
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """The sums of one operation.
+
+    Attributes:
+        parts: by tile, as far as they are here.
+        handed_on: rounds so far.
+    """
+
+    parts: dict[int, Tensor] = field(default_factory=dict)
+    handed_on: int = 0
 
 
 @dataclass(slots=True)
@@ -46,14 +77,27 @@ class _Pass:
     """What has come for one micro-batch.
 
     Attributes:
-        opened: messages whose bytes are arriving.
+        opened: messages whose bytes are arriving, as the frame names them.
         seen: every one so far, with those that were taken.
         arrived: what was not taken.
+        sums: by what they are.
     """
 
-    opened: dict[Address, Tensor] = field(default_factory=dict)
-    seen: set[Address] = field(default_factory=set)
+    opened: dict[_Entry, Tensor] = field(default_factory=dict)
+    seen: set[tuple[Subject, int, int]] = field(default_factory=set)
     arrived: dict[Address, Tensor] = field(default_factory=dict)
+    sums: dict[Sums, _Gathered] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _HandOn:
+    """One round of sums, to be sent."""
+
+    device: str
+    piece: Piece
+    subject: Sums
+    number: int
+    parts: tuple[tuple[int, Tensor], ...]
 
 
 class TileExchange:
@@ -85,8 +129,24 @@ class TileExchange:
         self._passes: dict[_Key, _Pass] = {}
         self._done = -1  # all micro-batches of rounds up to this one
         self._came = asyncio.Event()
+        self._tiles = stage.tiles.tiles(own)
+        self._devices = stage.tiles.devices
+        self._gathering = Gathering(self._devices.index(own), len(self._devices))
+        # A pass hands on one operation's sums at a time, and the next one's may have come.
+        most = 2 * ahead * max(self._gathering.rounds, 1)
+        self._outgoing: asyncio.Queue[_HandOn] = asyncio.Queue(most)
         others = {device for device in self._device_of if device != own}
         switchboard.connect_receiver(line, self, others)
+
+    async def run(self) -> None:
+        """Hand sums on until cancelled. Raises LinkClosed: a device is out of reach."""
+        while True:
+            what = await self._outgoing.get()
+            for first in range(0, len(what.parts), MESSAGES_PER_FRAME):
+                parts = what.parts[first : first + MESSAGES_PER_FRAME]
+                entries = [[*_sums_kind(what.subject), what.number, tile, 0] for tile, _ in parts]
+                tensors = [tensor for _, tensor in parts]
+                await self._send_frame(what.device, what.piece, entries, tensors)
 
     # -- as the stage's runner sees it -----------------------------------------------------------
 
@@ -94,10 +154,33 @@ class TileExchange:
         """Tell other devices. Raises LinkClosed: one of them is out of reach."""
         by_device: dict[str, list[Message]] = {}
         for message in messages:
-            by_device.setdefault(self._device_of[message.receiver], []).append(message)
+            if isinstance(message.subject, Moments | GradientSums):
+                self._add(piece, message.subject, message.sender, message.tensor)
+            else:
+                by_device.setdefault(self._device_of[message.receiver], []).append(message)
         for device, told in by_device.items():
             for first in range(0, len(told), MESSAGES_PER_FRAME):
-                await self._send_frame(device, piece, told[first : first + MESSAGES_PER_FRAME])
+                part = told[first : first + MESSAGES_PER_FRAME]
+                entries = [_halo_entry(message) for message in part]
+                tensors = [message.tensor for message in part]
+                await self._send_frame(device, piece, entries, tensors)
+
+    def _add(self, piece: Piece, subject: Sums, tile: int, part: Tensor) -> None:
+        """One tile's sums are here; hand on what others lack and this device has."""
+        here = self._passes.setdefault(_key(piece), _Pass())
+        gathered = here.sums.setdefault(subject, _Gathered())
+        gathered.parts.setdefault(tile, part)
+        while gathered.handed_on < self._gathering.rounds:
+            receiver, places = self._gathering.sent(gathered.handed_on)
+            devices = {self._devices[place] for place in places}
+            tiles = [t for t, device in enumerate(self._device_of) if device in devices]
+            if not gathered.parts.keys() >= set(tiles):
+                return
+            parts = tuple((t, gathered.parts[t]) for t in tiles)
+            self._outgoing.put_nowait(
+                _HandOn(self._devices[receiver], piece, subject, gathered.handed_on, parts)
+            )
+            gathered.handed_on += 1
 
     async def take(self, piece: Piece, awaited: Sequence[frozenset[Address]]) -> list[Message]:
         """Wait until one of the tiles that wait has all it awaits; everything that has come."""
@@ -118,14 +201,14 @@ class TileExchange:
 
     # -- frames ----------------------------------------------------------------------------------
 
-    async def _send_frame(self, device: str, piece: Piece, messages: Sequence[Message]) -> None:
-        tensors = [message.tensor.contiguous() for message in messages]
-        fields = {**piece.fields(), "tiles": [_entry(message) for message in messages]}
+    async def _send_frame(
+        self, device: str, piece: Piece, entries: Sequence[Any], tensors: Sequence[Tensor]
+    ) -> None:
         await self._switchboard.send_frame(
             device,
             self._line,
-            fields,
-            [_bytes_of(tensor) for tensor in tensors],
+            {**piece.fields(), "tiles": list(entries)},
+            [_bytes_of(tensor.contiguous()) for tensor in tensors],
             kind=PartKind.ACTIVATION,
             priority=Priority.TENSOR,
         )
@@ -137,23 +220,29 @@ class TileExchange:
             ProtocolError: they will not, or not from that device, or not of this size.
         """
         piece = Piece.read(fields)
-        addresses = _addresses(fields)
+        entries = _entries(fields)
         if piece.size > self._largest or (piece.first, piece.end) != (0, piece.size):
             raise ProtocolError("tiles take whole micro-batches of the job's size")
         here = self._here(piece)
-        buffers = [self._room(peer, piece, here, address) for address in addresses]
+        buffers = [self._room(peer, piece, here, entry) for entry in entries]
         if [buffer.nbytes for buffer in buffers] != list(part_bytes):
             raise ProtocolError(f"messages of tiles of {list(part_bytes)} bytes do not fit")
         return buffers
 
     def deliver(self, peer: str, fields: Fields) -> None:
         """A frame opened before has arrived whole."""
-        here = self._passes.get(_key(Piece.read(fields)))
-        for address in _addresses(fields):
-            tensor = None if here is None else here.opened.pop(address, None)
+        piece = Piece.read(fields)
+        here = self._passes.get(_key(piece))
+        for entry in _entries(fields):
+            tensor = None if here is None else here.opened.pop(entry, None)
             if here is None or tensor is None:
                 raise ProtocolError("a message of tiles was never opened")
-            here.arrived[address] = tensor
+            if isinstance(entry.subject, Moments | GradientSums):
+                for tile in self._tiles:
+                    here.arrived[tile, entry.subject, entry.sender] = tensor
+                self._add(piece, entry.subject, entry.sender, tensor)
+            else:
+                here.arrived[entry.receiver, entry.subject, entry.sender] = tensor
         self._came.set()
 
     def _here(self, piece: Piece) -> _Pass:
@@ -164,53 +253,66 @@ class TileExchange:
             self._passes[key] = _Pass()
         return self._passes[key]
 
-    def _room(self, peer: str, piece: Piece, here: _Pass, address: Address) -> memoryview:
-        receiver, subject, sender = address
-        count = len(self._device_of)
-        if not (0 <= sender < count and self._device_of[sender] == peer) or address in here.seen:
-            raise ProtocolError(f"{subject} of tile {sender} twice, or not from its device")
-        expected = self._stage.expected(address, piece.mode, piece.size)
+    def _room(self, peer: str, piece: Piece, here: _Pass, entry: _Entry) -> memoryview:
+        subject, sender = entry.subject, entry.sender
+        is_sum = isinstance(subject, Moments | GradientSums)
+        receiver = self._tiles[0] if is_sum else entry.receiver
+        if not (self._hands_on(peer, entry) if is_sum else self._has(peer, sender)):
+            raise ProtocolError(f"{subject} of tile {sender} is not due from its sender")
+        if (subject, sender, receiver) in here.seen:
+            raise ProtocolError(f"{subject} of tile {sender} came twice")
+        expected = self._stage.expected((receiver, subject, sender), piece.mode, piece.size)
         if expected is None:
             raise ProtocolError(f"tile {receiver} expects no {subject} of tile {sender}")
-        here.seen.add(address)
-        tensor = here.opened[address] = torch.empty(expected[1], dtype=expected[0])
+        here.seen.add((subject, sender, receiver))
+        tensor = here.opened[entry] = torch.empty(expected[1], dtype=expected[0])
         return _bytes_of(tensor)
+
+    def _has(self, device: str, tile: int) -> bool:
+        return 0 <= tile < len(self._device_of) and self._device_of[tile] == device
+
+    def _hands_on(self, peer: str, entry: _Entry) -> bool:
+        """Whether that device hands on those sums in that round."""
+        if not 0 <= entry.receiver < self._gathering.rounds:
+            return False
+        sender, places = self._gathering.received(entry.receiver)
+        devices = [self._devices[place] for place in places]
+        return self._devices[sender] == peer and any(self._has(d, entry.sender) for d in devices)
 
 
 def _key(piece: Piece) -> _Key:
     return piece.key, piece.mode.value
 
 
-def _entry(message: Message) -> list[Any]:
+def _halo_entry(message: Message) -> list[Any]:
     match message.subject:
         case Halo(group, number):
-            what = ["h", group, number]
+            kind = "h"
         case HaloGradient(group, number):
-            what = ["g", group, number]
-        case Moments(operation):
-            what = ["m", operation, 0]
-        case GradientSums(operation):
-            what = ["s", operation, 0]
-    return [*what, message.sender, message.receiver]
+            kind = "g"
+        case _:
+            raise InternalError("sums are handed on in rounds")
+    return [kind, group, number, message.sender, message.receiver]
 
 
-def _addresses(fields: Fields) -> list[Address]:
+def _sums_kind(subject: Sums) -> list[Any]:
+    return ["m" if isinstance(subject, Moments) else "s", subject.operation]
+
+
+def _entries(fields: Fields) -> list[_Entry]:
     entries = fields.get("tiles")
     if not isinstance(entries, list) or not 0 < len(entries) <= MESSAGES_PER_FRAME:
         raise ProtocolError("a frame of tiles lists what it carries")
-    return [_address(entry) for entry in entries]
+    return [_entry(entry) for entry in entries]
 
 
-def _address(entry: object) -> Address:
+def _entry(entry: object) -> _Entry:
     match entry:
         case [str(kind), int(one), int(other), int(sender), int(receiver)]:
-            subject: Subject | None = None
             if kind in _KINDS:
-                subject = _KINDS[kind](one, other)
-            elif kind in _SUMS:
-                subject = _SUMS[kind](one)
-            if subject is not None:
-                return receiver, subject, sender
+                return _Entry(_KINDS[kind](one, other), sender, receiver)
+            if kind in _SUMS:
+                return _Entry(_SUMS[kind](one), sender, other)
     raise ProtocolError("tiles tell halos, moments and sums")
 
 

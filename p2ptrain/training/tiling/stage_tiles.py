@@ -23,6 +23,7 @@ from p2ptrain.model.tiles.program import cut
 from p2ptrain.model.tiles.reading import read_tiled_part
 from p2ptrain.model.tiles.refusal import NotTiled
 from p2ptrain.tiles.layout import Layout
+from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.tiles.shape import TileShape, owners
 from p2ptrain.tiles.span import Region
 from p2ptrain.training.assignment import StagePlace
@@ -44,6 +45,26 @@ def tiled_units(description: ModelDescription, units: int, mode: Mode) -> TiledP
             name = description.inputs[value.index].name
             raise NotTiled(f"the model's input {name} is used behind unit {units - 1} too")
     return part
+
+
+def tileable(description: ModelDescription) -> MapNetwork | None:
+    """The maps of as many first units as can be tiled in both modes; None where none can.
+
+    A stage may end behind each of them.
+    """
+    try:
+        part = read_tiled_part(description, whole_units=True)
+    except NotTiled:
+        return None
+    count = 0
+    for units in range(1, min(part.whole, len(description.units) - 1) + 1):
+        try:
+            for mode in Mode:
+                tiled_units(description, units, mode)
+        except NotTiled:
+            break
+        count = units
+    return part.network.first_units(count) if count else None
 
 
 class ModeTiles:

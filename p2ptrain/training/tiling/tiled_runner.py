@@ -7,13 +7,14 @@ micro-batches in the same order, so none waits for one that will never come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from p2ptrain.model.tiles.messages import Message
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.epoch_log import EpochLog
-from p2ptrain.training.inlet import Gathered, Piece, Value
+from p2ptrain.training.inlet import Gathered, Piece
 from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.piece_runner import StageTask
 from p2ptrain.training.protocol import RoundOrder
@@ -44,6 +45,12 @@ class TiledRunner(StageRunner):
         assert isinstance(live.stage, TiledStage)
         self._stage = live.stage
         self._exchange = exchange
+
+    async def run(self) -> None:
+        """Serve rounds until cancelled, and hand on what other devices tell."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._exchange.run())
+            group.create_task(super().run())
 
     async def _train(self, order: RoundOrder) -> None:
         await super()._train(order)
@@ -80,21 +87,27 @@ class TiledRunner(StageRunner):
 
         await self._carry(piece, (1, -self.task.index), begin)
 
-    async def _backward(
-        self,
-        order: RoundOrder,
-        piece: Piece,
-        compute: Callable[[int, Sequence[Value]], list[Value]],
+    async def _whole_backward(
+        self, order: RoundOrder, piece: Piece, final: Callable[[str], None] | None
     ) -> None:
-        """`compute` is for stages that compute by themselves."""
         given = await self._gradients(order, piece)
         assert given is not None, "no loss is computed in tiles"
         key = piece.key.micro_batch
+        told: set[str] = set()
 
         def begin() -> list[Message]:
             return self._stage.begin_backward(key, given.join())
 
-        await self._carry(piece, (0, self.task.index), begin)
+        def tell() -> None:
+            """Their sum goes round while earlier groups are still computed."""
+            if final is None:
+                return
+            for name in self._stage.final_names(key):
+                if name not in told:
+                    told.add(name)
+                    final(name)
+
+        await self._carry(piece, (0, self.task.index), begin, tell)
         self._stage.forget(key, Mode.TRAIN)
         self._exchange.finished(piece)
         await self._give_backward(order, piece, [])
@@ -104,12 +117,14 @@ class TiledRunner(StageRunner):
         piece: Piece,
         urgency: tuple[int, ...],
         begin: Callable[[], list[Message]],
+        after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Run a forward or backward to its end."""
+        """Run a forward or backward to its end; `after` is called each time it has gone on."""
         key, mode = piece.key.micro_batch, piece.mode
         sent = await self._run(urgency, begin)
         while True:
             await self._exchange.send(piece, sent)
+            after()
             awaited = self._stage.awaits(key, mode)
             if not awaited:
                 return

@@ -8,17 +8,20 @@ carries that between devices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.diagnosis import NonFinite
+from p2ptrain.model.graph import StateRef
 from p2ptrain.model.program import Seed
 from p2ptrain.model.stage import NO_SEED, Stage
 from p2ptrain.model.tiles.device_pass import Address, DevicePass
 from p2ptrain.model.tiles.messages import Message
 from p2ptrain.model.tiles.program import Replica, TileProgram
+from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.training.assignment import StagePlace
 from p2ptrain.training.inlet import Expected, Value
 from p2ptrain.training.rounds import Mode
@@ -123,6 +126,30 @@ class TiledStage(Stage):
         """By tile that waits: what it must be told; nothing where the pass has ended."""
         return self._pass(key, mode).awaits
 
+    def final_names(self, key: int) -> list[str]:
+        """Parameters whose gradient of that micro-batch is complete, the last groups' first."""
+        done = self._passes[key].backward_from
+        return [name for name, group in self._first_groups.items() if group >= done]
+
+    @cached_property
+    def _first_groups(self) -> Mapping[str, int]:
+        """Trainable parameters of the tiled operators -> the first group that uses them.
+
+        In the order in which a backward is done with them. What no operator uses is not there.
+        """
+        tiled = self.tiles.of(Mode.TRAIN)
+        part, groups = tiled.part, tiled.layout.groups
+        nodes = self.description.train.nodes
+        first: dict[str, int] = {}
+        for number, group in enumerate(groups):
+            for operation in _operations(part.network, group.first, group.end):
+                for reference in nodes[part.nodes[operation]].references():
+                    if isinstance(reference, StateRef):
+                        first.setdefault(reference.name, number)
+        trainable = self.parameters()
+        names = [name for name in first if name in trainable and trainable[name].requires_grad]
+        return {name: first[name] for name in sorted(names, key=lambda name: -first[name])}
+
     def forget(self, key: int, mode: Mode) -> None:
         """That micro-batch is done."""
         if mode is Mode.TRAIN:
@@ -184,6 +211,11 @@ class TiledStage(Stage):
     def forget_held(self) -> None:
         """Give up all micro-batches that wait for their backward."""
         self._passes.clear()
+
+
+def _operations(network: MapNetwork, first: int, end: int) -> range:
+    """Numbers of those of units [first, end)."""
+    return range(network.units[first].first, network.units[end - 1].end)
 
 
 def _by_tile(

@@ -126,7 +126,9 @@ def check_replicas(household: Devices) -> None:
     states: dict[int, Mapping[str, Tensor]] = {}
     for member in household.members.values():
         engagement = member.service.engagement
-        for index, runner in engagement.runners.items() if engagement else ():
+        if engagement is None or engagement.assignment.key.epoch != household.plan.epoch:
+            continue  # it is dead, or has no part any more
+        for index, runner in engagement.runners.items():
             state = runner.live.copied({})
             first = states.setdefault(index, state)
             for name, tensor in state.items():
@@ -152,6 +154,17 @@ async def test_tiles_train_as_plain_torch(monkeypatch: pytest.MonkeyPatch, grid:
     async with devices(len(shares) + 1) as household:
         ours = await trained(household, job(), 20)
     found = difference(ours, by_plain_torch(job(), 20))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
+
+
+async def test_a_mini_batch_may_be_one_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then every gradient is that of a single backward."""
+    shape, shares = GRIDS["2x2"]
+    forced(monkeypatch, shape, shares, behind="a")
+    async with devices(4) as household:
+        ours = await trained(household, job(micro_batch=8), 6)
+    found = difference(ours, by_plain_torch(job(micro_batch=8), 6))
     assert found.loss < TOLERANCE
     assert found.state < TOLERANCE
 
@@ -211,3 +224,31 @@ async def test_units_that_cannot_be_tiled_are_named(monkeypatch: pytest.MonkeyPa
     async with devices(2) as household:
         with pytest.raises(Error, match=r"tiling ends in unit four.1 at flatten"):
             await trained(household, job(), 4)
+
+
+@pytest.mark.parametrize("grid", [None, (2, 2)])
+async def test_planner_tiles_makes_such_plans(grid: tuple[int, int] | None) -> None:
+    """Units are cut where tiling ends, here in the last one: behind flatten nothing is tiled."""
+    what = job(steps=8)
+    options = TrainOptions(wait_for=3, steps=8, planner="tiles", grid=grid)
+    async with devices(3) as household:
+        await household.holder_run(what, options).run()
+        first, behind = household.plan.stages
+    assert first.allocation == "tiles"
+    assert {device.name for device in first.devices} == {"a", "b", "c"}
+    assert sum(device.share for device in first.devices) == (3 if grid is None else 4)
+    assert first.units[1] == behind.units[0] <= 4
+    assert isinstance(what.model, nn.Module)
+    state = {name: tensor.detach().clone() for name, tensor in what.model.state_dict().items()}
+    found = difference(Outcome(list(household.losses), state), by_plain_torch(job(), 8))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
+
+
+async def test_what_cannot_be_tiled_at_all_is_told() -> None:
+    what = job()
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 17 * 21, 5)).double()
+    options = TrainOptions(wait_for=2, steps=8, planner="tiles")
+    async with devices(2) as household:
+        with pytest.raises(Error, match="tiling ends in unit 1 at flatten"):
+            await household.holder_run(replace(what, model=linear), options).run()

@@ -231,7 +231,8 @@ def test_too_little_memory_names_the_unit_and_the_bytes(room: Room) -> None:
     "more",
     [
         ["--planner", "best"],
-        ["--planner", "tiles"],
+        ["--planner", "tiles", "--grid", "2x"],
+        ["--planner", "tiles", "--groups", "0-3,3-4"],
         ["--batch-size", "0"],
         ["--micro-batch", "x"],
         ["--cap", "pi"],

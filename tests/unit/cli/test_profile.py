@@ -36,3 +36,28 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_whole(out, "\ud800")
     assert out.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
+
+
+def test_units_that_can_be_cut_into_tiles_say_their_windows(tmp_path: Path) -> None:
+    """A convolution and a pooling as one window; planner tiles plans with what the file says."""
+    script, out = tmp_path / "job.py", tmp_path / "profile.json"
+    script.write_text(
+        "import torch\nimport p2ptrain\n"
+        "nn = torch.nn\n"
+        "def job():\n"
+        "    body = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]\n"
+        "    head = [nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 2)]\n"
+        "    data = torch.utils.data.TensorDataset(\n"
+        "        torch.zeros(8, 1, 16, 16), torch.zeros(8, dtype=torch.long)\n"
+        "    )\n"
+        "    return p2ptrain.Job(nn.Sequential(*body, *head), data, nn.functional.cross_entropy,\n"
+        "                        optimizer=p2ptrain.SGD(lr=0.1), batch_size=4)\n"
+    )
+    argv = ["profile", str(script), "--out", str(out), "--batch-sizes", "2"]
+    assert cli.main(argv) == 0
+    profile = Profile.from_json(json.loads(out.read_text()))
+    first, *others = (unit.spatial for unit in profile.units)
+    assert first is not None
+    assert (first.kernel, first.stride, first.padding) == ((4, 4), (2, 2), (1, 1))
+    assert (first.height, first.width) == (16, 16)
+    assert others[-1] is None

@@ -183,7 +183,7 @@ def test_pp_with_more_devices_than_units_is_refused() -> None:
 def test_wrong_requests_are_refused() -> None:
     cluster = examples.cluster("a")
     with pytest.raises(
-        OptionError, match=r'unknown planner "best" \(known: auto, dp, ftpipehd, .*single\)'
+        OptionError, match=r'unknown planner "best" \(known: auto, dp, ftpipehd, .*single, tiles\)'
     ):
         make_plan(EIGHT, cluster, PlanRequest(4, 1, "best"))
     with pytest.raises(OptionError, match="batch_size must be at least 1"):

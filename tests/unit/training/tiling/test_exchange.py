@@ -17,13 +17,14 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
-from p2ptrain.model.tiles.messages import Halo, Message, Moments
+from p2ptrain.model.tiles.messages import Halo, Message
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.tiles.shape import TileShape
 from p2ptrain.training.assignment import StagePlace
 from p2ptrain.training.inlet import Piece
 from p2ptrain.training.protocol import EpochKey, PieceKey
 from p2ptrain.training.rounds import Mode
+from p2ptrain.training.scope import task_scope
 from p2ptrain.training.switchboard import Line, Switchboard
 from p2ptrain.training.tiling.exchange import FLOW, TileExchange
 from p2ptrain.training.tiling.tiled_stage import TiledStage
@@ -78,7 +79,11 @@ async def pair(captured: Captured) -> AsyncIterator[list[Device]]:
             stage = TiledStage(captured.description, place, state, own)
             exchange = TileExchange(stage, LINE, own, board, ahead=2, largest=SAMPLES)
             made.append(Device(own, stage, exchange, board))
-        yield made
+        async with task_scope() as scope:
+            tasks = [scope.create_task(device.exchange.run()) for device in made]
+            yield made
+            for task in tasks:
+                task.cancel()
 
 
 def piece(number: int = 0, *, size: int = SAMPLES, index: int = 0) -> Piece:
@@ -156,9 +161,13 @@ GOOD = ["h", 1, 3, 1, 0]
         ([GOOD], piece(), 190, "of \\[190\\] bytes do not fit"),
         ([["h", 0, 3, 1, 0]], piece(), 192, "tile 0 expects no Halo\\(group=0"),
         ([["h", 1, 3, 1, 1]], piece(), 192, "tile 1 expects no"),
-        ([["h", 1, 3, 0, 1]], piece(), 192, "tile 0 twice, or not from its device"),
-        ([["h", 1, 3, -1, 0]], piece(), 192, "not from its device"),
-        ([GOOD, GOOD], piece(), 192, "tile 1 twice, or not from its device"),
+        ([["h", 1, 3, 0, 1]], piece(), 192, "tile 0 is not due from its sender"),
+        ([["h", 1, 3, -1, 0]], piece(), 192, "tile -1 is not due from its sender"),
+        ([GOOD, GOOD], piece(), 192, "tile 1 came twice"),
+        ([["m", 1, 0, 0, 0]], piece(), 64, "tile 0 is not due from its sender"),
+        ([["m", 1, 1, 1, 0]], piece(), 64, "tile 1 is not due from its sender"),
+        ([["m", 0, 0, 1, 0]], piece(), 64, "tile 0 expects no Moments"),
+        ([["m", 1, 0, 1, 0]] * 2, piece(), 64, "tile 1 came twice"),
         ([["x", 1, 3, 1, 0]], piece(), 192, "tiles tell halos, moments and sums"),
         ([["h", 1, 3, 1]], piece(), 192, "tiles tell halos, moments and sums"),
         ([], piece(), 192, "a frame of tiles lists what it carries"),
@@ -196,7 +205,7 @@ async def test_a_frame_that_was_never_opened_is_refused(captured: Captured) -> N
 
 
 async def test_many_messages_are_several_frames(captured: Captured) -> None:
-    """Sixty sums would not fit one frame's header."""
+    """Sixty halos would not fit one frame's header."""
     async with pair(captured) as (_, b):
         sent: list[int] = []
 
@@ -204,5 +213,5 @@ async def test_many_messages_are_several_frames(captured: Captured) -> None:
             sent.append(len(parts))
 
         b.board.send_frame = note  # type: ignore[method-assign]
-        await b.exchange.send(piece(), [Message(1, 0, Moments(1), torch.zeros(2, 4))] * 60)
+        await b.exchange.send(piece(), [halo()] * 60)
         assert sent == [48, 12]

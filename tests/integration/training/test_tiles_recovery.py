@@ -1,0 +1,95 @@
+"""A device with tiles dies: its filters are on the others, and nothing in the result shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from torch import nn
+
+from p2ptrain.model.tiles.messages import GradientSums, HaloGradient, Message, Moments
+from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.training.inlet import Piece
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.tiling.exchange import TileExchange
+from tests.curves import by_plain_torch, difference
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job
+from tests.reference import Outcome
+
+STEPS = 14
+
+
+async def train(household: Devices, kills: dict[int, Sequence[str]]) -> Outcome:
+    """With deaths by the step whose report these devices do not outlive."""
+    what, killing = job(), list[asyncio.Task[None]]()
+
+    def listen(event: Event) -> None:
+        household.events.append(event)
+        if isinstance(event, Step):
+            if event.step == STEPS:
+                check_replicas(household)
+            dying = kills.get(event.step, ())
+            killing.extend(asyncio.create_task(household.mesh.kill(name)) for name in dying)
+
+    options = TrainOptions(
+        wait_for=len(household.names), planner="tiles", steps=STEPS, groups=(0, 1, 2, 3)
+    )
+    await household.holder_run(what, options, listen).run()
+    await asyncio.gather(*killing)
+    assert isinstance(what.model, nn.Module)
+    state = {name: tensor.detach().clone() for name, tensor in what.model.state_dict().items()}
+    return Outcome(list(household.losses), state)
+
+
+def assert_exact(ours: Outcome) -> None:
+    found = difference(ours, by_plain_torch(job(), STEPS))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [{4: ["b"]}, {4: ["c"]}, {3: ["d"], 8: ["b"]}, {5: ["b", "c"]}, {6: ["b", "c", "d"]}],
+    ids=str,
+)
+async def test_whoever_dies_the_others_have_its_filters(kills: dict[int, Sequence[str]]) -> None:
+    """Also down to the holder alone, which has the whole model then."""
+    dead = {name for names in kills.values() for name in names}
+    async with devices(4) as household:
+        assert_exact(await train(household, dict(kills)))
+        events = household.events
+        assert [e.step for e in events if isinstance(e, Step)] == list(range(1, STEPS + 1))
+        assert {e.name for e in events if isinstance(e, Failure)} == dead
+        used = {d.name for stage in household.plan.stages for d in stage.devices}
+        assert used == {"a", "b", "c", "d"} - dead
+        tiled = household.plan.stages[0].allocation == "tiles"
+        assert tiled is (len(used) > 1)
+
+
+@pytest.mark.parametrize("subject", [Moments, GradientSums, HaloGradient])
+async def test_a_death_in_the_middle_of_a_pass(
+    monkeypatch: pytest.MonkeyPatch, subject: type
+) -> None:
+    """While others wait for what it would have told them."""
+    async with devices(3) as household:
+        send, dying = TileExchange.send, list[asyncio.Task[None]]()
+        victim = household.mesh["c"].self_id
+
+        async def dies(exchange: TileExchange, piece: Piece, messages: Sequence[Message]) -> None:
+            is_there = exchange._own == victim and piece.key.round == 4
+            if is_there and any(isinstance(message.subject, subject) for message in messages):
+                if not dying:
+                    dying.append(asyncio.create_task(household.mesh.kill("c")))
+                await asyncio.Event().wait()
+            await send(exchange, piece, messages)
+
+        monkeypatch.setattr(TileExchange, "send", dies)
+        assert_exact(await train(household, {}))
+        await asyncio.gather(*dying)
+        assert dying
+        plans = [e for e in household.events if isinstance(e, PlanEvent)]
+        assert [plan.reason for plan in plans] == ["start", "failure"]
+        (recovered,) = [e for e in household.events if isinstance(e, Recovered)]
+        assert recovered.replayed_steps <= 4

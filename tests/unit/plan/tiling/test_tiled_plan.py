@@ -1,0 +1,195 @@
+"""Plans with a tiled first stage: who gets what, when `auto` takes them, and when nobody can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.profile import Profile, Spatial, Unit
+from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.simulation.simulate import simulate
+from p2ptrain.plan.tiling.maps import tiled_network
+from p2ptrain.plan.tiling.tiled_plan import round_seconds, simulate_tiled
+from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.tiles.data import network_fields, read_network
+from tests.unit.plan.tiling.examples import CONVOLUTION
+from tests.unit.tiles.networks import chain
+
+SIZE, CHANNELS = 64, 8
+UNITS = 5  # the last is no convolution
+FAST_LINK = Link(1e9, 1e-5)
+
+
+def profile(*, tail: float = 0.05, spatial: bool = True, maps: bool = False) -> Profile:
+    """Four convolutions of a second forward and two back, and a loss that cannot be tiled."""
+    geometry = Spatial((3, 3), (1, 1), (1, 1), (1, 1), SIZE, SIZE)
+    area = 4 * SIZE * SIZE
+    units = [
+        Unit(f"conv{k}", 1_000, CHANNELS * area, CHANNELS * area, 10**9, geometry)
+        for k in range(UNITS - 1)
+    ]
+    units = units if spatial else [replace(unit, spatial=None) for unit in units]
+    units.append(Unit("loss", 1000, 0, 1000))
+    forward = (1.0,) * (UNITS - 1) + (tail,)
+    times = UnitTimes(forward, tuple(2 * seconds for seconds in forward), (0.0,) * UNITS)
+    network = chain([CONVOLUTION] * (UNITS - 1), SIZE) if maps else None
+    return Profile("net", 3 * area, 8, tuple(units), 0.0, TimeTable((1,), (times,)), network)
+
+
+def cluster(*slowdowns: float, link: Link = FAST_LINK, memory_bytes: int = 1 << 30) -> Cluster:
+    devices = [
+        Device(f"d{k}", memory_bytes, slowdown, holder=k == 0)
+        for k, slowdown in enumerate(slowdowns)
+    ]
+    return Cluster(tuple(devices), link)
+
+
+def asked(**changed: object) -> PlanRequest:
+    return replace(PlanRequest(1, planner="tiles"), **changed)  # type: ignore[arg-type]
+
+
+def shapes(plan: Plan) -> tuple[tuple[int, int], tuple[int, ...], tuple[int, ...]]:
+    tiling = plan.stages[0].tiling
+    assert tiling is not None
+    return tiling.grid, tiling.borders, tuple(d.share for d in plan.stages[0].devices)
+
+
+@pytest.mark.parametrize("maps", [False, True])
+def test_all_devices_have_tiles_and_the_fastest_the_rest(maps: bool) -> None:
+    plan = make_plan(profile(spatial=not maps, maps=maps), cluster(1.5, 1.0, 1.5, 2.0), asked())
+    first, behind = plan.stages
+    assert first.allocation is Allocation.TILES
+    assert {device.name for device in first.devices} == {"d0", "d1", "d2", "d3"}
+    assert [device.name for device in behind.devices] == ["d1"]
+    assert 12.0 / 4 < plan.predicted.round_seconds < 12.15
+    assert plan.left_out == ()
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_what_is_asked_for_is_obeyed() -> None:
+    plan = make_plan(
+        profile(), cluster(1.0, 1.0, 1.0), asked(grid=(2, 3), groups_of_units=(0, 1, 3))
+    )
+    assert shapes(plan) == ((2, 3), (0, 1, 3), (2, 2, 2))
+    assert plan.stages[1].units == (3, UNITS)
+    few = make_plan(profile(), cluster(1.0, 1.0, 2.0), asked(grid=(1, 2)))
+    assert [out.name for out in few.left_out] == ["d2"]
+    faster = make_plan(profile(), cluster(1.0, 3.0), asked(grid=(2, 2)))
+    assert shapes(faster)[2] == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (asked(groups_of_units=(0, 5)), "units 0 to 3 can be cut into tiles, not unit 4"),
+        (asked(grid=(100, 1)), "a grid of 100 rows does not fit"),
+        (asked(grid=(40, 1), groups_of_units=(0, 1, 4)), "narrower than the halo"),
+        (asked(private=True), "with --private images stay on one device"),
+        (asked(mode=Mode.ASYNC), "in mode sync only"),
+        (asked(groups=False), "which the request does not allow"),
+    ],
+)
+def test_what_cannot_be_is_named(request_: PlanRequest, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        make_plan(profile(), cluster(1.0, 1.0), request_)
+
+
+def test_a_profile_without_geometry_cannot_be_tiled() -> None:
+    bare = profile(spatial=False)
+    with pytest.raises(PlanError, match="no unit of this profile can be cut"):
+        make_plan(bare, cluster(1.0, 1.0), asked())
+    assert make_plan(bare, cluster(1.0, 1.0), asked(planner="auto")).found_by != "tiles"
+
+
+def test_a_grid_is_for_the_planner_that_tiles() -> None:
+    with pytest.raises(OptionError, match="are for planner tiles"):
+        PlanRequest(1, grid=(1, 2))
+
+
+def test_one_device_alone_has_nothing_to_divide() -> None:
+    plan = make_plan(profile(), cluster(1.0), asked())
+    assert (plan.planner, len(plan.stages)) == ("tiles", 1)
+
+
+def test_auto_tiles_where_that_is_faster_and_only_there() -> None:
+    devices = cluster(1.0, 1.0, 1.0, 1.0)
+    tiled = make_plan(profile(), devices, asked(planner="auto"))
+    assert tiled.found_by == "tiles"
+    alone = make_plan(profile(), devices, asked(planner="single"))
+    assert tiled.predicted.samples_per_s > 2.0 * alone.predicted.samples_per_s
+    many = make_plan(profile(), devices, asked(planner="auto", batch_size=64))
+    assert many.found_by != "tiles"
+    slow = replace(devices, default_link=Link(1e4, 0.1))
+    alone = make_plan(profile(), slow, asked(planner="auto"))
+    assert alone.found_by != "tiles"
+
+
+def test_auto_tiles_where_no_single_device_holds_the_maps() -> None:
+    """Nor any cut between units: one unit's maps are too large for every device."""
+    whole = profile()
+    needed = max(unit.activation_bytes for unit in whole.units)
+    tight = cluster(*[1.0] * 6, link=Link(1e6, 0.1), memory_bytes=int(1.8 * needed))
+    with pytest.raises(PlanError):
+        make_plan(whole, tight, asked(planner="single", batch_size=2, micro_batch=2))
+    plan = make_plan(whole, tight, asked(planner="auto", batch_size=2, micro_batch=2))
+    assert plan.found_by == "tiles"
+    assert max(plan.predicted.peak_bytes.values()) <= int(1.8 * needed)
+
+
+def test_memory_is_checked() -> None:
+    with pytest.raises(PlanError, match=r"no tile|do not fit"):
+        make_plan(profile(), cluster(1.0, 1.0, memory_bytes=100_000), asked())
+
+
+def test_what_is_predicted_is_what_is_simulated() -> None:
+    devices = cluster(1.0, 2.0)
+    plan = make_plan(profile(), devices, asked())
+    simulated = simulate_tiled(plan, profile(), devices)
+    assert simulated.round_seconds == pytest.approx(plan.predicted.round_seconds)
+    assert simulated.peak_bytes == plan.predicted.peak_bytes
+    assert 0.0 < max(simulated.busy_share.values()) <= 1.0
+    with pytest.raises(OptionError, match=r"simulated by plan\.tiling"):
+        simulate(plan, profile(), devices)
+    cost = CostModel(profile(), devices)
+    assert round_seconds(cost, plan) == simulated.round_seconds
+    other = make_plan(profile(), devices, asked(planner="single"))
+    assert round_seconds(cost, other) == other.predicted.round_seconds
+
+
+def test_a_chain_read_from_a_file_has_the_maps_that_its_units_say() -> None:
+    network = tiled_network(profile())
+    assert network is not None
+    assert [(m.channels, m.height, m.width) for m in network.maps] == [
+        (3, SIZE, SIZE),
+        *[(CHANNELS, SIZE, SIZE)] * (UNITS - 1),
+    ]
+    odd = replace(profile().units[2].spatial, height=7)  # type: ignore[type-var]
+    units = list(profile().units)
+    units[2] = replace(units[2], spatial=odd)
+    shorter = tiled_network(replace(profile(), units=tuple(units)))
+    assert shorter is not None
+    assert len(shorter.units) == 2
+
+
+def test_a_network_survives_as_plain_data() -> None:
+    network = chain([CONVOLUTION] * 3, 20, statistics=[1])
+    fields = network_fields(network)
+    assert read_network(fields) == network
+    for wrong in (
+        {"units": []},
+        {"itemsize": 0},
+        {"leaving": [99]},
+        {"entering": [0, 1]},
+        {"operations": fields["operations"][:1]},
+        {"maps": [["a", 0, 1, 1, True]]},
+        {"units": [["u", 1, 3, 0]]},
+    ):
+        with pytest.raises(OptionError, match="a network of maps has"):
+            read_network({**fields, **wrong})
