@@ -18,8 +18,9 @@ from p2ptrain.observe.events import Event, Failure, Step
 from p2ptrain.training import job_memory
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.kept_versions import KeptVersions
+from p2ptrain.training.recovery.version import Version
 from tests.integration.training.delayed import Epochs, delayed_job, options
-from tests.integration.training.household import Devices, devices
+from tests.integration.training.household import Devices, devices, hold_rounds
 
 STEPS = 40
 EVERY = 4
@@ -51,11 +52,22 @@ class Death:
         self.killed: asyncio.Task[None] | None = None
         self._household, self._loop = household, asyncio.get_running_loop()
         self._place = (name, victim, count)
-        self._is_armed = False
+        self._is_stable = self._is_armed = False
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """See when a version can be gone back to; rounds wait for that, however slow copies are."""
+        tell, death = KeptVersions.keep_only, self
+
+        def keep_only(copies: KeptVersions, versions: tuple[Version, ...], members: object) -> None:
+            death._is_stable = True
+            tell(copies, versions, members)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(KeptVersions, "keep_only", keep_only)
+        hold_rounds(monkeypatch, 3 * EVERY, lambda: death._is_stable)
 
     def listen(self, event: Event) -> None:
         self._household.events.append(event)
-        if isinstance(event, Step) and event.step >= 2 * EVERY and not self._is_armed:
+        if isinstance(event, Step) and self._is_stable and not self._is_armed:
             self._is_armed = True
             name, victim, count = self._place
             is_holders = name.startswith(("stable.", "versions."))
@@ -80,6 +92,7 @@ async def test_whoever_dies_wherever(
     job, how = delayed_job(), Asynchrony()
     async with devices(3) as household:
         death = Death(household, name, victim, count)
+        death.watch(monkeypatch)
         try:
             with death.epochs.watched():
                 await household.holder_run(job, options(3, how, STEPS), death.listen).run()
