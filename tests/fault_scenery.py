@@ -21,7 +21,7 @@ from p2ptrain.training.job_epochs import JobEpochs
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import RoundOrder
-from p2ptrain.training.recovery import choose, elastic, rebuild
+from p2ptrain.training.recovery import cadence, choose, elastic, rebuild
 from p2ptrain.training.recovery import holder_events as holder
 from tests.integration.training.group_plans import Stage, plan
 
@@ -101,6 +101,13 @@ def kept_early() -> Iterator[None]:
         patch.object(KeptVersions, "wants", wants),
         patch.object(job_memory, "REPLAY_LIMIT_SECONDS", 0.0),
     ):
+        yield
+
+
+@contextmanager
+def copies_at_any_cost() -> Iterator[None]:
+    """Rounds take a millisecond: by what copies cost, these short jobs would end before one."""
+    with patch.object(cadence, "COST_SHARE", 1.0):
         yield
 
 

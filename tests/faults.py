@@ -36,7 +36,13 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.training import household_plan
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
-from tests.fault_scenery import Gate, kept_early, made_anew_at_once, taken_in
+from tests.fault_scenery import (
+    Gate,
+    copies_at_any_cost,
+    kept_early,
+    made_anew_at_once,
+    taken_in,
+)
 from tests.integration.training.group_plans import Stage, divided, plan
 from tests.integration.training.household import Devices, devices
 
@@ -381,6 +387,7 @@ async def outcome_of(fault: Fault) -> Outcome:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         complaints = stack.enter_context(_complaints())
         stack.enter_context(patch.object(household_plan, "make_plan", forced))
+        stack.enter_context(copies_at_any_cost())
         if fault.copies:
             stack.enter_context(kept_early())
         if fault.makes_anew:

@@ -15,6 +15,7 @@ from p2ptrain.training.collecting import Collecting
 from p2ptrain.training.job import Job
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.recovery import cadence
 from p2ptrain.training.recovery.version import Version
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
@@ -57,6 +58,7 @@ class Course:
     async def run(self, options: TrainOptions) -> None:
         """Without the first weights: who is not kept is lost."""
         self.monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
+        self.monkeypatch.setattr(cadence, "COST_SHARE", 1.0)  # copies every few steps
         tell, course = KeptVersions.keep_only, self
 
         def keep_only(
