@@ -10,7 +10,7 @@ import pytest
 from tests.system.household import Device, Household
 from tools.testbed import EmulatedDevice, Testbed
 
-pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(300)]
 
 SCRIPT = str(Path(__file__).parent / "jobs" / "deep.py")
 CODE = "48151623"
@@ -48,7 +48,7 @@ async def _coming_and_leaving(
     devices["desk"].limit()
     await holder.expect("step", within_seconds=60)
     await _join(household, devices["b"], "b")
-    joined = await holder.expect("plan", within_seconds=60, reason="join")
+    joined = await holder.expect("plan", within_seconds=150, reason="join")  # it pairs first
     assert _used(joined) == {"desk", "a", "b"}
     await _goes_on(holder, joined)
     first.terminate()
