@@ -222,7 +222,7 @@ async def test_stages_may_go_on_from_whatever_they_have() -> None:
     assert recovered.replayed_steps == 0, "it goes on where people were told last"
     found = {part.version.step - one.target.step for one in mixed for part in one.parts}
     assert min(found) < 0, "the lost stage is older than what people were told"
-    assert max(found) > 0, "others are ahead of it"
+    assert max(found) >= 0, "others are there, or ahead of it, as far as they have come by then"
     with pytest.raises(AssertionError):
         epochs.assert_by_formula(job, delayed_job, STASHED, STEPS)
     at = epochs.begun[-1][1]
