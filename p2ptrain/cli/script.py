@@ -60,7 +60,7 @@ def _load_module(path: Path, shown: str) -> ModuleType:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ScriptError(f"the script {shown} {what}")
     loader = importlib.machinery.SourceFileLoader(MODULE_NAME, str(path))
-    spec = importlib.util.spec_from_loader(MODULE_NAME, loader, origin=str(path))
+    spec = importlib.util.spec_from_file_location(MODULE_NAME, path, loader=loader)  # has __file__
     assert spec is not None  # a loader was given
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE_NAME] = module  # dataclasses and pickling look a class's module up here

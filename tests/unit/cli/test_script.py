@@ -117,3 +117,9 @@ def test_wrong_settings_are_wrong_usage_not_a_wrong_script(script: Callable[[str
 
 def test_main_is_not_run(script: Callable[[str], str]) -> None:
     load_job(script(GOOD + "\nif __name__ == '__main__':\n    raise SystemExit(9)\n"), [])
+
+
+def test_a_script_knows_where_it_is(script: Callable[[str], str]) -> None:
+    path = script(f"{GOOD}\nfrom pathlib import Path\nHERE = Path(__file__).resolve()\n")
+    load_job(path, [])
+    assert sys.modules["p2ptrain_script"].HERE == Path(path).resolve()
