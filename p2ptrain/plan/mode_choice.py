@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.request import Mode
-from p2ptrain.plan.versions import Weights
+from p2ptrain.plan.versions import Weights, depths_of, updates_late
 
 PER_LATE_UPDATE: Mapping[Weights, float] = {
     Weights.STASHED: 0.15,
@@ -45,14 +45,8 @@ class Choice:
 
 def lags(devices: Sequence[int], weights: Weights) -> tuple[int, ...]:
     """By stage of so many devices each, the updates by which a mini-batch's weights are old."""
-    depths = [sum(devices[p:]) for p in range(len(devices))]
-    match weights:
-        case Weights.STASHED | Weights.UNSTASHED:
-            return tuple(depth - 1 for depth in depths)
-        case Weights.VERTICAL:
-            return (depths[0] - 1,) * len(depths)
-        case Weights.DOUBLE:
-            return (min(depths[0] - 1, 1),) * len(depths)
+    depths = depths_of(devices)
+    return tuple(updates_late(weights, depth, depths[0]) for depth in depths)
 
 
 def more_updates(late: Sequence[int], weights: Weights) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 
@@ -16,6 +17,26 @@ class Weights(StrEnum):
     """Those of one update ago in all stages (PipeDream-2BW's double buffering)."""
     UNSTASHED = "unstashed"
     """The newest at its forward, and others at its backward."""
+
+
+def depths_of(devices: Sequence[int]) -> tuple[int, ...]:
+    """Mini-batches in flight at stages of so many devices each: K_p."""
+    return tuple(sum(devices[p:]) for p in range(len(devices)))
+
+
+def updates_late(weights: Weights, in_flight: int, noam: int) -> int:
+    """By how many updates the weights of a mini-batch's forward are old at a stage.
+
+    Args:
+        in_flight, noam: as of `versions_kept`.
+    """
+    match weights:
+        case Weights.STASHED | Weights.UNSTASHED:
+            return in_flight - 1
+        case Weights.VERTICAL:
+            return noam - 1
+        case Weights.DOUBLE:
+            return min(noam - 1, 1)
 
 
 def versions_kept(weights: Weights, in_flight: int, noam: int) -> int:

@@ -10,9 +10,9 @@ from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net import cbor
 from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.versions import Weights
+from p2ptrain.plan.versions import Weights, depths_of
 from p2ptrain.tiles.shape import TileShape
-from p2ptrain.training.asynchronous.delays import Asynchrony, asynchrony_fields, depths_of
+from p2ptrain.training.asynchronous.delays import Asynchrony, asynchrony_fields
 from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
     EpochKey,

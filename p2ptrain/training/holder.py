@@ -43,6 +43,7 @@ from p2ptrain.training.planning import plan_event
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.privacy import private_units
 from p2ptrain.training.protocol import FETCH_MODEL, text
+from p2ptrain.training.recovery.cadence import is_due
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Course
@@ -322,7 +323,7 @@ class HolderRun:
         if self._options.as_ftpipehd is not None:
             return self._options.as_ftpipehd.copies_whole
         every = self._options.whole_copies
-        return None if every is None else lambda last, step: step // every > last // every
+        return None if every is None else partial(is_due, every)
 
     def _course(self, prepared: Prepared, micro_batch: int, asynchronous: bool) -> Course:
         return Course(

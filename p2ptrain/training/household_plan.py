@@ -26,9 +26,8 @@ from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.times import TimeTable
-from p2ptrain.plan.versions import Weights
+from p2ptrain.plan.versions import Weights, depths_of
 from p2ptrain.training.alike import Measured, shared
-from p2ptrain.training.asynchronous.delays import depths_of
 from p2ptrain.training.memory_needs import (
     PROCESS_BYTES,
     reserved_bytes,

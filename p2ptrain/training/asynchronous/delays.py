@@ -27,12 +27,12 @@ evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain.errors import OptionError, ProtocolError
-from p2ptrain.plan.versions import Weights, versions_kept
+from p2ptrain.plan.versions import Weights, updates_late, versions_kept
 
 USUAL_PIECES = 8
 """Micro-batches of a mini-batch where stages keep two versions and nobody fixed their size."""
@@ -144,15 +144,4 @@ class Delays:
         return versions_kept(self.how.weights, self.depths[stage], self.depths[0])
 
     def _lag(self, stage: int) -> int:
-        match self.how.weights:
-            case Weights.STASHED | Weights.UNSTASHED:
-                return self.depths[stage] - 1
-            case Weights.VERTICAL:
-                return self.depths[0] - 1
-            case Weights.DOUBLE:
-                return min(self.depths[0] - 1, 1)
-
-
-def depths_of(devices: Sequence[int]) -> tuple[int, ...]:
-    """K_p of stages of so many devices each."""
-    return tuple(sum(devices[p:]) for p in range(len(devices)))
+        return updates_late(self.how.weights, self.depths[stage], self.depths[0])

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.training.recovery.cadence import is_due
 
 PLANNER = "ftpipehd"
 
@@ -43,11 +44,11 @@ class Ftpipehd:
 
         As soon as one can be after each `chain`-th: the copy before may still have been under way.
         """
-        return step // self.chain > last // self.chain or self.copies_whole(last, step)
+        return is_due(self.chain, last, step) or self.copies_whole(last, step)
 
     def copies_whole(self, last: int, step: int) -> bool:
         """The same of the whole model."""
-        return step // self.whole > last // self.whole
+        return is_due(self.whole, last, step)
 
     def fields(self) -> dict[str, Any]:
         """As plain data."""

@@ -72,6 +72,12 @@ class CopyCost:
     round_seconds: float
 
 
+def is_due(every: int, last: int, step: int) -> bool:
+    """After `step` updates, where it was last so after `last`: as soon as one can be after each
+    `every`-th."""
+    return step // every > last // every
+
+
 class ReplicaCadence:
     """Decides for one epoch. Time is an argument: seconds of any monotonic clock.
 

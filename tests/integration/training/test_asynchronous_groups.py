@@ -15,8 +15,9 @@ from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.versions import depths_of
 from p2ptrain.training import household_plan, job_memory
-from p2ptrain.training.asynchronous.delays import Asynchrony, depths_of
+from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.options import Recovery
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options

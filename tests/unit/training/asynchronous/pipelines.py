@@ -17,8 +17,9 @@ from p2ptrain.model.captured import Captured
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.stage import Stage
 from p2ptrain.plan.schedule import Action, one_f_one_b
+from p2ptrain.plan.versions import depths_of
 from p2ptrain.training.asynchronous.delayed_stage import DelayedStage
-from p2ptrain.training.asynchronous.delays import Asynchrony, Delays, depths_of
+from p2ptrain.training.asynchronous.delays import Asynchrony, Delays
 from p2ptrain.training.job import SGD
 from p2ptrain.training.recovery.version import Version
 from tests import delayed_reference

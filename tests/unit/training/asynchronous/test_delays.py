@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.plan.schedule import find_deadlock, one_f_one_b
-from p2ptrain.plan.versions import Weights, versions_kept
+from p2ptrain.plan.versions import Weights, depths_of, versions_kept
 from p2ptrain.training.asynchronous.delays import (
     Asynchrony,
     Delays,
     asynchrony_fields,
-    depths_of,
 )
 
 PIPELINES = st.integers(1, 6)

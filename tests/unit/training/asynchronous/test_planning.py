@@ -17,10 +17,10 @@ from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.simulation.simulate import simulate
-from p2ptrain.plan.versions import Weights
+from p2ptrain.plan.versions import Weights, depths_of
 from p2ptrain.training.assigning import assignment_of
 from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.asynchronous.delays import Asynchrony, depths_of
+from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
 from p2ptrain.training.asynchronous.refusals import check_asynchronous, unshared
 from p2ptrain.training.expectations import corrected, expected_of
