@@ -120,7 +120,7 @@ def test_main_is_not_run(script: Callable[[str], str]) -> None:
 
 
 def test_a_script_knows_where_it_is(script: Callable[[str], str]) -> None:
-    path = script(f"{GOOD}\nfrom pathlib import Path\nHERE = Path(__file__).resolve()\n")
+    path = script(f"{GOOD}\nfrom pathlib import Path\nhere = Path(__file__).resolve()\n")
     load_job(path, [])
     module = sys.modules["p2ptrain_script"]
-    assert module.HERE == Path(path).resolve()
+    assert module.here == Path(path).resolve()
