@@ -292,7 +292,7 @@ def _stage(value: object, where: str) -> PlannedStage:
     )
 
 
-_TILED = ("grid", "groups", "rows", "columns", "aligned")
+_TILED = ("grid", "groups", "rows", "columns", "aligned", "early")
 
 
 def _tiling(entry: Mapping[str, Any], where: str) -> TileShape:
@@ -311,7 +311,11 @@ def _tiling(entry: Mapping[str, Any], where: str) -> TileShape:
     ]
     aligned = fields.truth(entry.get("aligned", True), f"{where}.aligned")
     borders = _borders(fields.items(entry["groups"], f"{where}.groups"), f"{where}.groups")
-    return TileShape(parts[0], parts[1], borders, aligned)
+    early = [
+        fields.whole(border, f"{where}.early[{i}]", least=1)
+        for i, border in enumerate(fields.items(entry.get("early", []), f"{where}.early"))
+    ]
+    return TileShape(parts[0], parts[1], borders, aligned, tuple(early))
 
 
 def _parts(value: object, count: int, where: str) -> tuple[float, ...]:
@@ -401,4 +405,6 @@ def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
         content["groups"] = [list(group) for group in pairwise(tiling.borders)]
         content["rows"], content["columns"] = list(tiling.rows), list(tiling.columns)
         content["aligned"] = tiling.aligned
+        if tiling.early:
+            content["early"] = list(tiling.early)
     return content

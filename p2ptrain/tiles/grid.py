@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -76,6 +77,12 @@ class TileGrid:
             map_lines(network, "rows", weights[0], aligned=aligned),
             map_lines(network, "columns", weights[1], aligned=aligned),
         )
+
+    def over(self, network: MapNetwork) -> TileGrid:
+        """The same lines for other units of the same maps."""
+        other = copy(self)
+        other.network = network
+        return other
 
     @property
     def tiles(self) -> int:

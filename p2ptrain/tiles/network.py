@@ -7,7 +7,7 @@ several inputs (additions, concatenations of channels) read the same position of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -112,6 +112,35 @@ class MapNetwork:
             leaving=tuple(number for number in sorted(made) if last[number] >= count),
             itemsize=self.itemsize,
         )
+
+    def with_early(self, borders: Iterable[int]) -> MapNetwork:
+        """The same operators, but units meet earlier at some borders.
+
+        There the unit in front ends before its last operator that takes statistics, which begins
+        the next one: what all tiles must tell each other of that map, and its halo, can then
+        travel together. Borders where nothing moves (`may_be_early`) stay.
+        """
+        units = list(self.units)
+        for border in borders:
+            first = self._early(border)
+            if first is not None:
+                units[border - 1] = replace(units[border - 1], end=first)
+                units[border] = replace(units[border], first=first)
+        return replace(self, units=tuple(units))
+
+    def may_be_early(self, border: int) -> bool:
+        """Whether `with_early` moves the border between units `border` - 1 and `border`."""
+        return self._early(border) is not None
+
+    def _early(self, border: int) -> int | None:
+        """The operation with which the unit behind would begin."""
+        if not 0 < border < len(self.units):
+            return None
+        unit = self.units[border - 1]
+        found = (
+            k for k in reversed(range(unit.first + 1, unit.end)) if self.operations[k].statistics
+        )
+        return next(found, None)
 
     @cached_property
     def unit_of_map(self) -> tuple[int | None, ...]:

@@ -22,12 +22,15 @@ class TileShape:
         rows, columns: parts of the maps' height and width, one a row or column of the grid.
         borders: of the groups in units, from 0 to the number of tiled units, ascending.
         aligned: how lines are carried from map to map (`tiles.lines`).
+        early: those of the borders where halos travel with the last statistics of the unit in
+            front (`MapNetwork.with_early`), ascending.
     """
 
     rows: tuple[float, ...]
     columns: tuple[float, ...]
     borders: tuple[int, ...]
     aligned: bool = True
+    early: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises OptionError: it is no grid, or the groups do not follow each other."""
@@ -40,6 +43,11 @@ class TileShape:
         if len(self.borders) < 2 or self.borders[0] != 0 or not ascending:
             raise OptionError(
                 f"groups follow each other from unit 0 on, found borders {list(self.borders)}"
+            )
+        inner = self.borders[1:-1]
+        if list(self.early) != sorted({*self.early}) or not {*self.early} <= {*inner}:
+            raise OptionError(
+                f"halos travel early at borders between two groups, found {list(self.early)}"
             )
 
     @property
@@ -74,6 +82,7 @@ class TileShape:
             "columns": [float(part) for part in self.columns],
             "borders": list(self.borders),
             "aligned": self.aligned,
+            "early": list(self.early),
         }
 
     @staticmethod
@@ -85,10 +94,11 @@ class TileShape:
                 "columns": [*columns],
                 "borders": [*borders],
                 "aligned": bool(aligned),
+                "early": [*early],
             } if all(type(part) is float for part in (*rows, *columns)) and all(
-                type(border) is int for border in borders
+                type(border) is int for border in (*borders, *early)
             ):
-                return TileShape(tuple(rows), tuple(columns), tuple(borders), aligned)
+                return TileShape(tuple(rows), tuple(columns), tuple(borders), aligned, tuple(early))
         raise OptionError("tiles are cut by rows and columns, in groups of units")
 
 

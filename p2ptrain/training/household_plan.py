@@ -25,6 +25,7 @@ from p2ptrain.plan.replanning.replan import fixed, replan
 from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
+from p2ptrain.plan.tiling.tiled_plan import simulate_tiled
 from p2ptrain.plan.times import TimeTable
 from p2ptrain.plan.versions import Weights, depths_of
 from p2ptrain.training.alike import Measured, shared
@@ -135,8 +136,15 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
         free = plan_household(request.settled(asynchronous=True), household)
     except PlanError as error:
         return replace(rounds, mode_reason=f"without a barrier there is no plan: {error}")
-    seconds = simulate(rounds, *question(rounds_request, household), timeline=False).round_seconds
+    seconds = _plain_seconds(rounds, *question(rounds_request, household))
     return chosen(rounds, seconds, free, request.asynchrony.weights)
+
+
+def _plain_seconds(plan: Plan, profile: Profile, cluster: Cluster) -> float:
+    """Of a round, by the plain cost model; tiles have none without their messages."""
+    if plan.stages[0].tiling is not None:
+        return simulate_tiled(plan, profile, cluster).round_seconds
+    return simulate(plan, profile, cluster, timeline=False).round_seconds
 
 
 def plan_change(

@@ -151,7 +151,8 @@ def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
     Raises:
         NotTiled: planner tiles is asked for, and none can; names the unit.
     """
-    may_be = options.planner in ("auto", "tiles") and options.asynchrony is None
+    in_rounds = options.asynchrony is None or options.chooses_mode
+    may_be = options.planner in ("auto", "tiles") and in_rounds
     if not may_be or options.private or options.local:
         return None
     if options.planner == "auto":

@@ -25,7 +25,9 @@ class DevicePass:
 
     def __init__(self, programs: Mapping[int, TileProgram], samples: int) -> None:
         """`programs`: by tile, those of this device."""
-        self._passes = {tile: TilePass(program, samples) for tile, program in programs.items()}
+        self._passes = {
+            tile: TilePass(program, samples, pauses=True) for tile, program in programs.items()
+        }
 
     @property
     def is_waiting(self) -> bool:
@@ -34,7 +36,10 @@ class DevicePass:
 
     @property
     def awaits(self) -> tuple[frozenset[Address], ...]:
-        """By tile that waits: what it must be told before it goes on."""
+        """By tile that waits: what it must be told before it goes on.
+
+        Nothing where it only lets go out first what it has said: `receive` goes on with it.
+        """
         return tuple(
             frozenset((tile, *key) for key in tile_pass.awaits)
             for tile, tile_pass in self._passes.items()
@@ -61,8 +66,16 @@ class DevicePass:
         return self._carried(sent)
 
     def receive(self, messages: Iterable[Message]) -> list[Message]:
-        """Take what tiles of other devices say. Raises ProtocolError: nobody expects it."""
-        return self._carried(messages)
+        """Take what tiles of other devices say, and go on.
+
+        Raises:
+            ProtocolError: nobody expects it.
+        """
+        sent: list[Message] = []
+        paused = [tile_pass for tile_pass in self._passes.values() if tile_pass.is_paused]
+        for tile_pass in paused:
+            sent += tile_pass.resume()
+        return self._carried([*messages, *sent])
 
     def outputs(self, leaving: Sequence[int]) -> list[Tensor]:
         """After the forward: by tile, then by map, what it owns of it.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,15 @@ from p2ptrain.model.tiles.kernels import Kernel, Place, kernel
 from p2ptrain.model.tiles.messages import GradientSums, Halo, HaloGradient, Moments, Subject
 from p2ptrain.model.tiles.normalisation import Normalisation
 from p2ptrain.model.tiles.part import TiledPart
-from p2ptrain.model.tiles.schedule import Normalise, Segment, Step, StepUses, steps_of, uses_of
+from p2ptrain.model.tiles.schedule import (
+    Normalise,
+    Segment,
+    Step,
+    StepUses,
+    fused_step,
+    steps_of,
+    uses_of,
+)
 from p2ptrain.tiles.grid import Transfer
 from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.network import Operation
@@ -83,6 +92,7 @@ class TileProgram:
         tile: its number.
         dtype: of all maps.
         steps, uses: by group.
+        fused: by group: the normalisation with which it begins, of a map that others have parts of.
         instructions, normalisations: by number of the operation.
     """
 
@@ -115,6 +125,7 @@ class TileProgram:
         self.uses: tuple[tuple[StepUses, ...], ...] = tuple(
             uses_of(layout, steps) for steps in self.steps
         )
+        self.fused = tuple(map(fused_step, self.steps, layout.groups, repeat(layout.network)))
         self.instructions: dict[int, Instruction] = {}
         self.normalisations: dict[int, Normalisation] = {}
         for place, steps in enumerate(self.steps):
@@ -145,6 +156,17 @@ class TileProgram:
     def required(self, group: int, number: int) -> Region:
         """What the tile has of a map inside a group."""
         return self.layout.required(group, self.tile, number)
+
+    def parameters(self, step: Segment) -> list[Tensor]:
+        """Those that its operators read and that take gradients, once a use."""
+        tensors = self.replica.tensors
+        references = (
+            reference
+            for k in step.operations
+            for reference in self._nodes[self.part.nodes[k]].references()
+        )
+        states = [tensors[r.name] for r in references if isinstance(r, StateRef)]
+        return [tensor for tensor in states if tensor.requires_grad]
 
     def count(self, group: int) -> None:
         """Run the counters of a group's units, once a micro-batch."""
@@ -245,6 +267,7 @@ def run_segment(
     operations: Sequence[int],
     values: dict[int, Tensor],
     last_reads: Mapping[int, Sequence[int]],
+    watch: Callable[[Tensor], None],
 ) -> None:
     """Run operators; `values` (by map) gains what they make and loses what is read no more.
 
@@ -253,6 +276,7 @@ def run_segment(
         operations: which.
         values: what they read.
         last_reads: operation -> maps that nothing reads after it.
+        watch: gets what each of them makes.
     """
     recording = torch.is_grad_enabled()
     for k in operations:
@@ -263,7 +287,8 @@ def run_segment(
             for number, cuts in zip(operation.inputs, instruction.cuts, strict=True)
         ]
         with torch.set_grad_enabled(recording and instruction.grad_enabled):
-            values[operation.output] = instruction.call(inputs)
-        del inputs
+            values[operation.output] = made = instruction.call(inputs)
+        watch(made)
+        del inputs, made
         for number in last_reads.get(k, ()):
             values.pop(number, None)

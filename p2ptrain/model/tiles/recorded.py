@@ -6,11 +6,14 @@ keep its memory until the backward, and could not be written to in place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from p2ptrain.model.split_backward import WeightGradients
 
 
 class Recorded:
@@ -18,18 +21,32 @@ class Recorded:
 
     Attributes:
         gradients: of what entered, by map; filled in by `backward`.
+        later: gradients of filters, which `backward` leaves out where they are put off.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, put_off: Sequence[Tensor] | None = None) -> None:
+        """`put_off`: parameters of the segment's operators, as often as they are read, of which
+        `backward` leaves gradients for later; None = it computes all gradients."""
         self.gradients: dict[int, Tensor | None] = {}
+        self.later: WeightGradients | None = None
+        if put_off is not None:
+            self.later = WeightGradients(Counter(map(id, put_off)))
+        self._parameters = {id(parameter): parameter for parameter in put_off or ()}
+        self._anchors: list[Tensor] = []
         self._roots: list[tuple[int, bool, Tensor]] = []
 
     def enter(self, number: int, value: Tensor) -> Tensor:
         """`value` of a map, as autograd sees it inside."""
+        self._anchors.append(torch.empty(0, requires_grad=True))
         made: Tensor = _Enter.apply(  # type: ignore[no-untyped-call]
-            torch.empty(0, requires_grad=True), [value.detach()], self.gradients, number
+            self._anchors[-1], [value.detach()], self.gradients, number
         )
         return made
+
+    def watch(self, result: Tensor) -> None:
+        """An operator has just given that."""
+        if self.later is not None and result.requires_grad:
+            self.later.watch(result)
 
     def leave(self, number: int, value: Tensor, *, owned: bool) -> Tensor:
         """Note where the backward starts; `owned` = from the part that leaves the group.
@@ -60,8 +77,16 @@ class Recorded:
                 roots.append(value)
                 starts.append(gradient)
         self._roots.clear()
-        if roots:
-            torch.autograd.backward(roots, starts)
+        if self.later is None:
+            if roots:
+                torch.autograd.backward(roots, starts)
+            return self.gradients
+        self.later.settle()
+        apart = self.later.parameters
+        here = [p for key, p in self._parameters.items() if key not in apart]
+        wanted = [*self._anchors, *here]
+        if roots and wanted:
+            torch.autograd.backward(roots, starts, inputs=wanted)
         return self.gradients
 
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from p2ptrain.tiles.grid import Group
 from p2ptrain.tiles.layout import Layout
+from p2ptrain.tiles.network import MapNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,14 @@ def steps_of(layout: Layout, place: int) -> tuple[Step, ...]:
         run = []
         steps.append(Normalise(k, operation.inputs[0], operation.output))
     return (*steps, *_segment(layout, group, run, used))
+
+
+def fused_step(steps: Sequence[Step], group: Group, network: MapNetwork) -> Normalise | None:
+    """The group's first step, where its statistics can travel with the halos of what it reads."""
+    first = steps[0] if steps else None
+    if not isinstance(first, Normalise) or first.read not in group.entering:
+        return None
+    return None if first.read in network.entering else first
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ of the link, m and b the processor's seconds for a message and for a byte:
               computation"); on d:  c(d) = k(d) sum of w(t, u) (forward(u) + backward(u))
     halo      once forward and once back, if any byte crosses between devices:
               L + max over d of [max(in(d), out(d)) / R + k(d) (m messages(d) + b bytes(d))]
-              (section 4.2 and figure 4: boundary data, at group inputs only)
-    statistics  the same for each normalisation, with 2 x channels float64 of every tile, handed on
-              in as many rounds, and latencies, as the logarithm of the devices; not in the paper,
-              whose network has them per tile. It needs all tiles, so it divides the group's work
-              into legs, each as slow as its slowest device
+              (section 4.2 and figure 4: boundary data, at group inputs only); one message for
+              each device that it is due to. What was there and what came is put together in new
+              memory, k(d) 2 c bytes there and back (c: the processor's seconds to copy a byte)
+    statistics  the same for each normalisation, with 2 x channels float64 of every tile, to all or
+              handed on in rounds (`tiles.gathering`); not in the paper, whose network has them per
+              tile. It needs all tiles, so it divides the group's work into legs, each as slow as
+              its slowest device. At the beginning of a group they are one exchange with the halo
     group     sum over legs of max over d of c(d), plus halos, plus statistics
 
 and once a mini-batch, whatever the groups:
@@ -30,7 +32,8 @@ in `grouping` needs. It is an upper bound of `simulate`, where a tile waits for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -38,12 +41,15 @@ from itertools import pairwise
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.overlap import bucket_bytes
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
+from p2ptrain.tiles.gathering import Gathering
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
 from p2ptrain.tiles.lines import GridError
 from p2ptrain.tiles.network import Operation
 
 STATISTICS_BYTES = 16
 """Two float64 for each channel."""
+COPY = 2.0
+"""A byte copied takes as long as so many of an update, which reads and writes as memory lets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,8 @@ class GroupCost:
 
     Attributes:
         forward, backward: by leg, in the order of the forward: seconds by device.
-        halo: at its beginning, forward; on the way back the same turned round.
+        halo: at its beginning, forward, with the statistics of what enters where the group begins
+            with their operator; on the way back the same turned round.
         statistics: by leg but the last: what all devices tell each other behind it.
         memory: bytes kept for the backward, by device.
         seconds: the sum, see the module.
@@ -103,6 +110,7 @@ class Costs:
         *,
         holder: int = 0,
         behind: int = 0,
+        early: Iterable[int] = (),
     ) -> None:
         """Prepare.
 
@@ -113,10 +121,13 @@ class Costs:
             device_of_tile: by tile.
             holder: the device that has the images; -1 for another one.
             behind: the device that goes on with the last maps; -1 for another one.
+            early: borders of units where halos travel with statistics (`MapNetwork.with_early`).
         """
         if len(device_of_tile) != grid.tiles:
             raise OptionError(f"{grid.tiles} tiles, but {len(device_of_tile)} have a device")
-        self.problem, self.devices, self.grid = problem, tuple(devices), grid
+        self.problem, self.devices = problem, tuple(devices)
+        self.early = frozenset(early)
+        self.grid = grid.over(problem.network.with_early(self.early))
         self.device_of_tile = tuple(device_of_tile)
         self._holder, self._behind = holder, behind
         self._groups: dict[tuple[int, int], GroupCost | None] = {}
@@ -127,6 +138,20 @@ class Costs:
             )
             for unit in problem.network.units
         ]
+        self._unit_of = [
+            number
+            for number, unit in enumerate(problem.network.units)
+            for _ in range(unit.first, unit.end)
+        ]
+
+    def with_early(self, early: Iterable[int]) -> Costs:
+        """The same question with other early borders."""
+        return Costs(
+            *(self.problem, self.devices, self.grid, self.device_of_tile),
+            holder=self._holder,
+            behind=self._behind,
+            early=early,
+        )
 
     def group(self, first: int, end: int) -> GroupCost | None:
         """Of units [first, end); None where the grid does not carry them as one group."""
@@ -204,33 +229,36 @@ class Costs:
     # -- one group -------------------------------------------------------------------------------
 
     def _cost(self, laid: GroupLayout) -> GroupCost:
-        problem, count = self.problem, len(self.devices)
-        forward, backward = [[0.0] * count], [[0.0] * count]
+        problem, count, network = self.problem, len(self.devices), self.grid.network
+        halo, assembling = self._halo(laid), self._assembling(laid)
+        forward, backward = [assembling], [list(assembling)]
         kept, statistics = [0.0] * count, []
         work = useful = 0.0
-        for number in range(laid.group.first, laid.group.end):
-            unit = problem.network.units[number]
-            whole = self._whole[number]
-            made = 0.0
-            for operation in problem.network.operations[unit.first : unit.end]:
-                if operation.statistics:
-                    channels = problem.network.maps[operation.output].channels
-                    statistics.append(self._everybody(STATISTICS_BYTES * channels))
+        operations = network.operations_of(laid.group.first, laid.group.end)
+        first = network.units[laid.group.first].first
+        for number, operation in zip(self._unit_of[first:], operations, strict=False):
+            if operation.statistics:
+                told = self._everybody(STATISTICS_BYTES * network.maps[operation.output].channels)
+                read = operation.inputs[0]
+                if operation is operations[0] and read not in network.entering:
+                    halo = self._together(halo, told)
+                else:
+                    statistics.append(told)
                     forward.append([0.0] * count)
                     backward.append([0.0] * count)
-                if not laid.is_used(operation.output):
-                    continue
-                for tile, device in enumerate(self.device_of_tile):
-                    area = laid.required(tile, operation.output).area
-                    part = _work(operation) * area / whole
-                    slowdown = self.devices[device].slowdown
-                    forward[-1][device] += slowdown * part * problem.forward[number]
-                    backward[-1][device] += slowdown * part * problem.backward[number]
-                    made += part
+            if not laid.is_used(operation.output):
+                continue
+            made, whole = 0.0, self._whole[number]
+            for tile, device in enumerate(self.device_of_tile):
+                part = _work(operation) * laid.required(tile, operation.output).area / whole
+                slowdown = self.devices[device].slowdown
+                forward[-1][device] += slowdown * part * problem.forward[number]
+                backward[-1][device] += slowdown * part * problem.backward[number]
+                made += part
             seconds = problem.forward[number] + problem.backward[number]
-            work, useful = work + made * seconds, useful + min(made, 1.0) * seconds
-            self._keep(laid, number, kept)
-        halo = self._halo(laid)
+            once = _work(operation) * _area(problem, operation.output) / whole
+            work, useful = work + made * seconds, useful + min(made, once) * seconds
+            self._keep(laid, number, operation, kept)
         legs = sum(max(a) + max(b) for a, b in zip(forward, backward, strict=True))
         return GroupCost(
             forward=tuple(tuple(leg) for leg in forward),
@@ -242,24 +270,34 @@ class Costs:
             repeated=1.0 - useful / work if work else 0.0,
         )
 
-    def _keep(self, laid: GroupLayout, number: int, kept: list[float]) -> None:
-        """Add what each device keeps of a unit: its part of the maps that the unit makes."""
+    def _keep(
+        self, laid: GroupLayout, number: int, operation: Operation, kept: list[float]
+    ) -> None:
+        """Add what each device keeps of one of a unit's maps: its part of it."""
         network = self.problem.network
         unit = network.units[number]
-        outputs = [operation.output for operation in network.operations[unit.first : unit.end]]
+        outputs = [other.output for other in network.operations[unit.first : unit.end]]
         whole = sum(network.maps[n].channels * _area(self.problem, n) for n in outputs)
-        size = self.problem.kept_bytes[number] * self.problem.samples
+        size = self.problem.kept_bytes[number] * self.problem.samples / max(whole, 1)
+        channels = network.maps[operation.output].channels
         for tile, device in enumerate(self.device_of_tile):
-            here = sum(
-                network.maps[n].channels * laid.required(tile, n).area
-                for n in outputs
-                if laid.is_used(n)
-            )
-            kept[device] += size * here / max(whole, 1)
+            kept[device] += size * channels * laid.required(tile, operation.output).area
+
+    def _assembling(self, laid: GroupLayout) -> list[float]:
+        """Putting maps and their halos together, by device; taking them apart takes as long."""
+        network, problem = self.grid.network, self.problem
+        each = COPY * problem.overheads.update_byte_seconds * problem.samples
+        seconds = [0.0] * len(self.devices)
+        for number in {transfer.map for transfer in laid.transfers}:
+            size = network.bytes_per_position((number,))
+            for tile, device in enumerate(self.device_of_tile):
+                area = laid.required(tile, number).area
+                seconds[device] += self.devices[device].slowdown * each * size * area
+        return seconds
 
     def _halo(self, laid: GroupLayout) -> Exchange:
         count = len(self.devices)
-        sent, received, messages = [0.0] * count, [0.0] * count, [0] * count
+        sent, received = [0.0] * count, [0.0] * count
         waits_for: list[set[int]] = [set() for _ in range(count)]
         for transfer in laid.transfers:
             ends = self.device_of_tile[transfer.sender], self.device_of_tile[transfer.receiver]
@@ -269,25 +307,43 @@ class Costs:
             size *= transfer.region.area * self.problem.samples
             sent[ends[0]] += size
             received[ends[1]] += size
-            for end in ends:
-                messages[end] += 1
             waits_for[ends[1]].add(ends[0])
         waiting = tuple(frozenset(devices) for devices in waits_for)
-        return Exchange(tuple(sent), tuple(received), tuple(messages), waiting)
+        told = Counter(other for devices in waits_for for other in devices)
+        messages = tuple(len(waits_for[device]) + told[device] for device in range(count))
+        return Exchange(tuple(sent), tuple(received), messages, waiting)
+
+    def _together(self, halo: Exchange, told: Exchange) -> Exchange:
+        """Both in one exchange: where everybody tells everybody, halos go in the same messages."""
+
+        def sums(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+            return tuple(a + b for a, b in zip(one, other, strict=True))
+
+        messages = told.messages
+        if told.hops > 1:
+            messages = tuple(a + b for a, b in zip(halo.messages, told.messages, strict=True))
+        return Exchange(
+            sums(halo.sent, told.sent),
+            sums(halo.received, told.received),
+            messages,
+            tuple(a | b for a, b in zip(halo.waits_for, told.waits_for, strict=True)),
+            told.hops,
+        )
 
     def _everybody(self, size: float) -> Exchange:
-        """Every tile tells `size` bytes to every device, in rounds (`tiles.gathering`)."""
+        """Every tile tells `size` bytes to every device (`tiles.gathering`)."""
         count, tiles = len(self.devices), len(self.device_of_tile)
         held = [self.device_of_tile.count(device) for device in range(count)]
         busy = frozenset(device for device in range(count) if held[device])
-        rounds = (len(busy) - 1).bit_length()
+        gathering = Gathering(0, len(busy))
+        each = sum(len(gathering.sent(k)) for k in range(gathering.rounds))
         received = tuple(float(size * (tiles - own)) if own else 0.0 for own in held)
         return Exchange(
             received,
             received,
-            tuple(2 * rounds if device in busy else 0 for device in range(count)),
+            tuple(2 * each if device in busy else 0 for device in range(count)),
             tuple(busy - {device} if device in busy else frozenset() for device in range(count)),
-            max(rounds, 1),
+            max(gathering.rounds, 1),
         )
 
     def exchange_seconds(self, exchange: Exchange) -> float:

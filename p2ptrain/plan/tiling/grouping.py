@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.tiling.cost import Costs
@@ -34,6 +35,29 @@ class _Way:
     seconds: float
     memory: tuple[float, ...]
     borders: tuple[int, ...]
+
+
+def early_borders(costs: Costs) -> frozenset[int]:
+    """Where halos should travel with the statistics of the unit in front, each border by itself.
+
+    That saves an exchange; where a pooling stands between, halos are larger there.
+
+    Args:
+        costs: without any early border.
+    """
+    found = set[int]()
+    for border in range(1, len(costs.problem.network.units)):
+        if not costs.problem.network.may_be_early(border):
+            continue
+        early = costs.with_early((border,))
+        if _around(early, border) < _around(costs, border):
+            found.add(border)
+    return frozenset(found)
+
+
+def _around(costs: Costs, border: int) -> float:
+    groups = costs.group(border - 1, border), costs.group(border, border + 1)
+    return sum(inf if group is None else group.seconds for group in groups)
 
 
 def best_grouping(costs: Costs) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from math import inf
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.grouping import best_grouping
+from p2ptrain.plan.tiling.grouping import best_grouping, early_borders
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.plan.tiling.shares import Shares, balanced_shares
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
@@ -63,6 +63,7 @@ class Tiling:
         rows, columns: parts of the maps' height and width.
         aligned: how lines are carried from map to map.
         borders: of the groups, in units; () where nothing is tiled.
+        early: those of them where halos travel with statistics, ascending.
         seconds: simulated, of a mini-batch, what is behind the tiles included.
         bound: what no tiling of the tiled units undercuts, the rest included.
         memory_bytes: by device, of the tiled units alone.
@@ -80,6 +81,7 @@ class Tiling:
     bound: float
     memory_bytes: tuple[float, ...]
     reason: str
+    early: tuple[int, ...] = ()
 
     @property
     def is_tiled(self) -> bool:
@@ -185,7 +187,8 @@ def _tiling(
     grid = TileGrid(problem.network, (shares.rows, shares.columns), aligned=aligned)
     names = [device.name for device in devices]
     holder = names.index(asked.holder) if asked.holder in names else -1 if asked.holder else 0
-    costs = Costs(problem, devices, grid, owners(counts), holder=holder)
+    plain = Costs(problem, devices, grid, owners(counts), holder=holder)
+    costs = plain.with_early(early_borders(plain))
     borders = _checked(costs, asked.borders) if asked.borders else best_grouping(costs)
     groups, units = len(borders) - 1, len(problem.network.units)
     once = costs.filter_seconds
@@ -202,6 +205,7 @@ def _tiling(
         bound=candidate.bound,
         memory_bytes=tuple(costs.memory(borders)),
         reason=f"{units} units in {groups} groups on {shape[0]}x{shape[1]} tiles",
+        early=tuple(border for border in borders[1:-1] if border in costs.early),
     )
 
 

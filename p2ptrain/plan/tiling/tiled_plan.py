@@ -158,6 +158,7 @@ def round_of(cost: CostModel, plan: Plan) -> Round:
         *(problem, setting.tile_devices(), grid, owners(shares)),
         holder=holder,
         behind=devices.index(after) if after in devices else -1,
+        early=shape.early,
     )
     if any(costs.group(*group) is None for group in _groups(shape)):
         raise PlanError("the grid's tiles are narrower than a group's halo")
@@ -203,7 +204,7 @@ def _searched(setting: _Setting, request: PlanRequest, below: float, *, every: b
 
 def _plan(tiling: Tiling, setting: _Setting, planner: str) -> Plan:
     cost, split = setting.cost, setting.split
-    shape = TileShape(tiling.rows, tiling.columns, tiling.borders, tiling.aligned)
+    shape = TileShape(tiling.rows, tiling.columns, tiling.borders, tiling.aligned, tiling.early)
     devices = tuple(map(DeviceShare, tiling.devices, tiling.shares))
     behind = DeviceShare(cost.name(setting.reference), split.micro_batch)
     stages = (

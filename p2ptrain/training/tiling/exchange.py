@@ -1,11 +1,11 @@
 """Carries what tiles tell each other between the devices of a stage, and keeps what comes early.
 
-All halos that one device owes another at one moment go in one frame (more only where its header
-would grow too long). Sums for a normalisation, which every tile needs of every other, are handed on
-in rounds (`tiles.gathering`) as soon as all tiles of a device have told theirs. What may come
-follows from the layout: each message of a pass once, of a known shape, from the device that has the
-sending tile, or hands its sums on. A device may be ahead of another by a few micro-batches, as many
-as the schedule and the holder's credits let it.
+All that one device owes another at one moment goes in one frame (more only where its header would
+grow too long): halos, and sums for a normalisation, which every tile needs of every other. These
+are told, and handed on (`tiles.gathering`), as soon as all tiles of a device have theirs. What may
+come follows from the layout: each message of a pass once, of a known shape, from the device that
+has the sending tile, or hands its sums on. A device may be ahead of another by a few micro-batches,
+as many as the schedule and the holder's credits let it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ _KINDS: Mapping[str, type[Halo | HaloGradient]] = {"h": Halo, "g": HaloGradient}
 _SUMS: Mapping[str, type[Moments | GradientSums]] = {"m": Moments, "s": GradientSums}
 _Key: TypeAlias = tuple[PieceKey, str]
 Sums: TypeAlias = Moments | GradientSums
+_Part: TypeAlias = tuple[list[Any], Tensor]
+"""Of a frame: its entry, and what it carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +93,11 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class _HandOn:
-    """One round of sums, to be sent."""
+    """One round of sums, to be sent to one device."""
 
     device: str
     piece: Piece
-    subject: Sums
-    number: int
-    parts: tuple[tuple[int, Tensor], ...]
+    parts: tuple[_Part, ...]
 
 
 class TileExchange:
@@ -133,7 +133,7 @@ class TileExchange:
         self._devices = stage.tiles.devices
         self._gathering = Gathering(self._devices.index(own), len(self._devices))
         # A pass hands on one operation's sums at a time, and the next one's may have come.
-        most = 2 * ahead * max(self._gathering.rounds, 1)
+        most = 2 * ahead * len(self._devices)
         self._outgoing: asyncio.Queue[_HandOn] = asyncio.Queue(most)
         others = {device for device in self._device_of if device != own}
         switchboard.connect_receiver(line, self, others)
@@ -142,45 +142,48 @@ class TileExchange:
         """Hand sums on until cancelled. Raises LinkClosed: a device is out of reach."""
         while True:
             what = await self._outgoing.get()
-            for first in range(0, len(what.parts), MESSAGES_PER_FRAME):
-                parts = what.parts[first : first + MESSAGES_PER_FRAME]
-                entries = [[*_sums_kind(what.subject), what.number, tile, 0] for tile, _ in parts]
-                tensors = [tensor for _, tensor in parts]
-                await self._send_frame(what.device, what.piece, entries, tensors)
+            await self._send_all(what.device, what.piece, what.parts)
 
     # -- as the stage's runner sees it -----------------------------------------------------------
 
     async def send(self, piece: Piece, messages: Sequence[Message]) -> None:
         """Tell other devices. Raises LinkClosed: one of them is out of reach."""
-        by_device: dict[str, list[Message]] = {}
+        by_device: dict[str, list[_Part]] = {}
         for message in messages:
-            if isinstance(message.subject, Moments | GradientSums):
-                self._add(piece, message.subject, message.sender, message.tensor)
-            else:
-                by_device.setdefault(self._device_of[message.receiver], []).append(message)
-        for device, told in by_device.items():
-            for first in range(0, len(told), MESSAGES_PER_FRAME):
-                part = told[first : first + MESSAGES_PER_FRAME]
-                entries = [_halo_entry(message) for message in part]
-                tensors = [message.tensor for message in part]
-                await self._send_frame(device, piece, entries, tensors)
+            subject = message.subject
+            if not isinstance(subject, Moments | GradientSums):
+                device = self._device_of[message.receiver]
+                by_device.setdefault(device, []).append(_halo_part(message))
+                continue
+            for due in self._add(piece, subject, message.sender, message.tensor):
+                by_device.setdefault(due.device, []).extend(due.parts)
+        for device, parts in by_device.items():
+            await self._send_all(device, piece, parts)
 
-    def _add(self, piece: Piece, subject: Sums, tile: int, part: Tensor) -> None:
-        """One tile's sums are here; hand on what others lack and this device has."""
+    def _add(self, piece: Piece, subject: Sums, tile: int, part: Tensor) -> list[_HandOn]:
+        """One tile's sums are here; what others lack and this device can tell them now."""
         here = self._passes.setdefault(_key(piece), _Pass())
         gathered = here.sums.setdefault(subject, _Gathered())
         gathered.parts.setdefault(tile, part)
+        due: list[_HandOn] = []
         while gathered.handed_on < self._gathering.rounds:
-            receiver, places = self._gathering.sent(gathered.handed_on)
-            devices = {self._devices[place] for place in places}
-            tiles = [t for t, device in enumerate(self._device_of) if device in devices]
-            if not gathered.parts.keys() >= set(tiles):
-                return
-            parts = tuple((t, gathered.parts[t]) for t in tiles)
-            self._outgoing.put_nowait(
-                _HandOn(self._devices[receiver], piece, subject, gathered.handed_on, parts)
-            )
+            number = gathered.handed_on
+            told = [
+                (self._devices[receiver], self._tiles_of(places))
+                for receiver, places in self._gathering.sent(number).items()
+            ]
+            if not all(gathered.parts.keys() >= {*tiles} for _, tiles in told):
+                break
+            kind = _sums_kind(subject)
+            for device, tiles in told:
+                parts = tuple(([*kind, number, t, 0], gathered.parts[t]) for t in tiles)
+                due.append(_HandOn(device, piece, parts))
             gathered.handed_on += 1
+        return due
+
+    def _tiles_of(self, places: Sequence[int]) -> list[int]:
+        devices = {self._devices[place] for place in places}
+        return [tile for tile, device in enumerate(self._device_of) if device in devices]
 
     async def take(self, piece: Piece, awaited: Sequence[frozenset[Address]]) -> list[Message]:
         """Wait until one of the tiles that wait has all it awaits; everything that has come."""
@@ -201,17 +204,17 @@ class TileExchange:
 
     # -- frames ----------------------------------------------------------------------------------
 
-    async def _send_frame(
-        self, device: str, piece: Piece, entries: Sequence[Any], tensors: Sequence[Tensor]
-    ) -> None:
-        await self._switchboard.send_frame(
-            device,
-            self._line,
-            {**piece.fields(), "tiles": list(entries)},
-            [_bytes_of(tensor.contiguous()) for tensor in tensors],
-            kind=PartKind.ACTIVATION,
-            priority=Priority.TENSOR,
-        )
+    async def _send_all(self, device: str, piece: Piece, parts: Sequence[_Part]) -> None:
+        for first in range(0, len(parts), MESSAGES_PER_FRAME):
+            some = parts[first : first + MESSAGES_PER_FRAME]
+            await self._switchboard.send_frame(
+                device,
+                self._line,
+                {**piece.fields(), "tiles": [entry for entry, _ in some]},
+                [_bytes_of(tensor.contiguous()) for _, tensor in some],
+                kind=PartKind.ACTIVATION,
+                priority=Priority.TENSOR,
+            )
 
     def open(self, peer: str, fields: Fields, part_bytes: Sequence[int]) -> list[memoryview]:
         """Memory for what tiles here will want.
@@ -240,7 +243,8 @@ class TileExchange:
             if isinstance(entry.subject, Moments | GradientSums):
                 for tile in self._tiles:
                     here.arrived[tile, entry.subject, entry.sender] = tensor
-                self._add(piece, entry.subject, entry.sender, tensor)
+                for due in self._add(piece, entry.subject, entry.sender, tensor):
+                    self._outgoing.put_nowait(due)
             else:
                 here.arrived[entry.receiver, entry.subject, entry.sender] = tensor
         self._came.set()
@@ -275,16 +279,17 @@ class TileExchange:
         """Whether that device hands on those sums in that round."""
         if not 0 <= entry.receiver < self._gathering.rounds:
             return False
-        sender, places = self._gathering.received(entry.receiver)
-        devices = [self._devices[place] for place in places]
-        return self._devices[sender] == peer and any(self._has(d, entry.sender) for d in devices)
+        return any(
+            self._devices[sender] == peer and entry.sender in self._tiles_of(places)
+            for sender, places in self._gathering.received(entry.receiver).items()
+        )
 
 
 def _key(piece: Piece) -> _Key:
     return piece.key, piece.mode.value
 
 
-def _halo_entry(message: Message) -> list[Any]:
+def _halo_part(message: Message) -> _Part:
     match message.subject:
         case Halo(group, number):
             kind = "h"
@@ -292,7 +297,7 @@ def _halo_entry(message: Message) -> list[Any]:
             kind = "g"
         case _:
             raise InternalError("sums are handed on in rounds")
-    return [kind, group, number, message.sender, message.receiver]
+    return [kind, group, number, message.sender, message.receiver], message.tensor
 
 
 def _sums_kind(subject: Sums) -> list[Any]:

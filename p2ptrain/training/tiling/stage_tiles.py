@@ -85,7 +85,7 @@ class ModeTiles:
         """
         self.part = tiled_units(description, shape.units, mode)
         weights = shape.rows, shape.columns
-        network = self.part.network
+        network = self.part.network.with_early(shape.early)
         self.layout = Layout(network, weights, shape.borders, aligned=shape.aligned)
         by_value = dict(self.part.leaving)
         crossing = description.crossing_values(shape.units, mode.value)

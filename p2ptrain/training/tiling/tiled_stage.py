@@ -142,7 +142,7 @@ class TiledStage(Stage):
         nodes = self.description.train.nodes
         first: dict[str, int] = {}
         for number, group in enumerate(groups):
-            for operation in _operations(part.network, group.first, group.end):
+            for operation in _operations(tiled.layout.network, group.first, group.end):
                 for reference in nodes[part.nodes[operation]].references():
                     if isinstance(reference, StateRef):
                         first.setdefault(reference.name, number)

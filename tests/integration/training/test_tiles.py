@@ -15,11 +15,14 @@ from p2ptrain.observe.events import Eval, Event, Step
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.tiles import gathering
 from p2ptrain.tiles.shape import TileShape
 from p2ptrain.training import household_plan
+from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from tests import reference
@@ -144,6 +147,14 @@ GRIDS = {
         (1, 1, 1, 1),
     ),
     "2x2 on two devices": (TileShape((0.5, 0.5), (0.45, 0.55), (0, 2, 3)), (3, 1)),
+    "halos with statistics": (
+        TileShape((0.6, 0.4), (0.45, 0.55), (0, 1, 2, 3), early=(1, 2)),
+        (1, 1, 1, 1),
+    ),
+    "halos with statistics, on two devices": (
+        TileShape((0.5, 0.5), (0.45, 0.55), (0, 1, 3), early=(1,)),
+        (3, 1),
+    ),
 }
 
 
@@ -154,6 +165,18 @@ async def test_tiles_train_as_plain_torch(monkeypatch: pytest.MonkeyPatch, grid:
     async with devices(len(shares) + 1) as household:
         ours = await trained(household, job(), 20)
     found = difference(ours, by_plain_torch(job(), 20))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
+
+
+async def test_sums_may_be_handed_on_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As more devices than `gathering.DIRECT` do."""
+    monkeypatch.setattr(gathering, "DIRECT", 1)
+    shape, shares = GRIDS["halos with statistics"]
+    forced(monkeypatch, shape, shares, behind="a")
+    async with devices(4) as household:
+        ours = await trained(household, job(), 6)
+    found = difference(ours, by_plain_torch(job(), 6))
     assert found.loss < TOLERANCE
     assert found.state < TOLERANCE
 
@@ -224,6 +247,30 @@ async def test_units_that_cannot_be_tiled_are_named(monkeypatch: pytest.MonkeyPa
     async with devices(2) as household:
         with pytest.raises(Error, match=r"tiling ends in unit four.1 at flatten"):
             await trained(household, job(), 4)
+
+
+async def test_where_the_mode_is_open_rounds_may_be_in_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`auto` sees the maps; rounds in tiles are held against what needs no barrier."""
+    seen: list[tuple[bool, Mode]] = []
+
+    def plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
+        seen.append((profile.maps is not None, request.mode))
+        if request.mode is Mode.ASYNC:
+            return make_plan(profile, cluster, replace(request, planner="pp"))
+        return _plan(*GRIDS["1x2"], "a", profile, cluster, request)
+
+    monkeypatch.setattr(household_plan, "make_plan", plan)
+    monkeypatch.setattr(household_plan, "chosen", lambda rounds, seconds, free, weights: rounds)
+    options = TrainOptions(
+        wait_for=2, steps=6, asynchrony=Asynchrony(), chooses_mode=True, replan=False
+    )
+    what = job(steps=6)
+    async with devices(2) as household:
+        await household.holder_run(what, options).run()
+        assert household.plan.stages[0].allocation == "tiles"
+    assert set(seen) == {(True, Mode.SYNC), (True, Mode.ASYNC)}
 
 
 @pytest.mark.parametrize("grid", [None, (2, 2)])

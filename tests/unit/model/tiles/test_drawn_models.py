@@ -151,10 +151,14 @@ def drawn(draw: st.DrawFn) -> tuple[ModelDescription, TiledPart, Layout]:
     part = read_tiled_part(description)
     units = len(part.network.units)
     borders = [0, *sorted(draw(st.sets(st.integers(1, units - 1)))), units] if units > 1 else [0, 1]
+    early = draw(st.sets(st.sampled_from(borders)))
     weights = [draw(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=3)) for _ in range(2)]
     try:
         layout = Layout(
-            part.network, (weights[0], weights[1]), borders, aligned=draw(st.booleans())
+            part.network.with_early(early),
+            (weights[0], weights[1]),
+            borders,
+            aligned=draw(st.booleans()),
         )
     except GridError:
         assume(False)

@@ -42,22 +42,37 @@ def plain(six: Prepared) -> Run:
     return train_plainly(six)
 
 
-def layout(prepared: Prepared, rows: int, columns: int, borders: tuple[int, ...]) -> Layout:
-    return Layout(prepared.part.network, (EQUAL[rows], EQUAL[columns]), borders)
+def layout(
+    prepared: Prepared,
+    rows: int,
+    columns: int,
+    borders: tuple[int, ...],
+    early: tuple[int, ...] = (),
+) -> Layout:
+    network = prepared.part.network.with_early(early)
+    return Layout(network, (EQUAL[rows], EQUAL[columns]), borders)
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "borders"),
+    ("rows", "columns", "borders", "early"),
     [
-        (1, 2, (0, 1, 2, 3, 4, 5, 6)),
-        (2, 2, (0, 6)),
-        (3, 3, (0, 2, 3, 6)),
+        (1, 2, (0, 1, 2, 3, 4, 5, 6), ()),
+        (1, 2, (0, 1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5)),
+        (2, 2, (0, 6), ()),
+        (3, 3, (0, 2, 3, 6), ()),
+        (2, 2, (0, 2, 3, 6), (2, 3)),
     ],
 )
 def test_tiles_train_as_plain_torch_does(
-    six: Prepared, plain: Run, rows: int, columns: int, borders: tuple[int, ...]
+    six: Prepared,
+    plain: Run,
+    rows: int,
+    columns: int,
+    borders: tuple[int, ...],
+    early: tuple[int, ...],
 ) -> None:
-    run, same = train_tiled(six, layout(six, rows, columns, borders), range(rows * columns))
+    grid = layout(six, rows, columns, borders, early)
+    run, same = train_tiled(six, grid, range(rows * columns))
     apart = compare(plain, run, same)
     assert apart.losses < 1e-12
     assert apart.gradients < 1e-10

@@ -32,6 +32,7 @@ from p2ptrain.training.tiling.tiled_stage import TiledStage
 LINE = Line(EpochKey("job", 1), 0, FLOW)
 SAMPLES = 2
 SHAPE = TileShape((1.0,), (0.5, 0.5), (0, 1, 2))
+EARLY = TileShape((1.0,), (0.5, 0.5), (0, 1, 2), early=(1,))
 
 
 class Net(nn.Module):
@@ -68,10 +69,10 @@ class Device:
 
 
 @asynccontextmanager
-async def pair(captured: Captured) -> AsyncIterator[list[Device]]:
+async def pair(captured: Captured, shape: TileShape = SHAPE) -> AsyncIterator[list[Device]]:
     async with MemoryHousehold(["a", "b"]) as mesh:
         ids = tuple(mesh[name].self_id for name in "ab")
-        place = StagePlace(0, 2, 1, ids, (1, 1), Allocation.TILES, tiling=SHAPE)
+        place = StagePlace(0, 2, 1, ids, (1, 1), Allocation.TILES, tiling=shape)
         made = []
         for name, own in zip("ab", ids, strict=True):
             board = Switchboard(mesh[name])
@@ -95,7 +96,8 @@ def halo(*, samples: int = SAMPLES) -> Message:
     return Message(1, 0, Halo(1, 3), torch.arange(samples * 24.0).view(samples, 4, 6, 1))
 
 
-async def test_a_whole_pass_between_two_devices(captured: Captured) -> None:
+@pytest.mark.parametrize("shape", [SHAPE, EARLY])
+async def test_a_whole_pass_between_two_devices(captured: Captured, shape: TileShape) -> None:
     """Forward and back; joined, the outputs are the ordinary stage's."""
     images = torch.randn(SAMPLES, 3, 6, 8)
     plain = Net().train()
@@ -122,7 +124,7 @@ async def test_a_whole_pass_between_two_devices(captured: Captured) -> None:
             arrived = await device.exchange.take(piece(), awaited)
             sent = device.stage.receive(0, Mode.TRAIN, arrived)
 
-    async with pair(captured) as devices:
+    async with pair(captured, shape) as devices:
         parts = await asyncio.gather(*(run(device) for device in devices))
         tiles = devices[0].stage.tiles
         ids = [device.id for device in devices]

@@ -1,0 +1,29 @@
+"""Regions of maps as tensors: taken out, put back, added up."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from p2ptrain.model.tiles.program import cut
+from p2ptrain.tiles.span import Region
+
+
+def part(tensor: Tensor, held: Region, wanted: Region) -> Tensor:
+    """The `wanted` region of a tensor that holds `held`."""
+    return tensor if wanted == held else cut(tensor, wanted.within(held))
+
+
+def embedded(tensor: Tensor, region: Region, whole: Region) -> Tensor:
+    """A tensor of `whole` with `tensor` in its `region`, zeros around it."""
+    if region == whole:
+        return tensor
+    shape = (*tensor.shape[:2], whole.rows.size, whole.columns.size)
+    made = tensor.new_zeros(shape)
+    cut(made, region.within(whole)).copy_(tensor)
+    return made
+
+
+def add_to(gradients: dict[int, Tensor], number: int, gradient: Tensor | None) -> None:
+    if gradient is not None:
+        known = gradients.get(number)
+        gradients[number] = gradient if known is None else known + gradient
