@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from p2ptrain.model.tiles.program import cut
@@ -21,6 +22,13 @@ def embedded(tensor: Tensor, region: Region, whole: Region) -> Tensor:
     made = tensor.new_zeros(shape)
     cut(made, region.within(whole)).copy_(tensor)
     return made
+
+
+def copied(tensor: Tensor, region: Region, whole: Region) -> Tensor:
+    """As `embedded`, in memory of its own."""
+    if region == whole:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return embedded(tensor, region, whole)
 
 
 def add_to(gradients: dict[int, Tensor], number: int, gradient: Tensor | None) -> None:

@@ -104,3 +104,11 @@ class TileMachine:
 
     def _take(self, subject: Subject, sender: int) -> Tensor:
         return self._inbox.pop((subject, sender))
+
+    def _everyone(self, subject: Subject) -> tuple[Key, ...]:
+        return tuple((subject, other) for other in self._others)
+
+    @property
+    def _others(self) -> list[int]:
+        tiles = range(self._program.layout.tiles)
+        return [tile for tile in tiles if tile != self._program.tile]

@@ -29,10 +29,9 @@ from p2ptrain.model.tiles.messages import (
     HaloGradient,
     Message,
     Moments,
-    Subject,
 )
 from p2ptrain.model.tiles.normalisation import Statistics, combined, moments
-from p2ptrain.model.tiles.pieces import add_to, embedded, part
+from p2ptrain.model.tiles.pieces import add_to, copied, embedded, part
 from p2ptrain.model.tiles.program import TileProgram, cut, run_segment
 from p2ptrain.model.tiles.recorded import Recorded
 from p2ptrain.model.tiles.schedule import Normalise, Segment
@@ -174,9 +173,6 @@ class TilePass(TileMachine):
         own = moments(owned)
         self._send(self._others, Moments(step.operation), own)
         return own
-
-    def _everyone(self, subject: Subject) -> tuple[Key, ...]:
-        return tuple((subject, other) for other in self._others)
 
     def _compute(self, place: int, index: int, step: Segment, inner: dict[int, Tensor]) -> None:
         program, network = self._program, self._program.layout.network
@@ -350,27 +346,25 @@ class TilePass(TileMachine):
     def _collect(self, place: int, inner: Mapping[int, Tensor]) -> None:
         """Add up the gradients of the tile's own part of what entered the group."""
         program, tile = self._program, self._program.tile
+        sums: dict[int, Tensor] = {}
         for number, gradient in inner.items():
             required, mine = program.required(place, number), program.owned(number)
             here = required.intersection(mine)
-            if here.area:
-                self._add(number, embedded(part(gradient, required, here), here, mine))
+            if here.area:  # a copy: what autograd gave may be another map's gradient too
+                sums[number] = copied(part(gradient, required, here), here, mine)
         for transfer in self._differentiable(place):
             if transfer.sender == tile:
                 arrived = self._take(HaloGradient(place, transfer.map), transfer.receiver)
-                self._add(
-                    transfer.map,
-                    embedded(arrived, transfer.region, program.owned(transfer.map)),
-                )
+                whole = program.owned(transfer.map)
+                if transfer.map not in sums:
+                    sums[transfer.map] = self._zeros(transfer.map, whole)
+                cut(sums[transfer.map], transfer.region.within(whole)).add_(arrived)
+        for number, gradient in sums.items():
+            self._add(number, gradient)
 
     def _differentiable(self, place: int) -> list[Transfer]:
         maps = self._program.layout.network.maps
         return [t for t in self._program.layout.transfers[place] if maps[t.map].differentiable]
-
-    @property
-    def _others(self) -> list[int]:
-        tiles = range(self._program.layout.tiles)
-        return [tile for tile in tiles if tile != self._program.tile]
 
     def _add(self, number: int, gradient: Tensor) -> None:
         add_to(self._gradients, number, gradient)
