@@ -98,6 +98,7 @@ class ChangeAnswer:
             the plan is.
         copy_cost: of one kept version; None = of the plan in force, or nothing is kept.
         warnings: for people, what of the plan is not as one would wish.
+        considered: ids of the devices that the plan was chosen from; empty = it is the one before.
     """
 
     assignment: Assignment
@@ -110,6 +111,7 @@ class ChangeAnswer:
     expected: Mapping[Seat, Expected] = field(default_factory=dict)
     copy_cost: CopyCost | None = None
     warnings: tuple[str, ...] = ()
+    considered: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ def reply_to_bytes(reply: ChangeAnswer | Refusal) -> bytes:
             ],
             "copy_cost": None if reply.copy_cost is None else _cost_fields(reply.copy_cost),
             "warnings": list(reply.warnings),
+            "considered": sorted(reply.considered),
         }
     )
 
@@ -212,6 +215,7 @@ def reply_from_bytes(data: bytes | memoryview) -> ChangeAnswer | Refusal:
         expected=dict(_read_expected(entry) for entry in _list(fields, "expected")),
         copy_cost=_read_cost(fields.get("copy_cost")),
         warnings=_texts(_list(fields, "warnings")),
+        considered=ids(fields, "considered"),
     )
 
 

@@ -286,4 +286,5 @@ class Change:
             expected=made.expected,
             copy_cost=made.protected.cost,
             warnings=made.protected.warnings,
+            considered=frozenset(d for d, c in made.candidates.items() if c.name in old),
         )

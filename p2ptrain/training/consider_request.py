@@ -100,21 +100,32 @@ class Considered:
         plan: the better one, `p2ptrain.plan/1`; None = stay.
         gain: predicted throughput over the present plan's, less 1; None where it cannot stay.
         reason: in a sentence with the numbers, for logs.
+        in_sight: ids of the devices whose speeds and links were known.
     """
 
     plan: Mapping[str, Any] | None
     gain: float | None
     reason: str
+    in_sight: frozenset[str]
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
         plan = None if self.plan is None else dict(self.plan)
-        return cbor.dumps({"plan": plan, "gain": self.gain, "reason": self.reason[:2048]})
+        return cbor.dumps(
+            {
+                "plan": plan,
+                "gain": self.gain,
+                "reason": self.reason[:2048],
+                "in_sight": sorted(self.in_sight),
+            }
+        )
 
     @staticmethod
     def from_bytes(data: bytes | memoryview) -> Considered:
         """Check and read. Raises ProtocolError."""
-        match cbor.loads(bytes(data), BLOB_LIMIT_BYTES):
-            case {"plan": dict() | None as plan, "gain": float() | None as gain, "reason": reason}:
-                return Considered(plan, gain, text({"reason": reason}, "reason", 2048))
+        fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
+        match fields:
+            case {"plan": dict() | None as plan, "gain": float() | None as gain}:
+                reason = text(fields, "reason", 2048)
+                return Considered(plan, gain, reason, ids(fields, "in_sight"))
         raise ProtocolError("what was considered is a plan, a gain and a reason")

@@ -92,7 +92,8 @@ class Consideration:
         if failpoints.armed:
             await failpoints.reach("look.decided.before", device=self._mesh.self_id)
         better = decision.plan.to_json() if decision.action is Action.MOVE else None
-        return Considered(better, decision.gain, decision.reason)
+        in_sight = frozenset(candidate.id for candidate in household.candidates)
+        return Considered(better, decision.gain, decision.reason, in_sight)
 
     def _plan_in_force(self) -> Plan:
         in_force = self._request.in_force

@@ -129,8 +129,7 @@ class Elasticity:
         """An epoch is asked for; returns the plan that was found for it already."""
         self._cancel_look()
         self._watch, self._was_asked_for = None, ask.reason
-        measures = ask.reason in (Reason.START, Reason.FAILURE)
-        self._post(rules.Asked(ask.alive if measures else frozenset()))
+        self._post(rules.Asked())
         if self._proposed is None or self._proposed[0] is not ask.reason:
             return None
         return self._proposed[1]
@@ -149,7 +148,8 @@ class Elasticity:
                 self._watch = DriftWatch(self._expected)
         self._round_at = monotonic()
         in_haste = self._was_asked_for is Reason.FAILURE and bool(answer.expected)
-        self._post(rules.Began(frozenset(answer.assignment.devices), in_haste))
+        devices = frozenset(answer.assignment.devices)
+        self._post(rules.Began(devices, answer.considered, in_haste))
 
     def busy(self, spans: Mapping[Seat, Span], *, copying: bool) -> None:
         """What a round of training has taken; `copying`: beside copies of stages on their way."""
@@ -286,7 +286,7 @@ class Elasticity:
         self._looking = None
         if found.plan is not None:
             self._proposed = self._reason_for(look, devices), found.plan
-        self._post(rules.Answered(look.number, devices))
+        self._post(rules.Answered(look.number, devices, found.in_sight))
 
     def _reason_for(self, look: rules.LookNow, devices: frozenset[str]) -> Reason:
         assert self._answer is not None

@@ -48,7 +48,7 @@ async def _coming_and_leaving(
     devices["desk"].limit()
     await holder.expect("step", within_seconds=60)
     await _join(household, devices["b"], "b")
-    joined = await holder.expect("plan", within_seconds=150, reason="join")  # it pairs first
+    joined = await holder.expect("plan", within_seconds=60, reason="join")
     assert _used(joined) == {"desk", "a", "b"}
     await _goes_on(holder, joined)
     first.terminate()

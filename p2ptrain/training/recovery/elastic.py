@@ -5,12 +5,16 @@
                         cannot hold the work: then it hears so
     a drift look        look ──► it pays: change
 
+Who comes may be alive before the coordinator has a link to it, or before it can be measured: a look
+without it settles nothing about it, and is made again.
+
 A plan that was made after a death, while everybody waited, is one that can begin soon. The first
 drift look looks for the best one then, whatever was changed for lately.
 
 To look is to ask the coordinator, while training goes on, for what it would do now. One look at a
 time: a leave overtakes every other, a device that appears a drift look; what was overtaken is tried
-again. What is found counts only while the plan it was asked for is in force. Pure: feed events and
+again. What is found counts only while the plan it was asked for is in force; once a change has been
+called for, only leavers are looked at until the next plan is in force. Pure: feed events and
 ticks with the time (seconds of any monotonic clock), carry out what it returns.
 """
 
@@ -29,10 +33,10 @@ LONGEST_SETTLE_SECONDS = 5.0
 """Even where one more comes every second."""
 OVERTAKE_SECONDS = 20.0
 """So long who comes waits for the look at those who came before: a slow one may be measured."""
-RETRY_SECONDS = 5.0
-"""After a look at newcomers that failed."""
-MOST_TRIES = 3
-"""Looks at the same newcomers; the next drift look sees them too."""
+RETRY_SECONDS = 2.0
+"""After a look that failed, or did not see all newcomers; twice as long after each further one."""
+MOST_TRIES = 7
+"""Looks at the same newcomers, two minutes in all; the next plan, or drift look, sees them too."""
 _NEVER = float("inf")
 
 
@@ -67,13 +71,7 @@ class Drifted:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The plan in force ends.
-
-    Attributes:
-        considered: devices that are measured for the next one where they never were.
-    """
-
-    considered: frozenset[str]
+    """The plan in force ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +79,12 @@ class Began:
     """A plan is in force on these devices.
 
     Attributes:
+        considered: devices that it was chosen from; empty = it was not chosen anew.
         in_haste: it is a new one that was made while training stood still.
     """
 
     devices: frozenset[str]
+    considered: frozenset[str] = frozenset()
     in_haste: bool = False
 
 
@@ -94,10 +94,12 @@ class Answered:
 
     Attributes:
         devices: of the plan to change to; empty = the present one is best.
+        in_sight: devices whose speeds and links were known.
     """
 
     number: int
     devices: frozenset[str]
+    in_sight: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +177,11 @@ class ElasticCore:
         self._leaving: set[str] = set()  # devices of the plan
         self._drifted = False
         self._devices: frozenset[str] | None = None  # of the plan in force
-        self._asked: frozenset[str] = frozenset()
         self._number = 0
         self._look: Reason | None = None  # under way
-        self._in_sight: frozenset[str] = frozenset()  # of that look
+        self._looked_at: frozenset[str] = frozenset()  # alive when that look began
         self._moves: list[float] = []
+        self._changes = False  # a change has been called for, and is to come
         self._now = float("-inf")
         self._out: list[ElasticInstruction] = []
 
@@ -203,14 +205,15 @@ class ElasticCore:
             case Drifted():
                 has_choice = len(self._alive) > 1  # a device alone stays with its plan
                 self._drifted = self._replans and has_choice and self._look is None
-            case Asked(considered):
-                self._asked = considered
+            case Asked():
                 self._end()
-            case Began(devices, in_haste):
+            case Began(devices, considered, in_haste):
                 self._end()
                 self._devices = devices
                 self.in_haste = self.in_haste or in_haste
-                self._forget_new(self._asked | devices)
+                self._forget_new(considered | devices)
+                if self._due == _NEVER:  # given up, but much may be different now
+                    self._due, self._tries = self._now, 0
                 self._let_go(self._leaving - devices)
             case Answered() | Unanswered():
                 if event.number == self._number and self._look is not None:
@@ -227,7 +230,7 @@ class ElasticCore:
     def _end(self) -> None:
         """The plan in force ends, and with it what was looked at for it."""
         self._devices = self._look = None
-        self._drifted = False
+        self._drifted = self._changes = False
 
     # -- devices -------------------------------------------------------------------------------
 
@@ -260,6 +263,8 @@ class ElasticCore:
             return
         if self._look is None and self._leaving:
             self._begin_look(Reason.LEAVE)
+        elif self._changes:
+            return
         elif self._now >= self._join_due:
             self._overtake()
             self._begin_look(Reason.JOIN)
@@ -269,9 +274,11 @@ class ElasticCore:
     @property
     def _join_due(self) -> float:
         """When to look at those who came, if nothing happens before."""
+        if self._changes:
+            return _NEVER
         if self._look is None:
             return self._due if self._new else _NEVER
-        unseen = [since for device, since in self._new.items() if device not in self._in_sight]
+        unseen = [since for device, since in self._new.items() if device not in self._looked_at]
         if not unseen or self._look is Reason.LEAVE:
             return _NEVER  # that one ends in seconds
         if self._look is Reason.DRIFT:
@@ -290,7 +297,7 @@ class ElasticCore:
     def _begin_look(self, reason: Reason) -> None:
         self._number += 1
         is_drift = reason is Reason.DRIFT
-        self._look, self._in_sight = reason, frozenset(self._alive)
+        self._look, self._looked_at = reason, frozenset(self._alive)
         self._drifted = self._drifted and not is_drift
         # who comes is not kept out because speeds flickered, or somebody else came before; nor is
         # what had to be found in haste kept for that
@@ -307,18 +314,28 @@ class ElasticCore:
                 self._let_go(self._leaving)
         elif isinstance(event, Unanswered):
             if reason is Reason.JOIN:
-                self._tries += 1
-                self._due = self._now + RETRY_SECONDS if self._tries < MOST_TRIES else _NEVER
+                self._try_again()
         else:
-            self._forget_new(self._in_sight)
+            self._forget_new(event.in_sight)
+            if reason is Reason.JOIN and self._new.keys() & self._looked_at:
+                self._try_again()
             self._move(event.devices)
             self.in_haste = False
+
+    def _try_again(self) -> None:
+        """Look once more at those who came: soon, where somebody has come since."""
+        self._tries += 1
+        if self._new.keys() <= self._looked_at:
+            wait = RETRY_SECONDS * 2 ** (self._tries - 1)
+            self._due = self._now + wait if self._tries < MOST_TRIES else _NEVER
+            self._new = dict.fromkeys(self._new, self._due)  # who comes next settles on its own
 
     def _let_go(self, devices: Collection[str]) -> None:
         """They go in any case, by a plan that was found now or is found then."""
         self._drifted = self._drifted and not devices  # the plan changes: no need to look at this
         for device in sorted(devices):
             self._leaving.discard(device)
+            self._changes = self._changes or device in (self._devices or ())
             self._out.append(ChangePlan(Reason.LEAVE, device))
 
     def _keep(self, reason: str) -> None:
@@ -332,8 +349,10 @@ class ElasticCore:
         if not devices:
             return
         if set(devices) - self._devices:
+            self._changes = True
             self._out.append(ChangePlan(Reason.JOIN))
         elif self._replans:
+            self._changes = True
             if not self.in_haste:
                 self._moves.append(self._now)
             self._out.append(ChangePlan(Reason.DRIFT))

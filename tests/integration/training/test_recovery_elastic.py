@@ -188,6 +188,37 @@ async def test_who_comes_is_measured_while_training_goes_on_and_taken_in(
             await household.until_idle(name)
 
 
+@pytest.mark.usefixtures("slowed")
+async def test_who_comes_before_the_coordinator_has_a_link_to_it_is_taken_in_as_soon_as_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = replace(PIPELINE, wait_for=2, replan=False, steps=LONG)
+    wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
+    in_sight: list[int] = []
+    monkeypatch.setattr(elastic, "RETRY_SECONDS", 0.0)
+    async with devices(2) as household:
+        household.mesh.elect("b")
+        look = Consideration.answer
+
+        async def answer(consideration: Consideration) -> Considered:
+            found = await look(consideration)
+            in_sight.append(len(found.in_sight))
+            household.mesh.heal_link("b", "c")
+            return found
+
+        async def join() -> None:
+            await household.mesh.join("c")
+            household.mesh.cut_link("b", "c")
+            household.start("c")
+
+        monkeypatch.setattr(Consideration, "answer", answer)
+        hold_rounds(monkeypatch, LONG - 10, lambda: household.plan.reason == "join")
+        await Course(household, {3: join}).train(job, options)
+        assert_planned(household, job, wanted, ["start", "join"])
+        assert used(household) == {"a", "b", "c"}
+    assert in_sight[:2] == [2, 3]
+
+
 @pytest.mark.parametrize("replan", [True, False])
 async def test_a_device_that_slows_down_gets_less_to_do_unless_the_plan_is_to_stay(
     slowed: dict[str, float], replan: bool

@@ -41,7 +41,7 @@ class Looks:
 
         async def answer(self) -> Considered:
             if self._asked.reason is Reason.LEAVE:
-                return Considered(None, None, "found at once")
+                return Considered(None, None, "found at once", frozenset())
             self._looks.drifts.release()
             try:
                 await asyncio.Event().wait()

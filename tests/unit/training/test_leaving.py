@@ -72,7 +72,7 @@ async def test_a_look_that_fails_in_whatever_way_keeps_nobody(plan: dict[str, in
         async def consider(peer: str, message: Message) -> Message:
             if plan is None:
                 raise InternalError("a bug of the coordinator's")
-            found = Considered(plan, 0.5, "it is faster").to_bytes()
+            found = Considered(plan, 0.5, "it is faster", frozenset()).to_bytes()
             return Message(CONSIDER, {}, (memoryview(found),))
 
         mesh["b"].route(CONSIDER, consider, limited(BLOB_LIMIT_BYTES))
