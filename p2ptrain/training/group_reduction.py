@@ -297,7 +297,7 @@ class GroupReduction:
                 place = {"stage": self._line.stage, "step": self._order.round.step}
                 await failpoints.reach("bucket.send.before", device=self._own, **place)
             await self._switchboard.send_frame(self._next, self._line, fields, parts)
-            total.sent()
+            total.sent(step)
             self._complete(index)
 
     def open(self, peer: str, fields: Fields, part_bytes: Sequence[int]) -> list[memoryview]:
@@ -312,7 +312,12 @@ class GroupReduction:
         sizes = [encoded_bytes(self._summed.wire(bucket), bucket.dtype, elements)] * bool(elements)
         if list(part_bytes) != sizes:
             raise ProtocolError(f"a chunk of {list(part_bytes)} bytes instead of {sizes}")
-        encoded = torch.empty(sum(sizes), dtype=torch.uint8)
+        begun = self._sums.get(frame.bucket) if frame.ordinal == self._ordinal else None
+        place = None if begun is None else begun.place(frame.step)
+        if place is None:
+            encoded = torch.empty(sum(sizes), dtype=torch.uint8)
+        else:
+            encoded = place.view(torch.uint8)
         self._arriving.opened[frame.key] = encoded
         return [_bytes_of(encoded)] if sizes else []
 

@@ -1,8 +1,11 @@
-"""What the devices of a stage sum after a round, copied into buckets and back.
+"""What the devices of a stage sum after a round, copied into buckets and taken from them.
 
 Gradients in the order in which a backward finishes them; before them the running statistics, which
 are complete when the backwards of the last micro-batches begin. Everything here costs about the
 time of copying a bucket, so that the event loop can do it while the compute thread works.
+
+A gradient that is whole in its bucket lies there from then on. Nobody writes to it before the
+update, which waits until all devices have all sums: nothing of it is on its way any more by then.
 """
 
 from __future__ import annotations
@@ -105,14 +108,21 @@ class Summed:
         return flat, present
 
     def unpack(self, bucket: Bucket, flat: Tensor, present: int) -> None:
-        """Write a bucket's sums back; entries without a bit have no gradient on any device."""
+        """Put a bucket's sums in place; entries without a bit have no gradient on any device."""
         for bit, entry in enumerate(bucket.entries):
             if present >> bit & 1:
-                value = self._value(entry.name)
-                if value is None:
-                    value = _as_it_lies(self._new_gradient(entry.name))
-                    self._given.add(entry.name)
-                value[entry.first : entry.end].copy_(_part(flat, entry))
+                self._put(entry, _part(flat, entry))
+
+    def _put(self, entry: Entry, total: Tensor) -> None:
+        parameter = self._parameters.get(entry.name)
+        if parameter is not None and total.numel() == parameter.numel():
+            parameter.grad = total.as_strided(parameter.shape, self._layouts[entry.name])
+            return
+        value = self._value(entry.name)
+        if value is None:
+            value = _as_it_lies(self._new_gradient(entry.name))
+            self._given.add(entry.name)
+        value[entry.first : entry.end].copy_(total)
 
     def _check_entries(self, bucket: Bucket, flat: Tensor, step: int) -> None:
         for entry in bucket.entries:

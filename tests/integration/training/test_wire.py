@@ -100,7 +100,7 @@ def test_a_rounded_ring_ends_with_equal_bits_near_the_sum(size: int, wire: WireF
         place, step = due.pop(draw.randrange(len(due)))
         bits, chunk = sums[place].outgoing(step)
         values = chunk.clone()
-        sums[place].sent()
+        sums[place].sent(step)
         after = (place + 1) % size
         following = sums[after].receive(step, bits, values)
         due += [] if following is None else [(after, following)]

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.training.bucket_sum import BucketSum
 from p2ptrain.training.buckets import MAX_ENTRIES, Ring, Summand, buckets_of
 
@@ -106,13 +107,32 @@ def _all_reduced(parts: list[torch.Tensor], present: list[int], chance: int) -> 
             place, step = due.pop(draw.randrange(len(due)))
             bits, chunk = sums[place].outgoing(step)
             frames.append(((place + 1) % size, step, bits, chunk.clone()))
-            sums[place].sent()
+            sums[place].sent(step)
         else:
             place, step, bits, values = frames.pop(draw.randrange(len(frames)))
             assert not sums[place].has(step)
+            room = sums[place].place(step)
+            if room is not None and draw.random() < 0.5:
+                values = room.copy_(values)
             following = sums[place].receive(step, bits, values)
             due += [] if following is None else [(place, following)]
     return sums
+
+
+def test_a_sum_arrives_in_the_bucket_once_its_part_has_left() -> None:
+    total = BucketSum(Ring(0, 3), torch.arange(6.0), 1)
+    assert total.place(0) is None  # is added
+    assert total.place(2) is None  # replaces chunk 0, which has not been sent
+    total.outgoing(0)
+    total.sent(0)
+    room = total.place(2)
+    assert room is not None
+    room.fill_(7.0)
+    total.receive(2, 1, room)
+    assert total.flat.tolist() == [7.0, 7.0, 2.0, 3.0, 4.0, 5.0]
+    rounded = BucketSum(Ring(0, 3), torch.ones(3000), 1, WireFormat.BF16)
+    rounded.sent(0)
+    assert rounded.place(2) is None  # arrives as other bytes
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)

@@ -189,6 +189,21 @@ async def test_gradients_and_statistics_are_plain_torchs(
                     assert tensor.grad.stride() == tensor.stride()
 
 
+async def test_gradients_that_are_whole_in_a_bucket_lie_there(prepared: Prepared) -> None:
+    async with _group(prepared.captured, 2) as group:
+        await _round(group, (3, 2))
+        for device in group:
+            parameters = device.stage.parameters()
+            for bucket in device.reduction._summed.buckets:
+                whole = [
+                    parameters[entry.name].grad
+                    for entry in bucket.entries
+                    if entry.name in parameters and entry.elements == parameters[entry.name].numel()
+                ]
+                memory = {g.untyped_storage().data_ptr() for g in whole if g is not None}
+                assert len(memory) <= 1
+
+
 def _update_statistics(stage: Stage) -> None:
     """As the update does once it counts; until then the buffers are as before the round."""
     assert stage.statistics is not None
