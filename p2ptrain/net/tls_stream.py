@@ -142,16 +142,15 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """TCP is connected: begin the handshake."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without the class
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         if connection := transport.get_extra_info("socket"):
             self._socket = connection
             sockets.tune(connection)
         if self._state is _State.HANDSHAKE:
             self._shake_hands()
         else:
-            transport.abort()  # given up before it was connected
+            self._transport.abort()  # given up before it was connected
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Memory for cipher text."""
