@@ -57,10 +57,10 @@ def main() -> int:
     model = Scored().train()
     captured = capture(model, functional.cross_entropy, (x, y), evaluation=False)
     whole: Kept = {}
-    with _counting(whole):
+    with counting(whole):
         loss = functional.cross_entropy(model(x[:1]), y[:1])
-    filters = set(_addresses(model.parameters()))
-    alone = _bytes(whole, filters)
+    filters = set(addresses(model.parameters()))
+    alone = kept_bytes(whole, filters)
     print(f"one device: {alone / 1e6:.1f} MB")
     del loss
     for grid in arguments.grids.split(","):
@@ -84,7 +84,7 @@ def _tiles(captured: Captured, x: Tensor, rows: int, columns: int) -> Iterator[i
     waiting: deque[Message] = deque()
 
     def run(tile: int, work: Callable[[], list[Message]]) -> None:
-        with _counting(kept[tile]):
+        with counting(kept[tile]):
             waiting.extend(work())
 
     (image,) = part.network.entering
@@ -97,15 +97,15 @@ def _tiles(captured: Captured, x: Tensor, rows: int, columns: int) -> Iterator[i
         message = waiting.popleft()
         own = passes[message.receiver]
         run(message.receiver, lambda p=own, m=message: p.receive(m))
-    filters = set(_addresses(replica.tensors.values()))
+    filters = set(addresses(replica.tensors.values()))
     for tile_pass, found in zip(passes, kept, strict=True):
         for tensor in tile_pass.kept:
             found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        yield _bytes(found, filters)
+        yield kept_bytes(found, filters)
 
 
 @contextmanager
-def _counting(kept: Kept) -> Iterator[None]:
+def counting(kept: Kept) -> Iterator[None]:
     """Collect the storages that autograd keeps."""
 
     def keep(tensor: Tensor) -> Tensor:
@@ -116,11 +116,13 @@ def _counting(kept: Kept) -> Iterator[None]:
         yield
 
 
-def _addresses(tensors: Iterable[Tensor]) -> list[int]:
+def addresses(tensors: Iterable[Tensor]) -> list[int]:
+    """Of their memory."""
     return [tensor.untyped_storage().data_ptr() for tensor in tensors]
 
 
-def _bytes(kept: Kept, without: set[int]) -> int:
+def kept_bytes(kept: Kept, without: set[int]) -> int:
+    """Together; `without`: addresses that do not count."""
     return sum(size for address, size in kept.items() if address not in without)
 
 

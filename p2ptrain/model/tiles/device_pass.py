@@ -51,6 +51,11 @@ class DevicePass:
         """Groups from this one on have given their parameters' gradients, on every tile."""
         return max(tile_pass.backward_from for tile_pass in self._passes.values())
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """As `TilePass.kept`, of all tiles."""
+        return [tensor for tile_pass in self._passes.values() for tensor in tile_pass.kept]
+
     def begin_forward(self, inputs: Mapping[int, Mapping[int, Tensor]]) -> list[Message]:
         """Start from the inputs of each tile, by tile and map; what other devices must be told."""
         sent: list[Message] = []
