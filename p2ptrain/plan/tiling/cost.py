@@ -7,7 +7,9 @@ of the link, m and b the processor's seconds for a message and for a byte:
               so that what neighbours compute too counts twice (section 4.2: "redundant
               computation"); on d:  c(d) = k(d) sum of w(t, u) (forward(u) + backward(u))
     halo      once forward and once back, if any byte crosses between devices:
-              L + max over d of [max(in(d), out(d)) / R + k(d) (m messages(d) + b bytes(d))]
+              L + max over d of max(max(in(d), out(d)) / R,  k(d) (m messages(d) + b bytes(d)))
+              as bytes are sent, carried and read at the same time: devices whose processors are
+              slower than the link have found that slow when they measured it
               (section 4.2 and figure 4: boundary data, at group inputs only); one message for
               each device that it is due to. What was there and what came is put together in new
               memory, k(d) 2 c bytes there and back (c: the processor's seconds to copy a byte)
@@ -224,7 +226,7 @@ class Costs:
         slowdown = self.devices[place].slowdown if place >= 0 else slowest
         messages = len({*self.device_of_tile} - {place})
         processor = overheads.message_seconds * messages + overheads.byte_seconds * size
-        return link.latency_s + size / link.bytes_per_s + slowdown * processor
+        return link.latency_s + max(size / link.bytes_per_s, slowdown * processor)
 
     # -- one group -------------------------------------------------------------------------------
 
@@ -355,13 +357,13 @@ class Costs:
         )
 
     def device_seconds(self, exchange: Exchange, device: int) -> float:
-        """What it keeps one device busy: its interface, then its processor."""
+        """What it keeps one device busy: its interface or its processor, whichever is slower."""
         sent, received = exchange.sent[device], exchange.received[device]
         overheads = self.problem.overheads
         processor = overheads.message_seconds * exchange.messages[device]
         processor += overheads.byte_seconds * (sent + received)
         wire = max(sent, received) / self.problem.link.bytes_per_s
-        return wire + self.devices[device].slowdown * processor
+        return max(wire, self.devices[device].slowdown * processor)
 
 
 def _buckets(size: float) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from statistics import median_high, median_low
 from typing import NamedTuple
 
 from p2ptrain.errors import PlanError
@@ -268,9 +269,20 @@ def _map_seconds(cost: CostModel, network: MapNetwork, device: int, samples: int
 
 
 def _slowest(cost: CostModel, devices: Sequence[int]) -> Link:
+    """The slowest device's, whose own is the median of those to the others.
+
+    A slow device has slow links to all; one slow pair among many is a measurement that something
+    came between.
+    """
     if len(devices) < 2:
         return Link(inf, 0.0)
-    return Link(*cost.links.worst(devices))
+    rates, latencies = [], []
+    for device in devices:
+        pairs = [(a, b) for other in devices for a, b in ((device, other), (other, device))]
+        links = [cost.links.link(a, b) for a, b in pairs if a != b]
+        rates.append(median_low(link.bytes_per_s for link in links))
+        latencies.append(median_high(link.latency_s for link in links))
+    return Link(min(rates), max(latencies))
 
 
 def _overheads(cost: CostModel, device: int) -> Overheads:
