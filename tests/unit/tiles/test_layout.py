@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from p2ptrain.errors import OptionError
 from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.lines import GridError, lines_by_weight
-from p2ptrain.tiles.network import MapNetwork
+from p2ptrain.tiles.network import MapNetwork, MapUnit
+from p2ptrain.tiles.shape import TileShape
 from p2ptrain.tiles.span import Span
 from p2ptrain.tiles.window import ELEMENTWISE, Window
 from tests.unit.tiles.networks import chain, drawn_networks
@@ -195,3 +197,30 @@ def test_a_halo_wider_than_the_tiles_is_refused() -> None:
 def test_groups_cover_the_units(borders: list[int]) -> None:
     with pytest.raises(OptionError, match="groups must follow each other"):
         grid(chain([CONVOLUTION] * 2, 9), 1, 1, borders)
+
+
+def test_units_may_meet_before_the_statistics_of_the_one_in_front() -> None:
+    """The second half of a unit begins the next group, which then needs the halo of the first."""
+    windows = [CONVOLUTION, ELEMENTWISE, POOLING, CONVOLUTION]
+    network = replace(
+        chain(windows, 16, statistics=[1]),
+        units=(MapUnit("one", 0, 3), MapUnit("two", 3, 4)),
+    )
+    assert [network.may_be_early(border) for border in range(3)] == [False, True, False]
+    early = network.with_early([1])
+    assert [(unit.first, unit.end) for unit in early.units] == [(0, 1), (1, 4)]
+    assert network.with_early([]) == network
+    layout = Layout(early, ([1, 1], [1]), (0, 1, 2))
+    (up, down) = layout.transfers[1]
+    assert {up.map, down.map} == {1}  # what the first convolution makes
+    assert up.region.rows.size == down.region.rows.size == 2  # a row behind the pooling
+    unmoved = chain([ELEMENTWISE, CONVOLUTION], 16, statistics=[0])
+    assert unmoved.with_early([1]) == unmoved  # its unit would have nothing left
+
+
+def test_a_shape_says_where_halos_are_early() -> None:
+    shape = TileShape((0.5, 0.5), (1.0,), (0, 1, 3), early=(1,))
+    assert TileShape.read(shape.fields()) == shape
+    for early in [(0,), (2,), (3,), (1, 1)]:
+        with pytest.raises(OptionError, match="halos travel early at borders between two groups"):
+            TileShape((0.5, 0.5), (1.0,), (0, 1, 3), early=early)

@@ -1,15 +1,28 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
+from p2ptrain.plan.tiling.grouping import early_borders
+from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem, by_flops
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
 from p2ptrain.tiles.grid import TileGrid
-from tests.unit.plan.tiling.examples import LINK, NOTHING, costs, problem
+from p2ptrain.tiles.network import MapUnit
+from p2ptrain.tiles.window import ELEMENTWISE
+from tests.unit.plan.tiling.examples import (
+    CONVOLUTION,
+    GIGAFLOP,
+    LINK,
+    NOTHING,
+    costs,
+    problem,
+)
+from tests.unit.tiles.networks import chain
 
 SIZE, CHANNELS = 48, 4
 COLUMN_BYTES = SIZE * CHANNELS * 4
@@ -80,10 +93,39 @@ def test_overheads_are_the_device_s_own() -> None:
     found = costs(problem(2, overheads=slow), slowdowns=[1.0, 3.0])
     group = found.group(1, 2)
     assert group is not None
-    wire = COLUMN_BYTES / LINK.bytes_per_s
     processor = 2 * 1e-3 + 2 * COLUMN_BYTES * 1e-6
-    assert found.device_seconds(group.halo, 0) == pytest.approx(wire + processor)
-    assert found.device_seconds(group.halo, 1) == pytest.approx(wire + 3 * processor)
+    assert processor > COLUMN_BYTES / LINK.bytes_per_s  # which goes on meanwhile
+    assert found.device_seconds(group.halo, 0) == pytest.approx(processor)
+    assert found.device_seconds(group.halo, 1) == pytest.approx(3 * processor)
+
+
+def test_halos_travel_with_statistics_where_groups_meet_early() -> None:
+    """Two units of a convolution and a normalisation: one exchange less, and the same work."""
+    windows = [CONVOLUTION, ELEMENTWISE, CONVOLUTION, ELEMENTWISE]
+    network = chain(windows, SIZE, statistics=[1, 3], flops=1000.0)
+    units = (MapUnit("one", 0, 2, 100), MapUnit("two", 2, 4, 100))
+    slow = Overheads(1e-3, 1e-6, 0.0, 0.0, 0.0)
+    question = by_flops(
+        replace(network, units=units), 1, LINK, flops_per_s=GIGAFLOP, overheads=slow
+    )
+    plain = costs(question)
+    early = plain.with_early([1])
+    first, second = early.group(0, 1), early.group(1, 2)
+    apart = plain.group(1, 2)
+    assert first is not None
+    assert second is not None
+    assert apart is not None
+    assert not first.statistics
+    assert len(second.statistics) == 1  # of its own convolution
+    assert second.halo.messages == apart.halo.messages == (2, 2)
+    assert second.halo.sent == (COLUMN_BYTES + 16 * CHANNELS,) * 2
+    normalised_twice = SIZE * 1000 / GIGAFLOP * 3
+    assert plain.total((0, 1, 2)) - early.total((0, 1, 2)) == pytest.approx(
+        2 * (LINK.latency_s + 2 * 1e-3) - normalised_twice
+    )
+    assert early_borders(plain) == {1}
+    assert early_borders(costs(problem(3))) == frozenset()
+    assert early.memory((0, 1, 2)) == pytest.approx(plain.memory((0, 1, 2)), rel=0.1)
 
 
 def test_what_the_grid_does_not_carry_takes_for_ever() -> None:
