@@ -12,7 +12,7 @@ from p2ptrain.training.asynchronous.delays import Asynchrony
 from tests.integration.training.delayed import by_formula
 from tests.system.household import Household
 
-pytestmark = [pytest.mark.household, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.household, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parent / "jobs" / "small.py"
 CODE = "48151623"
@@ -25,12 +25,12 @@ async def test_a_killed_process_costs_steps_and_no_mixture_of_versions(
 ) -> None:
     out = tmp_path / "weights.safetensors"
     arguments = ["train", str(SCRIPT), "-o", "epochs=1000", "--steps", str(STEPS)]
-    arguments += ["--mode", "async", "--planner", "pp", "--wait-for", "3", "--wait-timeout", "60"]
+    arguments += ["--mode", "async", "--planner", "pp", "--wait-for", "3", "--wait-timeout", "120"]
     holder = await household.start("desk", *arguments, "--code", CODE, "--out", str(out))
     members = [await household.start(name, "join", "--code", CODE) for name in ("a", "b")]
-    await holder.expect("step", within_seconds=90, step=DEATH)
+    await holder.expect("step", step=DEATH)
     await members[0].kill()
-    await holder.succeed(90)
+    await holder.succeed()
     first, second = holder.events("plan")
     assert (first["mode"], first["micro_batches"], len(first["stages"])) == ("async", 1, 3)
     assert (second["reason"], len(second["stages"])) == ("failure", 2)

@@ -10,7 +10,7 @@ from tools.chaos import Chaos, Settings
 from tools.chaos.__main__ import problems, report
 from tools.chaos.misfortunes import LEAST_DEVICES, Fate, Kind
 
-pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(300)]
 
 SHORT = Settings(devices=5, share=0.3, every=12.0, seconds=48.0, calm=4.0, longest=7.0, seed=3)
 

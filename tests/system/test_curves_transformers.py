@@ -11,7 +11,7 @@ from p2ptrain.training.job import SGD, AdamW
 from tests.curves import Case, difference, plain_torch, with_p2ptrain
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "case",
     [

@@ -11,7 +11,7 @@ from tests import reference
 from tests.system.household import Device, Household
 from tests.system.jobs import groups
 
-pytestmark = [pytest.mark.household, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.household, pytest.mark.timeout(300)]
 
 SCRIPT = str(Path(groups.__file__))
 CODE = "48151623"
@@ -22,7 +22,7 @@ async def _start(household: Household, *arguments: str) -> tuple[Device, Device]
     members = [await household.start(name, "join", "--code", CODE) for name in ("a", "b")]
     await members[0].expect("member", name="b", state="alive")
     await members[1].expect("member", name="a", state="alive")
-    train = ("train", SCRIPT, "--planner", "dp", "--wait-for", "3", "--wait-timeout", "60")
+    train = ("train", SCRIPT, "--planner", "dp", "--wait-for", "3", "--wait-timeout", "120")
     return await household.start("desk", *train, "--code", CODE, *arguments), members[0]
 
 
@@ -45,14 +45,14 @@ async def test_a_group_resumes_and_ends_with_plain_torchs_losses(
 ) -> None:
     folder = str(tmp_path / "checkpoint")
     holder, _ = await _start(household, "--epochs", "7", "--steps", "20", "--checkpoint", folder)
-    await holder.succeed(60)
+    await holder.succeed()
     (plan,) = holder.events("plan")
     (stage,) = plan["stages"]
     assert {device["name"] for device in stage["devices"]} == {"desk", "a", "b"}
     assert not plan["changes_results"]
     train = ("train", SCRIPT, "--planner", "dp", "--wait-for", "3", "--resume", folder)
     again = await household.start("desk", *train, "--epochs", "7", "--code", CODE)
-    await again.succeed(60)
+    await again.succeed()
     steps = holder.events("step") + again.events("step")
     assert [step["step"] for step in steps] == list(range(1, 57))
     losses = [step["loss"] for step in steps]
@@ -62,9 +62,9 @@ async def test_a_group_resumes_and_ends_with_plain_torchs_losses(
 async def test_a_member_that_is_killed_is_missed_by_nobody(household: Household) -> None:
     """The others of the group have all that it had: no step is done again."""
     holder, member = await _start(household, "--epochs", "12")
-    await holder.expect("step", within_seconds=60, step=3)
+    await holder.expect("step", step=3)
     await member.kill()
-    await holder.succeed(90)
+    await holder.succeed()
     assert holder.events("failure") == [{"event": "failure", "name": "a"}]
     (recovered,) = holder.events("recovered")
     assert recovered["replayed_steps"] <= 1
@@ -74,7 +74,7 @@ async def test_a_member_that_is_killed_is_missed_by_nobody(household: Household)
 
 async def test_one_bad_sample_names_device_step_and_unit(household: Household) -> None:
     holder, _ = await _start(household, "-o", "not_finite=77")
-    assert await holder.exit_code(60) == 1
+    assert await holder.exit_code() == 1
     message = holder.said[-1]["message"]
     order = torch.randperm(240, generator=torch.Generator().manual_seed(3)).tolist()
     step, place = divmod(order.index(77), 30)

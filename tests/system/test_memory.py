@@ -10,7 +10,7 @@ import pytest
 from tests.system.household import Device, Household
 from tools.testbed import Testbed
 
-pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(300)]
 
 SCRIPT = str(Path(__file__).parent / "jobs" / "deep.py")
 CODE = "48151623"
@@ -32,7 +32,7 @@ async def test_three_devices_train_what_one_has_no_memory_for(tmp_path: Path) ->
         async with Household(tmp_path, prefixes) as household:
             reference = await household.start(names[0], "train", *JOB, "--local")
             alone = await household.start("alone", "train", *JOB, "--local")
-            await asyncio.gather(reference.succeed(60), _fails(alone))
+            await asyncio.gather(reference.succeed(), _fails(alone))
             testbed.devices[0].set_memory(LIMIT_BYTES)
             losses = await _train(household, names)
     assert losses == _losses(reference)
@@ -40,7 +40,7 @@ async def test_three_devices_train_what_one_has_no_memory_for(tmp_path: Path) ->
 
 async def _fails(alone: Device) -> None:
     """It says how much is missing, or the kernel ends it."""
-    assert await alone.exit_code(60) != 0
+    assert await alone.exit_code() != 0
     assert not alone.events("step")
     said = [event["message"] for event in alone.events("error")]
     assert not said or "bytes missing" in said[0], said
@@ -53,7 +53,7 @@ async def _train(household: Household, names: list[str]) -> list[float]:
         household.start(names[0], "train", *JOB, *wait),
         *(household.start(name, "join", "--code", CODE) for name in names[1:]),
     )
-    await holder.succeed(90)
+    await holder.succeed()
     assert len(holder.events("plan")[-1]["stages"]) == 3
     return _losses(holder)
 

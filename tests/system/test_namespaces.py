@@ -11,7 +11,7 @@ from tests.system.household import Household
 from tools.split_network import split
 from tools.testbed.network import Network
 
-pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(300)]
 
 SCRIPT = str(Path(__file__).parent / "jobs" / "small.py")
 CODE = "48151623"
@@ -33,12 +33,12 @@ async def test_training_over_slow_cables_gives_the_losses_of_one_device(tmp_path
     with Network(len(NAMES), rate="100mbit") as network:
         async with _household(tmp_path, network) as household:
             reference = await household.start("a", "train", SCRIPT, "--local")
-            await reference.succeed(90)
+            await reference.succeed()
             for name in ("b", "c"):
                 await household.start(name, "join", "--code", CODE)
             arguments = ("--wait-for", "3", "--planner", "pp", "--code", CODE)
             holder = await household.start("a", "train", SCRIPT, *arguments)
-            await holder.succeed(90)
+            await holder.succeed()
             assert [e["loss"] for e in holder.events("step")] == [
                 e["loss"] for e in reference.events("step")
             ]
@@ -50,16 +50,16 @@ async def test_a_device_whose_cable_is_pulled_is_missed_by_nobody(
     job = (SCRIPT, "-o", "epochs=1000", "--steps", "150")
     async with _household(tmp_path, network) as household:
         reference = await household.start("a", "train", *job, "--local")
-        await reference.succeed(90)
+        await reference.succeed()
         for name in ("b", "c"):
             await household.start(name, "join", "--code", CODE)
         arguments = ("--wait-for", "3", "--planner", "pp", "--code", CODE)
         holder = await household.start("a", "train", *job, *arguments)
-        await holder.expect("step", within_seconds=60)
+        await holder.expect("step")
         network.pull_cable(2)
-        await holder.expect("failure", within_seconds=15, name="c")
-        await holder.expect("recovered", within_seconds=15)
-        await holder.succeed(60)
+        await holder.expect("failure", name="c")
+        await holder.expect("recovered")
+        await holder.succeed()
         assert [e["loss"] for e in holder.events("step")] == [
             e["loss"] for e in reference.events("step")
         ]

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.household import Device, Household
+from tests.system.household import EXPECT_SECONDS, Device, Household
 from tools.testbed.network import Network
 
-pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(300)]
 
 CODE = "48151623"
 NAMES = ("a", "b", "c")
-KILLED_SECONDS = 1.0
-SILENT_SECONDS = 5.0
+KILLED_SECONDS = 2.0
+"""Whoever is only silent is suspected for longer than that."""
+SILENT_SECONDS = 15.0
+"""Three times the bar, on machines that test; without probes it would be minutes."""
 
 
 @pytest.fixture
@@ -40,7 +42,10 @@ async def _all_alive(*devices: Device) -> None:
 
 
 async def _all_say(
-    device: str, state: str, witnesses: list[tuple[Device, int]], seconds: float
+    device: str,
+    state: str,
+    witnesses: list[tuple[Device, int]],
+    seconds: float = EXPECT_SECONDS,
 ) -> None:
     """All of `witnesses`, each with how much it had said before, say so within `seconds`."""
     async with asyncio.TaskGroup() as group:
@@ -100,14 +105,14 @@ async def test_every_kind_of_loss_is_seen_in_time(network: Network, tmp_path: Pa
         witnesses = now(first, second)
         third = await household.start("c", "join")
         await third.expect("ready")
-        await _all_say("c", "alive", witnesses, 2.0)
+        await _all_say("c", "alive", witnesses)
 
         witnesses = now(first, third)
         second.freeze()
         await _all_say("b", "dead", witnesses, SILENT_SECONDS)
         witnesses = now(first, third)
         second.thaw()
-        await _all_say("b", "alive", witnesses, SILENT_SECONDS)
+        await _all_say("b", "alive", witnesses)
 
         witnesses = now(first, second)
         network.pull_cable(2)
@@ -116,5 +121,5 @@ async def test_every_kind_of_loss_is_seen_in_time(network: Network, tmp_path: Pa
         for name in NAMES:
             status = await household.ask(name, "status")
             assert status.exit_code == 0
-        await _all_say("c", "alive", witnesses, 15.0)
+        await _all_say("c", "alive", witnesses)
         assert all(device.stderr == "" for device in (first, second, third))

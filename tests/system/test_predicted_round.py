@@ -12,7 +12,7 @@ import pytest
 
 from tools.predicted_round import Setting, measure
 
-pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(300)]
 
 
 @pytest.mark.usefixtures("emulation")

@@ -32,7 +32,7 @@ async def test_who_comes_later_is_taken_in_and_who_gets_sigterm_hands_its_work_o
     async with Household(tmp_path / "alone", load=False) as household:
         steps = ("--steps", str(len(losses)))
         reference = await household.start("alone", "train", SCRIPT, "--local", *steps)
-        await reference.succeed(100)
+        await reference.succeed()
         assert [step["loss"] for step in reference.events("step")] == losses
 
 
@@ -44,17 +44,17 @@ async def _coming_and_leaving(
     first = await _join(household, devices["a"], "a")
     devices["desk"].lift()
     holder = await household.start("desk", "train", SCRIPT, *arguments)
-    await holder.expect("member", within_seconds=60)
+    await holder.expect("member")
     devices["desk"].limit()
-    await holder.expect("step", within_seconds=60)
+    await holder.expect("step")
     await _join(household, devices["b"], "b")
-    joined = await holder.expect("plan", within_seconds=60, reason="join")
+    joined = await holder.expect("plan", reason="join")
     assert _used(joined) == {"desk", "a", "b"}
     await _goes_on(holder, joined)
     first.terminate()
-    left = await holder.expect("plan", within_seconds=20, reason="leave")
+    left = await holder.expect("plan", reason="leave")
     assert _used(left) == {"desk", "b"}
-    await first.succeed(20)
+    await first.succeed()
     await _goes_on(holder, left)
     holder.interrupt()
     assert await holder.exit_code() == 130
@@ -69,7 +69,7 @@ async def _join(household: Household, device: EmulatedDevice, name: str) -> Devi
     """A member, started at full speed: loading is not what this is about."""
     device.lift()
     member = await household.start(name, "join", "--code", CODE)
-    await member.expect("ready", within_seconds=60)
+    await member.expect("ready")
     device.limit()
     return member
 

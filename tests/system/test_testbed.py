@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tools.testbed.record import FOLDER, device_file
 pytestmark = [
     pytest.mark.namespaces,
     pytest.mark.household,
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(300),
     pytest.mark.usefixtures("emulation"),
 ]
 
@@ -61,24 +62,34 @@ def _sent_mbit(device: EmulatedDevice, seconds: float) -> float:
     return 8e-6 * (device.sent_bytes() - sent) / (time.monotonic() - began)
 
 
-def _is_share(used: float, cores: float) -> bool:
-    """Never more than its share; less where the machine has other work at the same time."""
-    return 0.6 * cores < used < 1.1 * cores
+HANG_SECONDS = 60.0
+"""A machine that tests may have other work for long, and devices less than their share."""
 
 
-def _until(reached: Callable[[], bool], words: str, within_seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + within_seconds
+def _uses(device: EmulatedDevice, cores: float) -> bool:
+    """Whether it uses its share now; at no time more."""
+    used = _cores_used(device, 0.5)
+    assert used < 1.1 * cores
+    return used > 0.6 * cores
+
+
+def _until(reached: Callable[[], bool], words: str) -> None:
+    deadline = time.monotonic() + HANG_SECONDS
     while not reached():
         assert time.monotonic() < deadline, words
         time.sleep(0.01)  # counters of the kernel: there is no event to wait for
 
 
 def test_all_devices_get_their_share_and_their_rate_at_once(home: Testbed) -> None:
-    rows = full_load.measure(home, 1.5, traffic=True)
-    for row in rows:
-        assert _is_share(row.given, row.cores), rows
-        assert 60 < row.sent_mbit < 105, rows
-        assert 60 < row.received_mbit < 105, rows
+    def at_once() -> bool:
+        rows = full_load.measure(home, 1.5, traffic=True)
+        for row in rows:
+            assert row.given < 1.1 * row.cores, rows
+            assert max(row.sent_mbit, row.received_mbit) < 105, rows
+        least = min(min(row.sent_mbit, row.received_mbit) for row in rows)
+        return least > 60 and all(row.given > 0.6 * row.cores for row in rows)
+
+    _until(at_once, "all have what is theirs")
 
 
 def test_shares_and_rates_change_while_commands_run(home: Testbed) -> None:
@@ -89,17 +100,17 @@ def test_shares_and_rates_change_while_commands_run(home: Testbed) -> None:
         _until(lambda: _sent_mbit(laptop, 0.3) < 13, "a slower cable at the other end holds it up")
         pi.set_rate(1000)
         laptop.set_rate(400)
-        _until(lambda: _sent_mbit(laptop, 0.3) > 150, "a faster cable carries more", 10)
+        _until(lambda: _sent_mbit(laptop, 0.3) > 150, "a faster cable carries more")
     process = laptop.popen(SPIN)
     try:
         for cores in (0.1, 0.4):
             laptop.set_cores(cores)
-            assert _is_share(_cores_used(laptop, 0.5), cores)
+            _until(partial(_uses, laptop, cores), f"it uses {cores}")
         laptop.lift()
-        _until(lambda: _cores_used(laptop, 0.3) > 0.45, "a device without limit takes more", 10)
+        _until(lambda: _cores_used(laptop, 0.3) > 0.45, "a device without limit takes more")
         assert laptop.cores == 0.4
         laptop.limit()
-        assert _is_share(_cores_used(laptop, 0.5), 0.4)
+        _until(partial(_uses, laptop, 0.4), "it uses its share again")
     finally:
         process.kill()
         process.wait()
@@ -127,7 +138,7 @@ def test_a_pulled_cable_breaks_no_connection(home: Testbed) -> None:
         pi.unplug()
         _until(lambda: _sent_mbit(laptop, 0.1) < 1, "nothing is acknowledged any more")
         pi.plug()
-        _until(lambda: _sent_mbit(laptop, 0.1) > 50, "the same connection goes on", 10)
+        _until(lambda: _sent_mbit(laptop, 0.1) > 50, "the same connection goes on")
         assert sender.poll() is None
         assert receiver.poll() is None
 
@@ -139,10 +150,10 @@ def test_frozen_devices_stand_still_and_killed_ones_are_empty(home: Testbed) -> 
     laptop.freeze()
     assert _cores_used(laptop, 0.2) == 0
     laptop.thaw()
-    assert _cores_used(laptop, 0.5) > 0.2
+    _until(lambda: _cores_used(laptop, 0.5) > 0.2, "it runs on")
     laptop.freeze()
     laptop.kill()
-    assert process.wait(timeout=1) == -9
+    assert process.wait(timeout=HANG_SECONDS) == -9
     assert _cores_used(laptop, 0.1) == 0
     assert laptop.popen(["true"]).wait() == 0
 
@@ -163,7 +174,7 @@ def test_nothing_is_left_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     (process,) = running
-    assert process.wait(timeout=1) == -9
+    assert process.wait(timeout=HANG_SECONDS) == -9
     assert left() == set()
     with pytest.raises(TestbedError, match="has been closed"):
         testbed["pi-2"].set_cores(0.5)
@@ -180,7 +191,7 @@ def test_two_testbeds_do_not_meet(home: Testbed) -> None:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-            assert refused.wait(timeout=10) == 1
+            assert refused.wait(timeout=HANG_SECONDS) == 1
 
 
 def test_a_testbed_whose_process_was_killed_goes_with_the_next_one() -> None:
@@ -198,7 +209,9 @@ def test_a_testbed_whose_process_was_killed_goes_with_the_next_one() -> None:
 def test_another_terminal_changes_a_device(home: Testbed) -> None:
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         whole = [sys.executable, "-m", "tools.testbed", *arguments]
-        return subprocess.run(whole, capture_output=True, text=True, timeout=10, cwd=ROOT_FOLDER)
+        return subprocess.run(
+            whole, capture_output=True, text=True, timeout=HANG_SECONDS, cwd=ROOT_FOLDER
+        )
 
     changed = command("set", "pi-2", "--testbed", home.tag, "--rate", "1gbit", "--cores", "0.3")
     assert "0.300 core    256 MiB  1000 Mbit/s" in changed.stdout, changed

@@ -10,7 +10,7 @@ import pytest
 from tests.system.household import Device, Household
 from tools.testbed.network import Network
 
-pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(300)]
 
 SCRIPT = str(Path(__file__).parent / "jobs" / "wide.py")
 CODE = "48151623"
@@ -30,13 +30,13 @@ async def test_a_hundredfold_slower_link_is_no_failure(tmp_path: Path) -> None:
             await member.expect("ready")
             arguments = ("--wait-for", "2", "--planner", "pp", "--no-replan", "--code", CODE)
             holder = await household.start("desk", "train", SCRIPT, *arguments)
-            await holder.expect("step", 90, step=3)
+            await holder.expect("step", step=3)
             said = {device: len(device.said) for device in (holder, member)}
             network.cables[1].set_rate(SLOW_MBIT)
             await asyncio.sleep(SLOW_SECONDS)  # the condition itself: that long on a slow link
             slow = _steps(holder)
             network.cables[1].set_rate(FAST_MBIT)
-            await holder.expect("step", 90, step=slow + 3)
+            await holder.expect("step", step=slow + 3)
             for device, since in said.items():
                 told = [event for event in device.said[since:] if event["event"] != "step"]
                 states = [event["state"] for event in told if event["event"] == "member"]
