@@ -122,14 +122,33 @@ class ChangePlanning:
         return protected(self._request.planning, made.plan, stages, made.candidates, links)
 
     async def _make_plan(self, make: rules.MakePlan) -> Made:
-        request, in_force = self._request, self._request.in_force
+        in_force = self._request.in_force
         if make.present is not None and in_force is not None and not self._heard.unable:
             return Made(self._present())
         self._give_up_if_needed()
-        candidates, left_out = await self._candidates(make)
+        later = self._later(make)
+        try:
+            return await self._chosen(make, later)
+        except PlanError as error:
+            if not later:
+                raise
+            log.info("planned_with_newcomers", why=str(error))
+        return await self._chosen(make, {})
+
+    def _later(self, make: rules.MakePlan) -> Mapping[str, str]:
+        """Names, by id, of who has come while training stands still: it is measured afterwards."""
+        ask, in_force = self._request.ask, self._request.in_force
+        if ask.reason is not Reason.FAILURE or in_force is None:
+            return {}
+        new = make.devices - self._heard.unable.keys() - {ask.holder, *in_force.assignment.devices}
+        return {d: self._name(d) for d in sorted(new) if not self._is_known(d)}
+
+    async def _chosen(self, make: rules.MakePlan, later: Mapping[str, str]) -> Made:
+        """From all but those of `later`."""
+        candidates, left_out = await self._candidates(make, later)
         household = self._household(candidates)
         plan = await self._found(make, household)
-        settled = request.planning.settled(asynchronous=plan.mode is Mode.ASYNC)
+        settled = self._request.planning.settled(asynchronous=plan.mode is Mode.ASYNC)
         expected = await in_background(partial(expected_of, settled, household, plan))
         return Made(plan, candidates, (*left_out, *self._left_out(make)), expected)
 
@@ -195,7 +214,7 @@ class ChangePlanning:
         return renamed(plan, in_force.assignment, names)
 
     async def _candidates(
-        self, make: rules.MakePlan
+        self, make: rules.MakePlan, later: Mapping[str, str]
     ) -> tuple[dict[str, Candidate], tuple[LeftOut, ...]]:
         """Who may take part or give, with the memory it proved to have.
 
@@ -205,10 +224,10 @@ class ChangePlanning:
         reason, holder = self._request.ask.reason, self._request.ask.holder
         start = reason is Reason.START
         giving = self._request.ask.without & self._heard.stock.keys()
-        devices = sorted((make.devices - self._heard.unable.keys()) | giving)
+        devices = sorted(((make.devices - self._heard.unable.keys()) | giving) - later.keys())
         for device in devices:
             inventory = self._heard.stock[device]
-            if not start and is_known(inventory, self._request.planning, holder):
+            if not start and self._is_known(device):
                 known[device] = Candidate(
                     device,
                     self._name(device),
@@ -225,6 +244,7 @@ class ChangePlanning:
         with timed(log, "profiled"):
             found = await self._surveyor.profile(self._request.planning, holder, new, len(devices))
         left_out = [answer for answer in found.values() if isinstance(answer, LeftOut)]
+        left_out += [LeftOut(name, "it came while training stood still") for name in later.values()]
         for out in left_out:
             if out.name == self._name(holder):
                 raise PlanError(f"the data holder's own profile failed: {out.reason}")
@@ -232,6 +252,10 @@ class ChangePlanning:
         if self._request.planning.ftpipehd is not None:
             known = with_times_of(holder, known)
         return {d: self._limited(d, known[d], make) for d in sorted(known)}, tuple(left_out)
+
+    def _is_known(self, device: str) -> bool:
+        stock, request = self._heard.stock[device], self._request
+        return is_known(stock, request.planning, request.ask.holder)
 
     def _limited(self, device: str, candidate: Candidate, make: rules.MakePlan) -> Candidate:
         most = [candidate.memory_bytes]

@@ -219,6 +219,59 @@ async def test_who_comes_before_the_coordinator_has_a_link_to_it_is_taken_in_as_
     assert in_sight[:2] == [2, 3]
 
 
+@pytest.mark.usefixtures("slowed")
+@pytest.mark.parametrize("alone", [False, True])
+async def test_who_comes_while_another_dies_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    """It is measured once the others train again; at once where they cannot without it."""
+    options = replace(PIPELINE, steps=LONG)
+    wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
+    may_be_measured = asyncio.Event()
+    made_up, plan = device_measures.measure, household_plan.plan_change
+    async with devices(3) as household:
+
+        async def measured(*args: Any) -> Mapping[str, Any]:
+            newcomer = household.members.get("d")
+            if newcomer is not None and args[2] is newcomer.compute:
+                await may_be_measured.wait()
+            return await made_up(*args)
+
+        def short(request: PlanningRequest, around: MeasuredHousehold, *rest: Any) -> Plan:
+            if len(around.candidates) < 3:
+                asyncio.run_coroutine_threadsafe(_set(may_be_measured), loop).result()
+                raise PlanError("too little memory")
+            return plan(request, around, *rest)
+
+        async def come_and_die() -> None:
+            await household.mesh.join("d")
+            household.start("d")
+            await household.mesh.kill("c")
+
+        def listen(event: Event) -> None:
+            course._listen(event)
+            if isinstance(event, Recovered):
+                may_be_measured.set()
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(device_measures, "measure", measured)
+        if alone:
+            monkeypatch.setattr(change_planning, "plan_change", short)
+        course = Course(household, {5: come_and_die})
+        hold_rounds(monkeypatch, LONG - 10, lambda: "d" in used(household))
+        await household.holder_run(job, options, listen).run()
+        assert_undisturbed(household, job, wanted)
+        plans = [e for e in household.events if isinstance(e, PlanEvent)]
+        assert [e.reason for e in plans] == ["start", "failure", *([] if alone else ["join"])]
+        late = ("d", "it came while training stood still")
+        assert (late in [(o.name, o.reason) for o in plans[1].left_out]) is not alone
+        assert used(household) == {"a", "b", "d"}
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
+
+
 @pytest.mark.parametrize("replan", [True, False])
 async def test_a_device_that_slows_down_gets_less_to_do_unless_the_plan_is_to_stay(
     slowed: dict[str, float], replan: bool
