@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from p2ptrain import event_loop
 from p2ptrain._version import __version__
 from p2ptrain.errors import InternalError, OptionError, PeerError
 from p2ptrain.mesh.config import MeshConfig
@@ -289,8 +290,8 @@ def train(
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
-    return _in_own_thread(lambda: asyncio.run(coroutine))
+        return event_loop.run(coroutine)
+    return _in_own_thread(lambda: event_loop.run(coroutine))
 
 
 async def _train_together(

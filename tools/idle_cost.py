@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+from p2ptrain import event_loop
 from tests.unit.mesh.household import Device, household
 
 
@@ -59,7 +60,7 @@ def main() -> None:
     arguments = parser.parse_args()
     profile = cProfile.Profile()
     with tempfile.TemporaryDirectory() as name:
-        asyncio.run(run(arguments.devices, arguments.seconds, profile, Path(name)))
+        event_loop.run(run(arguments.devices, arguments.seconds, profile, Path(name)))
     if arguments.profile:
         pstats.Stats(profile).sort_stats("tottime").print_stats(70)
 

@@ -31,6 +31,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from p2ptrain import event_loop
 from p2ptrain.errors import PeerError
 from p2ptrain.mesh.hello import Hello
 from p2ptrain.mesh.interface import Mesh, Take
@@ -179,7 +180,7 @@ class Ends:
 
     def _loop(self, run: Callable[[], Awaitable[None]]) -> None:
         try:
-            asyncio.run(cast(Any, run()))
+            event_loop.run(cast(Any, run()))
         except BaseException as error:
             self._errors.append(error)
             self._listening.set()

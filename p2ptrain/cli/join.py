@@ -7,6 +7,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from p2ptrain import event_loop
 from p2ptrain.cli import early, groups, qr
 from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.cli.loading import load_training
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     try:
         if not early.release():
             with sigterm_interrupts():
-                asyncio.run(main())
+                event_loop.run(main())
     except KeyboardInterrupt:
         if listening:
             raise  # the second Ctrl-C: this person does not want to wait

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from p2ptrain import event_loop
 from p2ptrain.cli import groups, options
 from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.cli.loading import load_training, loading
@@ -218,7 +218,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         if args.local:
             _train_here(job, chosen, args, output)
         else:
-            asyncio.run(_train(job, chosen, groups.node_options(args), output))
+            event_loop.run(_train(job, chosen, groups.node_options(args), output))
     return DONE
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from p2ptrain.errors import ProtocolError
@@ -57,9 +58,8 @@ async def measure(mesh: Mesh, peer_id: str, duration_seconds: float) -> LinkSpee
     Raises:
         LinkClosed, TimeoutError: as `Mesh.call`.
     """
-    now = asyncio.get_running_loop().time
     latency_s = min([await _round_trip_seconds(mesh, peer_id) for _ in range(PINGS)]) / 2
-    started = now()
+    started = monotonic()
     lanes = [
         asyncio.create_task(_stream(mesh, peer_id, started + duration_seconds))
         for _ in range(CHUNKS_IN_FLIGHT)
@@ -70,21 +70,20 @@ async def measure(mesh: Mesh, peer_id: str, duration_seconds: float) -> LinkSpee
         for lane in lanes:
             lane.cancel()
         await asyncio.gather(*lanes, return_exceptions=True)
-    return LinkSpeed(acknowledged_bytes / max(now() - started, 1e-9), latency_s)
+    return LinkSpeed(acknowledged_bytes / max(monotonic() - started, 1e-9), latency_s)
 
 
 async def _round_trip_seconds(mesh: Mesh, peer_id: str) -> float:
-    now = asyncio.get_running_loop().time
-    started = now()
+    started = monotonic()
     await mesh.call(peer_id, Message(PING_KIND), timeout_seconds=TIMEOUT_SECONDS)
-    return now() - started
+    return monotonic() - started
 
 
 async def _stream(mesh: Mesh, peer_id: str, until: float) -> int:
     """Send chunk after chunk until the time is over; the bytes acknowledged."""
     chunk = Message(PROBE_KIND, parts=(memoryview(bytes(CHUNK_BYTES)),))
     acknowledged_bytes = 0
-    while acknowledged_bytes == 0 or asyncio.get_running_loop().time() < until:
+    while acknowledged_bytes == 0 or monotonic() < until:
         await mesh.call(peer_id, chunk, timeout_seconds=TIMEOUT_SECONDS, priority=Priority.BULK)
         acknowledged_bytes += CHUNK_BYTES
     return acknowledged_bytes

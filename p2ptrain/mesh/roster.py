@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from time import monotonic
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
@@ -47,6 +48,8 @@ log = get_logger(__name__)
 
 MEMBERSHIP_KIND = "swim.message"
 ELECTION_KIND = "election.message"
+TIMER_SECONDS = 0.001
+"""Timers of some event loops count whole milliseconds; one that came too soon would come again."""
 _PAYLOAD = "payload"
 _LIVE = (MemberState.ALIVE, MemberState.SUSPECT)
 
@@ -99,6 +102,7 @@ class Roster:
         )
         self._coordinator: Coordinator | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0  # what it waits for
         self._stopped = False
 
     @property
@@ -162,19 +166,19 @@ class Roster:
 
     def _on_membership(self, event: MembershipEvent) -> None:
         if not self._stopped:
-            self._run(self._membership.handle(event, self._loop.time()))
+            self._run(self._membership.handle(event, monotonic()))
             self._schedule()
 
     def _on_election(self, event: MessageReceived) -> None:
         if not self._stopped:
-            self._run_election(self._election.handle(event, self._loop.time()))
+            self._run_election(self._election.handle(event, monotonic()))
             self._schedule()
 
     def _tick(self) -> None:
         self._timer = None
         if self._stopped:
             return
-        now = self._loop.time()
+        now = monotonic()
         try:
             if self._membership.next_wakeup <= now:
                 self._run(self._membership.tick(now))
@@ -189,10 +193,12 @@ class Roster:
             return
         when = min(self._membership.next_wakeup, self._election.next_wakeup)
         if self._timer is not None:
-            if self._timer.when() <= when:
+            if self._due <= when:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(max(when, self._loop.time()), self._tick)
+        self._due = when
+        delay = max(when - monotonic(), 0.0) + TIMER_SECONDS
+        self._timer = self._loop.call_later(delay, self._tick)
 
     def _run(self, instructions: Sequence[Instruction]) -> None:
         changed = False
@@ -221,7 +227,7 @@ class Roster:
         records = self._membership.members.values()
         alive = frozenset(record.id for record in records if record.state in _LIVE)
         event = MembersChanged(alive | {self._self_id})
-        self._run_election(self._election.handle(event, self._loop.time()))
+        self._run_election(self._election.handle(event, monotonic()))
 
     def _run_election(self, instructions: Sequence[ElectionInstruction]) -> None:
         self._hooks.raise_term(self._election.term)  # on disk before anybody hears of it

@@ -10,6 +10,7 @@ stream's certificate, never from a message.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -51,6 +52,15 @@ class Clock(Protocol):
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer:
         """Call `callback` in `delay` seconds."""
+
+
+class _SystemClock:
+    """The system's own clock: an event loop's may stand still within a turn."""
+
+    time = staticmethod(time.monotonic)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.call_later: Callable[[float, Callable[[], None]], Timer] = loop.call_later
 
 
 class Receiver(Protocol):
@@ -137,7 +147,7 @@ class Link:
         self.peer_id = peer_id
         self._receiver = receiver
         self._settings = settings or LinkSettings()
-        self._clock: Clock = clock or loop
+        self._clock: Clock = clock or _SystemClock(loop)
         self._loop = loop
         self._compression = LinkCompression(
             CompressionChooser(self._settings.compression),
