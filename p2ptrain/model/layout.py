@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 from p2ptrain.errors import ProtocolError
@@ -103,6 +103,12 @@ class Layout:
         ]
 
 
+@lru_cache(maxsize=1024)
+def layout_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
+    """A layout that was worked out before: a stage's tensors have the same ones in every round."""
+    return Layout(shape, strides)
+
+
 def checked_layout(
     shape: object, strides: object, expected_shape: Sequence[int], itemsize: int
 ) -> Layout:
@@ -116,7 +122,7 @@ def checked_layout(
         raise ProtocolError(f"a tensor of shape {list(expected_shape)} was expected")
     if not _are_counts(strides) or len(strides) != len(expected_shape):  # type: ignore[arg-type]
         raise ProtocolError(f"a tensor of shape {list(expected_shape)} has no such strides")
-    layout = Layout(tuple(expected_shape), tuple(strides))  # type: ignore[arg-type]
+    layout = layout_of(tuple(expected_shape), tuple(strides))  # type: ignore[arg-type]
     if not layout.is_within_limits(itemsize):
         raise ProtocolError(f"a tensor of shape {list(expected_shape)} lies too sparsely")
     return layout

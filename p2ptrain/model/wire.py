@@ -9,13 +9,12 @@ another `WireFormat`, values are rounded to it; the meta names it, and both must
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.layout import ALIGNMENT, Layout, checked_layout
+from p2ptrain.model.layout import ALIGNMENT, Layout, checked_layout, layout_of
 from p2ptrain.model.rounding import applies, decode, encode, encoded_bytes
 from p2ptrain.model.wire_format import WireFormat
 
@@ -143,7 +142,7 @@ def _lies_like(slot: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _layout_to_copy(tensor: torch.Tensor) -> Layout:
-    layout = Layout(tuple(tensor.shape), tuple(tensor.stride()))
+    layout = layout_of(tuple(tensor.shape), tensor.stride())
     return layout if layout.is_within_limits(tensor.itemsize) else layout.densified()
 
 
@@ -208,16 +207,19 @@ class Unpacking:
         self._offset_bytes = self._checked_offset(meta[4])
         self._wire = self._checked_wire(meta[_META_LENGTH:], wire)
         self._slot = slot
+        self._flat: torch.Tensor | None = None  # where values are, once there is memory
+        self._encoded: torch.Tensor | None = None  # where rounded ones arrive
 
     @property
     def part_bytes(self) -> int:
         """Bytes of the part that must follow."""
         return encoded_bytes(self._wire, self._dtype, self._layout.compact_elements)
 
-    @cached_property
+    @property
     def buffer(self) -> memoryview:
         """Writable, format "B", exactly `part_bytes` long; allocated at the first use."""
-        return _bytes_of(self._flat if self._encoded is None else self._encoded)
+        flat = self._values()
+        return _bytes_of(flat if self._encoded is None else self._encoded)
 
     def tensor(self) -> torch.Tensor:
         """The tensor, once `buffer` has been filled: a leaf with the sender's `requires_grad`.
@@ -225,23 +227,29 @@ class Unpacking:
         Raises:
             ProtocolError: a boolean tensor with bytes other than 0 and 1.
         """
+        flat = self._values()
         if self._encoded is not None:
-            decode(self._encoded, self._flat, self._wire)
-        if self._dtype == torch.bool and (self._flat.view(torch.uint8) > 1).any():
+            decode(self._encoded, flat, self._wire)
+        if self._dtype == torch.bool and (flat.view(torch.uint8) > 1).any():
             raise ProtocolError("a boolean tensor holds other values than 0 and 1")
-        flat = self._flat if self._layout.is_dense else self._scattered()
+        if not self._layout.is_dense:
+            flat = self._scattered(flat)
         storage, first = flat.untyped_storage(), flat.storage_offset()
         spread = torch.empty(0, dtype=self._dtype)  # no view of `flat`: leaves must not be views
         spread.set_(storage, first, self._layout.shape, self._layout.strides)
         return spread.requires_grad_(self._requires_grad)
 
-    @cached_property
-    def _flat(self) -> torch.Tensor:
+    def _values(self) -> torch.Tensor:
         """Where the part arrives: dense memory is used as it is, on the sender's grid offset."""
-        elements = self._layout.compact_elements
-        if self._slot is not None and self._suits(self._slot):
-            return self._slot.detach().as_strided((elements,), (1,))
-        return self._allocate(elements)
+        if self._flat is None:
+            elements = self._layout.compact_elements
+            if self._slot is not None and self._suits(self._slot):
+                self._flat = self._slot.detach().as_strided((elements,), (1,))
+            else:
+                self._flat = self._allocate(elements)
+            if applies(self._wire, self._dtype, elements):
+                self._encoded = torch.empty(self.part_bytes, dtype=torch.uint8)
+        return self._flat
 
     def _suits(self, slot: torch.Tensor) -> bool:
         lies_so = (tuple(slot.shape), tuple(slot.stride()), _grid_offset(slot)) == (
@@ -251,24 +259,18 @@ class Unpacking:
         )
         return slot.dtype == self._dtype and self._layout.is_dense and lies_so
 
-    @cached_property
-    def _encoded(self) -> torch.Tensor | None:
-        """Where rounded values arrive; None where they arrive exactly."""
-        if not applies(self._wire, self._dtype, self._layout.compact_elements):
-            return None
-        return torch.empty(self.part_bytes, dtype=torch.uint8)
-
     def _allocate(self, elements: int) -> torch.Tensor:
         """Uninitialised, 1-D, as far past the 64-byte grid as the sender's memory."""
         before = self._offset_bytes // self._dtype.itemsize
-        return torch.empty(before + elements, dtype=self._dtype)[before:]
+        room = torch.empty(before + elements, dtype=self._dtype)
+        return room[before:] if before else room
 
-    def _scattered(self) -> torch.Tensor:
+    def _scattered(self, compact: torch.Tensor) -> torch.Tensor:
         """The values at their places in new memory of the sender's extent."""
         layout = self._layout
         flat = self._allocate(layout.extent)
         places = flat.as_strided(layout.compact_shape, layout.strides)
-        places.copy_(self._flat.view(layout.compact_shape))
+        places.copy_(compact.view(layout.compact_shape))
         return flat
 
     def _checked_requires_grad(self, value: object) -> bool:

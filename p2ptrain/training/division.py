@@ -16,7 +16,7 @@ a tiled stage every device takes [0, size) of all of them, a part of each map
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2ptrain.plan.allocation import Allocation, deal, sample_ranges
 from p2ptrain.training.assignment import Assignment, StagePlace
@@ -42,6 +42,9 @@ class Division:
     def __init__(self, place: StagePlace) -> None:
         self._place = place
         self.devices = place.devices
+        is_dealt = place.shared and place.allocation is Allocation.MICRO_BATCHES
+        self._turns: Sequence[int] = deal(place.shares) if is_dealt else (0,)
+        self._known: dict[tuple[int, int], tuple[Slice, ...]] = {}  # by turn and size
 
     @staticmethod
     def of_holder(assignment: Assignment) -> Division:
@@ -54,14 +57,20 @@ class Division:
         Only those that take something; of a tiled stage everybody, all samples. An evaluation may
         have more micro-batches than a training round: dealing starts over then.
         """
+        turn = micro_batch % len(self._turns)
+        known = self._known.get((turn, size))
+        if known is None:
+            known = self._known[turn, size] = self._slices(turn, size)
+        return known
+
+    def _slices(self, turn: int, size: int) -> tuple[Slice, ...]:
         place = self._place
         if not place.shared:
             return (Slice(place.leader, 0, size),)
         if place.allocation is Allocation.TILES:
             return tuple(Slice(device, 0, size) for device in place.devices)
         if place.allocation is Allocation.MICRO_BATCHES:
-            turns = deal(place.shares)
-            return (Slice(place.devices[turns[micro_batch % len(turns)]], 0, size),)
+            return (Slice(place.devices[self._turns[turn]], 0, size),)
         ranges = sample_ranges(place.shares, size)
         named = zip(place.devices, ranges, strict=True)
         return tuple(Slice(device, *limits) for device, limits in named if limits[0] < limits[1])
@@ -75,9 +84,14 @@ class Division:
 
     def overlaps(self, micro_batch: int, size: int, own: Slice) -> tuple[Slice, ...]:
         """Who of this stage has which of the samples of `own`, a part of a neighbouring stage."""
+        others = self.slices(micro_batch, size)
+        if len(others) == 1 and others[0].first <= own.first and own.end <= others[0].end:
+            return (
+                others if others[0].size == own.size else (replace(own, device=others[0].device),)
+            )
         return tuple(
             Slice(other.device, max(other.first, own.first), min(other.end, own.end))
-            for other in self.slices(micro_batch, size)
+            for other in others
             if max(other.first, own.first) < min(other.end, own.end)
         )
 

@@ -34,6 +34,7 @@ Sources: TypeAlias = Callable[[int, int], Sequence[Slice]]
 """(micro-batch, its samples) -> which of them come from whom, in their order."""
 
 VALUES_PER_MESSAGE = 24
+_MODES = {mode.value: mode for mode in Mode}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,13 @@ class Piece:
     @staticmethod
     def read(fields: Mapping[str, Any]) -> Piece:
         """Check and read them."""
-        mode = text(fields, "mode")
-        if mode not in set(Mode):
-            raise ProtocolError(f"unknown mode {mode!r}")
+        mode = _MODES.get(text(fields, "mode"))
+        if mode is None:
+            raise ProtocolError(f"unknown mode {fields['mode']!r}")
         size = integer(fields, "size", 1)
         first = integer(fields, "from", 0, size - 1)
         end = integer(fields, "to", first + 1, size)
-        return Piece(PieceKey.read(fields), Mode(mode), size, first, end)
+        return Piece(PieceKey.read(fields), mode, size, first, end)
 
 
 def to_messages(

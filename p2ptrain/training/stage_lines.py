@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.description import ModelDescription
@@ -202,11 +203,15 @@ class StageLines:
 def contents_at(description: ModelDescription, boundary: int, name: str) -> Contents:
     """What crosses the cut before unit `boundary`, either way."""
 
-    def expected(mode: Mode, size: int) -> list[Expected]:
-        return [_expected(value, size) for value in description.crossing(boundary, mode.value)]
+    @lru_cache(maxsize=64)
+    def expected(mode: Mode, size: int) -> Sequence[Expected]:
+        values = description.crossing(boundary, mode.value)
+        return tuple(_expected(value, size) for value in values)
 
-    def dimensions(mode: Mode) -> list[int | None]:
-        return [sample_dimension(value) for value in description.crossing(boundary, mode.value)]
+    @lru_cache(maxsize=len(Mode))
+    def dimensions(mode: Mode) -> Sequence[int | None]:
+        values = description.crossing(boundary, mode.value)
+        return tuple(sample_dimension(value) for value in values)
 
     return Contents(name, expected, dimensions)
 
