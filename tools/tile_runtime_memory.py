@@ -47,9 +47,11 @@ class Counted:
         with counting(self.kept.setdefault(id(stage), {})):
             yield
 
-    def backward(self, stage: Stage, besides: Iterable[Tensor]) -> None:
-        """It begins."""
+    def backward(self, stage: Stage, besides: Iterable[Tensor], *, counts: bool = True) -> None:
+        """It begins; `besides`: what is kept and autograd does not know of."""
         found = self.kept.pop(id(stage), {})
+        if not counts:
+            return
         for tensor in besides:
             storage = tensor.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
@@ -70,7 +72,7 @@ def counted() -> Iterator[Counted]:
             return plain[0](self, *args, **how)
 
     def backward(self: Stage, *args: Any, **how: Any) -> list[Tensor | None]:
-        found.backward(self, ())
+        found.backward(self, (), counts="final" in how)  # as rounds call it; profiles do not
         return plain[1](self, *args, **how)
 
     def begin_forward(self: TiledStage, *args: Any) -> list[Message]:

@@ -22,6 +22,8 @@ from torch import Tensor
 from p2ptrain.model.graph import Node
 from p2ptrain.model.tiles.arguments import arguments_of
 
+_BLOCK_ELEMENTS = 1 << 17
+
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
@@ -40,11 +42,24 @@ class Statistics:
 def moments(owned: Tensor) -> Tensor:
     """Mean and squared deviations of one tile's own part, by channel: float64, [2, channels].
 
-    By what torch's own normalisation takes: a third of `var_mean`'s time.
+    Each sample's channels by themselves, a block that the processor's cache holds at a time, so
+    that the second look at it costs next to nothing: a quarter of what torch's own normalisation
+    takes for it.
     """
-    mean, variance = torch.ops.aten.batch_norm_update_stats.default(owned, None, None, 0.0)
-    count = owned.numel() // owned.shape[1]
-    return torch.stack([mean.double(), variance.double() * count])
+    samples, channels = owned.shape[:2]
+    rows = owned.reshape(samples * channels, -1)
+    count = rows.shape[1]
+    means, squares = rows.new_empty(len(rows)), rows.new_empty(len(rows))
+    step = max(1, _BLOCK_ELEMENTS // count)
+    for first in range(0, len(rows), step):
+        block = rows[first : first + step]
+        mean = torch.mean(block, 1, keepdim=True)
+        means[first : first + step] = mean[:, 0]
+        squares[first : first + step] = (block - mean).square_().sum(1)
+    each = means.double().view(samples, channels)
+    mean = each.mean(0)
+    inside = squares.double().view(samples, channels).sum(0)
+    return torch.stack([mean, inside + count * (each - mean).square_().sum(0)])
 
 
 def combined(parts: Sequence[Tensor], counts: Sequence[int]) -> Statistics:
@@ -115,9 +130,8 @@ class Normalisation:
         slope = scale * inverse * totals[0] / statistics.count
         offset = scale * totals[1] / statistics.count - statistics.mean * slope
         shape = (1, -1, 1, 1)
-        gradient.sub_(
-            torch.addcmul(offset.to(x.dtype).view(shape), x, slope.to(x.dtype).view(shape))
-        )
+        gradient.addcmul_(x, slope.to(x.dtype).view(shape), value=-1)
+        gradient.sub_(offset.to(x.dtype).view(shape))
 
     def accumulate(self, sums: Tensor) -> None:
         """Add a tile's [W, B] to the parameters' `.grad`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
@@ -89,7 +90,8 @@ class TileMachine:
     def _go_on(self) -> list[Message]:
         while self._may_go_on and self._work is not None:
             try:
-                awaited = next(self._work)
+                with torch.no_grad():  # segments alone are recorded
+                    awaited = next(self._work)
             except StopIteration:
                 self._work = None
                 break

@@ -179,12 +179,12 @@ class TilePass(TileMachine):
         uses = program.uses[place][index]
         recorded = Recorded(program.parameters(step) if self._pauses else None)
         values: dict[int, Tensor] = {}
-        for number in step.reads:
-            enters = program.trains and network.maps[number].differentiable
-            values[number] = recorded.enter(number, inner[number]) if enters else inner[number]
-        for number in uses.done:
-            inner.pop(number, None)
         with torch.set_grad_enabled(program.trains):
+            for number in step.reads:
+                enters = program.trains and network.maps[number].differentiable
+                values[number] = recorded.enter(number, inner[number]) if enters else inner[number]
+            for number in uses.done:
+                inner.pop(number, None)
             run_segment(
                 program.instructions, step.operations, values, uses.last_reads, recorded.watch
             )
@@ -213,8 +213,7 @@ class TilePass(TileMachine):
         statistics = combined(parts, counts)
         if program.tracks:
             normalisation.track(statistics)
-        with torch.no_grad():
-            y = normalisation.forward(part(x, held, program.required(place, step.made)), statistics)
+        y = normalisation.forward(part(x, held, program.required(place, step.made)), statistics)
         if program.trains:
             self._normalised[k] = x, statistics
         if step.made in layout.groups[place].leaving:
@@ -279,8 +278,7 @@ class TilePass(TileMachine):
             return
         yield None
         for later in self._later:
-            with torch.no_grad():
-                deque(later.compute(accumulate), maxlen=0)
+            deque(later.compute(accumulate), maxlen=0)
         self._later.clear()
 
     def _tell_sums(
