@@ -7,7 +7,7 @@ of the link, m and b the processor's seconds for a message and for a byte:
               so that what neighbours compute too counts twice (section 4.2: "redundant
               computation"); on d:  c(d) = k(d) sum of w(t, u) (forward(u) + backward(u))
     halo      once forward and once back, if any byte crosses between devices:
-              L + max over d of max(max(in(d), out(d)) / R,  k(d) (0.4 m messages(d) + b bytes(d)))
+              L + max over d of max(max(in(d), out(d)) / R,  k(d) (m messages(d) + b bytes(d)))
               as bytes are sent, carried and read at the same time: devices whose processors are
               slower than the link have found that slow when they measured it
               (section 4.2 and figure 4: boundary data, at group inputs only); one message for
@@ -50,11 +50,6 @@ from p2ptrain.tiles.network import Operation
 
 STATISTICS_BYTES = 16
 """Two float64 for each channel."""
-TOGETHER = 0.4
-"""A message of an exchange costs so much of one by itself: those to and from several devices are
-made, sent and read in the same turns of the event loop. Measured: 0.25 ms of a core at an end with
-six devices, where the yardsticks say 0.75 (`tools/tile_speed`, processor time of the loop's thread,
-less 4 ns a byte)."""
 COPY = 2.0
 """A byte copied takes as long as so many of an update, which reads and writes as memory lets it."""
 
@@ -365,7 +360,7 @@ class Costs:
         """What it keeps one device busy: its interface or its processor, whichever is slower."""
         sent, received = exchange.sent[device], exchange.received[device]
         overheads = self.problem.overheads
-        processor = TOGETHER * overheads.message_seconds * exchange.messages[device]
+        processor = overheads.message_seconds * exchange.messages[device]
         processor += overheads.byte_seconds * (sent + received)
         wire = max(sent, received) / self.problem.link.bytes_per_s
         return max(wire, self.devices[device].slowdown * processor)

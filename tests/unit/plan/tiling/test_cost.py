@@ -7,7 +7,7 @@ import pytest
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.overheads import Overheads
-from p2ptrain.plan.tiling.cost import TOGETHER, Costs
+from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import early_borders
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem, by_flops
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
@@ -93,7 +93,7 @@ def test_overheads_are_the_device_s_own() -> None:
     found = costs(problem(2, overheads=slow), slowdowns=[1.0, 3.0])
     group = found.group(1, 2)
     assert group is not None
-    processor = TOGETHER * 2 * 1e-3 + 2 * COLUMN_BYTES * 1e-6
+    processor = 2 * 1e-3 + 2 * COLUMN_BYTES * 1e-6
     assert processor > COLUMN_BYTES / LINK.bytes_per_s  # which goes on meanwhile
     assert found.device_seconds(group.halo, 0) == pytest.approx(processor)
     assert found.device_seconds(group.halo, 1) == pytest.approx(3 * processor)
@@ -121,7 +121,7 @@ def test_halos_travel_with_statistics_where_groups_meet_early() -> None:
     assert second.halo.sent == (COLUMN_BYTES + 16 * CHANNELS,) * 2
     normalised_twice = SIZE * 1000 / GIGAFLOP * 3
     assert plain.total((0, 1, 2)) - early.total((0, 1, 2)) == pytest.approx(
-        2 * (LINK.latency_s + TOGETHER * 2 * 1e-3) - normalised_twice
+        2 * (LINK.latency_s + 2 * 1e-3) - normalised_twice
     )
     assert early_borders(plain) == {1}
     assert early_borders(costs(problem(3))) == frozenset()
