@@ -170,7 +170,7 @@ class Node:
             raise OptionError("this node already trains a job: wait for its result or cancel it")
         if self._member is None:
             raise OptionError("this node is not in the household: use it as an async context")
-        folder = StateFolder(self._config.state_dir / "job")
+        folder = self._jobs_folder()
         self._run = start_run(self._mesh, self._member, job, options, self._emit, folder)
         return self._run
 
@@ -251,6 +251,9 @@ class Node:
         if self._on_event is not None:
             self._on_event(event)
 
+    def _jobs_folder(self) -> StateFolder:
+        return StateFolder(self._config.state_dir / "job")
+
     def _make_member(self) -> TrainingMember:
         from p2ptrain.training.member import TrainingMember
         from p2ptrain.training.profiling import ProfileCache
@@ -258,6 +261,7 @@ class Node:
         member = TrainingMember(
             self._mesh,
             profiles=ProfileCache(self._config.state_dir / "profiles"),
+            jobs=self._jobs_folder(),
             memory_bytes=self._memory_bytes,
             threads=self._threads,
             emit=self._emit,

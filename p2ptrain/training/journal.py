@@ -28,6 +28,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.assignment import FIRST, Assignment
 from p2ptrain.training.change_request import InForce
+from p2ptrain.training.ended_jobs import note
 from p2ptrain.training.protocol import integer, text
 from p2ptrain.training.recovery.holder_instructions import Journal as Noted
 from p2ptrain.training.recovery.holdings import read_version, version_fields
@@ -156,7 +157,12 @@ class Journal:
                 self._give_up(error)
 
     def done(self) -> None:
-        """The job is over: there is nothing to go on with."""
+        """The job is over: there is nothing to go on with, and who keeps it may hear so."""
+        if self._folder is not None:
+            note(self._folder, {self._entry.job})
+        self._drop()
+
+    def _drop(self) -> None:
         folder, self._folder = self._folder, None
         self._close()
         if folder is not None:
@@ -188,7 +194,7 @@ class Journal:
             f"the job's journal cannot be written ({error}): the job goes on, but would not go on "
             "after this device's own end"
         )
-        self.done()
+        self._drop()
 
     def _close(self) -> None:
         with self._writing:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 import torch
 
 from p2ptrain.mesh.interface import Mesh
+from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Event, Warned
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.coordinator import CoordinatorService
 from p2ptrain.training.leaving import hand_over
+from p2ptrain.training.parked_jobs import ParkedJobs
 from p2ptrain.training.profiling import ProfileCache
 from p2ptrain.training.routes import Route
 from p2ptrain.training.service import TrainingService
@@ -21,6 +23,7 @@ class TrainingMember:
 
     Args:
         profiles: what was measured before; its folder may be shared with other runs.
+        jobs: where this device's own jobs are written down, or None: nowhere.
         memory_bytes: what p2ptrain may use here, or None: what is available.
         threads: torch's threads, or None: torch's choice.
         emit: told when a job that this device has a part in stands still, or cannot let it go.
@@ -31,6 +34,7 @@ class TrainingMember:
         mesh: Mesh,
         *,
         profiles: ProfileCache | None = None,
+        jobs: StateFolder | None = None,
         memory_bytes: int | None = None,
         threads: int | None = None,
         emit: Callable[[Event], None] | None = None,
@@ -43,11 +47,12 @@ class TrainingMember:
         cache = profiles or ProfileCache(None)
         self.service = TrainingService(mesh, self.compute, cache, memory_bytes, emit)
         self._coordinator = CoordinatorService(mesh)
+        self._parked = ParkedJobs(mesh, self.service, jobs)
 
     @property
     def routes(self) -> Mapping[str, Route]:
         """What this device answers, by kind."""
-        return {**self.service.routes, **self._coordinator.routes}
+        return {**self.service.routes, **self._coordinator.routes, **self._parked.routes}
 
     async def hand_over(self, seconds: float) -> None:
         """Have the others take over what this device does for them, for so long at most."""
@@ -60,5 +65,6 @@ class TrainingMember:
 
     async def close(self) -> None:
         """Drop any job and end the compute thread."""
+        await self._parked.close()
         await self.service.close()
         await self.compute.close()

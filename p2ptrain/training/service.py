@@ -179,12 +179,17 @@ class TrainingService:
         return self._name(part.holder)
 
     @property
-    def waiting_for(self) -> str | None:
-        """Name of the holder whose end this device's job outlives, keeping what it has."""
+    def parked(self) -> tuple[str, str] | None:
+        """Holder and job, where that holder's process has ended and what is here is kept for it."""
         part = self._part
         if part is None or not part.is_busy or part.holder is None or part.alone_since is None:
             return None
-        return self._name(part.holder)
+        return part.holder, part.job
+
+    @property
+    def waiting_for(self) -> str | None:
+        """Name of the holder whose end this device's job outlives, keeping what it has."""
+        return None if self.parked is None else self._name(self.parked[0])
 
     def _name(self, device: str) -> str:
         return called(self.mesh, device)

@@ -18,7 +18,7 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Event, Warned
-from p2ptrain.training import journal, unfinished
+from p2ptrain.training import ended_jobs, journal, unfinished
 from p2ptrain.training.background import in_background
 from p2ptrain.training.fingerprint import fingerprint, job_id, job_prefix, weights_digest
 from p2ptrain.training.job import Job
@@ -135,12 +135,15 @@ class StartOfJob:
             () if found is None else self._others(found),
             kept,
             fresh=self._options.fresh,
+            over=() if self._folder is None else ended_jobs.find(self._folder),
         )
         if verdict.start is Start.REFUSE:
             raise OptionError(verdict.reason)
         if verdict.reason:
             self._emit(Warned(verdict.reason))
         if verdict.ending:
+            if self._folder is not None:
+                ended_jobs.note(self._folder, verdict.ending)
             await unfinished.end_old(self._mesh, verdict.ending)
         if verdict.start is Start.GO_ON:
             return found

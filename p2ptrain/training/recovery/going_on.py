@@ -7,7 +7,7 @@ a journal without weights is worth nothing, and without the journal, steps would
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from p2ptrain.training.recovery.version import Version
@@ -55,6 +55,7 @@ def decide(
     kept: Mapping[str, Kept | None],
     *,
     fresh: bool,
+    over: Collection[str] = (),
 ) -> Verdict:
     """Decide.
 
@@ -64,7 +65,16 @@ def decide(
         others: ids of the devices, without this one, that had a part in the journal's job.
         kept: what each member that answered keeps.
         fresh: the person wants to begin anew.
+        over: ids of jobs that have ended; who keeps one of them was out of reach then.
     """
+    ended = frozenset(one.job for one in kept.values() if one is not None and one.job in over)
+    if found is not None and found[0] in over:  # it ended as its journal was to go
+        ended |= {found[0]}
+        found = None
+    if ended:
+        free = {d: None if one and one.job in ended else one for d, one in kept.items()}
+        verdict = decide(asked, found, others, free, fresh=fresh)
+        return replace(verdict, ending=verdict.ending | ended)
     jobs = {one.job for one in kept.values() if one is not None}
     old = jobs if found is None else jobs | {found[0]}
     if fresh:

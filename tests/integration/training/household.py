@@ -47,8 +47,12 @@ class Devices:
         for name in self.names:
             self.start(name)
 
-    def start(self, name: str) -> None:
-        """The device's process begins, empty."""
+    def start(self, name: str, jobs: StateFolder | None = None) -> None:
+        """The device's process begins, empty.
+
+        Args:
+            jobs: where it finds what was written down of its own jobs.
+        """
 
         def emit(event: Event) -> None:
             assert isinstance(event, Waiting)
@@ -56,16 +60,18 @@ class Devices:
             self._said.set()
 
         mesh = self.mesh[name]
-        member = TrainingMember(mesh, profiles=_PROFILES, memory_bytes=self.memory_bytes, emit=emit)
+        member = TrainingMember(
+            mesh, profiles=_PROFILES, jobs=jobs, memory_bytes=self.memory_bytes, emit=emit
+        )
         self.members[name] = member
         for kind, route in member.routes.items():
             mesh.route(kind, route.handler, route.parts)
 
-    async def restart(self, name: str) -> None:
+    async def restart(self, name: str, jobs: StateFolder | None = None) -> None:
         """A device that was killed comes back, as a new process of the same device."""
         await self.members[name].close()
         await self.mesh.join(name)
-        self.start(name)
+        self.start(name, jobs)
 
     @property
     def losses(self) -> list[float]:

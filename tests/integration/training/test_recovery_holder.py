@@ -16,12 +16,16 @@ from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.failpoints import Reached
 from p2ptrain.mesh.memory import memory_id
 from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Done, Eval, Event, PlanEvent, Recovered, Step, Waiting, Warned
+from p2ptrain.training import ended_jobs
 from p2ptrain.training import service as service_module
+from p2ptrain.training.ended_jobs import ENDED_FILE
 from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import Job
 from p2ptrain.training.journal import JOB_FILE
 from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.protocol import OVER
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     STEPS,
@@ -132,7 +136,7 @@ async def test_a_killed_holder_goes_on_where_it_was_bit_by_bit(tmp_path: Path, s
         if step < STEPS:
             assert len([e for e in household.events if isinstance(e, Recovered)]) == 1
         assert not [e for e in household.events if isinstance(e, Waiting)]
-        assert list(process.left.path.iterdir()) == []
+        assert [file.name for file in process.left.path.iterdir()] == [ENDED_FILE]
         for name in ("b", "c"):
             await household.until_idle(name)
 
@@ -278,6 +282,31 @@ async def test_a_member_of_another_process_in_its_place_ends_nothing(tmp_path: P
         await again(household, process, job, one_stage_each(3))
         assert_undisturbed(household, job, wanted)
         assert len(household.waiting) == 2
+
+
+async def test_who_waits_for_a_job_that_has_ended_hears_so_from_any_process_of_its_device(
+    tmp_path: Path,
+) -> None:
+    """It was asleep when the job ended: nobody would go on with what it keeps."""
+    async with devices(3) as household:
+        process = await killed(household, tmp_path, 5)
+        await household.until_waiting("b", "c")
+        parked = household.members["b"].service.parked
+        assert parked is not None
+        await household.restart("a", process.left)
+        question = Message(OVER, {"job": parked[1]})
+        reply = await household.mesh["b"].call(parked[0], question, timeout_seconds=10.0)
+        assert reply.fields == {"over": False}
+        assert household.members["b"].service.parked == parked
+        ended_jobs.note(process.left, {parked[1]})
+        household.mesh.cut(household.mesh["a"], household.mesh["b"], "a link comes anew")
+        await household.until_idle("b")
+        await household.mesh.kill("a")
+        await household.restart("a", process.left)
+        await household.until_idle("c")
+        options = one_stage_each(3)
+        await household.holder_run(momentum_job(), options, folder=process.left).run()
+        assert steps_of(household) == [*range(1, 6), *range(1, STEPS + 1)]
 
 
 async def test_waiting_devices_refuse_others_until_they_have_waited_long(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.training import journal
+from p2ptrain.training import ended_jobs, journal
 from p2ptrain.training.change_request import InForce
 from p2ptrain.training.journal import JOB_FILE, REPORTED_FILE, Journal, JournalEntry, find
 from p2ptrain.training.recovery.holder_instructions import Journal as Noted
@@ -78,13 +78,14 @@ def test_before_the_first_plan_the_numbers_are_reserved(folder: StateFolder) -> 
     assert (found.next_epoch, found.in_force, found.noted.placed) == (65, None, None)
 
 
-def test_a_job_that_is_over_leaves_nothing(folder: StateFolder) -> None:
+def test_a_job_that_is_over_leaves_the_word_that_it_is(folder: StateFolder) -> None:
     book = begun(folder)
     book.done()
     book.committed(Reported(9, 0))
     put_down(book, Noted(66, FIRST, None), IN_FORCE)
     assert find(folder) is None
-    assert list(folder.path.iterdir()) == []
+    assert [file.name for file in folder.path.iterdir()] == [ended_jobs.ENDED_FILE]
+    assert ended_jobs.find(folder) == (NEW.job,)
 
 
 def test_a_job_without_a_folder_writes_nothing() -> None:
@@ -141,6 +142,7 @@ def test_a_disk_that_fails_is_told_once_and_an_old_journal_does_not_stay(
     [warning] = warnings
     assert "No space left on device" in warning
     assert find(folder) is None
+    assert ended_jobs.find(folder) == ()  # it goes on
 
 
 def test_a_step_that_cannot_be_written_ends_the_journal(

@@ -80,6 +80,24 @@ def test_it_goes_on_and_older_ones_end() -> None:
     assert verdict.ending == {"cafe-1"}
 
 
+@pytest.mark.parametrize("found", [None, SAME, OTHER])
+def test_who_did_not_hear_of_the_end_of_a_job_is_freed_without_a_word(
+    found: tuple[str, bool] | None,
+) -> None:
+    over = {MINE} if found is None else {MINE, found[0]}
+    verdict = decide("f00d-", found, {"b"}, {"b": KEPT, "c": None}, fresh=False, over=over)
+    assert (verdict.start, verdict.reason, verdict.ending) == (Start.ANEW, "", over)
+
+
+def test_what_has_ended_does_not_hide_what_has_not() -> None:
+    kept = {"b": Kept("f00d-0", Version(90, 4)), "c": KEPT}
+    verdict = decide("f00d-", None, (), kept, fresh=False, over={"f00d-0"})
+    assert verdict.start is Start.REFUSE
+    assert "step 7" in verdict.reason
+    verdict = decide("f00d-", SAME, {"c"}, kept, fresh=False, over={"f00d-0"})
+    assert (verdict.start, verdict.ending) == (Start.GO_ON, {"f00d-0"})
+
+
 def test_a_new_job_in_a_clean_household_just_begins() -> None:
     verdict = decide("f00d-", None, (), {"b": None}, fresh=False)
     assert (verdict.start, verdict.reason, verdict.ending) == (Start.ANEW, "", frozenset())

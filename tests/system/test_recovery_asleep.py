@@ -1,0 +1,71 @@
+"""Devices that stand still for a while, as closed laptops do, and what their job makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.household import Device, Household
+
+pytestmark = [pytest.mark.household, pytest.mark.timeout(300)]
+
+JOB = ("train", str(Path(__file__).parent / "jobs" / "small.py"), "-o", "epochs=1000")
+CODE = "48151623"
+
+
+async def _undisturbed(household: Household, steps: int) -> list[float]:
+    reference = await household.start("alone", *JOB, "--local", "--steps", str(steps))
+    await reference.succeed()
+    return [step["loss"] for step in reference.events("step")]
+
+
+async def _train(household: Household, steps: int) -> Device:
+    arguments = ("--wait-for", "3", "--planner", "pp", "--code", CODE, "--steps", str(steps))
+    return await household.start("desk", *JOB, *arguments)
+
+
+def _losses(holder: Device) -> list[float]:
+    steps = holder.events("step")
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+    return [step["loss"] for step in steps]
+
+
+async def test_a_holder_that_was_asleep_goes_on_where_it_was(household: Household) -> None:
+    wanted = await _undisturbed(household, 150)
+    members = [await household.start(name, "join", "--code", CODE) for name in ("a", "b")]
+    holder = await _train(household, 150)
+    await holder.expect("step", step=20)
+    holder.freeze()
+    for member in members:
+        await member.expect("waiting", **{"for": "desk"})
+    holder.thaw()
+    await holder.succeed()
+    assert _losses(holder) == wanted
+
+
+@pytest.mark.parametrize("joined", [False, True])
+async def test_who_wakes_up_when_the_job_has_ended_is_free_for_the_next(
+    household: Household, joined: bool
+) -> None:
+    """With `joined`, a `join` has had the holder's place since, and the device never left."""
+    wanted = await _undisturbed(household, 150)
+    first, second = [await household.start(name, "join", "--code", CODE) for name in ("a", "b")]
+    if joined:
+        desk = await household.start("desk", "join", "--code", CODE)
+        await desk.expect("ready")
+    holder = await _train(household, 150)
+    await holder.expect("step", step=20)
+    first.freeze()
+    await holder.expect("failure", name="a")
+    await holder.succeed()
+    assert _losses(holder) == wanted
+    await second.expect("member", name="desk", state="left")
+    if joined:
+        await second.expect("member", since=len(second.said), name="desk", state="alive")
+    first.thaw()
+    since = len(second.said)
+    await second.expect("member", since=since, name="a", state="alive")
+    again = await _train(household, 150)  # it looks just like the one before
+    await again.succeed()
+    assert _losses(again) == wanted
