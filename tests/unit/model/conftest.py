@@ -31,18 +31,19 @@ class Prepared:
 _PREPARED: dict[tuple[str, torch.dtype], Prepared] = {}
 
 
+def prepare(name: str, dtype: torch.dtype = torch.float32) -> Prepared:
+    """Of a model of the zoo or an odd one, by its name."""
+    if (name, dtype) not in _PREPARED:
+        if name in odd_models.NAMES:
+            made = odd_models.make(name, samples=pipeline.BATCH)
+        else:
+            made = zoo.make(name, samples=pipeline.BATCH, dtype=dtype)
+        plain = pipeline.plain_step(made)
+        _PREPARED[name, dtype] = Prepared(made, pipeline.captured(made), plain)
+    return _PREPARED[name, dtype]
+
+
 @pytest.fixture
 def prepared() -> Callable[..., Prepared]:
-    """Name of a model (of the zoo or an odd one) -> Prepared."""
-
-    def get(name: str, dtype: torch.dtype = torch.float32) -> Prepared:
-        if (name, dtype) not in _PREPARED:
-            if name in odd_models.NAMES:
-                made = odd_models.make(name, samples=pipeline.BATCH)
-            else:
-                made = zoo.make(name, samples=pipeline.BATCH, dtype=dtype)
-            plain = pipeline.plain_step(made)
-            _PREPARED[name, dtype] = Prepared(made, pipeline.captured(made), plain)
-        return _PREPARED[name, dtype]
-
-    return get
+    """`prepare`."""
+    return prepare

@@ -18,14 +18,13 @@ from p2ptrain.model.stage import Stage
 from p2ptrain.model.timing import Clock
 from p2ptrain.model.unit_chain import UnitChain
 from tests import reference, zoo
+from tests.unit.model.conftest import prepare
 
 torch.set_num_threads(1)
 
 
-@lru_cache
 def described(name: str) -> ModelDescription:
-    made = zoo.make(name, samples=4)
-    return capture(made.model, made.loss, reference.stack(made.data)).description
+    return prepare(name).model.description
 
 
 @lru_cache
