@@ -10,8 +10,9 @@ from heapq import nsmallest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.draft import Draft, split_usually
+from p2ptrain.plan.search.annealing import annealed, annealing_tasks
 from p2ptrain.plan.search.climb import climb_fine
-from p2ptrain.plan.search.deferring import with_split
+from p2ptrain.plan.search.deferring import annealed_split, with_split
 from p2ptrain.plan.search.divider import Divider
 from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.grouped import GroupSearch, is_tiny
@@ -56,6 +57,9 @@ def plan_auto(question: Question) -> Answer:
     split = with_split(question, rules, best.judged, lambda asked: _search(asked, rules))
     if split is not best.judged:
         best = _Found(split, SEARCHED)
+    better = _annealed(question, rules, best.judged)
+    if better.seconds < best.judged.seconds:
+        best = _Found(better, SEARCHED)
     return _explained(question, search, best)
 
 
@@ -78,6 +82,20 @@ def _search(question: Question, rules: Rules) -> GroupSearch | LargeSearch:
     if is_tiny(question.cost, devices, rules, len(splits)):
         return GroupSearch(judge, devices, splits, rules, drafter, question.least_piece)
     return LargeSearch(question, drafter, StraightSearch(judge, devices, splits, rules))
+
+
+def _annealed(question: Question, rules: Rules, best: Judged) -> Judged:
+    """The best draft or a faster one, on a budget of its own; split if that one is."""
+    tasks = annealing_tasks(question)
+    if tasks == 0:
+        return best
+    if best.draft.held:
+        return annealed_split(question, rules, best, tasks)
+    judge = question.judge
+    left, judge.budget_tasks = judge.budget_tasks, tasks
+    found = annealed(question, rules, judge, best)
+    judge.budget_tasks = left
+    return judge.exact(found.draft)
 
 
 def _best_named(question: Question, rules: Rules) -> _Found | None:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from p2ptrain.plan.draft import Draft, split_usually
 from p2ptrain.plan.request import Schedule
+from p2ptrain.plan.search.annealing import annealed
 from p2ptrain.plan.search.climb import climb_fine, climb_sizes
 from p2ptrain.plan.search.divider import Divider
 from p2ptrain.plan.search.drafting import Drafter
@@ -52,6 +53,16 @@ def with_split(
     if split is None or not (needed or split.seconds < best.seconds * WORTH):
         return best
     return split
+
+
+def annealed_split(question: Question, rules: Rules, best: Judged, tasks: int) -> Judged:
+    """`best`, whose backwards are split, or what annealing for so many tasks finds."""
+    judge = SplitJudge(question.cost, tasks)
+    whole = replace(best.draft, held=())
+    found = annealed(question, rules, judge, Judged(judge.seconds(whole), whole))
+    variants = SplitJudge(question.cost, int(VARIANT_TASKS * question.effort))
+    split = _exact(variants, [found.draft])
+    return best if split is None or split.seconds >= best.seconds else split
 
 
 def split_named(question: Question, draft: Draft) -> Draft:

@@ -26,7 +26,7 @@ LEVELS = (-4, -2, -1, 1, 2, 4, 8)
 def fine_changes(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]:
     """Drafts one small change away that fit memory and `rules`."""
     yield from moved_shares(cost, draft, rules)
-    for borders, groups in _layouts(draft):
+    for borders, groups in changed_layouts(draft):
         changed = draft_groups(cost, draft.split, borders, groups, wanted_depths(draft, groups))
         if changed is not None and rules.allow(changed):
             yield changed
@@ -36,7 +36,7 @@ def moved_shares(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]
     """Drafts with some of one device's share moved to another of its group."""
     for p, group in enumerate(draft.groups):
         if len(group.devices) > 1:
-            for other in _moved_shares(group):
+            for other in changed_shares(group):
                 groups = (*draft.groups[:p], other, *draft.groups[p + 1 :])
                 wanted = wanted_depths(draft, groups)
                 changed = draft_groups(cost, draft.split, draft.borders, groups, wanted)
@@ -62,7 +62,7 @@ def combined_changes(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Dr
             continue
         orders = [group, *_reordered(group)] if len(group.devices) <= MOST_PERMUTED else [group]
         for ordered in orders:
-            for other in (ordered, *_moved_shares(ordered)):
+            for other in (ordered, *changed_shares(ordered)):
                 groups = (*draft.groups[:p], other, *draft.groups[p + 1 :])
                 for wanted in _around(draft, p):
                     changed = draft_groups(cost, draft.split, draft.borders, groups, wanted)
@@ -109,7 +109,8 @@ def wanted_depths(draft: Draft, groups: tuple[Group, ...]) -> tuple[int, ...]:
     return tuple(min(count, depth + more) for depth in usual)
 
 
-def _layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Group, ...]]]:
+def changed_layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Group, ...]]]:
+    """Borders and groups with one border moved by a unit, or one group in another order."""
     for p, group in enumerate(draft.groups):
         if len(group.devices) > 1:
             for changed in _reordered(group):
@@ -125,7 +126,7 @@ def _layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Group, ...]]
                 yield (*draft.borders[:p], border, *draft.borders[p + 1 :]), draft.groups
 
 
-def _moved_shares(group: Group) -> Iterator[Group]:
+def changed_shares(group: Group) -> Iterator[Group]:
     """Some of one device's share to another."""
     total = sum(group.shares)
     for step in dict.fromkeys((1, 2, max(1, total // 16), max(1, total // 6), max(1, total // 3))):
@@ -158,6 +159,11 @@ def _aligned(one: Group, other: Group) -> Iterator[Group]:
     if one.deals and other.deals and count == len(other.shares) and count <= MOST_PERMUTED:
         for order in permutations(range(count)):
             yield Group(tuple(one.devices[k] for k in order), other.shares, one.allocation)
+
+
+def changed_depths(draft: Draft) -> Iterator[tuple[int, ...]]:
+    """All depths that `other_depths` tries, levelled ones too, whether they fit or not."""
+    yield from dict.fromkeys([*_depths(draft), *_levelled(draft)])
 
 
 def _depths(draft: Draft) -> Iterator[tuple[int, ...]]:

@@ -22,6 +22,7 @@ from p2ptrain.plan.replanning.replan import living, replan
 from p2ptrain.plan.replanning.replicas import place_replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.simulate import draft_of
+from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.work import Work
 from tests.thorough import examples_of
 from tests.unit.plan import examples
@@ -81,8 +82,16 @@ def test_in_a_pause_a_plan_that_can_begin_at_once_goes_before_a_faster_one() -> 
     """Each stage's copy is with the next one, so that cuts can move up without a byte."""
     model, cluster = examples.profile([(1.0, 2.0)] * 28, parameter_bytes=50), _five()
     request = PlanRequest(4, 1, groups=False)  # few micro-batches: uneven cuts cost little
-    plan = make_plan(model, cluster, request)
-    dead = plan.stages[2].devices[0].name
+    plan = examples.straight_plan(
+        BatchSplit(4, 1),
+        ("a", (0, 5), 4),
+        ("b", (5, 12), 4),
+        ("c", (12, 19), 4),
+        ("d", (19, 24), 2),
+        ("e", (24, 28), 1),
+        planner="auto",
+    )
+    dead = "c"
     held = place_replicas(plan).without([dead])
     ask = partial(replan, model, cluster, plan, request, dead=[dead], replicas=held)
     usual, found = ask(), ask(repay_seconds=SOON)

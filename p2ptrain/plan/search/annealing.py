@@ -1,0 +1,159 @@
+"""Simulated annealing: out of the local optimum in which a climb ends.
+
+Climbing from a few good starts ends where no single change helps, often some hundredths above what
+two changes would reach, of which the first alone makes it worse. So small and large changes are
+drawn at random; a slower draft is kept for a while, the less likely the slower it is and the
+later (Kirkpatrick, Gelatt and Vecchi, 1983).
+
+    kept      ─┐    ┌─┐
+    draft's    └────┘ └──┐  ┌┐
+    seconds              └──┘└────────┐
+               hot                cold└─ climbed ─►
+
+A draft whose bound is already too slow is refused without a simulation. The random numbers come
+from a seed, so the same question has the same answer on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import nsmallest
+from math import log
+from random import Random
+from typing import TypeVar
+
+from p2ptrain.plan.draft import Draft, Group, draft_groups
+from p2ptrain.plan.search.climb import MOST_SPARE, climb_fine
+from p2ptrain.plan.search.coarse import coarse_changes
+from p2ptrain.plan.search.divider import Divider
+from p2ptrain.plan.search.drafting import Drafter
+from p2ptrain.plan.search.fine import (
+    changed_depths,
+    changed_layouts,
+    changed_shares,
+    wanted_depths,
+)
+from p2ptrain.plan.shared.judge import Judge, Judged
+from p2ptrain.plan.shared.micro_batches import neighbouring_splits
+from p2ptrain.plan.shared.orders import whole_seconds
+from p2ptrain.plan.shared.question import Question
+from p2ptrain.plan.shared.rules import Rules
+
+SEED = 1
+HOT, COLD = 0.03, 0.002
+"""How much slower, as a part, a draft may typically be at the beginning and at the end."""
+CLIMB_SHARE = 0.15
+"""Of the budget, kept for the climb at the end."""
+DRAW_TASKS = 30
+"""What drawing and bounding a draft costs, in simulated tasks."""
+SIZED, DEEPENED, SHARED, SHIFTED = 0.12, 0.18, 0.12, 0.13
+"""How often what is drawn is the micro-batch's size, a depth, a share, a border or an order;
+otherwise it is the structure."""
+MOST_TASKS, TASKS_BY_SIZE, MOST_UNITS = 500_000, 3_000, 64
+"""The budget grows with devices times units (of more units than so many: with these)."""
+MOST_DEVICES = 16
+"""With more, drawing a change takes longer than is left."""
+
+_T = TypeVar("_T")
+
+
+def annealing_tasks(question: Question) -> int:
+    """The budget that annealing a question's answer is worth; 0 where it is not."""
+    devices, units = len(question.devices), min(question.cost.unit_count, MOST_UNITS)
+    if not 1 < devices <= MOST_DEVICES:
+        return 0
+    return int(min(MOST_TASKS, TASKS_BY_SIZE * devices * units) * question.effort)
+
+
+def annealed(question: Question, rules: Rules, judge: Judge, start: Judged) -> Judged:
+    """`start` or the fastest draft found from it on; uses the judge's budget up.
+
+    Args:
+        judge: of the same cost model as the question's; it may judge in another way.
+    """
+    drafter = Drafter(judge, Divider(question.cost, rules))
+    return _Annealing(question, rules, judge, drafter, Random(SEED)).run(start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Annealing:
+    question: Question
+    rules: Rules
+    judge: Judge
+    drafter: Drafter
+    random: Random
+
+    def run(self, start: Judged) -> Judged:
+        judge = self.judge
+        budget = judge.budget_tasks
+        kept = int(budget * CLIMB_SHARE)
+        best = now = start
+        while judge.budget_tasks > kept:
+            cooled = (budget - judge.budget_tasks) / (budget - kept)
+            warmth = HOT * (COLD / HOT) ** cooled
+            slowest = now.seconds * (1 - warmth * log(1 - self.random.random()))
+            judge.budget_tasks -= DRAW_TASKS
+            draft = self._drawn(now.draft)
+            if draft is None or draft == now.draft or judge.bound(draft) >= slowest:
+                continue
+            seconds = judge.seconds(draft)
+            if seconds < slowest:
+                now = Judged(seconds, draft)
+                best = min(best, now, key=lambda judged: judged.seconds)
+        return climb_fine(judge, self.drafter, best, reserve_tasks=0)
+
+    def _drawn(self, draft: Draft) -> Draft | None:
+        """A draft one change away; None where what was drawn does not fit or may not be."""
+        drawn = self.random.random()
+        if drawn < SIZED:
+            return self._sized(draft)
+        drawn -= SIZED
+        if drawn < DEEPENED:
+            return self._changed(
+                draft, draft.borders, draft.groups, self._one(changed_depths(draft))
+            )
+        drawn -= DEEPENED
+        if drawn < SHARED:
+            return self._shared(draft)
+        drawn -= SHARED
+        layout = self._one(changed_layouts(draft)) if drawn < SHIFTED else None
+        return self._structured(draft) if layout is None else self._changed(draft, *layout)
+
+    def _sized(self, draft: Draft) -> Draft | None:
+        if self.question.least_piece is None:
+            return None
+        split = self._one(neighbouring_splits(draft.split, self.question.least_piece))
+        return None if split is None else self._one(self.drafter.resized(draft, split))
+
+    def _shared(self, draft: Draft) -> Draft | None:
+        p = self._one(p for p, group in enumerate(draft.groups) if len(group.devices) > 1)
+        if p is None:
+            return None
+        group = self._one(changed_shares(draft.groups[p]))
+        if group is None:
+            return None
+        groups = (*draft.groups[:p], group, *draft.groups[p + 1 :])
+        return self._changed(draft, draft.borders, groups)
+
+    def _structured(self, draft: Draft) -> Draft | None:
+        unused = [device for device in self.question.devices if device not in draft.devices]
+        cost = self.judge.cost
+        spare = nsmallest(MOST_SPARE, unused, key=lambda d: (whole_seconds(cost, d), d))
+        layout = self._one(coarse_changes(draft, spare, self.rules))
+        return None if layout is None else self._one(self.drafter.drafts(draft.split, *layout))
+
+    def _changed(
+        self,
+        draft: Draft,
+        borders: tuple[int, ...],
+        groups: tuple[Group, ...],
+        depths: tuple[int, ...] | None = None,
+    ) -> Draft | None:
+        wanted = depths or wanted_depths(draft, groups)
+        changed = draft_groups(self.judge.cost, draft.split, borders, groups, wanted)
+        return changed if changed is not None and self.rules.allow(changed) else None
+
+    def _one(self, choices: Iterable[_T]) -> _T | None:
+        several = list(choices)
+        return self.random.choice(several) if several else None
