@@ -25,7 +25,7 @@ from pathlib import Path
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.overheads import REFERENCE, Overheads
 from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.grouping import best_grouping
+from p2ptrain.plan.tiling.grouping import best_grouping, early_borders
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem, by_flops
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
 from p2ptrain.tiles.grid import TileGrid
@@ -152,7 +152,8 @@ def speedups(network: MapNetwork) -> Iterator[str]:
             for count, shape in SHAPES.items():
                 devices = [TileDevice(f"device{k}") for k in range(count)]
                 grid = TileGrid(network, ((1.0,) * shape[0], (1.0,) * shape[1]))
-                costs = Costs(problem, devices, grid, range(count))
+                plain = Costs(problem, devices, grid, range(count))
+                costs = plain.with_early(early_borders(plain))
                 found = simulate(costs, best_grouping(costs)).seconds
                 bound = lower_bound(problem, devices)
                 cells.append(f"{problem.seconds / found:5.2f} of {problem.seconds / bound:5.2f}")
