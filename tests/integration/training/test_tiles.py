@@ -234,9 +234,10 @@ async def test_images_keep_their_size_within_a_job(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_grid_that_does_not_fit_names_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one device: of two, one's refusal would be the cause of another plan."""
     shape = TileShape((0.48, 0.04, 0.48), (1.0,), (0, 1, 3), aligned=False)
-    forced(monkeypatch, shape, (2, 1), behind="a")
-    async with devices(2) as household:
+    forced(monkeypatch, shape, (3,), behind="a")
+    async with devices(1) as household:
         with pytest.raises(Error, match=r"narrower than the halo that units two\.0 to"):
             await trained(household, job(), 4)
 
