@@ -104,7 +104,9 @@ def test_single_precision() -> None:
 # -- messages ------------------------------------------------------------------------------------
 
 
-def passes(prepared: Prepared, grid: Layout) -> tuple[list[TilePass], list[TileProgram]]:
+def passes(
+    prepared: Prepared, grid: Layout, *, pauses: bool = False
+) -> tuple[list[TilePass], list[TileProgram]]:
     programs = [
         TileProgram(
             *(prepared.description, prepared.part, grid, tile),
@@ -112,7 +114,7 @@ def passes(prepared: Prepared, grid: Layout) -> tuple[list[TilePass], list[TileP
         )
         for tile in range(grid.tiles)
     ]
-    return [TilePass(program, 2) for program in programs], programs
+    return [TilePass(program, 2, pauses=pauses) for program in programs], programs
 
 
 def copied(prepared: Prepared) -> dict[str, Tensor]:
@@ -158,6 +160,49 @@ def test_the_order_of_messages_changes_no_bit(six: Prepared) -> None:
         assert not any(machine.is_waiting for machine in machines)
         found.append([p.grad for program in programs for p in program.replica.parameters.values()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("early", [(), (1, 2, 3, 4, 5)])
+def test_filters_whose_gradients_are_put_off_get_the_same_bits(
+    six: Prepared, early: tuple[int, ...]
+) -> None:
+    """Each tile stops when it has told others all they wait for, and goes on when it is told to."""
+    grid = layout(six, 2, 2, (0, 1, 2, 3, 4, 5, 6), early)
+    found: list[list[Tensor]] = []
+    stops = 0
+    for pauses in (False, True):
+        machines, programs = passes(six, grid, pauses=pauses)
+        sent: list[Message] = []
+        for tile, machine in enumerate(machines):
+            sent += machine.begin_forward(inputs(six, grid, tile))
+        deliver(machines, sent)
+        assert not any(machine.is_paused for machine in machines)
+        for machine in machines:
+            sent += machine.begin_backward(
+                {number: torch.ones_like(value) for number, value in machine.outputs.items()}
+            )
+        stops += deliver(machines, sent)
+        assert not any(machine.is_waiting for machine in machines)
+        found.append([p.grad for program in programs for p in program.replica.parameters.values()])
+        assert not any(gradient.requires_grad for gradient in found[-1])
+    convolutions = sum(operation.flops > 0 for operation in six.part.network.operations)
+    assert 0 < stops <= 4 * convolutions
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def deliver(machines: list[TilePass], sent: list[Message]) -> int:
+    """In order until nothing is left; how often a tile was told to go on."""
+    stops = 0
+    while sent or any(machine.is_paused for machine in machines):
+        while sent:
+            message = sent.pop(0)
+            assert not message.tensor.requires_grad
+            sent += machines[message.receiver].receive(message)
+        for machine in machines:
+            if machine.is_paused:
+                stops += 1
+                sent += machine.resume()
+    return stops
 
 
 def test_what_nobody_expects_is_refused(six: Prepared) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from p2ptrain.model.graph import InputRef, Node, StateRef
+from p2ptrain.model.tiles import normalisation as module
 from p2ptrain.model.tiles.normalisation import Normalisation, combined, moments
 
 CHANNELS, ROWS = 3, 8
@@ -92,3 +93,16 @@ def test_everybody_finds_the_same_bits(count: list[int]) -> None:
     first, second = (combined(parts, count) for _ in range(2))
     assert torch.equal(first.mean, second.mean)
     assert torch.equal(first.variance, second.variance)
+
+
+@pytest.mark.parametrize("elements", [1, 500, 1 << 17])
+def test_moments_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
+    """Also of a view with gaps, far from nought, in single precision."""
+    monkeypatch.setattr(module, "_BLOCK_ELEMENTS", elements)
+    x = torch.randn(3, 5, 20, 31)[:, :, 2:, :-3] + 30.0
+    mean, squares = moments(x)
+    exact = x.double().transpose(0, 1).reshape(5, -1)
+    torch.testing.assert_close(mean, exact.mean(1), rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(
+        squares, exact.var(1, unbiased=False) * exact.shape[1], rtol=1e-5, atol=0.0
+    )
