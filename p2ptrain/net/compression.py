@@ -7,8 +7,8 @@ Sending raw costs 1/link seconds a raw byte; compressed, it costs
 as both devices' processors also have a model to train. The cheapest way is taken where it is
 cheaper by a margin. Activations with many zeros shrink by LZ4 as they are, dense ones a little
 where their bytes are sorted first, many not at all (`tools/lz4_ratio.py`); only measuring tells.
-Ways that are not in use are tried on one block now and then; while one is in use every block is a
-measurement, so a change shows within a few blocks.
+Ways that are not in use are tried on one block now and then, ever less often while that does not
+pay; while one is in use every block is a measurement, so a change shows within a few blocks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from p2ptrain.net.frame import Codec
 from p2ptrain.net.message import PartKind
 
 WAYS = (Codec.LZ4, Codec.SHUFFLED)
+OTHER_LINK = 2.0
+"""A rate that changes so many times at once is another link's: everything may pay now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,10 @@ class ChooserSettings:
     Attributes:
         enabled: False sends everything raw.
         least_part_bytes: smaller parts go raw: their share of the traffic is not worth a thread.
-        sample_seconds: a way that is not in use is tried this often. Shorter: notices sooner that
-            it pays; longer: less processor time.
+        sample_seconds: a way that is not in use is tried this often at first. Shorter: notices
+            sooner that it pays; longer: less processor time.
+        sample_limit_seconds: each trial that shows no gain doubles the time to the next, up to this.
+            Longer: less processor time; shorter: tensors that begin to shrink are noticed sooner.
         gain_to_start, gain_to_stop: raw cost / compressed cost above which compression starts,
             and below which it stops; apart, so that it does not flutter.
         newest_weight: of the latest measurement in an estimate. Larger: follows faster.
@@ -40,6 +44,7 @@ class ChooserSettings:
     enabled: bool = True
     least_part_bytes: int = 8 * 1024
     sample_seconds: float = 1.0
+    sample_limit_seconds: float = 16.0
     gain_to_start: float = 1.08
     gain_to_stop: float = 1.02
     newest_weight: float = 0.4
@@ -77,6 +82,7 @@ class _Way:
     ratio: float | None = None
     bytes_per_s: float | None = None
     sampled_at: float | None = None
+    in_vain: int = 0  # trials in a row that showed no gain
 
 
 @dataclass(slots=True)
@@ -114,10 +120,13 @@ class CompressionChooser:
 
     def observe_compression(self, kind: PartKind, codec: Codec, measured: Compressed) -> None:
         """Blocks of `kind` were compressed by `codec`."""
-        way = self._kinds.setdefault(kind, _Kind()).ways[codec]
+        state = self._kinds.setdefault(kind, _Kind())
+        way = state.ways[codec]
         way.ratio = self._blend(way.ratio, measured.wire_bytes / measured.raw_bytes)
         speed = measured.raw_bytes / max(measured.seconds, 1e-9)
         way.bytes_per_s = self._blend(way.bytes_per_s, speed)
+        pays = self._gain(codec, way) >= self.settings.gain_to_start
+        way.in_vain = 0 if pays or codec is state.in_use else way.in_vain + 1
 
     def observe_decompression(self, bytes_per_s: float) -> None:
         """The receiving device unpacks this many raw bytes a second."""
@@ -125,7 +134,10 @@ class CompressionChooser:
 
     def observe_link(self, bytes_per_s: float | None) -> None:
         """What the link takes on the wire; None while it has never been the limit."""
-        self.link_bytes_per_s = bytes_per_s
+        old, self.link_bytes_per_s = self.link_bytes_per_s, bytes_per_s
+        if old and bytes_per_s and not 1 / OTHER_LINK < bytes_per_s / old < OTHER_LINK:
+            for way in (way for kind in self._kinds.values() for way in kind.ways.values()):
+                way.in_vain = 0
 
     def ratio(self, kind: PartKind, codec: Codec = Codec.LZ4) -> float | None:
         """Measured wire bytes / raw bytes of `kind`, if any."""
@@ -133,16 +145,20 @@ class CompressionChooser:
 
     def _due(self, state: _Kind, now: float) -> tuple[Codec, ...]:
         """Ways to try now: those not in use whose last trial is long ago."""
-        seconds = self.settings.sample_seconds
         due = tuple(
             codec
             for codec, way in state.ways.items()
             if codec is not state.in_use
-            and (way.sampled_at is None or now - way.sampled_at >= seconds)
+            and (way.sampled_at is None or now - way.sampled_at >= self._pause_seconds(way))
         )
         for codec in due:
             state.ways[codec].sampled_at = now
         return due
+
+    def _pause_seconds(self, way: _Way) -> float:
+        settings = self.settings
+        doublings = min(max(way.in_vain - 1, 0), 16)
+        return min(settings.sample_seconds * 2**doublings, settings.sample_limit_seconds)
 
     def _gain(self, codec: Codec, way: _Way) -> float:
         """Raw cost / compressed cost of a byte; 0 before a measurement."""

@@ -2,7 +2,8 @@
 
 While we have something to send, windows of WINDOW_SECONDS are measured. In a window where the
 transport made us wait, bytes / time is the link's rate; in one where it did not, the rate is at
-least that, so an estimate only rises. Idle time counts for nothing.
+least that, so an estimate only rises. Idle time counts for nothing. Where all that is ever sent at
+once is little for the link, the first estimate comes of several such times together.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class LinkRateMeter:
         self._since: float | None = None
         self._bytes = 0
         self._waited = False
+        self._short_bytes = 0  # of short times in which it was the limit
+        self._short_seconds = 0.0
 
     def wrote(self, count: int, now: float) -> None:
         """`count` bytes went to the transport."""
@@ -53,9 +56,17 @@ class LinkRateMeter:
         proves = self.bytes_per_s is None and not self._waited and self._bytes >= PROVING_BYTES
         if since is not None and (now - since >= SHORTEST_SECONDS or (proves and now > since)):
             self._close_window(now)
+        elif since is not None and self.bytes_per_s is None and self._waited:
+            self._add_short(now - since)
         self._since = None
         self._bytes = 0
         self._waited = False
+
+    def _add_short(self, seconds: float) -> None:
+        self._short_bytes += max(self._bytes - HELD_BYTES, 0)
+        self._short_seconds += seconds
+        if self._short_seconds >= SHORTEST_SECONDS and self._short_bytes:
+            self.bytes_per_s = self._short_bytes / self._short_seconds
 
     def _close_window(self, now: float) -> None:
         assert self._since is not None

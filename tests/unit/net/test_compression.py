@@ -87,6 +87,19 @@ def test_samples_now_and_then_only() -> None:
     assert sampled == pytest.approx([0.0, 1.0, 2.0, 3.0])
 
 
+def test_trials_in_vain_become_rare_until_the_link_changes() -> None:
+    made = chooser()
+    tried = []
+    for now in range(100):
+        for codec in made.choose(GRADIENT, MIB, float(now)).samples:
+            observe(made, GRADIENT, 1.0, codec=codec)
+            tried.append((now, codec))
+    times = [now for now, codec in tried if codec is Codec.LZ4]
+    assert times == [0, 1, 3, 7, 15, 31, 47, 63, 79, 95]
+    made.observe_link(HOME_LINK / 3)
+    assert made.choose(GRADIENT, MIB, 99.0).samples
+
+
 def test_stops_within_a_second_when_it_no_longer_pays() -> None:
     made = chooser()
     observe(made, ACTIVATION, 0.5, blocks=100)

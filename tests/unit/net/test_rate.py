@@ -46,6 +46,18 @@ def test_a_burst_into_empty_buffers_is_no_measurement() -> None:
     assert meter.bytes_per_s is None
 
 
+def test_bursts_that_had_to_wait_are_a_measurement_together() -> None:
+    """A megabyte at a time is 8 ms at 1 Gbit/s, of which buffers swallow an eighth."""
+    meter, now, rate = LinkRateMeter(), 0.0, 125e6
+    for _ in range(4):
+        for part in range(16):
+            meter.wrote(2**16, now + max(part * 2**16 - HELD_BYTES, 0) / rate)
+            meter.waited()
+        meter.idle(now + (2**20 - HELD_BYTES) / rate)
+        now += 1.0
+    assert meter.bytes_per_s == pytest.approx(rate, rel=0.01)
+
+
 def test_a_faster_link_shows_without_waiting() -> None:
     meter = LinkRateMeter()
     now = send(meter, 1e6, 1.0, 0.0, waiting=True)
