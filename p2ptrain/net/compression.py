@@ -32,7 +32,7 @@ class ChooserSettings:
         least_part_bytes: smaller parts go raw: their share of the traffic is not worth a thread.
         sample_seconds: a way that is not in use is tried this often at first. Shorter: notices
             sooner that it pays; longer: less processor time.
-        sample_limit_seconds: each trial that shows no gain doubles the time to the next, up to this.
+        sample_limit_seconds: each trial without a gain doubles the time to the next, up to this.
             Longer: less processor time; shorter: tensors that begin to shrink are noticed sooner.
         gain_to_start, gain_to_stop: raw cost / compressed cost above which compression starts,
             and below which it stops; apart, so that it does not flutter.
