@@ -158,7 +158,7 @@ class CompressionChooser:
     def _pause_seconds(self, way: _Way) -> float:
         settings = self.settings
         doublings = min(max(way.in_vain - 1, 0), 16)
-        return min(settings.sample_seconds * 2**doublings, settings.sample_limit_seconds)
+        return min(settings.sample_seconds * 2.0**doublings, settings.sample_limit_seconds)
 
     def _gain(self, codec: Codec, way: _Way) -> float:
         """Raw cost / compressed cost of a byte; 0 before a measurement."""
