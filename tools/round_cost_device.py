@@ -120,11 +120,6 @@ def main() -> None:
             profile.enable()
 
     signal.signal(signal.SIGUSR1, tell)
-    if os.environ.get("UVL"):
-        sys.path.append("/tmp/by/uvl")
-        import uvloop
-
-        uvloop.install()
     if stages != "-":
         from p2ptrain.training import household_plan
 
