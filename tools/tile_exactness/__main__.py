@@ -6,9 +6,10 @@
 
 One process, every tile on an emulated device of its own; SGD with momentum. Lines are
 
-    float64   each network on each grid, with a group for each unit and with pairs of units, 20
-              steps; every grouping of the network of six units. Bounds: losses 1e-8, gradients 1e-6
-              of each tensor's largest value in the first step, statistics 1e-8
+    float64   each network on each grid, with a group for each unit, the same with halos that travel
+              with statistics ("early"), and with pairs of units, 20 steps; every grouping of the
+              network of six units. Bounds: losses 1e-8, gradients 1e-6 of each tensor's largest
+              value in the first step, statistics 1e-8
     float32   each network on each grid, 8 steps from each of five seeds: median and largest
               difference of a loss, and in how many of the five it is within 1e-5, for tiles and for
               plain torch with the samples of each batch in reverse order. Bound: the median 1e-5
@@ -49,8 +50,8 @@ LOSS_BOUNDS = {"float64": 1e-8, "float32": 1e-5}
 GRADIENT_BOUND = 1e-6
 BUFFER_BOUND = 1e-8
 
-Case = tuple[str, tuple[int, ...]]
-"""(grid, borders of its groups)."""
+Case = tuple[str, tuple[int, ...], bool]
+"""(grid, borders of its groups, whether halos travel with statistics where they can)."""
 
 
 def main() -> int:
@@ -76,11 +77,11 @@ def _in_double(name: str, grids: Sequence[str], steps: int) -> int:
     plain = train_plainly(prepared)
     missed = 0
     cases = _all_groupings() if name == GROUPINGS else _some_groupings(prepared, grids)
-    for grid, borders in cases:
+    for grid, borders, early in cases:
         start = time.perf_counter()
-        line = f"float64 {prepared.name:18} {grid} {_shown(borders):20}"
+        line = f"float64 {prepared.name:18} {grid} {_shown(borders):20}{' early' if early else ''}"
         try:
-            run, same = train_tiled(prepared, *_laid(prepared, grid, borders))
+            run, same = train_tiled(prepared, *_laid(prepared, grid, borders, early=early))
         except GridError as error:
             print(f"{line} refused: {error}", flush=True)
             continue
@@ -123,23 +124,29 @@ def _in_single(name: str, grids: Sequence[str], steps: int) -> int:
     return missed
 
 
-def _laid(prepared: Prepared, grid: str, borders: Sequence[int]) -> tuple[Layout, range]:
+def _laid(
+    prepared: Prepared, grid: str, borders: Sequence[int], *, early: bool = False
+) -> tuple[Layout, range]:
     rows, columns = (int(part) for part in grid.split("x"))
-    layout = Layout(prepared.part.network, ((1.0,) * rows, (1.0,) * columns), borders)
+    network = prepared.part.network.with_early(borders if early else ())
+    layout = Layout(network, ((1.0,) * rows, (1.0,) * columns), borders)
     return layout, range(layout.tiles)
 
 
 def _all_groupings() -> Iterator[Case]:
     for count in range(6):
         for inner in combinations(range(1, 6), count):
-            yield "2x2", (0, *inner, 6)
+            yield "2x2", (0, *inner, 6), False
 
 
 def _some_groupings(prepared: Prepared, grids: Sequence[str]) -> Iterator[Case]:
     units = len(prepared.part.network.units)
     for grid in grids:
-        yield grid, tuple(range(units + 1))
-        yield grid, (*range(0, units, 2), units)
+        each = tuple(range(units + 1))
+        yield grid, each, False
+        if any(map(prepared.part.network.may_be_early, each)):
+            yield grid, each, True
+        yield grid, (*range(0, units, 2), units), False
 
 
 def _within(apart: Apart) -> bool:
