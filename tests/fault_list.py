@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from tests.faults import GROUP, STEPS, ZERO_BUBBLE, Fault
+from tests.faults import GROUP, STEP, STEPS, ZERO_BUBBLE, Fault
 
 _PIECES = (  # (name, stages where it is not reached); several times a round
     ("forward.receive.before", ""),
@@ -216,12 +216,12 @@ def _of_the_holder() -> Iterator[Fault]:
 
 
 def random_fault(seed: int) -> Fault:
-    """One device or two die at any moment."""
+    """One device or two die at any moment; with copies alone, once there are some."""
     chance = random.Random(seed)
     count = chance.choice((1, 1, 2))
+    copies = count == 1 and seed % 2 == 1
     kills = tuple(
-        (chance.randint(1, STEPS), chance.uniform(0.0, 0.06), name)
+        (chance.randint(STEP if copies else 1, STEPS), chance.uniform(0.0, 0.06), name)
         for name in chance.sample("bcde", count)
     )
-    coordinator = chance.choice("abcde")
-    return Fault("", kills=kills, coordinator=coordinator, copies=count == 1 and seed % 2 == 1)
+    return Fault("", kills=kills, coordinator=chance.choice("abcde"), copies=copies)
