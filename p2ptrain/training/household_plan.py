@@ -41,9 +41,6 @@ from p2ptrain.training.recovery.holdings import Inventory
 
 PLANNING_EFFORT = 0.3
 """Everyone waits for the plan, and the coordinator may be the slowest device."""
-MANY_DEVICES = 6
-"""From so many on plans are too many to be looked at one by one, and what is found depends on how
-long is searched: all of it took half a second more of a core and found plans 6% faster."""
 MOST_PLANS = 6
 """For budgets that a plan's buffers exceed; each leaves more room for them."""
 LESS_MEMORY = 0.9
@@ -286,6 +283,7 @@ def _request(
         mode=Mode.SYNC if how is None else Mode.ASYNC,
         weights=Weights.STASHED if how is None else how.weights,
         overlap=how is None,
+        effort=PLANNING_EFFORT,
         grid=request.grid,
         groups_of_units=request.groups_of_units,
     )
@@ -302,9 +300,8 @@ def _plan_within(
     tries = list(request.sharing.allocations(request.planner))
     for last, allocations in enumerate(tries, start=1 - len(tries)):
         wanted = _request(request, here - leaving if leaving else None, allocations)
-        effort = 1.0 if len(here) >= MANY_DEVICES else PLANNING_EFFORT
         try:
-            plan = _planned(profile, cluster, replace(wanted, effort=effort), request, planning)
+            plan = _planned(profile, cluster, wanted, request, planning)
             _check_delays(plan, request)
             return plan
         except PlanError:

@@ -17,7 +17,6 @@ from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.training import household_plan
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.household_plan import (
-    MANY_DEVICES,
     PLANNING_EFFORT,
     Candidate,
     MeasuredHousehold,
@@ -72,9 +71,8 @@ def test_who_leaves_gets_no_part_however_failures_are_planned_for(recovery: Reco
     assert used == {"device-0", "device-2"}
 
 
-@pytest.mark.parametrize("count", [MANY_DEVICES - 1, MANY_DEVICES])
-def test_more_devices_are_worth_a_longer_search(
-    monkeypatch: pytest.MonkeyPatch, count: int
+def test_everyone_waits_for_a_plan_so_it_is_searched_shortly(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     efforts = []
 
@@ -83,8 +81,8 @@ def test_more_devices_are_worth_a_longer_search(
         return make_plan(profile, cluster, replace(request, effort=0.01))
 
     monkeypatch.setattr(household_plan, "make_plan", noted)
-    plan_household(REQUEST, household(*[1.0] * count))
-    assert efforts == [1.0 if count == MANY_DEVICES else PLANNING_EFFORT]
+    plan_household(REQUEST, household(*[1.0] * 6))
+    assert efforts == [PLANNING_EFFORT]
 
 
 def open_mode(**changes: object) -> PlanningRequest:
