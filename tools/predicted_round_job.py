@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import p2ptrain
 from tests.zoo_models import TransformerBlock
+from tools.random_job import CLASSES, random_job
 
 SAMPLES = 4096
-CLASSES = 10
 FEATURES = 256
 TOKENS, WIDTH = 32, 64
 
@@ -21,16 +21,13 @@ def job(model: str = "mlp", batch_size: int = 128, micro_batch: int = 16) -> p2p
     """Only the time counts."""
     torch.manual_seed(0)
     network, shape = MODELS[model]()
-    return p2ptrain.Job(
-        model=network,
-        data=torch.utils.data.TensorDataset(
-            torch.randn(SAMPLES, *shape), torch.randint(CLASSES, (SAMPLES,))
-        ),
-        loss=nn.functional.cross_entropy,
+    return random_job(
+        network,
+        shape,
+        samples=SAMPLES,
         optimizer=p2ptrain.SGD(lr=0.01, momentum=0.9),
         batch_size=batch_size,
         micro_batch=micro_batch,
-        epochs=1000,
     )
 
 

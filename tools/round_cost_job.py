@@ -9,9 +9,9 @@ from torch import nn
 
 import p2ptrain
 from tools.bench.models import mobilenetv2
+from tools.random_job import CLASSES, random_job
 
 SAMPLES = 512
-CLASSES = 10
 WIDE, FEATURES = 2240, 32_768
 
 
@@ -21,16 +21,13 @@ def job(model: str = "wide", batch_size: int = 4, micro_batch: int = 1) -> p2ptr
     if model == "mobilenetv2":
         return mobilenetv2.job(batch_size)
     network, shape = MODELS[model]()
-    return p2ptrain.Job(
-        model=network,
-        data=torch.utils.data.TensorDataset(
-            torch.randn(SAMPLES, *shape), torch.randint(CLASSES, (SAMPLES,))
-        ),
-        loss=nn.functional.cross_entropy,
+    return random_job(
+        network,
+        shape,
+        samples=SAMPLES,
         optimizer=p2ptrain.SGD(lr=0.001),
         batch_size=batch_size,
         micro_batch=micro_batch,
-        epochs=1000,
     )
 
 

@@ -100,7 +100,7 @@ def _tiles(captured: Captured, x: Tensor, rows: int, columns: int) -> Iterator[i
     filters = set(addresses(replica.tensors.values()))
     for tile_pass, found in zip(passes, kept, strict=True):
         for tensor in tile_pass.kept:
-            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            keep(found, tensor)
         yield kept_bytes(found, filters)
 
 
@@ -108,12 +108,18 @@ def _tiles(captured: Captured, x: Tensor, rows: int, columns: int) -> Iterator[i
 def counting(kept: Kept) -> Iterator[None]:
     """Collect the storages that autograd keeps."""
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    def saved(tensor: Tensor) -> Tensor:
+        keep(kept, tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor):
         yield
+
+
+def keep(kept: Kept, tensor: Tensor) -> None:
+    """Count its memory, once for all that share it."""
+    storage = tensor.untyped_storage()
+    kept[storage.data_ptr()] = storage.nbytes()
 
 
 def addresses(tensors: Iterable[Tensor]) -> list[int]:

@@ -26,7 +26,7 @@ from p2ptrain.model.tiles.messages import Message
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.tiling.tiled_stage import TiledStage
 from tests.integration.training.household import devices
-from tools.tile_memory import Kept, addresses, counting, kept_bytes
+from tools.tile_memory import Kept, addresses, counting, keep, kept_bytes
 from tools.tile_speed_job import job
 
 STEPS = 2
@@ -53,8 +53,7 @@ class Counted:
         if not counts:
             return
         for tensor in besides:
-            storage = tensor.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
+            keep(found, tensor)
         filters = set(addresses(stage.state().values()))
         size = kept_bytes(found, filters)
         self.most[id(stage)] = max(self.most.get(id(stage), 0), size)

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import nsmallest
 from math import log
 from random import Random
 from typing import TypeVar
 
 from p2ptrain.plan.draft import Draft, Group, draft_groups
-from p2ptrain.plan.search.climb import MOST_SPARE, climb_fine
+from p2ptrain.plan.search.climb import climb_fine, spare_devices
 from p2ptrain.plan.search.coarse import coarse_changes
 from p2ptrain.plan.search.divider import Divider
 from p2ptrain.plan.search.drafting import Drafter
@@ -36,7 +35,6 @@ from p2ptrain.plan.search.fine import (
 )
 from p2ptrain.plan.shared.judge import Judge, Judged
 from p2ptrain.plan.shared.micro_batches import neighbouring_splits
-from p2ptrain.plan.shared.orders import whole_seconds
 from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.shared.rules import Rules
 
@@ -73,19 +71,17 @@ def annealed(question: Question, rules: Rules, judge: Judge, start: Judged) -> J
         judge: of the same cost model as the question's; it may judge in another way.
     """
     drafter = Drafter(judge, Divider(question.cost, rules))
-    return _Annealing(question, rules, judge, drafter, Random(SEED)).run(start)
+    return _Annealing(question, drafter, Random(SEED)).run(start)
 
 
 @dataclass(frozen=True, slots=True)
 class _Annealing:
     question: Question
-    rules: Rules
-    judge: Judge
     drafter: Drafter
     random: Random
 
     def run(self, start: Judged) -> Judged:
-        judge = self.judge
+        judge = self.drafter.judge
         budget = judge.budget_tasks
         kept = int(budget * CLIMB_SHARE)
         best = now = start
@@ -137,10 +133,8 @@ class _Annealing:
         return self._changed(draft, draft.borders, groups)
 
     def _structured(self, draft: Draft) -> Draft | None:
-        unused = [device for device in self.question.devices if device not in draft.devices]
-        cost = self.judge.cost
-        spare = nsmallest(MOST_SPARE, unused, key=lambda d: (whole_seconds(cost, d), d))
-        layout = self._one(coarse_changes(draft, spare, self.rules))
+        spare = spare_devices(self.drafter, draft, self.question.devices)
+        layout = self._one(coarse_changes(draft, spare, self.drafter.rules))
         return None if layout is None else self._one(self.drafter.drafts(draft.split, *layout))
 
     def _changed(
@@ -151,8 +145,8 @@ class _Annealing:
         depths: tuple[int, ...] | None = None,
     ) -> Draft | None:
         wanted = depths or wanted_depths(draft, groups)
-        changed = draft_groups(self.judge.cost, draft.split, borders, groups, wanted)
-        return changed if changed is not None and self.rules.allow(changed) else None
+        changed = draft_groups(self.drafter.judge.cost, draft.split, borders, groups, wanted)
+        return changed if changed is not None and self.drafter.rules.allow(changed) else None
 
     def _one(self, choices: Iterable[_T]) -> _T | None:
         several = list(choices)

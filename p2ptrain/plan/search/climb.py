@@ -110,9 +110,14 @@ def climb_coarse(
     return climb_fine(judge, drafter, best, reserve_tasks)
 
 
-def _restructured(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> Iterator[Draft]:
+def spare_devices(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> list[int]:
+    """Of `devices` those that `draft` does not use and a change may bring in, the fastest first."""
     unused = [device for device in devices if device not in draft.devices]
-    spare = nsmallest(MOST_SPARE, unused, key=lambda d: (whole_seconds(drafter.judge.cost, d), d))
+    return nsmallest(MOST_SPARE, unused, key=lambda d: (whole_seconds(drafter.judge.cost, d), d))
+
+
+def _restructured(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> Iterator[Draft]:
+    spare = spare_devices(drafter, draft, devices)
     for borders, stages in coarse_changes(draft, spare, drafter.rules):
         yield from drafter.drafts(draft.split, borders, stages)
 
