@@ -13,7 +13,8 @@ has made sure that the thread does nothing of this stage (`ComputeThread.flush`)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -34,7 +35,7 @@ class TrainedStage(ABC):
     Attributes:
         version: which state they are.
         ready: what the next update makes of them, where one waits for others; None = none does.
-        torn: an update has failed half-way.
+        torn: an update has failed half-way; never while one is being made, which others may see.
         coefficient: what clipping multiplied the last update's gradients with.
     """
 
@@ -65,6 +66,15 @@ class TrainedStage(ABC):
     def copied(self, slot: Named) -> dict[str, Tensor]:
         """Copies of them, in the memory of `slot` as far as it fits."""
         return {name: copy_into(slot.get(name), tensor) for name, tensor in self.named().items()}
+
+    @contextmanager
+    def _whole_or_torn(self) -> Iterator[None]:
+        """What changes the tensors must be made to its end."""
+        try:
+            yield
+        except BaseException:
+            self.torn = True
+            raise
 
     @abstractmethod
     def _written_before(self) -> Mapping[str, Tensor]:
@@ -117,17 +127,16 @@ class LiveStage(TrainedStage):
         order, ready = self._order, self.ready
         if order is None or ready is None:
             raise InternalError("an update without gradients")
-        self.torn = True
-        if coefficient is not None:
-            clip.scale_(self.optimizer.gradients().values(), clip.to_tensor(*coefficient))
-        self.optimizer.step(order.lr_factor)
-        self.optimizer.zero_grad()
-        if self.stage.statistics is not None:
-            self.stage.statistics.merge()
-        self._saved.forget()
+        with self._whole_or_torn():
+            if coefficient is not None:
+                clip.scale_(self.optimizer.gradients().values(), clip.to_tensor(*coefficient))
+            self.optimizer.step(order.lr_factor)
+            self.optimizer.zero_grad()
+            if self.stage.statistics is not None:
+                self.stage.statistics.merge()
+            self._saved.forget()
         self.version, self.coefficient = ready, coefficient
         self.ready = self._order = None
-        self.torn = False
 
     def _written_before(self) -> Mapping[str, Tensor]:
         return self._saved.before()

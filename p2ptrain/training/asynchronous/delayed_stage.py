@@ -115,17 +115,16 @@ class DelayedStage(TrainedStage):
         if not self._has_updated:
             self.optimizer.reserve()
         self.versions.make_room(self._wanted(step + 1))
-        self.torn = True
-        self.optimizer.step(lr_factor)
-        self.optimizer.zero_grad()
-        self.versions.updated()
-        averaged = self._delays.averaged(self._index, step + 1)
-        if averaged:
-            self.versions.average(averaged)
-        self._buffers.forget(step)
+        with self._whole_or_torn():
+            self.optimizer.step(lr_factor)
+            self.optimizer.zero_grad()
+            self.versions.updated()
+            averaged = self._delays.averaged(self._index, step + 1)
+            if averaged:
+                self.versions.average(averaged)
+            self._buffers.forget(step)
         self.version = Version(step + 1, self._epoch)
         self._has_updated = True
-        self.torn = False
 
     def check_step(self, step: int) -> None:
         """Raises InternalError: it is not mini-batch `step`'s turn to be applied."""

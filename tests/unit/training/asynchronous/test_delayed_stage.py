@@ -118,6 +118,25 @@ def test_memory_of_the_versions_is_what_the_planner_counts(how: Asynchrony) -> N
         assert len(stage.versions.kept) <= most
 
 
+def test_an_update_under_way_is_not_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others read copies of older versions meanwhile, and would be refused them."""
+    stage = Pipeline.of(1, Asynchrony()).stages[0]
+    pipeline, seen, step = Pipeline([stage]), [], stage.optimizer.step
+
+    def watched(lr_factor: float) -> None:
+        step(lr_factor)
+        seen.append(stage.torn)
+
+    monkeypatch.setattr(stage.optimizer, "step", watched)
+    pipeline.train(2)
+    assert seen == [False, False]
+    monkeypatch.setattr(stage.optimizer, "zero_grad", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pipeline.train(1, first=2)
+    assert stage.torn
+    assert stage.version == Version(2, EPOCH), "what a failed update leaves counts for nothing"
+
+
 def test_a_cut_holds_nothing_of_later_mini_batches() -> None:
     """Copies of all stages right after the same update train on as an emptied pipeline would."""
     cut, steps = 6, 15
