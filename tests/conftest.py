@@ -7,10 +7,14 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: several devices share the cores
 os.environ["MKL_NUM_THREADS"] = "1"
 
+import asyncio
 import functools
+import gc
+import io
 import shutil
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +90,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """In CI on Linux a test that cannot run has failed."""
     if item.get_closest_marker("namespaces") and _must_run() and _namespaces_missing():
         pytest.fail(f"CI=true, but {_namespaces_missing()}", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[object],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Of a hang the stack shows the event loop alone: say what its tasks wait for."""
+    report = yield
+    if call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value):
+        waiting = io.StringIO()
+        for task in gc.get_objects():  # the loop is no thread's current one any more
+            if isinstance(task, asyncio.Task) and not task.done():
+                task.print_stack(file=waiting)
+        report.sections.append(("asyncio tasks", waiting.getvalue()))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -377,9 +377,10 @@ class DeviceCore:
     def _tell_replica(
         self, epoch: int, first: int, end: int, version: Version, failed: str | None = None
     ) -> None:
-        running = self.running
-        if running is not None and running.epoch == epoch:
-            self._out.append(to_do.TellReplica(running.holder, epoch, first, end, version, failed))
+        for plan in (self.running, self.prepared):  # who hears late that it begins has copies early
+            if plan is not None and plan.epoch == epoch:
+                told = to_do.TellReplica(plan.holder, epoch, first, end, version, failed)
+                self._out.append(told)
 
     # -- trouble ---------------------------------------------------------------------------
 

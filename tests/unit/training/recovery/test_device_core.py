@@ -336,6 +336,8 @@ def test_only_who_trains_or_is_about_to_reads_copies_for_others() -> None:
     _feed(core, d.PrepareAsked(2, "k", _placed(5), ()))
     early = d.OfferHeard("h", 5, 0, 2, Version(4, 3))
     assert _feed(core, early) == [to_do.Collect("h", 5, 0, 2, Version(4, 3))]
+    whole = d.ReplicaWhole(5, 0, 2, Version(4, 3))
+    assert _feed(core, whole) == [to_do.TellReplica("h", 5, 0, 2, Version(4, 3), None)]
     _feed(core, d.Fetched(5), d.Built(5), d.BeginHeard("h", 5), d.BeginHeard("h", 6))
     assert _feed(core, early) == []  # an epoch without it has begun
 
