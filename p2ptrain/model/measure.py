@@ -51,6 +51,7 @@ class UnitMeasurements:
         input_bytes, target_bytes: per sample, as the holder sends them.
         times: wall seconds by batch size, ascending; at least the smallest that was asked for.
         wall_by_cpu: how many of them this device takes for one of processor time.
+        cold: batch sizes that there was time for once, so that their times are too long.
     """
 
     input_bytes: int
@@ -58,6 +59,7 @@ class UnitMeasurements:
     units: tuple[MeasuredUnit, ...]
     times: Mapping[int, UnitTimes]
     wall_by_cpu: float
+    cold: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
         """As in a profile file: "input_bytes", "target_bytes", "units" and "times"."""
@@ -123,6 +125,7 @@ def measure_units(
         ),
         times=timing.times,
         wall_by_cpu=timing.wall_by_cpu,
+        cold=timing.cold,
     )
 
 

@@ -142,10 +142,12 @@ class Timing:
     Attributes:
         times: wall seconds by batch size, ascending.
         wall_by_cpu: the factor that made them of CPU seconds.
+        cold: batch sizes that were run once, which takes longer than they will.
     """
 
     times: dict[int, UnitTimes]
     wall_by_cpu: float
+    cold: tuple[int, ...]
 
 
 def time_units(
@@ -166,8 +168,9 @@ def time_units(
             break
         course.repeat(course.largest, course.left_seconds() / left)
     course.repeat(course.largest, course.left_seconds())
-    factor = wall_by_cpu(course.spans)
-    return Timing(unit_times(list(course.done.values()), factor), factor)
+    factor, passes = wall_by_cpu(course.spans), list(course.done.values())
+    cold = tuple(found.batch for found in passes if found.is_cold)
+    return Timing(unit_times(passes, factor), factor, cold)
 
 
 @dataclass(slots=True)

@@ -72,6 +72,11 @@ class BatchPasses:
     whole: list[WholePass] = field(default_factory=list)
 
     @property
+    def is_cold(self) -> bool:
+        """Whether there was time for a single one, in which kernels and memory were prepared."""
+        return self.count < 2
+
+    @property
     def count(self) -> int:
         """How many."""
         return len(self.split) + len(self.units) + len(self.whole)

@@ -5,6 +5,10 @@ something else too. A search among thousands of plans finds those that such erro
 times off by a tenth, plans for five equal devices reached 0.68 of their sum instead of 0.75,
 because units went to whoever seemed fast at them. One kind of processor takes the same processor
 time for the same work; which share of its core a device gives us is its own (`wall_by_cpu`).
+
+A slow device has time for larger batches once or not at all, and in its first pass a batch takes up
+to half as long again: what others of its kind have measured warm goes before that. With their own
+first passes, devices of 0.18 core seemed 11 times slower than one of 0.60, and were left out.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from statistics import fmean, median
 from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.times import TimeTable, UnitTimes
 
-FAR_OFF = 1.5
+FAR_OFF = 1.75
 """Who takes so many times more or less processor time than the median of its kind is another."""
 
 
@@ -28,12 +32,23 @@ class Measured:
         kind: of its processor; "" where it does not know: nobody is alike.
         wall_by_cpu: wall seconds for one of processor time, above 0.
         overheads: None where it did not measure them.
+        cold: sizes whose times are of a first pass.
     """
 
     kind: str
     wall_by_cpu: float
     times: TimeTable
     overheads: Overheads | None
+    cold: frozenset[int] = frozenset()
+
+    @property
+    def warm(self) -> tuple[int, ...]:
+        """Sizes that others may rely on, ascending: the others, if there are any."""
+        return tuple(size for size in self.times.sizes if size not in self.cold) or self.times.sizes
+
+    def covers(self, size: int) -> bool:
+        """Whether it lies between those."""
+        return self.warm[0] <= size <= self.warm[-1]
 
     def times_slowdown(self, slowdown: float) -> Measured:
         """All of it on a device that takes `slowdown` times as long."""
@@ -63,8 +78,8 @@ def shared(found: Mapping[str, Measured]) -> dict[str, Measured]:
 
 
 def _alike(own: Mapping[str, Measured]) -> list[str]:
-    """Those that are not far off, at the largest size that all have measured."""
-    size = min(one.times.sizes[-1] for one in own.values())
+    """Those that are not far off, at the largest size that all have measured warm."""
+    size = min(one.warm[-1] for one in own.values())
     seconds = {name: _whole(one.times.at(size)) for name, one in own.items()}
     middle = median(seconds.values())
     return [name for name, took in seconds.items() if middle / FAR_OFF <= took <= middle * FAR_OFF]
@@ -75,11 +90,17 @@ def _whole(times: UnitTimes) -> float:
 
 
 def _mean(own: Sequence[Measured]) -> Measured:
-    """At every size that one of them has measured, of those that it lies between the sizes of."""
-    sizes = sorted({size for one in own for size in one.times.sizes})
+    """At every size that one of them has measured, of those that it lies between the sizes of.
+
+    Warm ones, where anybody has such.
+    """
+    warm = sorted({size for one in own for size in one.warm})
+    beyond = {size for one in own for size in one.times.sizes if size > warm[-1]}
+    sizes = [*warm, *sorted(beyond)]
     times = tuple(
         _mean_times(
-            [one.times.at(size) for one in own if one.times.sizes[0] <= size <= one.times.sizes[-1]]
+            [one.times.at(size) for one in own if one.covers(size)]
+            or [one.times.at(size) for one in own if size in one.times.sizes]
         )
         for size in sizes
     )

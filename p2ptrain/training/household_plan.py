@@ -369,7 +369,7 @@ def _found(candidates: Sequence[Candidate], batch_size: int) -> dict[str, Measur
 def _measured(candidate: Candidate) -> Measured:
     """Raises OptionError: something in it is none."""
     measured, where = candidate.measured, f"profile of {candidate.name}"
-    kind = measured.get("processor", "")
+    kind, cold = measured.get("processor", ""), measured.get("cold")
     return Measured(
         kind=kind if isinstance(kind, str) else "",
         wall_by_cpu=fields.number(
@@ -377,4 +377,7 @@ def _measured(candidate: Candidate) -> Measured:
         ),
         times=TimeTable.from_json(measured["times"], where),
         overheads=overheads_of(candidate),
+        cold=frozenset(size for size in cold if isinstance(size, int))
+        if isinstance(cold, list)
+        else frozenset(),
     )

@@ -28,7 +28,7 @@ from p2ptrain.training.processor import processor_kind
 
 log = get_logger(__name__)
 
-METHOD = 2
+METHOD = 3
 """Of measuring: what an earlier one has found is measured anew."""
 MOST_SAMPLES = 128
 """A sample of a larger batch costs about the same, and a slow device would take seconds."""
@@ -104,8 +104,9 @@ async def measure(
     """The profile of `description` on this device; see `model.measure` for its content.
 
     Beside it "overheads": what the device spends on messages and updates (`overheads.py`),
-    "wall_by_cpu": wall seconds for one of processor time, in all these times, and "processor": its
-    kind. It takes at most about `memory_bytes`, whatever the model's size.
+    "wall_by_cpu": wall seconds for one of processor time, in all these times, "cold": batch sizes
+    whose times are of a first pass, and "processor": its kind. It takes at most about
+    `memory_bytes`, whatever the model's size.
     """
     sizes = "-".join(str(size) for size in batch_sizes)
     key = f"{description.digest[:32]}-{torch.get_num_threads()}-{sizes}"
@@ -138,6 +139,7 @@ def _measure(
         "method": METHOD,
         "processor": processor_kind(),
         "wall_by_cpu": units.wall_by_cpu,
+        "cold": list(units.cold),
         "overheads": measure_overheads(since=begin).to_json(),
     }
 

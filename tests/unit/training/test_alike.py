@@ -69,6 +69,23 @@ def test_who_measured_fewer_sizes_has_the_larger_ones_of_its_kind() -> None:
     assert forward(found["b"], 64) == pytest.approx((64.0, 128.0))
 
 
+def test_first_passes_count_only_where_nobody_has_warm_ones() -> None:
+    """A slow device: its largest batch was run once, and took half as long again."""
+    slow = measured(1.0, sizes=(4, 32))
+    first = slow.times.times[1]
+    longer = UnitTimes(*(tuple(1.5 * s for s in part) for part in (first.forward, first.backward)))
+    cold = replace(
+        slow,
+        times=TimeTable((4, 32), (slow.times.times[0], replace(longer, weight=(0.0, 0.0)))),
+        cold=frozenset({32}),
+    )
+    found = shared({"slow": cold, "fast": measured(1.0, sizes=(4, 64))})
+    assert forward(found["slow"], 32) == pytest.approx((32.0, 64.0))
+    assert found["slow"].times == found["fast"].times
+    alone = shared({"slow": cold, "fast": measured(1.0, sizes=(4, 16))})
+    assert forward(alone["fast"], 32) == pytest.approx((48.0, 96.0))
+
+
 def test_overheads_are_those_of_whom_measured_them() -> None:
     found = shared({"a": measured(1.0), "b": replace(measured(1.0), overheads=None)})
     assert found["b"].overheads == REFERENCE
