@@ -9,17 +9,23 @@ time for the same work; which share of its core a device gives us is its own (`w
 A slow device has time for larger batches once or not at all, and in its first pass a batch takes up
 to half as long again: what others of its kind have measured warm goes before that. With their own
 first passes, devices of 0.18 core seemed 11 times slower than one of 0.60, and were left out.
+
+How units and sizes compare is the kind's; how fast the device is, compared with its kind, is its
+own as far as that is more than noise: caches are colder on a core that does much else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import copysign, exp, log
 from statistics import fmean, median
 
 from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.times import TimeTable, UnitTimes
 
+NOISE = 0.1
+"""Part of a difference from its kind, as a logarithm, that does not count."""
 FAR_OFF = 1.75
 """Who takes so many times more or less processor time than the median of its kind is another."""
 
@@ -73,16 +79,30 @@ def shared(found: Mapping[str, Measured]) -> dict[str, Measured]:
         alike = _alike(own)
         if len(alike) > 1:
             mean = _mean([own[name] for name in alike])
-            result |= {name: mean.times_slowdown(found[name].wall_by_cpu) for name in alike}
+            for name, slower in alike.items():
+                level = found[name].wall_by_cpu * slower
+                result[name] = replace(
+                    mean.times_slowdown(level), wall_by_cpu=found[name].wall_by_cpu
+                )
     return result
 
 
-def _alike(own: Mapping[str, Measured]) -> list[str]:
-    """Those that are not far off, at the largest size that all have measured warm."""
+def _alike(own: Mapping[str, Measured]) -> dict[str, float]:
+    """Those that are not far off, and how many times as long as their mean each takes.
+
+    At the largest size that all have measured warm.
+    """
     size = min(one.warm[-1] for one in own.values())
     seconds = {name: _whole(one.times.at(size)) for name, one in own.items()}
     middle = median(seconds.values())
-    return [name for name, took in seconds.items() if middle / FAR_OFF <= took <= middle * FAR_OFF]
+    near = {n: took for n, took in seconds.items() if middle / FAR_OFF <= took <= middle * FAR_OFF}
+    mean = fmean(near.values())
+    return {name: _beyond_noise(took / mean) for name, took in near.items()}
+
+
+def _beyond_noise(ratio: float) -> float:
+    difference = log(ratio)
+    return exp(copysign(max(0.0, abs(difference) - NOISE), difference))
 
 
 def _whole(times: UnitTimes) -> float:

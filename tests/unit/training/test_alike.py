@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 
 import pytest
 
 from p2ptrain.plan.overheads import REFERENCE
 from p2ptrain.plan.times import TimeTable, UnitTimes
-from p2ptrain.training.alike import FAR_OFF, Measured, shared
+from p2ptrain.training.alike import FAR_OFF, NOISE, Measured, shared
 from p2ptrain.training.processor import MOST_LETTERS, processor_kind
 
 
@@ -27,7 +28,7 @@ def forward(one: Measured, size: int) -> tuple[float, ...]:
 
 
 def test_devices_of_a_kind_have_the_mean_of_what_they_have_found() -> None:
-    found = shared({"a": measured(0.9), "b": measured(1.1), "c": measured(7.0, kind="atom")})
+    found = shared({"a": measured(0.95), "b": measured(1.05), "c": measured(7.0, kind="atom")})
     assert forward(found["a"], 4) == pytest.approx((4.0, 8.0))
     assert found["b"].times == found["a"].times
     assert forward(found["c"], 4) == (28.0, 56.0)
@@ -49,6 +50,13 @@ def test_who_is_far_off_is_another_kind_whatever_it_is_called() -> None:
     found = shared(one)
     assert forward(found["a"], 4) == pytest.approx((4.0, 8.0))
     assert found["throttled"] == one["throttled"]
+
+
+def test_who_is_slower_than_noise_stays_so_with_the_units_of_its_kind() -> None:
+    found = shared({"a": measured(1.0), "b": measured(1.0), "cold": measured(1.5)})
+    fast, slow = forward(found["a"], 4)[0], forward(found["cold"], 4)[0]
+    assert 1.5 * exp(-2 * NOISE) <= slow / fast < 1.5
+    assert found["cold"].wall_by_cpu == 1.0, "its share of a core is what it was"
 
 
 def test_nobody_is_alike_who_does_not_know_its_kind_or_has_other_units() -> None:
