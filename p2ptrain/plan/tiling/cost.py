@@ -88,6 +88,7 @@ class GroupCost:
         statistics: by leg but the last: what all devices tell each other behind it.
         memory: bytes kept for the backward, by device.
         seconds: the sum, see the module.
+        work: seconds that all it computes takes the reference device alone.
         repeated: part of its work that is computed more than once.
     """
 
@@ -97,6 +98,7 @@ class GroupCost:
     statistics: tuple[Exchange, ...]
     memory: tuple[float, ...]
     seconds: float
+    work: float
     repeated: float
 
 
@@ -200,24 +202,30 @@ class Costs:
         slowest = max(self.devices[device].slowdown for device in self.device_of_tile)
         return max(wire, 2 * steps * slowest * each)
 
-    @cached_property
+    @property
     def end_seconds(self) -> float:
         """Images to the tiles; the last maps to what follows, and their gradients back."""
+        return self.entering_seconds + 2 * self.leaving_seconds
+
+    @cached_property
+    def entering_seconds(self) -> float:
+        """Images to the tiles."""
+        return self._end(self.problem.network.entering, self._holder)
+
+    @cached_property
+    def leaving_seconds(self) -> float:
+        """The last maps to what follows, or their gradients back."""
+        return self._end(self.problem.network.leaving, self._behind)
+
+    def _end(self, maps: Sequence[int], place: int) -> float:
         network = self.problem.network
-        seconds = 0.0
-        for maps, place, times in (
-            (network.entering, self._holder, 1),
-            (network.leaving, self._behind, 2),
-        ):
-            size = sum(
-                network.bytes_per_position((number,)) * self.grid.owned(tile, number).area
-                for tile, device in enumerate(self.device_of_tile)
-                if device != place
-                for number in maps
-            )
-            if size:
-                seconds += times * self._travel(size * self.problem.samples, place)
-        return seconds
+        size = sum(
+            network.bytes_per_position((number,)) * self.grid.owned(tile, number).area
+            for tile, device in enumerate(self.device_of_tile)
+            if device != place
+            for number in maps
+        )
+        return self._travel(size * self.problem.samples, place) if size else 0.0
 
     def _travel(self, size: float, place: int) -> float:
         """Between all tiles and one device, whose processor handles every byte."""
@@ -269,6 +277,7 @@ class Costs:
             statistics=tuple(statistics),
             memory=tuple(kept),
             seconds=legs + 2 * sum(self.exchange_seconds(e) for e in (halo, *statistics)),
+            work=work,
             repeated=1.0 - useful / work if work else 0.0,
         )
 

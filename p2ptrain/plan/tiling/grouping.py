@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TypeAlias
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.tiling.cost import Costs
@@ -35,6 +36,10 @@ class _Way:
     seconds: float
     memory: tuple[float, ...]
     borders: tuple[int, ...]
+
+
+_Best: TypeAlias = tuple[float, int, tuple[int, ...]]
+"""To group the first units: (seconds, borders, the borders)."""
 
 
 def early_borders(costs: Costs) -> frozenset[int]:
@@ -78,17 +83,33 @@ def best_grouping(costs: Costs) -> tuple[int, ...]:
 
 def _fastest(costs: Costs) -> tuple[int, ...] | None:
     count = len(costs.problem.network.units)
-    best: list[tuple[float, int, tuple[int, ...]] | None] = [(0.0, 1, (0,))]
+    best: list[_Best | None] = [(0.0, 1, (0,))]
     for end in range(1, count + 1):
-        ways = []
-        for first in range(end):
-            before, group = best[first], costs.group(first, end)
-            if before is not None and group is not None:
-                seconds = before[0] + group.seconds
-                ways.append((seconds, before[1] + 1, (*before[2], end)))
-        best.append(min(ways, default=None))
+        best.append(_fastest_to(costs, best, end))
     found = best[count]
     return None if found is None else found[2]
+
+
+def _fastest_to(costs: Costs, best: Sequence[_Best | None], end: int) -> _Best | None:
+    """The best way to group the first `end` units.
+
+    A group that begins earlier computes all that a later one does, and its other units: where
+    that alone, divided among all, takes too long, its exchanges need not be worked out.
+    """
+    least: _Best | None = None
+    speeds = sum(1.0 / device.slowdown for device in costs.devices)
+    work = 0.0  # of the longest group so far, at least
+    for first in reversed(range(end)):
+        alone, before = costs.group(first, first + 1), best[first]
+        work += 0.0 if alone is None else alone.work
+        if before is None or (least is not None and before[0] + work / speeds > least[0]):
+            continue
+        group = costs.group(first, end)
+        if group is not None:
+            work = max(work, group.work)
+            way = before[0] + group.seconds, before[1] + 1, (*before[2], end)
+            least = way if least is None else min(least, way)
+    return least
 
 
 def _fastest_that_fits(costs: Costs) -> tuple[int, ...]:

@@ -2,15 +2,17 @@
 
 Tried are all grids with a tile a device (the devices in order of their speed, row by row, so that
 rows have similar ones), both ways to draw lines and every number of tiled units; each with its
-best grouping. What is not tiled is computed by the fastest device alone. Judged is the simulation.
+best grouping. What is not tiled is computed by the fastest device alone, or by others
+(`pipelined.py`). Judged is the simulation.
 A grid that is asked for may have more tiles than there are devices: then each has several, the more
 the faster it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import inf
 
@@ -90,18 +92,22 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
-    """What may be tried: so many units on the fastest devices.
+class Candidate:
+    """What may be tried: so many units on some devices.
 
     Attributes:
-        rest: seconds of what follows, on the fastest device, a micro-batch.
-        bound: what none of its grids undercuts, `rest` included, a mini-batch.
+        devices: in the order of their tiles.
+        whole: seconds of a mini-batch, of the tiles in these groups and of all that follows;
+            infinite where it does not fit the memory.
+        bound: what none of its grids undercuts, the same.
+        is_behind_first: what follows is on the first device; else on one without tiles.
     """
 
     problem: TilingProblem
     devices: tuple[TileDevice, ...]
-    rest: float
+    whole: Callable[[Costs, tuple[int, ...]], float]
     bound: float
+    is_behind_first: bool = True
 
 
 def best_tiling(
@@ -113,16 +119,27 @@ def best_tiling(
         PlanError: nothing fits, not even one device alone; nothing is below the seconds asked for.
     """
     ordered = sorted(devices, key=lambda device: (device.slowdown, device.name))
-    best = None if asked.every or asked.grid else _alone(problem, ordered, asked)
+    alone = None if asked.every or asked.grid else _alone(problem, ordered, asked)
     reasons: list[str] = []
-    for candidate in sorted(_candidates(problem, ordered, asked), key=lambda c: c.bound):
+    best = best_of(_candidates(problem, ordered, asked), asked, reasons, alone)
+    if best is None:
+        raise PlanError("; ".join(dict.fromkeys(reasons)) or "no device holds the first units")
+    return best
+
+
+def best_of(
+    candidates: Iterable[Candidate],
+    asked: Asked,
+    reasons: list[str],
+    best: Tiling | None = None,
+) -> Tiling | None:
+    """The fastest of `best` and what is below the seconds asked for; adds why others do not fit."""
+    for candidate in sorted(candidates, key=lambda c: c.bound):
         if candidate.bound >= (asked.below if best is None else best.seconds):
             break
         for found in _tilings(candidate, asked, reasons):
             if found.seconds < (asked.below if best is None else best.seconds):
                 best = found
-    if best is None:
-        raise PlanError("; ".join(dict.fromkeys(reasons)) or "no device holds the first units")
     return best
 
 
@@ -146,9 +163,8 @@ def _memory_alone(problem: TilingProblem) -> float:
 
 def _candidates(
     problem: TilingProblem, ordered: Sequence[TileDevice], asked: Asked
-) -> Iterator[_Candidate]:
-    counts = [asked.borders[-1]] if asked.borders else range(1, len(problem.network.units) + 1)
-    for count in counts:
+) -> Iterator[Candidate]:
+    for count in unit_counts(problem, asked):
         tiled = problem.first_units(count)
         rest = (problem.seconds - tiled.seconds + asked.tail_seconds) * ordered[0].slowdown
         held = _memory_alone(problem) - _memory_alone(tiled) + asked.tail_bytes
@@ -156,7 +172,19 @@ def _candidates(
         for used in _device_counts(len(ordered), asked):
             devices = (first, *ordered[1:used])
             bound = lower_bound(tiled, devices, least=used, pieces=asked.pieces)
-            yield _Candidate(tiled, devices, rest, bound + asked.pieces * rest)
+            whole = partial(_one_after_the_other, rest, asked.pieces)
+            yield Candidate(tiled, devices, whole, bound + asked.pieces * rest)
+
+
+def unit_counts(problem: TilingProblem, asked: Asked) -> Sequence[int]:
+    """How many units may be tiled."""
+    return [asked.borders[-1]] if asked.borders else range(1, len(problem.network.units) + 1)
+
+
+def _one_after_the_other(rest: float, pieces: int, costs: Costs, borders: tuple[int, ...]) -> float:
+    """Seconds of a mini-batch: each micro-batch through the tiles and then `rest`, alone."""
+    once = costs.filter_seconds
+    return pieces * (simulate(costs, borders).seconds - once + rest) + once
 
 
 def _device_counts(count: int, asked: Asked) -> Sequence[int]:
@@ -165,10 +193,12 @@ def _device_counts(count: int, asked: Asked) -> Sequence[int]:
     return [count] if asked.every else range(2, count + 1)
 
 
-def _tilings(candidate: _Candidate, asked: Asked, reasons: list[str]) -> Iterator[Tiling]:
+def _tilings(candidate: Candidate, asked: Asked, reasons: list[str]) -> Iterator[Tiling]:
     """Every grid with a tile a device, lines drawn both ways; adds why others do not fit."""
-    used = len(candidate.devices)
+    used, network = len(candidate.devices), candidate.problem.network
     shapes = [(rows, used // rows) for rows in range(1, used + 1) if used % rows == 0]
+    if all(feature_map.height == feature_map.width for feature_map in network.maps):
+        shapes = [shape for shape in shapes if shape[0] <= shape[1]]  # as good as turned round
     for shape in [asked.grid] if asked.grid is not None else shapes:
         for aligned in (True, False):
             try:
@@ -177,9 +207,7 @@ def _tilings(candidate: _Candidate, asked: Asked, reasons: list[str]) -> Iterato
                 reasons.append(str(error))
 
 
-def _tiling(
-    candidate: _Candidate, asked: Asked, shape: tuple[int, int], *, aligned: bool
-) -> Tiling:
+def _tiling(candidate: Candidate, asked: Asked, shape: tuple[int, int], *, aligned: bool) -> Tiling:
     """One grid with its best grouping, or the one that is asked for."""
     problem, devices = candidate.problem, candidate.devices
     counts = tiles_by_speed(shape[0] * shape[1], [device.slowdown for device in devices])
@@ -187,12 +215,11 @@ def _tiling(
     grid = TileGrid(problem.network, (shares.rows, shares.columns), aligned=aligned)
     names = [device.name for device in devices]
     holder = names.index(asked.holder) if asked.holder in names else -1 if asked.holder else 0
-    plain = Costs(problem, devices, grid, owners(counts), holder=holder)
+    behind = 0 if candidate.is_behind_first else -1
+    plain = Costs(problem, devices, grid, owners(counts), holder=holder, behind=behind)
     costs = plain.with_early(early_borders(plain))
     borders = _checked(costs, asked.borders) if asked.borders else best_grouping(costs)
     groups, units = len(borders) - 1, len(problem.network.units)
-    once = costs.filter_seconds
-    piece = simulate(costs, borders).seconds - once + candidate.rest
     return Tiling(
         devices=tuple(names),
         shares=counts,
@@ -201,7 +228,7 @@ def _tiling(
         columns=shares.columns,
         aligned=aligned,
         borders=borders,
-        seconds=asked.pieces * piece + once,
+        seconds=candidate.whole(costs, borders),
         bound=candidate.bound,
         memory_bytes=tuple(costs.memory(borders)),
         reason=f"{units} units in {groups} groups on {shape[0]}x{shape[1]} tiles",

@@ -24,12 +24,13 @@ class Simulated:
     Attributes:
         seconds: from the images to the summed gradients.
         computing: by device: how much of that it computes.
-        filters: of `seconds`, the sum of the filters' gradients.
+        forward, backward: of `seconds`, through the tiles alone.
     """
 
     seconds: float
     computing: tuple[float, ...]
-    filters: float
+    forward: float
+    backward: float
 
 
 def simulate(costs: Costs, borders: Sequence[int]) -> Simulated:
@@ -47,6 +48,7 @@ def simulate(costs: Costs, borders: Sequence[int]) -> Simulated:
     clocks = [0.0] * len(costs.devices)
     for group in groups:
         clocks = _through(costs, clocks, _forward(group))
+    forward = max(clocks)
     for group in reversed(groups):
         clocks = _through(costs, clocks, _backward(group))
     computing = tuple(
@@ -54,7 +56,7 @@ def simulate(costs: Costs, borders: Sequence[int]) -> Simulated:
         for device in range(len(clocks))
     )
     seconds = max(clocks) + costs.fixed_seconds
-    return Simulated(seconds, computing, costs.filter_seconds)
+    return Simulated(seconds, computing, forward, max(clocks) - forward)
 
 
 def lower_bound(
