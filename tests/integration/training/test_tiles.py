@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.schedule import usual_warmup
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.tiles import gathering
 from p2ptrain.tiles.shape import TileShape
@@ -42,7 +44,7 @@ def forced(
 ) -> None:
     """Let every coordinator tile the first units on as many devices as `shares` has, a, b, ...
 
-    The rest is one stage on device `behind`.
+    The rest is a stage on each device of `behind`.
     """
     monkeypatch.setattr(household_plan, "make_plan", partial(_plan, shape, shares, behind))
 
@@ -58,13 +60,15 @@ def _plan(
     assert request.micro_batch is not None
     split = BatchSplit(request.batch_size, request.micro_batch)
     devices = tuple(DeviceShare(name, share) for name, share in zip("abcdef", shares, strict=False))
-    depth = min(2, split.micro_batches)
-    stages = (
-        PlannedStage((0, shape.units), devices, depth, Allocation.TILES, tiling=shape),
-        PlannedStage(
-            (shape.units, len(profile.units)), (DeviceShare(behind, split.micro_batch),), 1
-        ),
-    )
+    depths = usual_warmup(1 + len(behind), split.micro_batches)
+    rest = len(profile.units) - shape.units
+    borders = [shape.units + rest * k // len(behind) for k in range(1 + len(behind))]
+    alone = [
+        PlannedStage(units, (DeviceShare(name, split.micro_batch),), depth)
+        for units, name, depth in zip(pairwise(borders), behind, depths[1:], strict=True)
+    ]
+    tiles = PlannedStage((0, shape.units), devices, depths[0], Allocation.TILES, tiling=shape)
+    stages = (tiles, *alone)
     peaks = {device.name: 0 for device in cluster.devices}
     return Plan("forced", split, stages, Predicted(1.0, 1.0, peaks))
 
@@ -206,6 +210,19 @@ async def test_the_rest_may_follow_on_a_device_that_has_tiles(
     assert found.state < TOLERANCE
 
 
+@pytest.mark.parametrize("behind", ["cd", "cb"])
+async def test_a_pipeline_may_follow(monkeypatch: pytest.MonkeyPatch, behind: str) -> None:
+    """Of two stages, on devices without tiles or with; the last micro-batch has two samples."""
+    shape, shares = GRIDS["1x2 in pairs"]
+    forced(monkeypatch, shape, shares, behind=behind)
+    async with devices(4) as household:
+        ours = await trained(household, job(micro_batch=3), 6)
+        assert [stage.warmup for stage in household.plan.stages] == [3, 3, 1]
+    found = difference(ours, by_plain_torch(job(micro_batch=3), 6))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
+
+
 async def test_evaluations_are_tiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """By running statistics, which all tiles have; with a smaller last micro-batch."""
     shape, shares = GRIDS["2x2 on two devices"]
@@ -281,11 +298,15 @@ async def test_planner_tiles_makes_such_plans(grid: tuple[int, int] | None) -> N
     options = TrainOptions(wait_for=3, steps=8, planner="tiles", grid=grid)
     async with devices(3) as household:
         await household.holder_run(what, options).run()
-        first, behind = household.plan.stages
+        first, *behind = household.plan.stages
     assert first.allocation == "tiles"
-    assert {device.name for device in first.devices} == {"a", "b", "c"}
-    assert sum(device.share for device in first.devices) == (3 if grid is None else 4)
-    assert first.units[1] == behind.units[0] <= 4
+    with_tiles = {device.name for device in first.devices}
+    everybody = with_tiles | {device.name for stage in behind for device in stage.devices}
+    assert everybody == {"a", "b", "c"}
+    if grid is not None:
+        assert with_tiles == everybody, "who can have one of the tiles asked for has one"
+    assert sum(device.share for device in first.devices) == (len(with_tiles), 4)[grid is not None]
+    assert first.units[1] == behind[0].units[0] <= 4
     assert isinstance(what.model, nn.Module)
     state = {name: tensor.detach().clone() for name, tensor in what.model.state_dict().items()}
     found = difference(Outcome(list(household.losses), state), by_plain_torch(job(), 8))
