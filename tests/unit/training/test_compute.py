@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -10,7 +11,7 @@ import pytest
 
 from p2ptrain.model.share import Span
 from p2ptrain.training import compute as module
-from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.compute import SWITCH_SECONDS, ComputeThread
 
 
 @pytest.fixture
@@ -100,6 +101,10 @@ async def test_a_flush_of_an_idle_or_closed_thread_is_nothing(compute: ComputeTh
     await compute.flush()
     await compute.close()
     await compute.flush()
+
+
+async def test_nobody_keeps_the_interpreter_from_it_for_long(compute: ComputeThread) -> None:
+    assert sys.getswitchinterval() <= SWITCH_SECONDS + 1e-9
 
 
 async def test_an_error_is_its_callers(compute: ComputeThread) -> None:
