@@ -114,7 +114,9 @@ class _Search:
             devices = devices[:tiles]
         for count in unit_counts(problem, asked):
             tiled, behind = problem.first_units(count), self._suffix(count).value[count]
-            least = lower_bound(tiled, devices, least=len(devices), pieces=asked.pieces)
+            least = lower_bound(
+                tiled, devices, least=len(devices), pieces=asked.pieces, messages=True
+            )
             yield Candidate(
                 problem=tiled,
                 devices=tuple(devices),

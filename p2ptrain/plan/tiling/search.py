@@ -171,7 +171,7 @@ def _candidates(
         first = replace(ordered[0], memory_bytes=ordered[0].memory_bytes - held)
         for used in _device_counts(len(ordered), asked):
             devices = (first, *ordered[1:used])
-            bound = lower_bound(tiled, devices, least=used, pieces=asked.pieces)
+            bound = lower_bound(tiled, devices, least=used, pieces=asked.pieces, messages=True)
             whole = partial(_one_after_the_other, rest, asked.pieces)
             yield Candidate(tiled, devices, whole, bound + asked.pieces * rest)
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from p2ptrain.errors import InternalError
 from p2ptrain.plan.tiling.cost import Costs, Exchange, GroupCost
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
+from p2ptrain.tiles.gathering import Gathering
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,12 @@ def simulate(costs: Costs, borders: Sequence[int]) -> Simulated:
 
 
 def lower_bound(
-    problem: TilingProblem, devices: Sequence[TileDevice], *, least: int = 1, pieces: int = 1
+    problem: TilingProblem,
+    devices: Sequence[TileDevice],
+    *,
+    least: int = 1,
+    pieces: int = 1,
+    messages: bool = False,
 ) -> float:
     """What no tiling of all of the problem's units on these devices undercuts.
 
@@ -70,6 +76,10 @@ def lower_bound(
     the filters are added up, which each device that takes part must send and receive once, less its
     own part. Fewer devices may be better: taken is the least over the fastest `least`, `least` + 1,
     ... of them.
+
+    Args:
+        messages: count, as part of what is computed, the processor time of telling each other
+            statistics, each device and each way.
     """
     speeds = sorted((1.0 / device.slowdown for device in devices), reverse=True)
     link = problem.link
@@ -77,8 +87,17 @@ def lower_bound(
     for used in range(least, len(speeds) + 1):
         part = problem.parameter_bytes / (used * link.bytes_per_s)
         filters = 2 * (used - 1) * (part + link.latency_s)
-        bounds.append(pieces * problem.seconds / sum(speeds[:used]) + filters)
+        work = problem.seconds + (_telling(problem, used) if messages else 0.0)
+        bounds.append(pieces * work / sum(speeds[:used]) + filters)
     return min(bounds)
+
+
+def _telling(problem: TilingProblem, used: int) -> float:
+    """Seconds of the reference device for all statistics' messages of `used` devices, both ways."""
+    count = sum(operation.statistics for operation in problem.network.operations)
+    gathering = Gathering(0, used)
+    each = sum(len(gathering.sent(k)) for k in range(gathering.rounds))
+    return 2 * count * used * 2 * each * problem.overheads.message_seconds
 
 
 _Step = Exchange | tuple[float, ...]
