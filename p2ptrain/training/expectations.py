@@ -17,6 +17,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.simulation.simulate import draft_of
+from p2ptrain.plan.tiling.work import Work, round_work
 from p2ptrain.training.household_plan import MeasuredHousehold, question
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.recovery.committing import Seat
@@ -56,24 +57,33 @@ def expected_of(
     """What a round of `plan` should take each stage on each device, by its id.
 
     Nothing where there are no rounds: stages that run by themselves are not held against a plan,
-    unless it is FTPipeHD's; nor are tiles, which wait for each other in the middle of their work.
+    unless it is FTPipeHD's. What tiles wait for each other, in the middle of their work, is no part
+    of their tasks.
     """
-    if any(stage.tiling is not None for stage in plan.stages):
-        return {}
     profile, cluster = question(request, household)
     if plan.mode is Mode.ASYNC:
         return {} if request.ftpipehd is None else _by_capacity(profile, cluster, household, plan)
     cost = CostModel(profile, cluster, overlap=True)
-    draft = draft_of(plan, cost)
     ids = {candidate.name: candidate.id for candidate in household.candidates}
     share = {c.name: max(c.measured.get("wall_by_cpu", 1.0), 1e-9) for c in household.candidates}
     expected: dict[Seat, Expected] = {}
-    for p, group in enumerate(draft.groups):
-        for place, device in enumerate(group.devices):
-            name = cost.name(device)
-            wall, beside = _computing(cost, draft, p, place), _beside(cost, draft, p, place)
-            expected[p, ids[name]] = Expected(wall, wall / share[name], beside)
+    for (p, device), work in _work(cost, plan).items():
+        name, wall = cost.name(device), work.computing - _round_messages(cost, device)
+        beside = work.messages + _round_messages(cost, device)
+        expected[p, ids[name]] = Expected(wall, wall / share[name], beside)
     return expected
+
+
+def _work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], Work]:
+    """Of a round, by stage and device."""
+    if plan.stages[0].tiling is not None:
+        return round_work(cost, plan)
+    draft = draft_of(plan, cost)
+    return {
+        (p, device): Work(_computing(cost, draft, p, place), _messages(cost, draft, p, place))
+        for p, group in enumerate(draft.groups)
+        for place, device in enumerate(group.devices)
+    }
 
 
 def _by_capacity(
@@ -94,7 +104,7 @@ def _computing(cost: CostModel, draft: Draft, p: int, place: int) -> float:
     """Forwards, backwards and the update of one device of stage p."""
     (first, end), device = draft.units[p], draft.groups[p].devices[place]
     backward_factor = SPLIT_FACTOR if draft.splits(p) else 1.0
-    seconds = cost.update_seconds(device, first, end) - _round_messages(cost, device)
+    seconds = cost.update_seconds(device, first, end)
     for samples in draft.groups[p].pieces(draft.split, place):
         if samples:
             times = cost.unit_times(device, samples)
@@ -103,12 +113,11 @@ def _computing(cost: CostModel, draft: Draft, p: int, place: int) -> float:
     return seconds
 
 
-def _beside(cost: CostModel, draft: Draft, p: int, place: int) -> float:
-    """Messages of one device of stage p: pieces, sums and the round's own."""
+def _messages(cost: CostModel, draft: Draft, p: int, place: int) -> float:
+    """Messages of one device of stage p: pieces and sums."""
     assert cost.overlap is not None
     (first, end), group = draft.units[p], draft.groups[p]
-    device = group.devices[place]
-    seconds = _round_messages(cost, device)
+    device, seconds = group.devices[place], 0.0
     for samples in group.pieces(draft.split, place):
         if samples:
             seconds += sum(cost.overlap.task_seconds(device, first, end, samples))
@@ -119,5 +128,6 @@ def _beside(cost: CostModel, draft: Draft, p: int, place: int) -> float:
 
 
 def _round_messages(cost: CostModel, device: int) -> float:
+    """The round's own, which the cost model counts with the update."""
     assert cost.overlap is not None
     return ROUND_MESSAGES * cost.overlap.overheads[device].message_seconds

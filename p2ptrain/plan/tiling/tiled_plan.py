@@ -111,7 +111,7 @@ def round_of(cost: CostModel, plan: Plan) -> Round:
         PlanError: the profile does not say how its units are cut, or the grid does not fit them.
     """
     first, *behind = plan.stages
-    costs, devices = _costs(cost, plan)
+    costs, devices = costs_of(cost, plan)
     assert first.tiling is not None
     borders, split = first.tiling.borders, plan.split
     simulated = simulate(costs, borders)
@@ -140,7 +140,7 @@ def round_of(cost: CostModel, plan: Plan) -> Round:
     return Round(pieces * piece + costs.filter_seconds + update, peaks, busy)
 
 
-def _costs(cost: CostModel, plan: Plan) -> tuple[Costs, tuple[int, ...]]:
+def costs_of(cost: CostModel, plan: Plan) -> tuple[Costs, tuple[int, ...]]:
     """Of the plan's grid, and the devices with tiles. Raises PlanError, as `round_of`."""
     first, behind, *_ = plan.stages
     network, shape, end = tiled_network(cost.profile), first.tiling, first.units[1]

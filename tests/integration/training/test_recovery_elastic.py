@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import PeerError, PlanError
-from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.share import Span
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training import change_planning, considering, device_measures, household_plan
-from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.consider_request import Considered
 from p2ptrain.training.considering import Consideration
 from p2ptrain.training.epoch_links import EpochLinks
@@ -25,8 +23,7 @@ from p2ptrain.training.job import Job
 from p2ptrain.training.leaving import hand_over
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.profiling import ProfileCache, measure
-from p2ptrain.training.recovery import drift, elastic
+from p2ptrain.training.recovery import elastic
 from p2ptrain.training.stage_ends import RoundReport
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import (
@@ -35,14 +32,12 @@ from tests.integration.training.jobs import (
     one_stage_each,
     undisturbed,
 )
+from tests.integration.training.made_up import UNIT_SECONDS, make_up_profiles
 from tests.reference import Outcome
 
 LONG = 60
 MICRO_BATCHES = 4
 PIPELINE = one_stage_each(3)
-
-
-_profiles = ProfileCache(None)
 
 
 Happening = Callable[[], Coroutine[Any, Any, None]]
@@ -94,10 +89,6 @@ def used(household: Devices) -> set[str]:
     return {device.name for stage in household.plan.stages for device in stage.devices}
 
 
-UNIT_SECONDS = (1.0, 2.0)
-"""Of a forward and of a backward, whatever the size of a micro-batch."""
-
-
 @pytest.fixture
 def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Profiles by which a unit is worth a device of its own, and rounds that take as long.
@@ -105,21 +96,6 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     Returns how many times as long they take on some devices, by id.
     """
     factors: dict[str, float] = {}
-
-    async def made_up(
-        description: ModelDescription,
-        sizes: Sequence[int],
-        thread: ComputeThread,
-        cache: ProfileCache,
-        memory_bytes: int,
-    ) -> Mapping[str, Any]:
-        measured = dict(await measure(description, sizes, thread, _profiles, memory_bytes))
-        units = len(measured["units"])
-        forward, backward = UNIT_SECONDS
-        each = {"forward": [forward] * units, "backward": [backward] * units}
-        measured["times"] = {str(size): each for size in sizes}
-        measured["wall_by_cpu"] = 1.0
-        return measured
 
     report = EpochLinks.report
 
@@ -129,11 +105,8 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         wall = seconds * factors.get(links._shell.mesh.self_id, 1.0)
         await report(links, replace(said, busy=Span(wall, seconds)))
 
-    monkeypatch.setattr(device_measures, "measure", made_up)
+    make_up_profiles(monkeypatch)
     monkeypatch.setattr(EpochLinks, "report", reported)
-    monkeypatch.setattr(elastic, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(drift, "WINDOW_SECONDS", 0.0)
-    monkeypatch.setattr(drift, "LEAST_SECONDS", 0.0)
     return factors
 
 

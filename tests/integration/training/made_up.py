@@ -1,0 +1,43 @@
+"""Profiles whose units take seconds, so that plans and drift do not hang on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.training import device_measures
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.profiling import ProfileCache, measure
+from p2ptrain.training.recovery import drift, elastic
+
+UNIT_SECONDS = (1.0, 2.0)
+"""Of a forward and of a backward, whatever the size of a micro-batch."""
+
+_profiles = ProfileCache(None)
+
+
+def make_up_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which a unit is worth a device of its own; every round counts for drift, and at once."""
+
+    async def made_up(
+        description: ModelDescription,
+        sizes: Sequence[int],
+        thread: ComputeThread,
+        cache: ProfileCache,
+        memory_bytes: int,
+    ) -> Mapping[str, Any]:
+        measured = dict(await measure(description, sizes, thread, _profiles, memory_bytes))
+        units = len(measured["units"])
+        forward, backward = UNIT_SECONDS
+        each = {"forward": [forward] * units, "backward": [backward] * units}
+        measured["times"] = {str(size): each for size in sizes}
+        measured["wall_by_cpu"] = 1.0
+        return measured
+
+    monkeypatch.setattr(device_measures, "measure", made_up)
+    monkeypatch.setattr(elastic, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(drift, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(drift, "LEAST_SECONDS", 0.0)

@@ -1,0 +1,106 @@
+"""A device with tiles slows down: it gets smaller ones, and nothing in the result shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from p2ptrain.mesh.memory import memory_id
+from p2ptrain.model.share import Span
+from p2ptrain.observe.events import Event, PlanEvent, Step
+from p2ptrain.plan.plan import Plan
+from p2ptrain.training import change_planning
+from p2ptrain.training.epoch_links import EpochLinks
+from p2ptrain.training.expectations import expected_of
+from p2ptrain.training.household_plan import MeasuredHousehold
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.training.recovery.corrections import Expected
+from p2ptrain.training.stage_ends import RoundReport
+from tests.curves import by_plain_torch, difference
+from tests.integration.training.household import Devices, devices
+from tests.integration.training.made_up import make_up_profiles
+from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job
+from tests.reference import Outcome
+
+STEPS, SLOWS_DOWN = 32, 15
+
+
+class Rounds:
+    """Rounds that take what the plan in force expects, times a factor by device.
+
+    What a device has slowed down by is part of what the next plan expects.
+
+    Attributes:
+        factors: by device id.
+        areas: by step, the part of the maps that each device has.
+    """
+
+    def __init__(self, household: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.factors: dict[str, float] = {}
+        self.areas: dict[int, Mapping[str, float]] = {}
+        self._household = household
+        self._expected: Mapping[Seat, Expected] = {}
+        rounds, report = self, EpochLinks.report
+
+        def expected(
+            request: PlanningRequest, measured: MeasuredHousehold, plan: Plan
+        ) -> dict[Seat, Expected]:
+            found = expected_of(request, measured, plan)
+            rounds._expected = found
+            rounds.factors.clear()
+            return found
+
+        async def reported(links: EpochLinks, said: RoundReport) -> None:
+            me = links._shell.mesh.self_id
+            due, factor = rounds._expected[links._index, me], rounds.factors.get(me, 1.0)
+            await report(links, replace(said, busy=Span(due.wall * factor, due.cpu)))
+
+        make_up_profiles(monkeypatch)
+        monkeypatch.setattr(change_planning, "expected_of", expected)
+        monkeypatch.setattr(EpochLinks, "report", reported)
+
+    def note(self, step: int) -> None:
+        """Who has how much of the maps now."""
+        engagement = self._household.members["a"].service.engagement
+        assert engagement is not None
+        first = engagement.assignment.stages[0]
+        assert first.tiling is not None
+        areas = first.tiling.areas(first.shares)
+        self.areas[step] = dict(zip(first.devices, areas, strict=True))
+
+
+@pytest.mark.parametrize("slow", ["b", None])
+async def test_a_slow_device_gets_smaller_tiles(
+    monkeypatch: pytest.MonkeyPatch, slow: str | None
+) -> None:
+    what = job(micro_batch=8)
+    async with devices(3) as household:
+        rounds = Rounds(household, monkeypatch)
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step):
+                rounds.note(event.step)
+                if event.step == SLOWS_DOWN and slow is not None:
+                    rounds.factors[memory_id(slow)] = 4.0
+                if event.step == STEPS:
+                    check_replicas(household)
+
+        options = TrainOptions(wait_for=3, planner="tiles", steps=STEPS)
+        await household.holder_run(what, options, listen).run()
+        reasons = [event.reason for event in household.events if isinstance(event, PlanEvent)]
+    assert reasons == (["start"] if slow is None else ["start", "drift"])
+    if slow is not None:
+        before, after = (rounds.areas[step][memory_id(slow)] for step in (SLOWS_DOWN, STEPS))
+        assert after < before / 2
+    assert isinstance(what.model, nn.Module)
+    state = {name: tensor.detach().clone() for name, tensor in what.model.state_dict().items()}
+    ours = Outcome(list(household.losses), state)
+    found = difference(ours, by_plain_torch(job(micro_batch=8), STEPS))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
