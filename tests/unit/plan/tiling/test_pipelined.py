@@ -17,6 +17,7 @@ from p2ptrain.plan.tiling.row import Passes, Row, depths_that_fit, row_seconds
 from p2ptrain.plan.tiling.search import Asked, best_tiling
 from p2ptrain.plan.tiling.setting import Setting
 from p2ptrain.plan.tiling.tiled_plan import round_of
+from p2ptrain.plan.tiling.work import round_work
 from p2ptrain.plan.times import TimeTable, UnitTimes
 from tests.unit.plan.tiling.test_tiled_plan import asked, cluster, profile
 
@@ -118,6 +119,19 @@ def test_what_the_search_judged_is_what_the_plan_predicts(slowdowns: tuple[float
         setting.problem, setting.tile_devices(), replace(question, tail_seconds=tail)
     )
     assert found.tiling.seconds < shared.seconds
+
+
+def test_a_devices_work_is_what_it_computes() -> None:
+    net, devices = profile(tail=1.2, maps=True), cluster(1.0, 2.0, 1.0)
+    for micro_batch in (2, 8):
+        plan = make_plan(net, devices, asked(batch_size=8, micro_batch=micro_batch))
+        cost = CostModel(net, devices)
+        busy = dict.fromkeys(range(3), 0.0)
+        for (_, device), work in round_work(cost, plan).items():
+            busy[device] += work.computing
+            assert work.messages >= 0.0
+        found = round_of(cost, plan).busy_seconds
+        assert found == pytest.approx({cost.name(d): seconds for d, seconds in busy.items()})
 
 
 def test_tiles_keep_as_many_micro_batches_as_they_are_deep() -> None:
