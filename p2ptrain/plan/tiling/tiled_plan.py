@@ -108,9 +108,12 @@ def round_of(cost: CostModel, plan: Plan) -> Round:
     """What a round of a plan with tiles takes.
 
     Raises:
-        PlanError: the profile does not say how its units are cut, or the grid does not fit them.
+        PlanError: the profile does not say how its units are cut, the grid does not fit them, or a
+            stage behind the tiles has several devices.
     """
     first, *behind = plan.stages
+    if any(len(stage.devices) > 1 for stage in behind):
+        raise PlanError("what stages of several devices take behind tiles is not predicted")
     costs, devices = costs_of(cost, plan)
     assert first.tiling is not None
     borders, split = first.tiling.borders, plan.split

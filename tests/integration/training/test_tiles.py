@@ -223,6 +223,28 @@ async def test_a_pipeline_may_follow(monkeypatch: pytest.MonkeyPatch, behind: st
     assert found.state < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("how", "shares"), [(Allocation.SAMPLES, (3, 1)), (Allocation.MICRO_BATCHES, (1, 1))]
+)
+async def test_a_group_may_follow(
+    monkeypatch: pytest.MonkeyPatch, how: Allocation, shares: tuple[int, int]
+) -> None:
+    """Each of its devices gets from every tile what it lacks of its samples, or micro-batches."""
+
+    def plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
+        found = _plan(*GRIDS["1x2 in pairs"], "c", profile, cluster, request)
+        group = tuple(map(DeviceShare, "cd", shares))
+        behind = replace(found.stages[1], devices=group, allocation=how)
+        return replace(found, stages=(found.stages[0], behind))
+
+    monkeypatch.setattr(household_plan, "make_plan", plan)
+    async with devices(4) as household:
+        ours = await trained(household, job(), 6)
+    found = difference(ours, by_plain_torch(job(), 6))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
+
+
 async def test_evaluations_are_tiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """By running statistics, which all tiles have; with a smaller last micro-batch."""
     shape, shares = GRIDS["2x2 on two devices"]
