@@ -1,6 +1,6 @@
 """Tiles with a pipeline behind them: some devices have no tile, and what is not tiled instead.
 
-While they compute one micro-batch, the tiles already compute the next. Tried are one to three such
+While they compute one micro-batch, the tiles already compute the next. Tried are one or two such
 devices, the fastest or the slowest ones, and all numbers of tiled units, each with the best
 straight pipeline of the others (`shared.partition`).
 """
