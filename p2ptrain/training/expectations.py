@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from p2ptrain.errors import PlanError
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
@@ -57,8 +58,8 @@ def expected_of(
     """What a round of `plan` should take each stage on each device, by its id.
 
     Nothing where there are no rounds: stages that run by themselves are not held against a plan,
-    unless it is FTPipeHD's. What tiles wait for each other, in the middle of their work, is no part
-    of their tasks.
+    unless it is FTPipeHD's; nor of tiles that the cost model cannot follow. What tiles wait for each
+    other, in the middle of their work, is no part of their tasks.
     """
     profile, cluster = question(request, household)
     if plan.mode is Mode.ASYNC:
@@ -67,7 +68,11 @@ def expected_of(
     ids = {candidate.name: candidate.id for candidate in household.candidates}
     share = {c.name: max(c.measured.get("wall_by_cpu", 1.0), 1e-9) for c in household.candidates}
     expected: dict[Seat, Expected] = {}
-    for (p, device), work in _work(cost, plan).items():
+    try:
+        works = _work(cost, plan)
+    except PlanError:  # whoever is to compute them says what is wrong, if anything is
+        return {}
+    for (p, device), work in works.items():
         name, wall = cost.name(device), work.computing - _round_messages(cost, device)
         beside = work.messages + _round_messages(cost, device)
         expected[p, ids[name]] = Expected(wall, wall / share[name], beside)
