@@ -58,8 +58,8 @@ def expected_of(
     """What a round of `plan` should take each stage on each device, by its id.
 
     Nothing where there are no rounds: stages that run by themselves are not held against a plan,
-    unless it is FTPipeHD's; nor of tiles that the cost model cannot follow. What tiles wait for each
-    other, in the middle of their work, is no part of their tasks.
+    unless it is FTPipeHD's; nor of tiles that the cost model cannot follow. What tiles wait for
+    each other, in the middle of their work, is no part of their tasks.
     """
     profile, cluster = question(request, household)
     if plan.mode is Mode.ASYNC:
