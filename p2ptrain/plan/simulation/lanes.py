@@ -47,7 +47,7 @@ def build_engine(cost: CostModel, draft: Draft, *, record: bool = False) -> Engi
 
 
 @lru_cache(maxsize=256)
-def _tasks(micro_batches: int, warmup: int) -> tuple[int, ...]:
+def stage_tasks(micro_batches: int, warmup: int) -> tuple[int, ...]:
     """A stage's order of work in the engine's numbers: 2m forward, 2m+1 backward."""
     order = one_f_one_b(micro_batches, warmup)
     return tuple(2 * action.micro_batch + (action.kind == "backward") for action in order)
@@ -58,9 +58,27 @@ def _dealt_tasks(shares: tuple[int, ...], warmup: int) -> tuple[tuple[int, ...],
     """The tasks of each device of a stage that deals whole micro-batches, by place."""
     owners = deal(shares)
     own: list[list[int]] = [[] for _ in shares]
-    for task in _tasks(len(owners), warmup):
+    for task in stage_tasks(len(owners), warmup):
         own[owners[task >> 1]].append(task)
     return tuple(map(tuple, own))
+
+
+def route(
+    cost: CostModel, carries: Direction, ends: tuple[int, int, int, int], cut: int, samples: int
+) -> Route:
+    """How so many samples cross before unit `cut`.
+
+    Args:
+        ends: lanes of sender and receiver, their devices.
+    """
+    _, _, sender, receiver = ends
+    link = cost.link(sender, receiver)
+    seconds, latency_s = samples * cost.cut_bytes(cut) / link.bytes_per_s, link.latency_s
+    if cost.overlap is not None:
+        carriage = cost.carriage(cut, sender, receiver, carries)
+        seconds = samples * carriage.wire_bytes / link.bytes_per_s
+        latency_s += samples * carriage.more_seconds
+    return Route(carries, *ends, seconds, latency_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +118,7 @@ class _Builder:
 
     def _parts(self, p: int, number: int) -> list[_Part]:
         group, split = self.draft.groups[p], self.split
-        tasks = _tasks(self.count, self.draft.warmup[p])
+        tasks = stage_tasks(self.count, self.draft.warmup[p])
         full, last = (0, split.first_samples), (0, split.last_samples)
         if len(group.devices) == 1:
             return [_Part(number, p, group.devices[0], full, last, tasks)]
@@ -205,14 +223,8 @@ class _Builder:
         if not samples:
             return ()
         cut = self.draft.borders[max(sender.stage, receiver.stage)]
-        devices = sender.device, receiver.device
-        link, cost = self.cost.link(*devices), self.cost
-        seconds, latency_s = samples * cost.cut_bytes(cut) / link.bytes_per_s, link.latency_s
-        if cost.overlap is not None:
-            carriage = cost.carriage(cut, *devices, carries)
-            seconds = samples * carriage.wire_bytes / link.bytes_per_s
-            latency_s += samples * carriage.more_seconds
-        return (Route(carries, sender.lane, receiver.lane, *devices, seconds, latency_s),)
+        ends = sender.lane, receiver.lane, sender.device, receiver.device
+        return (route(self.cost, carries, ends, cut, samples),)
 
     def _feed(self, part: _Part) -> list[Route] | None:
         """What the holder sends a lane at either end; what is its own costs nothing."""

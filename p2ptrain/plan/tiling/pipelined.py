@@ -12,16 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
-from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.shared.partition import Partition, Suffix, every_subset
-from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.plan.tiling.row import Passes, Row, depths_that_fit, row_seconds
 from p2ptrain.plan.tiling.search import Asked, Candidate, Tiling, best_of, unit_counts
 from p2ptrain.plan.tiling.setting import Setting
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
-from p2ptrain.tiles.network import MapNetwork
 
 MOST_BEHIND = 2
 LEAST_TILES = 2
@@ -44,38 +41,31 @@ class Pipelined:
     depths: tuple[int, ...]
 
 
-def best_pipelined(
-    cost: CostModel,
-    network: MapNetwork,
-    split: BatchSplit,
-    devices: Sequence[int],
-    asked: Asked,
-) -> Pipelined | None:
+def best_pipelined(setting: Setting, asked: Asked) -> Pipelined | None:
     """The fastest below the seconds asked for; None where there is none.
 
     Args:
-        network: the units that may be tiled.
-        devices: all of them have a part.
+        setting: all of its devices have a part.
     """
     best: Pipelined | None = None
-    for behind in _choices(cost, split, devices):
-        with_tiles = [device for device in devices if device not in behind]
-        search = _Search(Setting.of(cost, network, split, with_tiles), behind)
+    for behind in _choices(setting):
+        with_tiles = [device for device in setting.devices if device not in behind]
+        less = Setting.of(setting.cost, setting.network, setting.split, with_tiles)
+        search = _Search(less, behind)
         if best is not None:
             asked = replace(asked, below=best.tiling.seconds)
         best = search.best(asked) or best
     return best
 
 
-def _choices(
-    cost: CostModel, split: BatchSplit, devices: Sequence[int]
-) -> Iterator[tuple[int, ...]]:
+def _choices(setting: Setting) -> Iterator[tuple[int, ...]]:
     """Devices that may stand behind the tiles."""
+    cost, samples = setting.cost, setting.split.first_samples
 
     def seconds(device: int) -> tuple[float, int]:
-        return sum(cost.stage_seconds(device, 0, cost.unit_count, split.first_samples)), device
+        return sum(cost.stage_seconds(device, 0, cost.unit_count, samples)), device
 
-    ordered = tuple(sorted(devices, key=seconds))
+    ordered = tuple(sorted(setting.devices, key=seconds))
     for count in range(1, min(MOST_BEHIND, len(ordered) - LEAST_TILES) + 1):
         fastest, slowest = ordered[:count], ordered[-count:]
         yield fastest

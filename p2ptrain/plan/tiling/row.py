@@ -17,8 +17,9 @@ from itertools import pairwise
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.overlap import Direction
-from p2ptrain.plan.schedule import one_f_one_b, usual_warmup
+from p2ptrain.plan.schedule import usual_warmup
 from p2ptrain.plan.simulation.engine import FEED, Engine, Lane, Route
+from p2ptrain.plan.simulation.lanes import route, stage_tasks
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.simulate import Simulated
@@ -113,7 +114,6 @@ class _Lanes:
 
     def _lane(self, p: int, depth: int) -> Lane:
         count, is_last = len(self._sizes), p == len(self._devices) - 1
-        order = one_f_one_b(count, depth)
         routes: list[Sequence[Route]] = [()] * (2 * count)
         if not is_last:
             routes[0::2] = self._routes("output", p, p + 1)
@@ -123,7 +123,7 @@ class _Lanes:
             number=p,
             stage=p,
             device=self._devices[p],
-            tasks=tuple(2 * action.micro_batch + (action.kind == "backward") for action in order),
+            tasks=stage_tasks(count, depth),
             seconds=self._seconds(p),
             missing=[1, 0 if is_last else 1] * count,
             routes=routes,
@@ -147,18 +147,9 @@ class _Lanes:
 
     def _routes(self, carries: Direction, p: int, other: int) -> list[Sequence[Route]]:
         """By micro-batch."""
-        devices = self._devices[p], self._devices[other]
+        ends = p, other, self._devices[p], self._devices[other]
         if 0 in (p, other):
-            seconds = self._passes.leaving
-            taken = [(seconds * part, 0.0) for part in self._parts]
-        else:
-            taken = [self._travel(carries, p, other, size) for size in self._sizes]
-        return [(Route(carries, p, other, *devices, *seconds),) for seconds in taken]
-
-    def _travel(self, carries: Direction, p: int, other: int, samples: int) -> tuple[float, float]:
-        """(seconds that it takes of the link, from then to the arrival)."""
-        devices = self._devices[p], self._devices[other]
+            leaving = self._passes.leaving
+            return [(Route(carries, *ends, leaving * part, 0.0),) for part in self._parts]
         cut = self._row.borders[max(p, other) - 1]
-        link, carriage = self._cost.link(*devices), self._cost.carriage(cut, *devices, carries)
-        latency_s = link.latency_s + samples * carriage.more_seconds
-        return samples * carriage.wire_bytes / link.bytes_per_s, latency_s
+        return [(route(self._cost, carries, ends, cut, size),) for size in self._sizes]

@@ -90,7 +90,7 @@ def _pipelined(setting: Setting, asked: Asked) -> Pipelined | None:
     """Only where there are several micro-batches do tiles compute while others do."""
     if setting.split.micro_batches < 2:
         return None
-    return best_pipelined(setting.cost, setting.network, setting.split, setting.devices, asked)
+    return best_pipelined(setting, asked)
 
 
 def may_be_tiled(cost: CostModel, request: PlanRequest) -> bool:
@@ -112,8 +112,6 @@ def round_of(cost: CostModel, plan: Plan) -> Round:
             stage behind the tiles has several devices.
     """
     first, *behind = plan.stages
-    if any(len(stage.devices) > 1 for stage in behind):
-        raise PlanError("what stages of several devices take behind tiles is not predicted")
     costs, devices = costs_of(cost, plan)
     assert first.tiling is not None
     borders, split = first.tiling.borders, plan.split
@@ -145,7 +143,9 @@ def round_of(cost: CostModel, plan: Plan) -> Round:
 
 def costs_of(cost: CostModel, plan: Plan) -> tuple[Costs, tuple[int, ...]]:
     """Of the plan's grid, and the devices with tiles. Raises PlanError, as `round_of`."""
-    first, behind, *_ = plan.stages
+    first, *behind = plan.stages
+    if any(len(stage.devices) > 1 for stage in behind):
+        raise PlanError("what stages of several devices take behind tiles is not predicted")
     network, shape, end = tiled_network(cost.profile), first.tiling, first.units[1]
     assert shape is not None
     if network is None or end > len(network.units):
@@ -154,7 +154,7 @@ def costs_of(cost: CostModel, plan: Plan) -> tuple[Costs, tuple[int, ...]]:
     setting = Setting.of(cost, network, plan.split, devices)
     problem = setting.problem.first_units(end)
     grid = TileGrid(problem.network, (shape.rows, shape.columns), aligned=shape.aligned)
-    after = cost.index(behind.devices[0].name)
+    after = cost.index(behind[0].devices[0].name)
     costs = Costs(
         *(problem, setting.tile_devices(), grid),
         owners([device.share for device in first.devices]),

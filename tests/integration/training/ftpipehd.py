@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from p2ptrain.mesh.memory import memory_id
-from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.share import Span
 from p2ptrain.observe.events import PlanEvent
 from p2ptrain.training import device_measures
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.asynchronous.ftpipehd import PLANNER, Ftpipehd
-from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.epoch_links import EpochLinks
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.stage_ends import RoundReport
 from tests.integration.training.delayed import options
 from tests.integration.training.household import Devices
-
-UNIT_SECONDS = (1.0, 2.0)
-"""Of a unit's forward and backward on the device with the data: no link costs as much."""
-
-_profiles = ProfileCache(None)
+from tests.integration.training.made_up import UNIT_SECONDS, made_up
 
 
 class Speeds:
@@ -52,23 +45,12 @@ class Speeds:
             seconds = (place.end - place.first) * sum(UNIT_SECONDS) * factors.get(me, 1.0)
             await report(links, replace(said, busy=Span(seconds, seconds)))
 
-        async def made_up(
-            description: ModelDescription,
-            sizes: Sequence[int],
-            thread: ComputeThread,
-            cache: ProfileCache,
-            memory_bytes: int,
-        ) -> Mapping[str, Any]:
-            found = await measure(description, sizes, thread, _profiles, memory_bytes)
+        async def counted(*asked: Any) -> Mapping[str, Any]:
             self.profiled += 1
-            units = len(found["units"])
-            forward, backward = UNIT_SECONDS
-            each = {"forward": [forward] * units, "backward": [backward] * units}
-            times = {str(size): each for size in sizes}
-            return {**found, "times": times, "wall_by_cpu": 1.0}
+            return await made_up(*asked)
 
         with (
-            patch.object(device_measures, "measure", made_up),
+            patch.object(device_measures, "measure", counted),
             patch.object(EpochLinks, "report", reported),
         ):
             yield

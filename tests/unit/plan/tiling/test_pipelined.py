@@ -110,10 +110,10 @@ def test_what_the_search_judged_is_what_the_plan_predicts(slowdowns: tuple[float
     assert network is not None
     used = tuple(range(len(slowdowns)))
     question = Asked(every=True, pieces=4, holder="d0")
-    found = best_pipelined(cost, network.first_units(4), split, used, question)
+    setting = Setting.of(cost, network.first_units(4), split, used)
+    found = best_pipelined(setting, question)
     assert found is not None
     assert round_of(cost, plan).seconds == pytest.approx(found.tiling.seconds)
-    setting = Setting.of(cost, network.first_units(4), split, used)
     tail = sum(cost.stage_seconds(setting.reference, 4, 5, 2))
     shared = best_tiling(
         setting.problem, setting.tile_devices(), replace(question, tail_seconds=tail)
