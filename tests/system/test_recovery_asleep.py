@@ -60,9 +60,10 @@ async def test_who_wakes_up_when_the_job_has_ended_is_free_for_the_next(
     await holder.expect("failure", name="a")
     await holder.succeed()
     assert _losses(holder) == wanted
-    await second.expect("member", name="desk", state="left")
+    left = await second.expect("member", name="desk", state="left")
     if joined:
-        await second.expect("member", since=len(second.said), name="desk", state="alive")
+        since = second.said.index(left)
+        await second.expect("member", since=since, name="desk", state="alive")
     first.thaw()
     since = len(second.said)
     await second.expect("member", since=since, name="a", state="alive")
