@@ -11,7 +11,9 @@ to half as long again: what others of its kind have measured warm goes before th
 first passes, devices of 0.18 core seemed 11 times slower than one of 0.60, and were left out.
 
 How units and sizes compare is the kind's; how fast the device is, compared with its kind, is its
-own as far as that is more than noise: caches are colder on a core that does much else.
+own as far as that is more than noise: caches are colder on a core that does much else. A size that
+only some have come to is taken at the level of all, or it would look cheap where a fast one did:
+with such times five equal devices trained BERT with micro-batches of 2, at half their speed.
 """
 
 from __future__ import annotations
@@ -56,6 +58,10 @@ class Measured:
         """Whether it lies between those."""
         return self.warm[0] <= size <= self.warm[-1]
 
+    def spans(self, size: int) -> bool:
+        """Whether it lies between any that were measured."""
+        return self.times.sizes[0] <= size <= self.times.sizes[-1]
+
     def times_slowdown(self, slowdown: float) -> Measured:
         """All of it on a device that takes `slowdown` times as long."""
         overheads = self.overheads
@@ -76,18 +82,17 @@ def shared(found: Mapping[str, Measured]) -> dict[str, Measured]:
     result = dict(found)
     for names in kinds.values():
         own = {name: found[name].times_slowdown(1 / found[name].wall_by_cpu) for name in names}
-        alike = _alike(own)
-        if len(alike) > 1:
-            mean = _mean([own[name] for name in alike])
-            for name, slower in alike.items():
-                level = found[name].wall_by_cpu * slower
-                result[name] = replace(
-                    mean.times_slowdown(level), wall_by_cpu=found[name].wall_by_cpu
-                )
+        levels = _levels(own)
+        if len(levels) > 1:
+            mean = _mean([_at_level(own[name], level) for name, level in levels.items()])
+            for name, level in levels.items():
+                wall_by_cpu = found[name].wall_by_cpu
+                slower = mean.times_slowdown(wall_by_cpu * _beyond_noise(level))
+                result[name] = replace(slower, wall_by_cpu=wall_by_cpu)
     return result
 
 
-def _alike(own: Mapping[str, Measured]) -> dict[str, float]:
+def _levels(own: Mapping[str, Measured]) -> dict[str, float]:
     """Those that are not far off, and how many times as long as their mean each takes.
 
     At the largest size that all have measured warm.
@@ -97,7 +102,12 @@ def _alike(own: Mapping[str, Measured]) -> dict[str, float]:
     middle = median(seconds.values())
     near = {n: took for n, took in seconds.items() if middle / FAR_OFF <= took <= middle * FAR_OFF}
     mean = fmean(near.values())
-    return {name: _beyond_noise(took / mean) for name, took in near.items()}
+    return {name: took / mean for name, took in near.items()}
+
+
+def _at_level(own: Measured, level: float) -> Measured:
+    """Its units as a device of level 1 would have found them."""
+    return replace(own, times=own.times.times_slowdown(1 / level))
 
 
 def _beyond_noise(ratio: float) -> float:
@@ -112,7 +122,7 @@ def _whole(times: UnitTimes) -> float:
 def _mean(own: Sequence[Measured]) -> Measured:
     """At every size that one of them has measured, of those that it lies between the sizes of.
 
-    Warm ones, where anybody has such.
+    Between warm ones, where anybody has such.
     """
     warm = sorted({size for one in own for size in one.warm})
     beyond = {size for one in own for size in one.times.sizes if size > warm[-1]}
@@ -120,7 +130,7 @@ def _mean(own: Sequence[Measured]) -> Measured:
     times = tuple(
         _mean_times(
             [one.times.at(size) for one in own if one.covers(size)]
-            or [one.times.at(size) for one in own if size in one.times.sizes]
+            or [one.times.at(size) for one in own if one.spans(size)]
         )
         for size in sizes
     )

@@ -74,7 +74,18 @@ def test_who_measured_fewer_sizes_has_the_larger_ones_of_its_kind() -> None:
     found = shared({"a": measured(1.0, sizes=(4, 8, 64)), "b": measured(1.2, sizes=(4, 8, 32))})
     assert found["b"].times.sizes == (4, 8, 32, 64)
     assert forward(found["b"], 32) == pytest.approx((1.1 * 32, 1.1 * 64))
-    assert forward(found["b"], 64) == pytest.approx((64.0, 128.0))
+    assert forward(found["b"], 64) == pytest.approx((1.1 * 64, 2.2 * 64)), "at the level of both"
+
+
+def test_sizes_that_devices_ran_once_are_taken_together() -> None:
+    """Each came to others; by one alone, 8 samples would seem to take as long as 6."""
+    slow, fast = (
+        replace(measured(seconds, sizes=(1, size)), cold=frozenset({size}))
+        for seconds, size in ((1.05, 6), (0.95, 8))
+    )
+    found = shared({"slow": slow, "fast": fast})["slow"]
+    assert forward(found, 6) == pytest.approx((6.0, 12.0))
+    assert forward(found, 8) == pytest.approx((8.0, 16.0))
 
 
 def test_first_passes_count_only_where_nobody_has_warm_ones() -> None:
