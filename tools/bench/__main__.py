@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tools.bench import cells
 from tools.bench.results import Results, ResultsError
+from tools.bench.rounds import WARM
 from tools.bench.run import Wishes, run
 
 INTERRUPTED = 130
@@ -56,6 +57,7 @@ def _wishes(arguments: argparse.Namespace) -> Wishes:
         again=arguments.again,
         limit_seconds=arguments.limit,
         steady_rounds=arguments.rounds,
+        settle_rounds=arguments.settle,
         simulate=arguments.simulate,
         train_options=tuple(shlex.split(arguments.train)),
     )
@@ -74,6 +76,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="print the cells chosen, and end")
     parser.add_argument("--repeat", type=int, default=1, help="runs a cell (default: 1)")
     parser.add_argument("--rounds", type=int, default=4, help="rounds that count (default: 4)")
+    parser.add_argument(
+        "--settle",
+        type=int,
+        default=WARM,
+        metavar="N",
+        help=f"rounds of p2ptrain before those (default: {WARM}); it looks at its plan after ten",
+    )
     parser.add_argument("--again", action="store_true", help="measure what the file has already")
     parser.add_argument(
         "--limit", type=float, default=300.0, metavar="S", help="seconds of a run (default: 300)"

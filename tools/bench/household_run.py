@@ -108,7 +108,8 @@ def _watch(
 def _figures(cell: Cell, rounds: Rounds, said: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """From the holder's events."""
     steps = [event for event in said if event["event"] == "step"]
-    plan = next(event for event in said if event["event"] == "plan")
+    plans = [event for event in said if event["event"] == "plan"]
+    plan = plans[-1]
     seconds = [step["seconds"] for step in steps[rounds.warm :]]
     return {
         "samples_per_s": cell.batch_size * len(seconds) / sum(seconds),
@@ -117,6 +118,7 @@ def _figures(cell: Cell, rounds: Rounds, said: Sequence[dict[str, Any]]) -> dict
         "warm_rounds": rounds.warm,
         "predicted_samples_per_s": plan["predicted_samples_per_s"],
         "plan": _plan(plan),
+        "plan_reasons": [event["reason"] for event in plans],
         "warnings": [event["message"] for event in said if event["event"] == "warning"],
     }
 

@@ -23,7 +23,7 @@ from tools.bench.cells import Cell, Place
 from tools.bench.errors import CellError
 from tools.bench.household_run import HouseholdRuns
 from tools.bench.results import Results
-from tools.bench.rounds import rounds_of
+from tools.bench.rounds import WARM, rounds_of
 from tools.bench.versions import age_seconds, machine, now, versions
 from tools.testbed import Household, Testbed
 
@@ -37,6 +37,7 @@ class Wishes:
         again: measure cells that the file has already.
         limit_seconds: of one run, or of one measurement of the devices.
         steady_rounds: that count.
+        settle_rounds: of p2ptrain, before those.
         simulate: the simulator's figures instead of real ones.
         reference_seconds: for so long what the devices reach alone holds; then it is measured anew,
             as a machine that others use changes from hour to hour.
@@ -47,6 +48,7 @@ class Wishes:
     again: bool = False
     limit_seconds: float = 300.0
     steady_rounds: int = 4
+    settle_rounds: int = WARM
     simulate: bool = False
     reference_seconds: float = 300.0
     train_options: tuple[str, ...] = ()
@@ -103,7 +105,7 @@ class Bench:
         _tell(f"{cell.key}: {_line(run)} ({monotonic() - begin:.0f} s)")
 
     def _run(self, cell: Cell, speeds: dict[str, Any]) -> dict[str, Any]:
-        rounds = rounds_of(cell, self._wishes.steady_rounds)
+        rounds = rounds_of(cell, self._wishes.steady_rounds, self._wishes.settle_rounds)
         limit = self._wishes.limit_seconds
         blocks = self._blocks(cell) if cell.system == "torch-pp" else []
         with self._testbed(cell.household) as testbed:

@@ -142,4 +142,9 @@ def test_bars_are_as_high_as_their_fractions() -> None:
 
 def test_rounds_of_a_single_device_are_fewer() -> None:
     assert rounds_of(Cell("A", "vit", "S", "pp"), 4) == Rounds(2, 4)
-    assert rounds_of(Cell("A", "vit", "S", "torch"), 4) == Rounds(1, 2)
+    assert rounds_of(Cell("A", "vit", "S", "torch"), 4, 14) == Rounds(1, 2)
+
+
+def test_only_p2ptrain_has_rounds_in_which_its_plan_settles() -> None:
+    assert rounds_of(Cell("A", "vit", "S", "auto"), 4, 14) == Rounds(14, 4)
+    assert rounds_of(Cell("A", "vit", "S", "ddp"), 4, 14) == Rounds(2, 4)
