@@ -101,14 +101,16 @@ def unit_times(sizes: Sequence[BatchPasses], factor: float) -> dict[int, UnitTim
     """Times by batch size.
 
     Args:
-        sizes: ascending, each measured by units.
+        sizes: ascending; the smallest measured by units, the others so or as a whole.
         factor: from CPU seconds to those that are wanted.
     """
     found: dict[int, UnitTimes] = {}
     switching, shares = _switching(sizes[0]), _weight_shares(sizes[0])
+    forward, backward = _parts(sizes[0], switching)
     for size in sizes:
         shares = _weight_shares(size) or shares
-        forward, backward = _parts(size, switching)
+        if size.by_units:
+            forward, backward = _parts(size, switching)
         weight = tuple(share * whole for share, whole in zip(shares, backward, strict=True))
         parts = UnitTimes(forward, backward, weight)
         found[size.batch] = _as_whole(parts, _warm(size.whole))

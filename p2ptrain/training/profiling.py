@@ -28,7 +28,7 @@ from p2ptrain.training.processor import processor_kind
 
 log = get_logger(__name__)
 
-METHOD = 3
+METHOD = 4
 """Of measuring: what an earlier one has found is measured anew."""
 MOST_SAMPLES = 128
 """A sample of a larger batch costs about the same, and a slow device would take seconds."""
@@ -44,6 +44,8 @@ def batch_sizes_to_measure(
 
     Up to a device's part of the mini-batch, in equal steps: powers of two, so that a device more or
     less changes them seldom. Of a fixed micro-batch a quarter too, as a device of a group may get.
+    From a quarter of that part on, at most 4: what one sample takes follows from what more take,
+    and not the other way round.
 
     Args:
         batch_size: of the job.
@@ -54,7 +56,7 @@ def batch_sizes_to_measure(
     if micro_batch:
         return sorted({max(least, -(-micro_batch // 4)), micro_batch})
     top = min(MOST_SAMPLES, batch_size, max(4, _power_of_two(batch_size / devices)))
-    low = max(1, min(4, top // 16))
+    low = max(1, min(4, top // 4))
     middle = _power_of_two(math.sqrt(top * low))
     return sorted({min(max(size, least), batch_size) for size in (low, middle, top)})
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.model.timing import MAXIMUM_PASSES, Clock, Limits, Timing, time_units
+from p2ptrain.model.timing import MAXIMUM_PASSES, SECOND_SIZE, Clock, Limits, Timing, time_units
 from p2ptrain.model.unit_times import UnitTimes
 
 COSTS = [(0.001, 0.002), (0.003, 0.004), (0.0, 0.0005)]
@@ -220,7 +220,24 @@ def test_what_splitting_costs_does_not_count(cost: float) -> None:
 def test_the_smallest_size_is_measured_whatever_it_costs() -> None:
     device = Device(0.2)
     assert list(timed(device, [16, 4, 64], 0.0)) == [4]
-    assert device.passes == [4, 4, 4]
+    assert device.kinds == [("split", 4), ("whole", 4)]
+
+
+def test_one_size_alone_is_followed_by_a_larger_one_even_a_little_late() -> None:
+    """Most of a pass does not depend on its size: a second one shows it."""
+    device = Device(0.3, fixed=0.1)  # 1.2 s for 4 samples
+    found = timing(device, [4, 8, 16], 0.5, most_seconds=3.5)
+    assert device.kinds == [("split", 4), ("whole", 4), ("whole", 6)]
+    assert found.cold == (6,)
+    assert device.wall <= 3.5 * SECOND_SIZE
+    growth = sum(found.times[6].forward) / sum(found.times[4].forward)
+    assert growth == pytest.approx(1 + 2 * 0.004 / 0.316, rel=0.01)
+    assert found.times[6].weight[0] / found.times[6].backward[0] == pytest.approx(WEIGHT)
+
+
+def test_a_second_size_that_would_be_much_too_late_is_not_begun() -> None:
+    device = Device(0.3, fixed=0.1)
+    assert list(timed(device, [4, 8, 16], 0.5, most_seconds=2.5)) == [4]
 
 
 def test_a_smaller_size_is_measured_where_time_forbids_the_one_asked_for() -> None:

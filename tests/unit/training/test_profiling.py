@@ -26,9 +26,10 @@ from p2ptrain.training.profiling import ProfileCache, batch_sizes_to_measure, me
         (256, 3, 1, [4, 16, 64]),
         (256, 4, 1, [4, 16, 64]),  # nothing new to measure when one more is there
         (256, 5, 1, [4, 16, 64]),
-        (128, 5, 1, [2, 8, 32]),
-        (64, 5, 1, [1, 4, 16]),
-        (64, 5, 2, [2, 4, 16]),  # BatchNorm
+        (128, 5, 1, [4, 16, 32]),
+        (64, 5, 1, [4, 8, 16]),
+        (16, 5, 1, [1, 2, 4]),
+        (16, 5, 2, [2, 4]),  # BatchNorm
         (64, 1, 1, [4, 16, 64]),
         (3, 5, 1, [1, 2, 3]),
         (1, 5, 1, [1]),
