@@ -9,6 +9,8 @@ time for the same work; which share of its core a device gives us is its own (`w
 A slow device has time for larger batches once or not at all, and in its first pass a batch takes up
 to half as long again: what others of its kind have measured warm goes before that. With their own
 first passes, devices of 0.18 core seemed 11 times slower than one of 0.60, and were left out.
+Beyond all warm sizes a first pass counts where it is below what follows from those: either is too
+much rather than too little.
 
 How units and sizes compare is the kind's; how fast the device is, compared with its kind, is its
 own as far as that is more than noise: caches are colder on a core that does much else. A size that
@@ -18,7 +20,7 @@ with such times five equal devices trained BERT with micro-batches of 2, at half
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import copysign, exp, log
 from statistics import fmean, median
@@ -79,7 +81,9 @@ def shared(found: Mapping[str, Measured]) -> dict[str, Measured]:
     for name, one in found.items():
         if one.kind:
             kinds.setdefault((one.kind, one.times.unit_count), []).append(name)
-    result = dict(found)
+    result = {
+        name: replace(one, times=_telling(one.times, one.cold)) for name, one in found.items()
+    }
     for names in kinds.values():
         own = {name: found[name].times_slowdown(1 / found[name].wall_by_cpu) for name in names}
         levels = _levels(own)
@@ -126,7 +130,7 @@ def _mean(own: Sequence[Measured]) -> Measured:
     """
     warm = sorted({size for one in own for size in one.warm})
     beyond = {size for one in own for size in one.times.sizes if size > warm[-1]}
-    sizes = [*warm, *sorted(beyond)]
+    sizes = (*warm, *sorted(beyond))
     times = tuple(
         _mean_times(
             [one.times.at(size) for one in own if one.covers(size)]
@@ -139,9 +143,21 @@ def _mean(own: Sequence[Measured]) -> Measured:
     return Measured(
         kind=own[0].kind,
         wall_by_cpu=1.0,
-        times=TimeTable(tuple(sizes), times),
+        times=_telling(TimeTable(sizes, times), beyond),
         overheads=None if overheads is None else Overheads(**overheads),
     )
+
+
+def _telling(times: TimeTable, cold: Collection[int]) -> TimeTable:
+    """Without first passes beyond warm ones that took longer than follows from those."""
+    found = [(s, t) for s, t in zip(times.sizes, times.times, strict=True) if s not in cold]
+    if len(found) < 2:
+        return times
+    for size in sorted(cold):
+        warm = TimeTable(*zip(*found, strict=True))
+        if size > found[-1][0] and _whole(times.at(size)) < _whole(warm.completed(size).at(size)):
+            found.append((size, times.at(size)))
+    return TimeTable(*zip(*found, strict=True))
 
 
 def _mean_times(found: Sequence[UnitTimes]) -> UnitTimes:

@@ -101,8 +101,23 @@ def test_first_passes_count_only_where_nobody_has_warm_ones() -> None:
     found = shared({"slow": cold, "fast": measured(1.0, sizes=(4, 64))})
     assert forward(found["slow"], 32) == pytest.approx((32.0, 64.0))
     assert found["slow"].times == found["fast"].times
-    alone = shared({"slow": cold, "fast": measured(1.0, sizes=(4, 16))})
+    alone = shared({"slow": cold, "fast": measured(1.0, sizes=(4,))})
     assert forward(alone["fast"], 32) == pytest.approx((48.0, 96.0))
+
+
+@pytest.mark.parametrize("took", [1.5, 0.9])
+def test_a_first_pass_beyond_warm_ones_counts_where_it_is_below_what_follows_from_them(
+    took: float,
+) -> None:
+    warm = measured(1.0, sizes=(4, 8, 16))
+    longer = warm.times.at(16)
+    first = UnitTimes(
+        *(tuple(took * s for s in part) for part in (longer.forward, longer.backward)), (0.0, 0.0)
+    )
+    table = TimeTable((4, 8, 16), (*warm.times.times[:2], first))
+    both = {name: replace(warm, times=table, cold=frozenset({16})) for name in ("a", "b")}
+    for found in (shared(both)["a"], shared({"alone": both["a"]})["alone"]):
+        assert forward(found, 16)[0] == pytest.approx(min(16.0, 16 * took))
 
 
 def test_overheads_are_those_of_whom_measured_them() -> None:
