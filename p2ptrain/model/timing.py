@@ -19,8 +19,12 @@ and 4.5 s for 16; who knew only the first would train it with micro-batches of o
 runs a second size at least once, as a whole, even if that takes a little longer than it should.
 
 The first pass of a size takes longer, as kernels are prepared; it counts only where there is no
-time for another. Units are timed at every size, because their parts of the whole change with it:
-the last third of MobileNetV2 takes a quarter of the time of 4 samples and a sixth of that of 96.
+time for another, and no larger size tells. By first passes a ViT took as long a sample in a batch
+of 9 as in one of 4, and was planned with micro-batches of 4: sizes that were run once are run again
+as a whole, the largest first, where there is time.
+
+Units are timed at every size, because their parts of the whole change with it: the last third of
+MobileNetV2 takes a quarter of the time of 4 samples and a sixth of that of 96.
 Lines through two small sizes gave a stage of it 0.6 of what it took, and plans relied on that.
 
 Split passes have the backward in two parts, and say which part the gradients of weights are.
@@ -176,7 +180,8 @@ def time_units(
             break
         course.repeat(course.largest, course.left_seconds() / left)
     course.repeat(course.largest, course.left_seconds())
-    factor, passes = wall_by_cpu(course.spans), list(course.done.values())
+    course.run_again()
+    factor, passes = wall_by_cpu(course.spans), telling(list(course.done.values()))
     cold = tuple(found.batch for found in passes if found.is_cold)
     return Timing(unit_times(passes, factor), factor, cold)
 
@@ -290,6 +295,13 @@ class _Course:
         while found.count < MAXIMUM_PASSES and self.clock.wall() + found.longest <= until:
             self._another(found)
 
+    def run_again(self) -> None:
+        """Run sizes that were run once as a whole, largest first, as far as time allows."""
+        for batch, found in reversed(self.done.items()):
+            fits = found.longest <= self._allowed_seconds()
+            if fits and found.is_cold and not self.limits.apart(batch):
+                found.whole.append(self._whole(batch))
+
     def _another(self, found: BatchPasses) -> None:
         """Whole ones and such by units take turns, where both can be made."""
         apart = self.limits.apart(found.batch)
@@ -348,6 +360,14 @@ class _Course:
         span = Span(self.clock.wall() - begin[0], self.clock.cpu() - begin[1])
         self.spans.append(span)
         return span
+
+
+def telling(sizes: Sequence[BatchPasses]) -> list[BatchPasses]:
+    """Ascending ones without those that were run once and lie between others that were not."""
+    warm = [size.batch for size in sizes if not size.is_cold]
+    if not warm:
+        return [*sizes]
+    return [s for s in sizes if not s.is_cold or not warm[0] < s.batch < warm[-1]]
 
 
 def _towards(wanted: int, measured: int) -> list[int]:

@@ -5,8 +5,16 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.model.timing import MAXIMUM_PASSES, SECOND_SIZE, Clock, Limits, Timing, time_units
-from p2ptrain.model.unit_times import UnitTimes
+from p2ptrain.model.timing import (
+    MAXIMUM_PASSES,
+    SECOND_SIZE,
+    Clock,
+    Limits,
+    Timing,
+    telling,
+    time_units,
+)
+from p2ptrain.model.unit_times import BatchPasses, UnitTimes, WholePass
 
 COSTS = [(0.001, 0.002), (0.003, 0.004), (0.0, 0.0005)]
 """CPU seconds a sample of three units, forward and backward."""
@@ -296,3 +304,25 @@ def test_what_a_pass_costs_at_any_size_keeps_no_larger_size_from_being_measured(
     assert len(times) == 3
     assert max(times) == 64
     assert device.wall <= 14.0
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.01, 0.04])
+@pytest.mark.parametrize("most_seconds", [2.0, 2.5, 3.0, 3.5, 4.0, 5.0])
+def test_the_largest_size_is_run_once_only_where_a_second_pass_does_not_fit(
+    fixed: float, most_seconds: float
+) -> None:
+    device = Device(0.3, fixed=fixed)
+    found = timing(device, [4, 16, 64], 0.0, most_seconds=most_seconds)
+    largest = max(device.passes)
+    if device.passes.count(largest) == 1:
+        assert largest in found.cold
+        times = found.times[largest]
+        a_pass = sum(times.forward) + sum(times.backward)
+        assert device.wall + a_pass > most_seconds - 0.02
+
+
+def test_a_size_that_was_run_once_tells_nothing_between_others() -> None:
+    passes = {4: 3, 8: 1, 16: 1, 32: 2, 64: 1}
+    sizes = [BatchPasses(size, whole=[WholePass(1.0, 1.0, 2.0)] * n) for size, n in passes.items()]
+    assert [size.batch for size in telling(sizes)] == [4, 32, 64]
+    assert telling(sizes[1:3]) == sizes[1:3]
