@@ -36,8 +36,8 @@ LOAD_MESSAGES = 3.0
 ROUND_MESSAGES = 10.0
 """What a round costs each of its devices whatever its size, in messages."""
 LEAST_BUCKET_BYTES = 1 << 20
-"""80 ms at 100 Mbit/s. Nothing hides what the last bucket takes: smaller is sooner, but each costs
-every device 4(g-1) messages."""
+"""80 ms at 100 Mbit/s. Links wait for the first bucket, and the update for the last one: smaller is
+sooner, but each costs every device 4(g-1) messages."""
 MOST_BUCKET_BYTES = 4 << 20
 """Larger costs memory and saves little more."""
 SPLIT_FACTOR = 1.03
@@ -88,13 +88,14 @@ class Bucket:
     first: int
 
 
-def bucket_bytes(left_bytes: int) -> int:
-    """The next bucket's size when so much is still to be summed: half of it, within bounds.
+def bucket_bytes(before_bytes: int, left_bytes: int) -> int:
+    """The next bucket's size: half of what is left, no more than there was before, within bounds.
 
-    The first buckets have the rest of a backward to hide in, so they may be large; the last one is
-    what a round waits for.
+    Until the first bucket is made the links stand still, and the last one is what a round waits
+    for; those between may be large.
     """
-    return min(max(left_bytes // 2, LEAST_BUCKET_BYTES), MOST_BUCKET_BYTES)
+    wanted = min(before_bytes, left_bytes // 2)
+    return min(max(wanted, LEAST_BUCKET_BYTES), MOST_BUCKET_BYTES)
 
 
 class OverlapCosts:
@@ -103,6 +104,7 @@ class OverlapCosts:
     def __init__(self, profile: Profile, devices: Sequence[Device], holder: int) -> None:
         self._profile = profile
         self._holder = holder
+        self._buckets: dict[tuple[int, int], tuple[Bucket, ...]] = {}
         self.overheads = tuple(
             device.overheads or REFERENCE.times_slowdown(_slowdown(profile, device))
             for device in devices
@@ -165,13 +167,20 @@ class OverlapCosts:
 
     def buckets(self, first: int, end: int) -> tuple[Bucket, ...]:
         """The gradients of units [first, end) in the order in which a backward makes them."""
+        key = first, end
+        if key not in self._buckets:
+            self._buckets[key] = self._filled(first, end)
+        return self._buckets[key]
+
+    def _filled(self, first: int, end: int) -> tuple[Bucket, ...]:
         buckets: list[Bucket] = []
         left = sum(unit.parameter_bytes for unit in self._profile.units[first:end])
-        gathered = 0
+        before = gathered = 0
         for unit in range(end - 1, first - 1, -1):
             gathered += self._profile.units[unit].parameter_bytes
-            if gathered >= bucket_bytes(left):
+            if gathered >= bucket_bytes(before, left):
                 buckets.append(Bucket(gathered, unit))
+                before += gathered
                 left -= gathered
                 gathered = 0
         if gathered or not buckets:

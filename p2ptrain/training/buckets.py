@@ -29,8 +29,8 @@ import torch
 
 from p2ptrain.plan.overlap import bucket_bytes
 
-BucketSize: TypeAlias = Callable[[int], int]
-"""Bytes that are in no bucket yet -> bytes of the next one."""
+BucketSize: TypeAlias = Callable[[int, int], int]
+"""Bytes in buckets, bytes that are in none yet -> bytes of the next one."""
 
 MAX_ENTRIES = 4096
 """Most tensors in a bucket: a frame's header has one bit for each of them."""
@@ -100,17 +100,20 @@ def buckets_of(
         size_bytes: of the next bucket; larger tensors are cut.
     """
     summands = list(summands)
-    left: Counter[torch.dtype] = Counter()  # elements that are in no finished bucket
+    before: Counter[torch.dtype] = Counter()  # elements that are in finished buckets
+    left: Counter[torch.dtype] = Counter()  # and in none
     for summand in summands:
         left[summand.dtype] += summand.elements
     buckets: list[Bucket] = []
     filling: dict[torch.dtype, list[Entry]] = {}
 
     def limit(dtype: torch.dtype) -> int:
-        return max(1, size_bytes(left[dtype] * dtype.itemsize) // dtype.itemsize)
+        each = dtype.itemsize
+        return max(1, size_bytes(before[dtype] * each, left[dtype] * each) // each)
 
     def finish(dtype: torch.dtype) -> None:
         buckets.append(Bucket(len(buckets), dtype, tuple(filling.pop(dtype))))
+        before[dtype] += buckets[-1].elements
         left[dtype] -= buckets[-1].elements
 
     for summand in summands:

@@ -1,6 +1,6 @@
 """A lower bound on a round with overlap (`overlapped_round.py`), as `bound.py` is on a plain one.
 
-    device      all its tasks and its update
+    device      all its tasks, the messages of its all-reduce, and its update
     interface   all bytes it sends, or receives
     compute     of a straight pipeline: first micro-batch's way to a stage, all its tasks, the last
                 one's way back, and the first stage's update, which waits for all stages
@@ -30,14 +30,18 @@ def steady_bound(cost: CostModel, draft: Draft) -> float:
 
 
 def _device_seconds(cost: CostModel, draft: Draft) -> dict[int, float]:
+    assert cost.overlap is not None
     seconds: dict[int, float] = defaultdict(float)
     for p, (group, units) in enumerate(zip(draft.groups, draft.units, strict=True)):
+        parts = len(group.devices)
+        buckets = cost.overlap.buckets(*units) if parts > 1 else ()
         for place, device in enumerate(group.devices):
             pieces = [samples for samples in group.pieces(draft.split, place) if samples]
             for samples in set(pieces):
                 of = cost.split_seconds if draft.splits(p) else cost.stage_seconds
                 seconds[device] += pieces.count(samples) * sum(of(device, *units, samples))
             seconds[device] += cost.update_seconds(device, *units)
+            seconds[device] += cost.overlap.reduce_seconds(device, parts, buckets)
     return seconds
 
 

@@ -13,6 +13,8 @@ What the plain model lacks is added around the engine, so that its loop stays as
         collector                       . . . . bucket 0 summed . . . bucket 1 summed, updates
 
 Ring all-reduce of g devices moves 2(g-1)/g of a bucket over every hop; the slowest hop paces all.
+Its messages cost a lane's core time that the links do not have to wait for: a lane is done when it
+has computed and handled them all, and no sooner than the last bucket has come and was handled.
 
 Where the backward is split, the lane's last backward makes no gradients of weights. What is cut
 then are all weight gradients still pending behind it, taken last units first over all of their
@@ -51,12 +53,27 @@ def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: 
         if len(ring) > 1:
             buckets = cost.overlap.buckets(*units)
             for lane in ring:
-                more = cost.overlap.reduce_seconds(lane.device, len(ring), buckets)
-                engine.updates[lane.number] += more
+                engine.sums[lane.number] = _Sums(
+                    cost.overlap.reduce_seconds(lane.device, len(ring), buckets),
+                    cost.overlap.reduce_seconds(lane.device, len(ring), buckets[-1:]),
+                )
             engine.add_collector(_Ring(cost, units, ring, buckets))
     for lane in lanes:
         _prefetch(lane)
     return engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Seconds of a lane's core for the messages of its all-reduce.
+
+    Attributes:
+        all: of every bucket.
+        last: of the last one.
+    """
+
+    all: float = 0.0
+    last: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +156,7 @@ class SteadyEngine(Engine):
     Attributes:
         tails: of lanes with a split backward in stages of several devices, by lane number.
         updates: seconds of each lane's update, by its number; lanes without one are collectors.
+        sums: what its all-reduce costs it, by the number of a lane in a stage of several devices.
         word_seconds: from when the last lane is done until the holder's word is everywhere.
         collectors: by stage of several devices, the lane that its gradients come together in.
         sends: (lane, task) -> what else goes out when it is done, with the task that waits for it.
@@ -146,6 +164,7 @@ class SteadyEngine(Engine):
 
     word_seconds: float = 0.0
     updates: dict[int, float] = field(default_factory=dict)
+    sums: dict[int, _Sums] = field(default_factory=dict)
     collectors: dict[int, Lane] = field(default_factory=dict)
     sends: dict[tuple[int, int], list[tuple[int, Route]]] = field(default_factory=dict)
     tails: dict[int, _Tail] = field(default_factory=dict)
@@ -192,10 +211,10 @@ class SteadyEngine(Engine):
 
     @property
     def busy_seconds(self) -> dict[int, float]:
-        """Computing time of the whole round by device, updates included."""
+        """Computing time of the whole round by device, sums and updates included."""
         busy: dict[int, float] = {}
         for lane in self._own_lanes():
-            seconds = lane.busy_seconds + self.updates[lane.number]
+            seconds = lane.busy_seconds + self._sums(lane).all + self.updates[lane.number]
             busy[lane.device] = busy.get(lane.device, 0.0) + seconds
         return busy
 
@@ -223,7 +242,13 @@ class SteadyEngine(Engine):
     def _done(self, lane: Lane) -> float:
         """When it has all that its update takes."""
         reduced = self.reduced.get(lane.stage)
-        return lane.end if reduced is None else max(lane.end, reduced[1])
+        if reduced is None:
+            return lane.end
+        sums = self._sums(lane)
+        return max(lane.end + sums.all, reduced[1] + sums.last)
+
+    def _sums(self, lane: Lane) -> _Sums:
+        return self.sums.get(lane.number, _Sums())
 
     def _update(self, lane: Lane, told: float) -> float:
         """Let the lane update; returns how long after this round the next one may begin for it."""

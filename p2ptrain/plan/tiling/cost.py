@@ -377,9 +377,9 @@ class Costs:
 
 def _buckets(size: float) -> int:
     """In how many the gradients of so many bytes are summed."""
-    count, left = 0, int(size)
-    while left > 0:
-        left -= bucket_bytes(left)
+    count, summed = 0, 0
+    while summed < size:
+        summed += bucket_bytes(summed, int(size) - summed)
         count += 1
     return count
 

@@ -56,7 +56,7 @@ def test_every_element_is_in_one_bucket(
     kinds: list[tuple[torch.dtype, int]], bucket_bytes: int
 ) -> None:
     summands = [Summand(str(k), dtype, number) for k, (dtype, number) in enumerate(kinds)]
-    buckets = buckets_of(summands, lambda _: bucket_bytes)
+    buckets = buckets_of(summands, lambda *_: bucket_bytes)
     seen: dict[str, list[tuple[int, int]]] = {}
     for index, bucket in enumerate(buckets):
         assert bucket.index == index
@@ -74,17 +74,17 @@ def test_every_element_is_in_one_bucket(
 
 def test_buckets_start_in_the_order_in_which_they_are_filled() -> None:
     summands = [Summand(name, torch.float32, 3) for name in "abcd"]
-    buckets = buckets_of(summands, lambda _: 24)
+    buckets = buckets_of(summands, lambda *_: 24)
     assert [sorted(bucket.names) for bucket in buckets] == [["a", "b"], ["c", "d"]]
-    one, two = buckets_of([Summand("large", torch.float32, 9)], lambda _: 24)
+    one, two = buckets_of([Summand("large", torch.float32, 9)], lambda *_: 24)
     assert [(e.first, e.end) for b in (one, two) for e in b.entries] == [(0, 6), (6, 9)]
 
 
-def test_buckets_shrink_towards_the_end_of_the_backward() -> None:
+def test_buckets_are_small_at_the_beginning_and_at_the_end_of_the_backward() -> None:
     mib = 1 << 20
     tensors = [Summand(str(k), torch.float32, mib // 8) for k in range(24)]  # 12 MiB in all
     sizes = [4 * bucket.elements / mib for bucket in buckets_of(tensors)]
-    assert sizes == [4.0, 4.0, 2.0, 1.0, 1.0]
+    assert sizes == [1.0, 1.0, 2.0, 4.0, 2.0, 1.0, 1.0]
 
 
 def test_a_bucket_has_room_for_its_presence_bits() -> None:

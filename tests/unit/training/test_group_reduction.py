@@ -129,7 +129,7 @@ async def _group(
             log: list[str] = []
             mesh = household[name]
             board = LoggedSwitchboard(mesh, log)
-            summed = Summed(stage, lambda _: bucket_bytes)
+            summed = Summed(stage, lambda *_: bucket_bytes)
             reduction = GroupReduction(summed, LINE, ids, mesh.self_id, board)
             group.append(Device(stage, board, reduction, log))
         tasks = [scope.create_task(device.reduction.run()) for device in group]

@@ -149,13 +149,14 @@ def test_feeding_all_the_time_limits_a_round() -> None:
     assert simulate(plan, profile, cluster, overlap=True).round_seconds == 10.0
 
 
-def _reducing(bytes_per_s: float, where: int) -> Simulation:
+def _reducing(bytes_per_s: float, where: int, byte_seconds: float = 0.0) -> Simulation:
     """Two devices; unit `where` of two has a bucket of parameters; backwards of 10 s each."""
     profile = examples.profile([(1.0, 10.0), (1.0, 10.0)])
     units = list(profile.units)
     units[where] = replace(units[where], parameter_bytes=LEAST_BUCKET_BYTES)
     profile = replace(profile, units=tuple(units))
-    cluster = with_overheads(examples.cluster("a", "b", link=Link(bytes_per_s, 0.0)), NOTHING)
+    overheads = replace(NOTHING, byte_seconds=byte_seconds)
+    cluster = with_overheads(examples.cluster("a", "b", link=Link(bytes_per_s, 0.0)), overheads)
     return simulate(shared_plan("a", "b", units=2), profile, cluster, overlap=True)
 
 
@@ -175,6 +176,37 @@ def test_an_all_reduce_of_the_first_unit_cannot_be_hidden() -> None:
 
 def test_an_all_reduce_longer_than_what_hides_it_delays_the_update() -> None:
     assert _reducing(LEAST_BUCKET_BYTES / 15, where=1).round_seconds == 27.0
+
+
+@pytest.mark.parametrize(
+    ("link_seconds", "expected"),
+    [
+        (5.0, 22.0 + 4.0),  # hidden from the links' point of view: the core has more to do
+        (
+            15.0,
+            12.0 + 15.0 + 4.0,
+        ),  # it waits for links: only the only bucket's messages come on top
+    ],
+)
+def test_messages_of_an_all_reduce_take_their_part_of_the_core_while_links_carry(
+    link_seconds: float, expected: float
+) -> None:
+    """A bucket's bytes go out and come in once each: 2 s + 2 s of the core."""
+    each = 2.0 / LEAST_BUCKET_BYTES
+    found = _reducing(LEAST_BUCKET_BYTES / link_seconds, where=1, byte_seconds=each)
+    assert found.round_seconds == pytest.approx(expected)
+
+
+def test_while_links_carry_large_sums_only_the_last_bucket_s_messages_are_waited_for() -> None:
+    profile = examples.profile([(1.0, 10.0), (1.0, 10.0)])
+    units = tuple(replace(unit, parameter_bytes=LEAST_BUCKET_BYTES) for unit in profile.units)
+    overheads = replace(NOTHING, byte_seconds=2.0 / LEAST_BUCKET_BYTES)
+    slow = Link(LEAST_BUCKET_BYTES / 30.0, 0.0)
+    cluster = with_overheads(examples.cluster("a", "b", link=slow), overheads)
+    plan = shared_plan("a", "b", units=2)
+    taken = simulate(plan, replace(profile, units=units), cluster, overlap=True)
+    assert taken.round_seconds == pytest.approx(12.0 + 2 * 30.0 + 4.0)
+    assert taken.busy_seconds["a"] == pytest.approx(22.0 + 2 * 4.0)
 
 
 def test_an_all_reduce_waits_for_links_that_gradients_occupy() -> None:
