@@ -15,7 +15,8 @@
     compression  of a cut where LZ4 pays, by the runtime's own rule (`net/compression.py`)
     split        a backward in two pieces takes a little longer than in one
 
-Costs of messages are added to the tasks that wait for them or make them.
+Costs of messages are added to the tasks that wait for them or make them; those of an all-reduce
+are the core's beside its tasks, while the links carry.
 """
 
 from __future__ import annotations
