@@ -9,22 +9,23 @@ A stage of many units does not spend what they spend one by one: each of them be
 graph of autograd's, on cold caches. So the whole model is run as one stage too, as in training. It
 says how long a batch takes; passes by units say how that divides among them.
 
-    smallest size    split, whole, then whole, units, ... as there is time
-    the next         split, whole
-    larger ones      units, whole; what part of a backward is weights follows from smaller sizes
+    smallest size    split, whole, then units, whole, ... as there is time
+    the next         (units), split, whole
+    larger ones      (units), units, whole; which part of a backward is weights is that of smaller
+                     sizes
 
 One size alone does not say what another takes: weights that are read, and gradients of theirs that
 are written, cost the same for any. A BERT of 29 M parameters took 1.3 s for one sample on 0.3 core
 and 4.5 s for 16; who knew only the first would train it with micro-batches of one. So a slow device
 runs a second size at least once, as a whole, even if that takes a little longer than it should.
 
-The first pass of a size takes longer, as kernels are prepared; it counts only where there is no
-time for another, and no larger size tells. By first passes a ViT took as long a sample in a batch
-of 9 as in one of 4, and was planned with micro-batches of 4: sizes that were run once are run again
-as a whole, the largest first, where there is time.
+The first pass of a size, in parentheses, takes longer, as kernels are prepared and what autograd
+keeps is counted, and not in all units alike: by first passes the first half of EfficientNet took
+0.37 to 0.45 of the whole, and in training 0.32. A slow device runs a large size as a whole only,
+and again if there is time; once it counts only where no larger size tells.
 
-Units are timed at every size, because their parts of the whole change with it: the last third of
-MobileNetV2 takes a quarter of the time of 4 samples and a sixth of that of 96.
+Units are timed at every size where there is time, because their parts of the whole change with it:
+the last third of MobileNetV2 takes a quarter of the time of 4 samples and a sixth of that of 96.
 Lines through two small sizes gave a stage of it 0.6 of what it took, and plans relied on that.
 
 Split passes have the backward in two parts, and say which part the gradients of weights are.
@@ -45,8 +46,8 @@ MAXIMUM_PASSES = 9
 """Of one size. More make the medians no better."""
 IN_TWO_PARTS = 2
 """Sizes at which backwards are split."""
-ROOM_FOR_SMALLEST = 0.4
-"""Of the time for all, what the smallest size may take to show what switching costs."""
+ROOM_FOR_SMALLEST = 0.6
+"""Of the time for all, what the smallest size may take to show how it divides among the units."""
 ROOM_FOR_LARGER = 0.6
 """Of the time left, what a larger size may take that is not the last."""
 LEAST_SLOPE = 0.6
@@ -63,21 +64,23 @@ class _Way:
     """How a size is measured, besides the smallest, in this order.
 
     Attributes:
+        first: passes by units before those that count.
         split: passes by units, with backwards in two parts.
         units: passes by units.
         whole: passes of the model as one stage.
         cost: seconds of all and of getting ready, by those of a whole pass that is warm.
     """
 
+    first: int
     split: int
     units: int
     whole: int
     cost: float
 
 
-_SPLIT, _WARM, _COLD = _Way(1, 0, 1, 3.2), _Way(0, 1, 1, 2.5), _Way(0, 1, 0, 1.5)
-_APART = _Way(2, 0, 0, 3.0)
-_ONCE = _Way(0, 0, 1, 1.2)
+_SPLIT, _UNITS, _SHORT = _Way(1, 1, 0, 1, 4.3), _Way(1, 0, 1, 1, 3.5), _Way(1, 0, 1, 0, 2.5)
+_APART = _Way(0, 2, 0, 0, 3.0)
+_ONCE = _Way(0, 0, 0, 1, 1.2)
 
 
 class UnitRunner(Protocol):
@@ -173,7 +176,7 @@ def time_units(
     """
     course = _Course(runner, clock or Clock(), limits)
     sizes = sorted(set(batch_sizes))
-    course.measure_smallest(sizes[0], limits.budget_seconds / len(sizes), sizes[1:2])
+    course.measure_smallest(sizes[0], limits.budget_seconds / len(sizes))
     for place, wanted in enumerate(sizes[1:], 1):
         left = len(sizes) - place
         if not course.measure_larger(wanted, last=left == 1):
@@ -221,12 +224,8 @@ class _Course:
 
     # -- sizes -----------------------------------------------------------------------------------
 
-    def measure_smallest(self, batch: int, repeat_seconds: float, following: Sequence[int]) -> None:
-        """What shows its time; what switching costs, if it is quick; more in `repeat_seconds`.
-
-        Args:
-            following: the next size, if there is one.
-        """
+    def measure_smallest(self, batch: int, repeat_seconds: float) -> None:
+        """What shows its time; how it divides, if that is quick; more in `repeat_seconds`."""
         found = self.done[batch] = BatchPasses(batch)
         until = self.clock.wall() + repeat_seconds
         for_larger = (1 - ROOM_FOR_SMALLEST) * self._allowed_seconds()
@@ -235,40 +234,35 @@ class _Course:
             self._another(found)
         else:
             found.whole.append(self._whole(batch))
-            needed = sum(_COLD.cost * self._seconds(size) for size in following)
-            if self._allowed_seconds() - found.wall >= needed:
+            if self._allowed_seconds() - found.longest >= for_larger:
+                found.units.append(self._units(batch, split=False))
+            if self._allowed_seconds() - found.wall >= for_larger:
                 found.whole.append(self._whole(batch))
-        if self._allowed_seconds() - found.longest >= for_larger:
-            self._another(found)
         self.repeat(batch, until - self.clock.wall())
 
     def measure_larger(self, wanted: int, *, last: bool) -> bool:
         """Measure `wanted`, or as near to it as time and memory allow; False if not at all."""
-        allowed = self._allowed_seconds() * (1.0 if last else ROOM_FOR_LARGER)
+        allowed = late = self._allowed_seconds() * (1.0 if last else ROOM_FOR_LARGER)
+        if len(self.done) == 1:
+            late = self._allowed_seconds() + (SECOND_SIZE - 1) * self.limits.most_seconds
         sizes = [size for size in _towards(wanted, self.largest) if self.limits.may_run(size)]
-        best, *others = self._ways(wanted)
-        choices = [(best, size) for size in sizes if 2 * size >= wanted]
-        choices += [(way, size) for way in (*others, best) for size in sizes]
-        for way, size in choices:
-            if way.cost * self._seconds(size) <= allowed:
+        near = [size for size in sizes if 2 * size >= wanted]
+        best = _SPLIT if len(self.done) < IN_TWO_PARTS else _UNITS
+        choices = [(best, size, allowed) for size in near]
+        choices += [(_SHORT, size, late) for size in near]
+        choices += [(_ONCE, size, late) for size in sizes]
+        if self.limits.apart(wanted):
+            choices = [(_APART, size, allowed) for size in sizes]
+        for way, size, seconds in choices:
+            if way.cost * self._seconds(size) <= seconds:
                 self._measure(size, way)
-                return True
-        if len(self.done) > 1 or self.limits.apart(wanted):
-            return False
-        late = self._allowed_seconds() + (SECOND_SIZE - 1) * self.limits.most_seconds
-        for size in sizes:
-            if _ONCE.cost * self._seconds(size) <= late:
-                self._measure(size, _ONCE)
                 return True
         return False
 
-    def _ways(self, batch: int) -> tuple[_Way, ...]:
-        if self.limits.apart(batch):
-            return (_APART,)
-        return (_SPLIT if len(self.done) < IN_TWO_PARTS else _WARM, _COLD)
-
     def _measure(self, batch: int, way: _Way) -> None:
-        found = self.done[batch] = BatchPasses(batch)
+        found = self.done[batch] = BatchPasses(batch, is_ready=way.first > 0)
+        for _ in range(way.first):
+            self._units(batch, split=False)
         found.split += [self._units(batch, split=True) for _ in range(way.split)]
         found.units += [self._units(batch, split=False) for _ in range(way.units)]
         found.whole += [self._whole(batch) for _ in range(way.whole)]

@@ -61,20 +61,22 @@ class BatchPasses:
     """All passes of one batch size; the first of each kind warmed something up.
 
     Attributes:
-        split: by units, with backwards in two parts; the very first pass of a size is by units.
+        split: by units, with backwards in two parts.
         units: by units.
         whole: of the model as one stage.
+        is_ready: whether another pass has come before these.
     """
 
     batch: int
     split: list[UnitPass] = field(default_factory=list)
     units: list[UnitPass] = field(default_factory=list)
     whole: list[WholePass] = field(default_factory=list)
+    is_ready: bool = False
 
     @property
     def is_cold(self) -> bool:
         """Whether there was time for a single one, in which kernels and memory were prepared."""
-        return self.count < 2
+        return not self.is_ready and self.count < 2
 
     @property
     def count(self) -> int:
@@ -113,13 +115,13 @@ def unit_times(sizes: Sequence[BatchPasses], factor: float) -> dict[int, UnitTim
             forward, backward = _parts(size, switching)
         weight = tuple(share * whole for share, whole in zip(shares, backward, strict=True))
         parts = UnitTimes(forward, backward, weight)
-        found[size.batch] = _as_whole(parts, _warm(size.whole))
+        found[size.batch] = _as_whole(parts, _counted(size))
     return {batch: _scaled(parts, factor, factor) for batch, parts in found.items()}
 
 
 def _switching(size: BatchPasses) -> tuple[float, float]:
     """CPU seconds that a unit by itself takes more than inside a stage, forward and backward."""
-    whole = _warm(size.whole)
+    whole = _counted(size)
     if not whole or not size.units:
         return 0.0, 0.0
     count = len(size.units[0].forward)
@@ -160,6 +162,17 @@ def _as_whole(parts: UnitTimes, whole: Sequence[WholePass]) -> UnitTimes:
         forward / sum(parts.forward) if any(parts.forward) else 1.0,
         backward / sum(parts.backward) if any(parts.backward) else 1.0,
     )
+
+
+def _counted(size: BatchPasses) -> list[WholePass]:
+    """Whole passes that say what a batch takes.
+
+    A single one, the first, does not where it took longer than the units one by one.
+    """
+    if len(size.whole) > 1 or not size.units:
+        return _warm(size.whole)
+    by_units = statistics.median(sum(one.forward) + sum(one.backward) for one in size.units)
+    return [one for one in size.whole if one.forward + one.backward <= by_units]
 
 
 def _scaled(parts: UnitTimes, forward: float, backward: float) -> UnitTimes:

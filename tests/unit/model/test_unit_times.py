@@ -67,6 +67,24 @@ def test_a_large_size_divides_as_its_own_pass_by_units_says() -> None:
     assert times.weight == pytest.approx((9.0, 12.0))  # shares as in the smallest
 
 
+def test_a_first_whole_pass_that_took_longer_than_the_units_does_not_count() -> None:
+    size = BatchPasses(4, [SPLIT], [by_units(2, 4)], [whole(9, 30)])
+    assert (
+        unit_times([size], 1.0)[4]
+        == unit_times([BatchPasses(4, [SPLIT], [by_units(2, 4)])], 1.0)[4]
+    )
+    alone = BatchPasses(4, [SPLIT], [], [whole(9, 30)])
+    assert sum(unit_times([alone], 1.0)[4].forward) == pytest.approx(9.0), "nothing else tells"
+
+
+def test_a_size_that_was_run_as_a_whole_only_divides_as_the_one_before() -> None:
+    small = BatchPasses(4, [SPLIT], [by_units(2, 4)], [whole(9, 9), whole(6, 12)])
+    larger = BatchPasses(16, whole=[whole(18, 36)])
+    times = unit_times([small, larger], 1.0)[16]
+    assert times.forward == pytest.approx((6.0, 12.0))
+    assert times.weight == pytest.approx((3.0, 12.0))
+
+
 def test_of_several_split_passes_the_first_does_not_count() -> None:
     cold = by_units(1.0, 3.0, weight=(2.0, 6.0))
     size = BatchPasses(4, [cold, SPLIT], [by_units(1, 3)])
