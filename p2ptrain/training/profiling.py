@@ -33,9 +33,8 @@ METHOD = 4
 MOST_SAMPLES = 128
 """A sample of a larger batch costs about the same, and a slow device would take seconds."""
 BUDGET_SECONDS = 2.0
-MOST_SECONDS = 6.5
-"""A sample of MobileNetV2 takes three times as long in a batch of 4 as in one of 64. What is begun
-in this time and the yardsticks of overheads end within 10 s."""
+MOST_SECONDS = 7.0
+"""A sample of MobileNetV2 takes three times as long in a batch of 4 as in one of 64."""
 
 
 def batch_sizes_to_measure(
