@@ -175,13 +175,12 @@ class OverlapCosts:
 
     def _filled(self, first: int, end: int) -> tuple[Bucket, ...]:
         buckets: list[Bucket] = []
-        left = sum(unit.parameter_bytes for unit in self._profile.units[first:end])
-        before = gathered = 0
+        left = total = sum(unit.parameter_bytes for unit in self._profile.units[first:end])
+        gathered = 0
         for unit in range(end - 1, first - 1, -1):
             gathered += self._profile.units[unit].parameter_bytes
-            if gathered >= bucket_bytes(before, left):
+            if gathered >= bucket_bytes(total - left, left):
                 buckets.append(Bucket(gathered, unit))
-                before += gathered
                 left -= gathered
                 gathered = 0
         if gathered or not buckets:

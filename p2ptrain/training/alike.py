@@ -14,8 +14,7 @@ much rather than too little.
 
 How units and sizes compare is the kind's; how fast the device is, compared with its kind, is its
 own as far as that is more than noise: caches are colder on a core that does much else. A size that
-only some have come to is taken at the level of all, or it would look cheap where a fast one did:
-with such times five equal devices trained BERT with micro-batches of 2, at half their speed.
+only some have come to is taken at the level of all, or it would look cheap where a fast one did.
 """
 
 from __future__ import annotations

@@ -100,20 +100,20 @@ def buckets_of(
         size_bytes: of the next bucket; larger tensors are cut.
     """
     summands = list(summands)
-    before: Counter[torch.dtype] = Counter()  # elements that are in finished buckets
-    left: Counter[torch.dtype] = Counter()  # and in none
+    total: Counter[torch.dtype] = Counter()  # elements
     for summand in summands:
-        left[summand.dtype] += summand.elements
+        total[summand.dtype] += summand.elements
+    left = total.copy()  # those that are in no finished bucket
     buckets: list[Bucket] = []
     filling: dict[torch.dtype, list[Entry]] = {}
 
     def limit(dtype: torch.dtype) -> int:
         each = dtype.itemsize
-        return max(1, size_bytes(before[dtype] * each, left[dtype] * each) // each)
+        before = total[dtype] - left[dtype]
+        return max(1, size_bytes(before * each, left[dtype] * each) // each)
 
     def finish(dtype: torch.dtype) -> None:
         buckets.append(Bucket(len(buckets), dtype, tuple(filling.pop(dtype))))
-        before[dtype] += buckets[-1].elements
         left[dtype] -= buckets[-1].elements
 
     for summand in summands:

@@ -36,6 +36,8 @@ def main() -> int:
     if arguments.list:
         print("\n".join(cell.key for cell in chosen))
         return 0
+    if min(arguments.rounds, arguments.settle) < 1:
+        parser.error("--rounds and --settle are at least 1")
     code = 0
     if arguments.report is None or arguments.only:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # devices are taken down too
