@@ -253,7 +253,8 @@ def _tensor(value: Any) -> TensorDescription:
         _refuse("a tensor has an impossible layout")
     described = _choice(dtype, _ARGUMENT_DTYPES)
     kinds = {kind.value: kind for kind in TensorKind}
-    if not isinstance(trainable, bool) or (trainable and not described.is_floating_point):
+    can_learn = described.is_floating_point or described.is_complex
+    if not isinstance(trainable, bool) or (trainable and not can_learn):
         _refuse("a tensor is malformed")
     return TensorDescription(_name(name), _choice(kind, kinds), described, sizes, steps, trainable)
 

@@ -22,10 +22,13 @@ class NonFinite:
             inputs already were not.
         parameters: whether a parameter of that unit (of any here, where `unit` is None) is not
             finite, so that an earlier update is to blame.
+        since: index of the first unit where it may have begun: `unit` itself but in tiles, which
+            keep few of their maps.
     """
 
     unit: int | None
     parameters: bool
+    since: int | None = None
 
 
 def find_non_finite(
@@ -43,7 +46,7 @@ def find_non_finite(
     private = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
     values = list(inputs)
     if not _all_finite(description.crossing(units.start, "train"), values):
-        return NonFinite(None, _any_broken(private.values()))
+        return NonFinite(None, any_broken(private.values()))
     for unit in units:
         program = Program(description, unit, unit + 1, "train", private)
         needed = targets if description.target_uses(unit, unit + 1, "train") else ()
@@ -51,7 +54,7 @@ def find_non_finite(
             values = program.run(values, needed, seed)
         if not _all_finite(program.outputs, values):
             names = description.state_names(unit, unit + 1)
-            return NonFinite(unit, _any_broken(private[name] for name in names))
+            return NonFinite(unit, any_broken(private[name] for name in names), unit)
     return None
 
 
@@ -65,5 +68,6 @@ def _all_finite(described: Sequence[ValueDescription], values: Sequence[Tensor])
     return True
 
 
-def _any_broken(tensors: Iterable[Tensor]) -> bool:
+def any_broken(tensors: Iterable[Tensor]) -> bool:
+    """Whether a parameter among them is not finite."""
     return any(isinstance(t, nn.Parameter) and not bool(t.isfinite().all()) for t in tensors)

@@ -12,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.effects import draws_random_numbers, uses_batch_statistics
+from p2ptrain.model.effects import (
+    draws_random_numbers,
+    scales_by_frequency,
+    uses_batch_statistics,
+)
 from p2ptrain.model.graph import Node
 from p2ptrain.model.left_out import leaves_out_a_class, weighs_classes
 from p2ptrain.model.values import BATCH, ValueDescription
@@ -61,6 +65,7 @@ LEAVES_OUT = "the loss leaves targets out, each part of a micro-batch for itself
 _EFFECTS: Sequence[tuple[Callable[[Node], bool], str]] = (
     (uses_batch_statistics, "BatchNorm statistics are those of each part of a micro-batch"),
     (draws_random_numbers, "dropout and its like draw other random numbers"),
+    (scales_by_frequency, "embeddings divide gradients by how often a part has each index"),
     (weighs_classes, "the loss weighs classes, each part of a micro-batch for itself"),
     (leaves_out_a_class, LEAVES_OUT),
 )

@@ -56,6 +56,14 @@ def uses_batch_statistics(node: Node) -> bool:
     return node.operator.split(".")[1] != "instance_norm"
 
 
+def scales_by_frequency(node: Node) -> bool:
+    """Whether gradients of `node` are divided by how often the micro-batch has each index."""
+    return any(
+        name == "scale_grad_by_freq" and argument is True
+        for name, argument in named_arguments(node)
+    )
+
+
 def _is_statistics(operator: Operator) -> bool:
     return "running_mean" in operator.schema_arguments
 

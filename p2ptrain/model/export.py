@@ -17,6 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +29,16 @@ from torch.overrides import TorchFunctionMode
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.export_errors import BatchLength, explain
 from p2ptrain.model.structure import Structure, structure_of
+from p2ptrain.model.tracing import (
+    NoTensorHooks,
+    Numbers,
+    as_written,
+    numbers_of,
+    refuse_counted,
+    refuse_gradient_hooks,
+    same_program,
+    set_numbers,
+)
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -76,8 +87,9 @@ class Scored(nn.Module):
 
     def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
         """The loss, and in evaluation mode the tensors of the model's output."""
-        buffers = _Buffers(self.module)
+        buffers, numbers = _Buffers(self.module), numbers_of(self.module)
         with (
+            NoTensorHooks(),
             _OutArguments(),
             _BatchLengths(),
             _told_eager() if self.as_eager else contextlib.nullcontext(),
@@ -85,6 +97,10 @@ class Scored(nn.Module):
             output = call_model(self.module, self._example.input.unflatten(inputs))
             loss = self.loss(output, self._example.target.unflatten(targets))
         buffers.write_back()
+        after = numbers_of(self.module)
+        self._record.counted = {
+            key: after[key] for key in numbers if after.get(key, numbers[key]) != numbers[key]
+        }
         _check_loss(loss)
         leaves, structure = structure_of(output, _kept, is_leaf=_is_cache)
         self._record.output = structure
@@ -97,11 +113,17 @@ class Scored(nn.Module):
             raise CaptureError("the model was not run")
         return self._record.output
 
+    @property
+    def counted(self) -> Numbers:
+        """Numbers among the module's attributes that the last call changed, as it left them."""
+        return self._record.counted
+
 
 class _Record:
     """Out of reach of torch.export, which puts a module's plain attributes back."""
 
     output: Structure | None = None
+    counted: Numbers = MappingProxyType({})
 
 
 def call_model(module: nn.Module, value: Any) -> Any:
@@ -128,9 +150,19 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
         with FakeTensorMode(allow_non_fake_inputs=True):
             scored(_resized(example.input_leaves, fewer), _resized(example.target_leaves, fewer))
 
-    with _undisturbed(scored.module, training), _no_custom_gradients(), _no_collections():
+    with (
+        _undisturbed(scored.module, training),
+        _no_custom_gradients(),
+        _no_collections(),
+        as_written(),
+    ):
         try:
+            refuse_gradient_hooks(scored.module)
             program = _export_as_eager(scored, inputs, targets)
+            if scored.counted:
+                set_numbers(scored.module, scored.counted)
+                if not same_program(program, _export_as_eager(scored, inputs, targets)):
+                    refuse_counted(scored.counted)
         except CaptureError:
             raise
         except Exception as error:  # everything the user's code may raise, and torch.export's own

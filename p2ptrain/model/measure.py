@@ -93,6 +93,7 @@ def measure_units(
     batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES,
     budget_seconds: float = DEFAULT_BUDGET_SECONDS,
     most_seconds: float = 0.0,
+    every_size: bool = False,
     memory_bytes: int | None = None,
     clock: Clock | None = None,
 ) -> UnitMeasurements:
@@ -107,13 +108,14 @@ def measure_units(
         budget_seconds: for all sizes together. A device too slow for it measures fewer or smaller
             ones.
         most_seconds: what a slow device may take instead, for the sake of larger sizes.
+        every_size: measure each as it was asked for, at least once, however long it takes.
         memory_bytes: sizes that need more are not measured; where the whole model does, units
             run one by one.
         clock: tests bring their own.
     """
     room = _Room(description, memory_bytes)
     chain = room.chain
-    limits = Limits(budget_seconds, most_seconds, room.may_run, room.must_run_apart)
+    limits = Limits(budget_seconds, most_seconds, every_size, room.may_run, room.must_run_apart)
     timing = time_units(chain, batch_sizes, limits, clock)
     saved, largest = chain.saved_bytes, max(chain.saved_bytes)
     return UnitMeasurements(

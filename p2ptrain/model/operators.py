@@ -56,8 +56,9 @@ _ATEN_FAMILIES = {
         dot einsum inner inverse kron linear logdet matmul matrix_exp matrix_power mm mv outer
         pairwise_distance pdist slogdet tensordot vdot vander linalg_cross linalg_det linalg_inv
         linalg_cholesky linalg_solve linalg_matrix_exp linalg_qr linalg_svd linalg_eigh
-        linalg_multi_dot linalg_vecdot linalg_slogdet cholesky _weight_norm norm_except_dim
-        _euclidean_dist""",
+        linalg_multi_dot linalg_vecdot linalg_slogdet linalg_eigvalsh linalg_svdvals linalg_pinv
+        linalg_solve_triangular linalg_diagonal cholesky cholesky_solve cholesky_inverse cov
+        corrcoef trapezoid _weight_norm norm_except_dim _euclidean_dist""",
     "convolution_and_pooling": """
         adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
         adaptive_max_pool2d adaptive_max_pool3d affine_grid_generator avg_pool1d avg_pool2d
@@ -78,9 +79,9 @@ _ATEN_FAMILIES = {
         margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss nll_loss nll_loss2d
         nll_loss_nd poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss""",
     "sequences": """
-        embedding embedding_bag gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh
-        rnn_tanh_cell scaled_dot_product_attention _scaled_dot_product_attention_math one_hot
-        bucketize searchsorted pad_sequence""",
+        embedding embedding_bag embedding_renorm gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell
+        rnn_tanh rnn_tanh_cell scaled_dot_product_attention _scaled_dot_product_attention_math
+        one_hot bucketize searchsorted pad_sequence""",
     "shapes": """
         adjoint alias as_strided atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors
         broadcast_to cartesian_prod cat channel_shuffle chunk clone column_stack combinations concat

@@ -72,9 +72,10 @@ class StageOptimizer:
         named: dict[str, Tensor] = {}
         if self._optimizer is not None:
             for name, parameter in self._parameters.items():
-                for slot in state_slots(self._spec) if self._optimizer.state[parameter] else ():
-                    value = self._optimizer.state[parameter][slot]
-                    named[f"{name}.{slot}"] = value if value.dim() else value.to(_SCALAR_DTYPE)
+                kept = self._optimizer.state[parameter]
+                for slot, is_shaped in state_slots(self._spec).items() if kept else ():
+                    value = kept[slot]
+                    named[f"{name}.{slot}"] = value if is_shaped else value.to(_SCALAR_DTYPE)
         return named
 
     def reserve(self) -> None:

@@ -78,20 +78,28 @@ class WeightGradients:
         """
         self._uses = uses
         self._waiting: list[_Waiting] = []
+        self._watched: set[Node] = set()  # until it is settled: nodes keep the forward's graph
         self.parameters: frozenset[int] = frozenset()
 
     def watch(self, result: Tensor) -> None:
-        """Note what an operator with a parameter has just given, if it can be split."""
+        """Note what a product with a parameter has just given, if it can be split.
+
+        A product is noted once: what is added to it afterwards leads to the same node.
+        """
         node = _product_node(result.grad_fn)
+        if node in self._watched:
+            return
         product = None if node is None else _PRODUCTS[node.name()](node)
         if node is None or product is None or not self._owns(product.parameters):
             return
         waiting = _Waiting(product)
         waiting.hook = node.register_prehook(waiting.capture)
         self._waiting.append(waiting)
+        self._watched.add(node)
 
     def settle(self) -> None:
         """After the forward: a parameter with any use that cannot be split is split nowhere."""
+        self._watched.clear()
         while True:
             found = Counter(id(p) for waiting in self._waiting for p in waiting.product.parameters)
             split = {key for key, count in found.items() if count == self._uses[key]}
@@ -106,6 +114,7 @@ class WeightGradients:
         """Nothing is to be computed later: the whole backward runs instead."""
         _remove_hooks(self._waiting)
         self._waiting.clear()
+        self._watched.clear()
 
     def compute(self, add: Add) -> Iterator[list[nn.Parameter]]:
         """One product after the other, the last first: give its parameters' gradients to `add`.

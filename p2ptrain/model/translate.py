@@ -225,7 +225,7 @@ class _Walk:
                 f"the model uses {name or node.target}, which p2ptrain does not carry to other "
                 f"devices{_where(node)}"
             )
-        arguments = tuple(_argument(argument) for argument in args)
+        arguments = tuple(_argument(argument) for argument in _dense(name, args))
         named = tuple(
             (key, _argument(argument)) for key, argument in kwargs.items() if key != "generator"
         )
@@ -256,6 +256,14 @@ def module_path(node: fx.Node) -> str:
     innermost = _CALL_NUMBER.sub("", paths[-1]) if paths else ""
     first, _, rest = innermost.partition(".")
     return rest if first == "module" else ""
+
+
+def _dense(name: str, args: Sequence[Any]) -> Sequence[Any]:
+    """With dense gradients of embeddings: the same updates, and they can be sent and added up."""
+    if name not in ("aten.embedding.default", "aten.embedding_bag.padding_idx"):
+        return args
+    schema = operators.resolve(name).schema_arguments
+    return [False if key == "sparse" else arg for key, arg in zip(schema, args, strict=False)]
 
 
 def _argument(value: Any) -> Argument:

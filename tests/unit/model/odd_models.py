@@ -137,6 +137,29 @@ class Views(_Deep):
         return x
 
 
+class ComplexWeights(_Deep):
+    """Filters in the frequency domain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters = nn.Parameter(torch.randn(5, 5, dtype=torch.complex64))
+
+    def between(self, x: Tensor, number: int) -> Tensor:
+        out: Tensor = torch.fft.irfft(torch.fft.rfft(x) * self.filters[number], n=8)
+        return out
+
+
+class BoundedEmbedding(_Deep):
+    """The rows in use are shortened in place by every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(12, 8, max_norm=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.words(x).mean(1))
+
+
 class OutputsWithConstants(_Deep):
     """The output holds an input, a flag, None and an early activation."""
 
@@ -155,6 +178,10 @@ def _dict_loss(output: dict[str, Any], target: Tensor) -> Tensor:
 
 def _regression() -> tuple[Any, Any]:
     return torch.randn(8), torch.randn(8)
+
+
+def _words() -> tuple[Any, Any]:
+    return torch.randint(12, (3,)), torch.randn(8)
 
 
 def _image() -> tuple[Any, Any]:
@@ -236,6 +263,8 @@ _ODD: dict[str, _Build] = {
     "pairwise_in_batch": lambda: (PairwiseInBatch(), _regression, mse_loss),
     "folded_batch": lambda: (FoldedBatch(), _regression, mse_loss),
     "views": lambda: (Views(), _regression, mse_loss),
+    "complex_weights": lambda: (ComplexWeights(), _regression, mse_loss),
+    "bounded_embedding": lambda: (BoundedEmbedding(), _words, mse_loss),
     "outputs_with_constants": lambda: (OutputsWithConstants(), _regression, _dict_loss),
     "recurrent": lambda: (_Recurrent(), _sequence, cross_entropy),
     "attention": lambda: (_Attention(), _sequence, cross_entropy),

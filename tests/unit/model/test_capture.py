@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import ctc_loss, mse_loss
+from torch.utils.checkpoint import checkpoint
 
 from p2ptrain.errors import CaptureError, InternalError, ScriptError
 from p2ptrain.model.capture import capture
+from p2ptrain.model.graph import StateRef
+from p2ptrain.model.stage import Stage
 from tests.unit.model.conftest import Prepared
 
 Get = Callable[..., Prepared]
@@ -161,6 +164,124 @@ def test_a_loss_that_is_no_single_number_is_refused(loss: Any, says: str) -> Non
 def test_an_unusable_example_is_refused(example: Any) -> None:
     with pytest.raises(ScriptError):
         capture(nn.Linear(8, 8), mse_loss, example)
+
+
+def _hooked(x: Tensor) -> Tensor:
+    x.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
+    return x
+
+
+def _with_module_hook() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[0].register_full_backward_hook(lambda module, given, got: None)
+    return model
+
+
+def _with_parameter_hook() -> nn.Module:
+    model = nn.Linear(8, 8)
+    model.weight.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (_Odd(_hooked), r"forward\(\) changes or reads"),
+        (_with_module_hook(), "0 changes or reads"),
+        (_with_parameter_hook(), "weight changes or reads"),
+    ],
+)
+def test_hooks_on_gradients_are_refused(model: nn.Module, says: str) -> None:
+    with pytest.raises(CaptureError, match=f"{says} gradients in a backward hook"):
+        capture(model, mse_loss, _EXAMPLE)
+
+
+class _Anneals(nn.Module):
+    """Computes with a number that it changes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.temperature = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.temperature *= 0.9
+        out: Tensor = self.linear(x) / self.temperature
+        return out
+
+
+def test_numbers_that_change_from_batch_to_batch_are_refused() -> None:
+    with pytest.raises(CaptureError, match=r"numbers .* \(0\.temperature\)"):
+        capture(nn.Sequential(_Anneals()), mse_loss, _EXAMPLE)
+
+
+def test_distributions_that_look_at_their_arguments_are_captured() -> None:
+    def sampled(x: Tensor) -> Tensor:
+        return torch.distributions.Normal(x, torch.ones_like(x)).rsample()
+
+    before = torch.distributions.Normal(0.0, 1.0)._validate_args
+    assert capture(_Odd(sampled), mse_loss, _EXAMPLE).description.units
+    assert torch.distributions.Normal(0.0, 1.0)._validate_args == before
+
+
+def _operators(model: nn.Module) -> list[str]:
+    return [node.operator for node in capture(model, mse_loss, _EXAMPLE).description.train.nodes]
+
+
+def test_torchscript_that_has_run_is_captured_as_it_is_written() -> None:
+    """By then it differentiates by itself, and detaches what it computes with."""
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    compiled: Any = torch.jit.script(layers)
+    for _ in range(4):
+        x = torch.ones(2, 8, requires_grad=True)
+        torch.autograd.grad(compiled(x).sum(), x)
+    expected = _operators(nn.Sequential(nn.Linear(8, 8), layers))
+    assert _operators(nn.Sequential(nn.Linear(8, 8), compiled)) == expected
+
+
+class _Checkpointed(nn.Module):
+    """Its inside is computed again in the backward."""
+
+    def __init__(self, *before: nn.Module) -> None:
+        super().__init__()
+        self.before = nn.Sequential(*before)
+        self.inside = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.inside, self.before(x), use_reentrant=True)
+        return out
+
+
+@pytest.mark.parametrize("before", [[], [nn.Linear(8, 8)]])
+def test_a_reentrant_checkpoint_learns_behind_something_that_does(before: list[nn.Module]) -> None:
+    nodes = capture(_Checkpointed(*before), mse_loss, _EXAMPLE).description.train.nodes
+    (inside,) = [node for node in nodes if StateRef("inside.weight") in node.args]
+    assert inside.grad_enabled == bool(before)
+
+
+def test_a_ctc_loss_is_captured_and_equals_plain_torch() -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        frames = output.unflatten(1, (4, 2)).log_softmax(2).transpose(0, 1)
+        lengths = torch.full((target.shape[0],), 4), torch.full((target.shape[0],), 2)
+        return ctc_loss(frames, target, *lengths)
+
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    target = torch.ones(4, 2, dtype=torch.int64)
+    description = (captured := capture(model, loss, (x, target))).description
+    stage = Stage(description, 0, len(description.units), captured.state())
+    assert torch.equal(stage.forward(0, [x], [target])[0], loss(model(x), target))
+    stage.backward(0)
+    loss(model(x), target).backward()  # type: ignore[no-untyped-call]
+    assert torch.equal(stage.parameters()["weight"].grad, model.weight.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_get_dense_gradients(kind: Any) -> None:
+    example = torch.arange(8).view(4, 2), torch.randn(4, 8)
+    model = nn.Sequential(kind(8, 4 if kind is nn.Embedding else 8, sparse=True), nn.Flatten())
+    nodes = capture(model, mse_loss, example).description.train.nodes
+    (embedding,) = [node for node in nodes if node.operator.startswith("aten.embedding")]
+    assert not any(argument is True for argument in embedding.args)
 
 
 class _Counts(nn.Module):

@@ -52,6 +52,17 @@ def test_what_looks_across_samples_is_named_with_its_unit(prepared: Get) -> None
     assert random.startswith("dropout and its like draw other random numbers (unit ")
 
 
+def test_gradients_scaled_by_how_often_an_index_comes_up_are_named() -> None:
+    def effects(**options: Any) -> tuple[str, ...]:
+        model = nn.Sequential(nn.Embedding(6, 4, **options), nn.Flatten(), nn.Linear(8, 4))
+        example = torch.arange(8).view(4, 2) % 6, torch.arange(4)
+        return division_effects(capture(model, nn.CrossEntropyLoss(), example).description)
+
+    assert effects() == ()
+    (effect,) = effects(scale_grad_by_freq=True)
+    assert effect.startswith("embeddings divide gradients by how often a part has each index")
+
+
 def _effects(loss: Callable[..., Tensor]) -> tuple[str, ...]:
     example = torch.randn(4, 6), torch.arange(4)
     return division_effects(capture(nn.Linear(6, 4), loss, example).description)

@@ -154,6 +154,15 @@ def test_state_is_what_the_layout_says(spec: OptimizerSpec) -> None:
     }
 
 
+def test_state_of_a_parameter_without_dimensions_keeps_its_type() -> None:
+    parameter = nn.Parameter(torch.ones((), dtype=torch.float64))
+    optimizer = StageOptimizer(SGD(lr=0.1, momentum=0.9), {"scale": parameter})
+    parameter.grad = torch.full((), 1 / 3, dtype=torch.float64)
+    optimizer.step()
+    assert torch.equal(optimizer.state()["scale.momentum_buffer"], parameter.grad)
+    optimizer.load_state(optimizer.state())
+
+
 def test_counters_are_float32_wherever_they_were_counted() -> None:
     torch.set_default_dtype(torch.float64)
     try:

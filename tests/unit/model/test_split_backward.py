@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
 
 from p2ptrain.errors import InternalError
+from p2ptrain.model.split_backward import WeightGradients
 from p2ptrain.model.stage import Stage
 from tests.unit.model import pipeline
 from tests.unit.model.conftest import Prepared
@@ -172,3 +174,17 @@ def test_parts_come_once_each_and_in_order(prepared: Get) -> None:
         last.stage.backward_inputs(0)
     last.stage.forget_held()
     assert last.stage.held() == 0
+
+
+def test_a_product_counts_once_however_often_its_node_is_met() -> None:
+    """Two uses of a filter, one of them of what takes no gradient, and a sum behind the other."""
+    torch.manual_seed(1)
+    image = torch.randn(1, 2, 5, 5, dtype=torch.float64)
+    weight = nn.Parameter(torch.randn(2, 2, 3, 3, dtype=torch.float64))
+    later = WeightGradients({id(weight): 2})
+    first = functional.conv2d(image, weight, padding=1)
+    second = functional.conv2d(first.relu(), weight, padding=1)
+    for result in (first, second, second + image):
+        later.watch(result)
+    later.settle()
+    assert not later.parameters

@@ -1,0 +1,156 @@
+"""What a model does besides tensor operations, which a trace would take wrongly without a word.
+
+Each was seen with torch 2.13: hooks that change gradients are lost, numbers that forward() counts
+up stay as they were in the trace, and TorchScript that has run before is traced with its own
+autodiff, which detaches what it computes with. What a reentrant checkpoint holds is traced without
+gradients. Put right where possible, refused otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import fake_impls
+from torch.distributions import Distribution
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from p2ptrain.errors import CaptureError
+
+
+def _traced_ctc(mode: Any, func: Any, log_probs: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Losses and log alphas of (time, batch, class); how many alphas depends on the targets.
+
+    Nobody sees that: the graph has `ctc_loss`, of which this is the inside.
+    """
+    time, batch, _ = log_probs.shape
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, time, 1))
+
+
+_CTC = torch.ops.aten._ctc_loss.Tensor
+_register: Any = fake_impls.register_op_impl
+if _CTC not in fake_impls.op_implementations_dict:  # another torch may have a rule of its own
+    _register(_CTC)(_traced_ctc)
+
+_one_at_a_time = threading.RLock()
+"""What is put in place of torch's own while a model is traced is there for all threads."""
+
+Numbers: TypeAlias = Mapping[tuple[str, str], int | float]
+"""(path of a module, attribute) -> its value."""
+
+_MODULE_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_LOST = (
+    "changes or reads gradients in a backward hook, which other devices would not run. Remove the "
+    "hook; x * a + (x * (1 - a)).detach() scales the gradient of x by a"
+)
+
+
+def refuse_gradient_hooks(module: nn.Module) -> None:
+    """CaptureError where a part or a parameter of `module` has a hook on its backward."""
+    owners: list[tuple[str, object, tuple[str, ...]]] = [
+        *((name, part, _MODULE_HOOKS) for name, part in module.named_modules()),
+        *((name, parameter, _TENSOR_HOOKS) for name, parameter in module.named_parameters()),
+    ]
+    for name, owner, hooks in owners:
+        if any(getattr(owner, attribute, None) for attribute in hooks):
+            raise CaptureError(f"{name or 'the model'} {_LOST}")
+
+
+def _checkpointed(function: Callable[..., Any], preserves: bool, *args: Any) -> Any:
+    """A reentrant checkpoint's inside, which a trace takes for something without gradients.
+
+    It has none in plain torch either where none of its arguments has.
+    """
+    learns = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+    with torch.set_grad_enabled(learns and torch.is_grad_enabled()):  # plain torch warns of it
+        return function(*args)
+
+
+class NoTensorHooks(TorchFunctionMode):
+    """Refuse `activation.register_hook(...)`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook):
+            raise CaptureError(f"forward() {_LOST}")
+        return func(*args, **(kwargs or {}))
+
+
+def numbers_of(module: nn.Module) -> Numbers:
+    """The plain numbers among the attributes of `module` and of its parts."""
+    return {
+        (path, name): value
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if type(value) in (int, float)
+    }
+
+
+def set_numbers(module: nn.Module, numbers: Numbers) -> None:
+    """Write what `numbers_of` gave."""
+    for (path, name), value in numbers.items():
+        setattr(module.get_submodule(path), name, value)
+
+
+def refuse_counted(numbers: Numbers) -> None:
+    """CaptureError that names the attributes which change from batch to batch."""
+    named = ", ".join(".".join(filter(None, key)) for key in list(numbers)[:4])
+    raise CaptureError(
+        f"forward() changes numbers of the module and computes with them ({named}), but devices "
+        "get the model once. Keep them in a buffer: self.register_buffer(name, torch.tensor(...))"
+    )
+
+
+def same_program(one: torch.export.ExportedProgram, other: torch.export.ExportedProgram) -> bool:
+    """Whether two traces compute the same, numbers in them included."""
+    first, second = (p.graph_module.print_readable(print_output=False) for p in (one, other))
+    return first == second and all(map(torch.equal, _constants(one), _constants(other)))
+
+
+def _constants(program: torch.export.ExportedProgram) -> list[Tensor]:
+    return [value for value in program.constants.values() if isinstance(value, Tensor)]
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """TorchScript runs operator by operator, checkpoints just call what they hold.
+
+    And distributions do not look at their arguments.
+    """
+    with _one_at_a_time:
+        yield from _as_written()
+
+
+def _as_written() -> Iterator[None]:
+    validates = Distribution._validate_args
+    jit: Any = torch.jit
+    reentrant: Any = CheckpointFunction
+    compiled: list[Any] = [torch._C.ScriptMethod, torch._C.ScriptFunction]
+    originals = [kind.__call__ for kind in compiled]
+    Distribution.set_default_validate_args(False)
+    reentrant.apply = _checkpointed
+    for kind in compiled:
+        kind.__call__ = _afresh(kind.__call__)
+    try:
+        with jit.optimized_execution(False):
+            yield
+    finally:
+        for kind, original in zip(compiled, originals, strict=True):
+            kind.__call__ = original
+        del reentrant.apply
+        Distribution.set_default_validate_args(validates)
+
+
+def _afresh(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A call without what was compiled before: that counts even where compiling is switched off."""
+
+    def call(script: Any, *args: Any, **kwargs: Any) -> Any:
+        script._debug_flush_compilation_cache()
+        return original(script, *args, **kwargs)
+
+    return call
