@@ -17,7 +17,12 @@ says how long a batch takes; passes by units say how that divides among them.
 One size alone does not say what another takes: weights that are read, and gradients of theirs that
 are written, cost the same for any. A BERT of 29 M parameters took 1.3 s for one sample on 0.3 core
 and 4.5 s for 16; who knew only the first would train it with micro-batches of one. So a slow device
-runs a second size at least once, as a whole, even if that takes a little longer than it should.
+runs a second size at least once, as a whole, even if that takes a little longer than it should, and
+leaves out what else it would run of the smallest.
+
+Who is slower than planned anyway takes all the time there is. Devices measure side by side, and
+some of them share something, a machine or its memory: sizes run after the others had stopped took
+up to 1.8 times less processor time than beside them, and in training nobody stops.
 
 The first pass of a size, in parentheses, takes longer, as kernels are prepared and what autograd
 keeps is counted, and not in all units alike: by first passes the first half of EfficientNet took
@@ -37,6 +42,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from p2ptrain.model.share import Span, wall_by_cpu
@@ -55,6 +61,11 @@ LEAST_SLOPE = 0.6
 two small sizes may happen to have taken the same time."""
 SECOND_SIZE = 1.3
 """Of the time for all, until when a second size may be expected to end where there is only one."""
+SLOPE_OF_ONE_SIZE = 0.8
+"""Of a sample's cost in the smallest size, what a further one is expected to cost where no other
+size has shown it."""
+SPLIT_BY_WHOLE = 1.25
+"""How many times as long as a whole pass the first, split one takes at least."""
 LEAST_GROWTH = 1.5
 """From one size to the next, where time forces a smaller step than was asked for."""
 
@@ -142,10 +153,12 @@ class Limits:
             planners must know how much cheaper a sample is in a large batch.
         may_run: whether there is memory for a batch size.
         apart: asked before each pass: whether one unit after the other runs alone.
+        every_size: each is run as it was asked for, at least once, however long it takes.
     """
 
     budget_seconds: float
     most_seconds: float = 0.0
+    every_size: bool = False
     may_run: Callable[[int], bool] = lambda batch: True
     apart: Callable[[int], bool] = lambda batch: False
 
@@ -172,11 +185,11 @@ def time_units(
 
     The smallest size is always measured. For a larger one that is expected to take too long, or
     that `may_run` forbids, a smaller one is taken that is still well above the one before; where
-    there is none, the series ends.
+    there is none, or no other may be taken, the series ends.
     """
     course = _Course(runner, clock or Clock(), limits)
     sizes = sorted(set(batch_sizes))
-    course.measure_smallest(sizes[0], limits.budget_seconds / len(sizes))
+    course.measure_smallest(sizes, limits.budget_seconds / len(sizes))
     for place, wanted in enumerate(sizes[1:], 1):
         left = len(sizes) - place
         if not course.measure_larger(wanted, last=left == 1):
@@ -184,6 +197,7 @@ def time_units(
         course.repeat(course.largest, course.left_seconds() / left)
     course.repeat(course.largest, course.left_seconds())
     course.run_again()
+    course.fill()
     factor, passes = wall_by_cpu(course.spans), telling(list(course.done.values()))
     cold = tuple(found.batch for found in passes if found.is_cold)
     return Timing(unit_times(passes, factor), factor, cold)
@@ -224,15 +238,16 @@ class _Course:
 
     # -- sizes -----------------------------------------------------------------------------------
 
-    def measure_smallest(self, batch: int, repeat_seconds: float) -> None:
+    def measure_smallest(self, sizes: Sequence[int], repeat_seconds: float) -> None:
         """What shows its time; how it divides, if that is quick; more in `repeat_seconds`."""
+        batch = sizes[0]
         found = self.done[batch] = BatchPasses(batch)
         until = self.clock.wall() + repeat_seconds
         for_larger = (1 - ROOM_FOR_SMALLEST) * self._allowed_seconds()
         found.split.append(self._units(batch, split=True))
         if self.limits.apart(batch):
             self._another(found)
-        else:
+        elif not self._crowds_out_a_second(sizes):
             found.whole.append(self._whole(batch))
             if self._allowed_seconds() - found.longest >= for_larger:
                 found.units.append(self._units(batch, split=False))
@@ -240,12 +255,26 @@ class _Course:
                 found.whole.append(self._whole(batch))
         self.repeat(batch, until - self.clock.wall())
 
+    def _crowds_out_a_second(self, sizes: Sequence[int]) -> bool:
+        """Whether there is time for a second size, but not after another pass of the smallest."""
+        larger = [size for size in sizes[1:2] if self.limits.may_run(size)]
+        if not larger:
+            return False
+        wanted = _ONCE.cost * self._seconds(min(larger[0], 2 * sizes[0]))
+        late = self._late_seconds()
+        return late - self._seconds(sizes[0]) < wanted <= late
+
+    def _late_seconds(self) -> float:
+        """Until when a second size may be expected to end where there is only one."""
+        return self._allowed_seconds() + (SECOND_SIZE - 1) * self.limits.most_seconds
+
     def measure_larger(self, wanted: int, *, last: bool) -> bool:
         """Measure `wanted`, or as near to it as time and memory allow; False if not at all."""
         allowed = late = self._allowed_seconds() * (1.0 if last else ROOM_FOR_LARGER)
         if len(self.done) == 1:
-            late = self._allowed_seconds() + (SECOND_SIZE - 1) * self.limits.most_seconds
-        sizes = [size for size in _towards(wanted, self.largest) if self.limits.may_run(size)]
+            late = self._late_seconds()
+        asked = [wanted] if self.limits.every_size else _towards(wanted, self.largest)
+        sizes = [size for size in asked if self.limits.may_run(size)]
         near = [size for size in sizes if 2 * size >= wanted]
         best = _SPLIT if len(self.done) < IN_TWO_PARTS else _UNITS
         choices = [(best, size, allowed) for size in near]
@@ -253,6 +282,8 @@ class _Course:
         choices += [(_ONCE, size, late) for size in sizes]
         if self.limits.apart(wanted):
             choices = [(_APART, size, allowed) for size in sizes]
+        if self.limits.every_size:
+            choices[-1:] = [(way, size, inf) for way, size, _ in choices[-1:]]
         for way, size, seconds in choices:
             if way.cost * self._seconds(size) <= seconds:
                 self._measure(size, way)
@@ -270,15 +301,17 @@ class _Course:
     def _seconds(self, batch: int) -> float:
         """That a whole pass is expected to take, by the line through the last two sizes.
 
-        By the last one alone a slow device would not come to the sizes that it should train with,
-        as most of a small pass does not depend on its size.
+        In proportion to the last one a slow device would not come to the sizes that it should train
+        with, as most of a small pass does not depend on its size.
         """
         largest = self.done[self.largest]
+        if len(self.done) == 1:
+            known = largest.wall / (1 if largest.whole or largest.units else SPLIT_BY_WHOLE)
+            return known * (1 + SLOPE_OF_ONE_SIZE * (batch / self.largest - 1))
         a_sample = largest.wall / self.largest
-        if len(self.done) > 1:
-            before = sorted(self.done)[-2]
-            slope = (largest.wall - self.done[before].wall) / (self.largest - before)
-            a_sample = min(max(slope, LEAST_SLOPE * a_sample), a_sample)
+        before = sorted(self.done)[-2]
+        slope = (largest.wall - self.done[before].wall) / (self.largest - before)
+        a_sample = min(max(slope, LEAST_SLOPE * a_sample), a_sample)
         return largest.wall + a_sample * (batch - self.largest)
 
     # -- passes ----------------------------------------------------------------------------------
@@ -295,6 +328,12 @@ class _Course:
             fits = found.longest <= self._allowed_seconds()
             if fits and found.is_cold and not self.limits.apart(batch):
                 found.whole.append(self._whole(batch))
+
+    def fill(self) -> None:
+        """Where the budget is spent, repeat sizes, largest first, in the time that remains."""
+        if self.left_seconds() <= 0:
+            for batch in reversed(self.done):
+                self.repeat(batch, self._allowed_seconds())
 
     def _another(self, found: BatchPasses) -> None:
         """Whole ones and such by units take turns, where both can be made."""

@@ -15,6 +15,10 @@ from p2ptrain.plan import fields
 
 LEAST_OF_A_SAMPLE = 0.85
 """Beyond the largest size a further sample costs this part of one there, at least."""
+GROWTH_OF_ONE_SIZE = 0.6
+"""Where only one size was measured: what a sample more or less adds, by one's part of that size.
+Weights that are read and operators that are begun cost the same for any, and a device that comes
+to one size only is slow at it for just that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +84,11 @@ class TimeTable:
 
         Most of a small batch's time does not depend on its size, so one sample costs more than its
         part of the smallest size; and a sample in a larger batch costs less than in the largest,
-        though never much less: caches do not grow.
+        though never much less: caches do not grow. Of a single size `GROWTH_OF_ONE_SIZE` is
+        assumed, or micro-batches of one sample would seem as good as any.
         """
         if len(self.sizes) < 2:
-            return self
+            return self._grown_from_one(samples)
         first, last = self.sizes[0], self.sizes[-1]
         sizes, times = list(self.sizes), list(self.times)
         if samples > last:
@@ -93,6 +98,12 @@ class TimeTable:
             sizes.insert(0, 1)
             times.insert(0, _on_line(self.times[0], self.times[1], self.sizes[:2], 1))
         return TimeTable(tuple(sizes), tuple(times))
+
+    def _grown_from_one(self, samples: int) -> TimeTable:
+        measured, times = self.sizes[0], self.times[0]
+        sizes = sorted({1, measured, max(measured, samples)})
+        growth = [1 + GROWTH_OF_ONE_SIZE * (size / measured - 1) for size in sizes]
+        return TimeTable(tuple(sizes), tuple(_scaled(times, factor) for factor in growth))
 
     def to_json(self) -> dict[str, dict[str, list[float]]]:
         """As in a profile's or a device's "times"."""

@@ -151,6 +151,11 @@ def test_a_table_that_grows_faster_than_its_size_goes_on_in_proportion() -> None
     assert steep.completed(32).at(1) == UnitTimes((0.25,), (0.25,))
 
 
-def test_there_is_no_line_through_one_size() -> None:
-    single = TimeTable((4,), TABLE.times[:1])
-    assert single.completed(64) == single
+def test_a_single_size_is_taken_to_cost_something_whatever_its_samples() -> None:
+    single = TimeTable((4,), (UnitTimes((10.0,), (20.0,), (5.0,)),))
+    completed = single.completed(64)
+    assert completed.sizes == (1, 4, 64)
+    assert completed.at(4) == single.at(4)
+    assert completed.at(1) == UnitTimes((5.5,), (11.0,), (2.75,))
+    assert completed.at(64) == UnitTimes((100.0,), (200.0,), (50.0,))
+    assert single.completed(2).sizes == (1, 4)
