@@ -1,6 +1,7 @@
 """When do groups of tiled units pay? The paper's figures 7 and 8, from the cost model alone.
 
     python -m tools.tile_crossover [--samples 8] [--statistics]
+    python -m tools.tile_crossover --plot docs/tile_crossover.svg
     python -m tools.tile_crossover --speedups [--statistics]
 
 The first 16 layers of YOLOv2 at 416x416 on equal devices. Rows: devices from
@@ -9,6 +10,8 @@ than exchanging halos in front of every layer, and how many groups it has (layer
 1x1 convolutions and aligned poolings, join a group for nothing). With `--statistics` batch
 normalisation is exact over all tiles, as p2ptrain does it: devices meet at every layer anyway, so
 grouping gains less.
+
+`--plot`: the same for 2x3 tiles as curves over the devices' speed (needs matplotlib).
 
 `--speedups`: on devices of 0.28 core that take 1.5 s for one sample alone (the emulated devices of
 the other tables, with what a message costs them), what the simulator expects of 2, 4 and 6, and the
@@ -49,6 +52,7 @@ LINKS = {
     "Wi-Fi 20 Mbit/s": Link(2.5e6, 5e-3),
 }
 GRIDS = ((1, 2), (2, 3))
+POINTS_A_DECADE = 6
 MESSAGE_SECONDS, BYTE_SECONDS = 5e-5, 1e-9
 """Of a device's processor: as little as a good implementation needs."""
 
@@ -132,6 +136,34 @@ def gain(costs: Costs) -> tuple[float, int]:
     return each / best, len(borders) - 1
 
 
+def plot(network: MapNetwork, samples: int, file: Path) -> None:
+    """Gains of the best grouping over the devices' speed, a curve a link, as SVG."""
+    import matplotlib  # of the extra "examples", by way of mlxtend
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "tile_crossover"  # the same file from the same numbers
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    speeds = [10 ** (8 + k / POINTS_A_DECADE) for k in range(4 * POINTS_A_DECADE + 1)]
+    for name, link in LINKS.items():
+        gains = [gain(question(network, samples, link, speed, (2, 3)))[0] for speed in speeds]
+        axes.plot([speed / 1e9 for speed in speeds], gains, label=name)
+    axes.axhline(1.2, color="#999999", linewidth=0.8, linestyle="--")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="a device's speed, Gflop/s",
+        ylabel="time without groups / with the best ones",
+        title=f"YOLOv2, 16 layers, 2x3 tiles, batch {samples}",
+    )
+    axes.set_yticks([1, 1.2, 2, 5, 10, 20], ["1", "1.2", "2", "5", "10", "20"])
+    axes.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None})
+
+
 CORE_PART, ALONE_SECONDS = 0.28, 1.5
 SHAPES = {2: (1, 2), 4: (2, 2), 6: (2, 3)}
 
@@ -161,15 +193,19 @@ def speedups(network: MapNetwork) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print a table a grid, or the speedups."""
+    """Print a table a grid, or the speedups, or draw the curves."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--samples", type=int, default=1, help="of a mini-batch")
     parser.add_argument("--statistics", action="store_true", help="exact batch normalisation")
     parser.add_argument("--speedups", action="store_true", help="instead: of 2, 4 and 6 devices")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="instead: draw curves")
     arguments = parser.parse_args()
     network = yolov2(statistics=arguments.statistics)
+    if arguments.plot:
+        plot(network, arguments.samples, arguments.plot)
+        return 0
     if arguments.speedups:
         print(f"{'':19}" + "".join(f"{f'{count} devices':>20}" for count in SHAPES))
         for line in speedups(network):

@@ -32,6 +32,7 @@ def network_fields(network: MapNetwork) -> dict[str, Any]:
         "entering": list(network.entering),
         "leaving": list(network.leaving),
         "itemsize": network.itemsize,
+        "least": network.least,
     }
 
 
@@ -45,7 +46,13 @@ def read_network(value: object) -> MapNetwork:
             "entering": [*entering],
             "leaving": [*leaving],
             "itemsize": int(itemsize),
-        } if 0 < itemsize <= 16 and len(maps) <= MOST_MAPS and len(operations) <= MOST_MAPS:
+            "least": int(least),
+        } if (
+            0 < itemsize <= 16
+            and 0 < least <= len(units)
+            and len(maps) <= MOST_MAPS
+            and len(operations) <= MOST_MAPS
+        ):
             network = MapNetwork(
                 maps=tuple(_map(entry) for entry in maps),
                 operations=tuple(_operation(entry) for entry in operations),
@@ -53,6 +60,7 @@ def read_network(value: object) -> MapNetwork:
                 entering=tuple(entering),
                 leaving=tuple(leaving),
                 itemsize=itemsize,
+                least=least,
             )
             _check(network)
             return network

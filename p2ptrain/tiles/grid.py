@@ -191,13 +191,16 @@ class GroupLayout:
             low, high = lines[max(index - 1, 0)], lines[min(index + 2, len(lines) - 1)]
             if span.size and (span.first < low or span.end > high):
                 network, group = self.grid.network, self.group
-                units = network.units
+                first, last = network.units[group.first], network.units[group.end - 1]
                 tiles = [end - first for first, end in pairwise(lines)]
+                who = f"units {first.name} to {last.name} need together"
+                advice = f"Take fewer {axis}, or shorter groups"
+                if first is last:
+                    who, advice = f"unit {first.name} needs", f"Take fewer {axis}"
                 raise GridError(
                     f"tiles of {network.made_by(number)} have {tiles} {axis}, narrower than "
-                    f"the halo that units {units[group.first].name} to {units[group.end - 1].name} "
-                    f"need together: tile {index} needs {axis} {span.first} to {span.end - 1}, "
-                    f"beyond its neighbours. Take fewer {axis}, or shorter groups"
+                    f"the halo that {who}: tile {index} needs {axis} {span.first} to "
+                    f"{span.end - 1}, beyond its neighbours. {advice}"
                 )
 
 

@@ -84,6 +84,8 @@ class MapNetwork:
         entering: maps that come from outside: the model's inputs.
         leaving: maps that are used behind the tiled part.
         itemsize: bytes of one element.
+        least: the tiled part may end behind so many units, or more: those in front of that read
+            what enters, which tiles alone have.
     """
 
     maps: tuple[FeatureMap, ...]
@@ -92,6 +94,7 @@ class MapNetwork:
     entering: tuple[int, ...]
     leaving: tuple[int, ...]
     itemsize: int = 4
+    least: int = 1
 
     def operations_of(self, first: int, end: int) -> tuple[Operation, ...]:
         """Of units [first, end)."""
@@ -111,6 +114,7 @@ class MapNetwork:
             entering=tuple(number for number in self.entering if number < known),
             leaving=tuple(number for number in sorted(made) if last[number] >= count),
             itemsize=self.itemsize,
+            least=self.least,
         )
 
     def with_early(self, borders: Iterable[int]) -> MapNetwork:

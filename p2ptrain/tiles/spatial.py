@@ -32,8 +32,13 @@ class UnitWindow:
 
 
 def unit_windows(network: MapNetwork) -> tuple[UnitWindow, ...]:
-    """Of the first units, up to one that is no single window (it reads or gives several maps)."""
+    """Of the first units, up to one that is no single window (it reads or gives several maps).
+
+    None where several units read what enters: they are no chain.
+    """
     found: list[UnitWindow] = []
+    if network.least > 1:
+        return ()
     for number in range(len(network.units)):
         window = _unit_window(network, number)
         if window is None:

@@ -12,9 +12,11 @@ from typing import TypeAlias
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
+from p2ptrain.model.tiles.diagnosis import broken_units
 from p2ptrain.model.tiles.messages import Message, Subject
 from p2ptrain.model.tiles.program import TileProgram
 from p2ptrain.model.tiles.tile_pass import TilePass
+from p2ptrain.tiles.network import MapNetwork
 
 Address: TypeAlias = tuple[int, Subject, int]
 """(receiving tile, what, from which tile): names a message of a pass."""
@@ -55,6 +57,20 @@ class DevicePass:
     def kept(self) -> list[Tensor]:
         """As `TilePass.kept`, of all tiles."""
         return [tensor for tile_pass in self._passes.values() for tensor in tile_pass.kept]
+
+    def broken_units(self, network: MapNetwork) -> range | None:
+        """Between forward and backward, as `diagnosis.broken_units`: the first of all tiles here.
+
+        Nothing where all that leaves is finite: then it is not to blame for what follows.
+
+        Args:
+            network: without early borders.
+        """
+        known = [tile_pass.finite for tile_pass in self._passes.values()]
+        if all(finite.get(number, True) for finite in known for number in network.leaving):
+            return None
+        found = [units for finite in known if (units := broken_units(network, finite)) is not None]
+        return min(found, key=lambda units: (units.stop, units.start))
 
     def begin_forward(self, inputs: Mapping[int, Mapping[int, Tensor]]) -> list[Message]:
         """Start from the inputs of each tile, by tile and map; what other devices must be told."""

@@ -26,6 +26,7 @@ from p2ptrain.model.tiles.schedule import (
     steps_of,
     uses_of,
 )
+from p2ptrain.model.tiles.windows import CONVOLUTIONS
 from p2ptrain.tiles.grid import Transfer
 from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.network import Operation
@@ -77,12 +78,16 @@ class Instruction:
     Attributes:
         operation: what it reads and makes.
         cuts: for each input, where what it reads lies in what the tile has; None = it is all.
+        call: the operator on what it reads.
+        grad_enabled: whether autograd records it.
+        weighs: whether it is a product with filters, whose gradients can be put off.
     """
 
     operation: Operation
     cuts: tuple[tuple[slice, slice] | None, ...]
     call: Kernel
     grad_enabled: bool
+    weighs: bool
 
 
 class TileProgram:
@@ -230,6 +235,7 @@ class TileProgram:
             self._cuts(group, operation, outputs),
             kernel(place, self.replica.tensors),
             node.grad_enabled,
+            node.operator in CONVOLUTIONS,
         )
 
     def _cuts(
@@ -276,7 +282,7 @@ def run_segment(
         operations: which.
         values: what they read.
         last_reads: operation -> maps that nothing reads after it.
-        watch: gets what each of them makes.
+        watch: gets what each product with filters makes.
     """
     recording = torch.is_grad_enabled()
     for k in operations:
@@ -288,7 +294,8 @@ def run_segment(
         ]
         with torch.set_grad_enabled(recording and instruction.grad_enabled):
             values[operation.output] = made = instruction.call(inputs)
-        watch(made)
+        if instruction.weighs:
+            watch(made)
         del inputs, made
         for number in last_reads.get(k, ()):
             values.pop(number, None)

@@ -44,7 +44,7 @@ class Recorded:
         return made
 
     def watch(self, result: Tensor) -> None:
-        """An operator has just given that."""
+        """A product with filters has just given that."""
         if self.later is not None and result.requires_grad:
             self.later.watch(result)
 
@@ -57,6 +57,11 @@ class Recorded:
         if value.requires_grad:
             self._roots.append((number, owned, value))
         return value.detach()
+
+    @property
+    def kept(self) -> list[tuple[int, Tensor]]:
+        """What it gave, or a part of that, until the backward: (map, values)."""
+        return [(number, value.detach()) for number, _, value in self._roots]
 
     def backward(
         self, inner: Mapping[int, Tensor], owned: Mapping[int, Tensor]

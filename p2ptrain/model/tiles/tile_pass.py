@@ -79,6 +79,18 @@ class TilePass(TileMachine):
         """Maps that it keeps for the backward, besides those that autograd keeps."""
         return [x for x, _ in self._normalised.values()]
 
+    @property
+    def finite(self) -> dict[int, bool]:
+        """Between forward and backward: whether maps are, of which it still has its part."""
+        operations = self._program.layout.network.operations
+        parts = [*self._inputs.items(), *self.outputs.items()]
+        parts += [part for recorded in self._recorded.values() for part in recorded.kept]
+        parts += [(operations[k].inputs[0], x) for k, (x, _) in self._normalised.items()]
+        found: dict[int, bool] = {}
+        for number, values in parts:
+            found[number] = found.get(number, True) and bool(values.isfinite().all())
+        return found
+
     def begin_forward(self, inputs: Mapping[int, Tensor]) -> list[Message]:
         """Start; `inputs` are `layout.input_region` of each of the model's inputs, by map.
 
@@ -94,6 +106,7 @@ class TilePass(TileMachine):
 
     def begin_backward(self, gradients: Mapping[int, Tensor | None]) -> list[Message]:
         """Start the way back from the gradients of `outputs`, by map; None where there is none."""
+        self._inputs.clear()
         maps = self._program.layout.network.maps
         for number, gradient in gradients.items():
             if gradient is not None and maps[number].differentiable:
@@ -130,7 +143,8 @@ class TilePass(TileMachine):
         leaving = program.layout.network.leaving
         self.outputs = {number: self._values[number] for number in leaving}
         self._values.clear()
-        self._inputs.clear()
+        if not program.trains:  # else operators keep most of them anyway, and `finite` looks
+            self._inputs.clear()
 
     def _send_halos(self, place: int) -> tuple[Key, ...]:
         """At the beginning of a group; what comes in return."""

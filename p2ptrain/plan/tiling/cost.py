@@ -26,7 +26,8 @@ and once a mini-batch, whatever the groups:
               4 (D - 1) k (n m + P b / D)
               (section 4.1: "the summation can be done once for all filters")
     ends      the images' tiles from the holder; the last maps to who goes on with them, and their
-              gradients back (section 5.1: input/output communication)
+              gradients back (section 5.1: input/output communication): one device's after the
+              other's, each over the link between the two
 
 Groups meet at halos only, so a grouping costs the sum of its groups': what the dynamic programme
 in `grouping` needs. It is an upper bound of `simulate`, where a tile waits for its neighbours only.
@@ -78,6 +79,29 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """What goes between all tiles and one device, which sends or receives one after the other.
+
+    Attributes:
+        parts: (device with tiles, seconds that the link carries what is its), in their order.
+        latency_s: until the last of it has arrived.
+    """
+
+    parts: tuple[tuple[int, float], ...]
+    latency_s: float
+
+    @property
+    def carried_seconds(self) -> float:
+        """That links carry it."""
+        return sum(seconds for _, seconds in self.parts)
+
+    @property
+    def seconds(self) -> float:
+        """Until all of it has arrived."""
+        return self.carried_seconds + self.latency_s
+
+
+@dataclass(frozen=True, slots=True)
 class GroupCost:
     """One group.
 
@@ -112,8 +136,8 @@ class Costs:
         grid: TileGrid,
         device_of_tile: Sequence[int],
         *,
-        holder: int = 0,
-        behind: int = 0,
+        holder: TileDevice | None = None,
+        behind: TileDevice | None = None,
         early: Iterable[int] = (),
     ) -> None:
         """Prepare.
@@ -123,8 +147,8 @@ class Costs:
             devices: in any order.
             grid: of `problem.network`.
             device_of_tile: by tile.
-            holder: the device that has the images; -1 for another one.
-            behind: the device that goes on with the last maps; -1 for another one.
+            holder: the device that has the images, with tiles or without; None = the first one.
+            behind: the device that goes on with the last maps, the same.
             early: borders of units where halos travel with statistics (`MapNetwork.with_early`).
         """
         if len(device_of_tile) != grid.tiles:
@@ -133,8 +157,9 @@ class Costs:
         self.early = frozenset(early)
         self.grid = grid.over(problem.network.with_early(self.early))
         self.device_of_tile = tuple(device_of_tile)
-        self._holder, self._behind = holder, behind
+        self._holder, self._behind = holder or self.devices[0], behind or self.devices[0]
         self._groups: dict[tuple[int, int], GroupCost | None] = {}
+        self._refusals: dict[tuple[int, int], GridError] = {}
         self._whole = [
             sum(
                 _work(operation) * _area(problem, operation.output)
@@ -162,11 +187,17 @@ class Costs:
         if (first, end) not in self._groups:
             try:
                 laid = GroupLayout(self.grid, first, end)
-            except GridError:
+            except GridError as error:
                 self._groups[first, end] = None
+                self._refusals[first, end] = error
             else:
                 self._groups[first, end] = self._cost(laid)
         return self._groups[first, end]
+
+    def refusal(self, borders: Sequence[int]) -> GridError | None:
+        """Why the grid does not carry these groups: of the first that it does not; names units."""
+        refused = (group for group in pairwise(borders) if self.group(*group) is None)
+        return next((self._refusals[group] for group in refused), None)
 
     def total(self, borders: Sequence[int]) -> float:
         """Seconds of a mini-batch; infinite where the grid does not carry those groups."""
@@ -205,36 +236,47 @@ class Costs:
     @property
     def end_seconds(self) -> float:
         """Images to the tiles; the last maps to what follows, and their gradients back."""
-        return self.entering_seconds + 2 * self.leaving_seconds
+        return self.entering.seconds + self.leaving.seconds + self.returning.seconds
 
     @cached_property
-    def entering_seconds(self) -> float:
+    def entering(self) -> Passage:
         """Images to the tiles."""
-        return self._end(self.problem.network.entering, self._holder)
+        return self._passage(self.problem.network.entering, self._holder, to_tiles=True)
 
     @cached_property
-    def leaving_seconds(self) -> float:
-        """The last maps to what follows, or their gradients back."""
-        return self._end(self.problem.network.leaving, self._behind)
+    def leaving(self) -> Passage:
+        """The last maps to what follows."""
+        return self._passage(self.problem.network.leaving, self._behind, to_tiles=False)
 
-    def _end(self, maps: Sequence[int], place: int) -> float:
-        network = self.problem.network
-        size = sum(
-            network.bytes_per_position((number,)) * self.grid.owned(tile, number).area
-            for tile, device in enumerate(self.device_of_tile)
-            if device != place
-            for number in maps
-        )
-        return self._travel(size * self.problem.samples, place) if size else 0.0
+    @cached_property
+    def returning(self) -> Passage:
+        """Their gradients back."""
+        return self._passage(self.problem.network.leaving, self._behind, to_tiles=True)
 
-    def _travel(self, size: float, place: int) -> float:
+    def _passage(self, maps: Sequence[int], end: TileDevice, *, to_tiles: bool) -> Passage:
         """Between all tiles and one device, whose processor handles every byte."""
-        link, overheads = self.problem.link, self.problem.overheads
-        slowest = max(self.devices[device].slowdown for device in self.device_of_tile)
-        slowdown = self.devices[place].slowdown if place >= 0 else slowest
-        messages = len({*self.device_of_tile} - {place})
-        processor = overheads.message_seconds * messages + overheads.byte_seconds * size
-        return link.latency_s + max(size / link.bytes_per_s, slowdown * processor)
+        overheads = self.problem.overheads
+        parts, latency_s = list[tuple[int, float]](), 0.0
+        for device, size in self._owned_bytes(maps).items():
+            own = self.devices[device].name
+            if own == end.name or not size:
+                continue
+            link = self.problem.between(*((end.name, own) if to_tiles else (own, end.name)))
+            processor = overheads.message_seconds + overheads.byte_seconds * size
+            parts.append((device, max(size / link.bytes_per_s, end.slowdown * processor)))
+            latency_s = max(latency_s, link.latency_s)
+        return Passage(tuple(parts), latency_s)
+
+    def _owned_bytes(self, maps: Sequence[int]) -> dict[int, float]:
+        """Of these maps, by device with tiles."""
+        network, sizes = self.problem.network, dict[int, float]()
+        for tile, device in enumerate(self.device_of_tile):
+            own = sum(
+                network.bytes_per_position((number,)) * self.grid.owned(tile, number).area
+                for number in maps
+            )
+            sizes[device] = sizes.get(device, 0.0) + own * self.problem.samples
+        return sizes
 
     # -- one group -------------------------------------------------------------------------------
 

@@ -38,6 +38,18 @@ class _Way:
     borders: tuple[int, ...]
 
 
+class TilesTooLarge(PlanError):
+    """Tiles do not fit the memory of their devices.
+
+    Attributes:
+        needed: bytes by device, filters included.
+    """
+
+    def __init__(self, message: str, needed: Sequence[float]) -> None:
+        super().__init__(message)
+        self.needed = tuple(needed)
+
+
 _Best: TypeAlias = tuple[float, int, tuple[int, ...]]
 """To group the first units: (seconds, borders, the borders)."""
 
@@ -71,23 +83,26 @@ def best_grouping(costs: Costs) -> tuple[int, ...]:
     Among equals the one with fewer groups.
 
     Raises:
-        PlanError: no grouping fits the grid, or the memory; names the device.
+        TilesTooLarge: no grouping that the grid carries fits the memory; names the devices, or the
+            unit that the grid does not carry as a smaller group.
     """
     fastest = _fastest(costs)
-    if fastest is None:
-        raise PlanError("no grouping fits this grid: its tiles are narrower than a single halo")
     if _fits(costs, costs.memory(fastest)):
         return fastest
+    if not _fits(costs, costs.memory(range(len(costs.problem.network.units) + 1))):
+        raise _too_large(costs)  # a group a unit takes least: no need to look
     return _fastest_that_fits(costs)
 
 
-def _fastest(costs: Costs) -> tuple[int, ...] | None:
+def _fastest(costs: Costs) -> tuple[int, ...]:
+    """There is one: a group of all units lacks nothing of its neighbours."""
     count = len(costs.problem.network.units)
     best: list[_Best | None] = [(0.0, 1, (0,))]
     for end in range(1, count + 1):
         best.append(_fastest_to(costs, best, end))
     found = best[count]
-    return None if found is None else found[2]
+    assert found is not None
+    return found[2]
 
 
 def _fastest_to(costs: Costs, best: Sequence[_Best | None], end: int) -> _Best | None:
@@ -129,7 +144,7 @@ def _fastest_that_fits(costs: Costs) -> tuple[int, ...]:
                     found.append(_Way(seconds, memory, (*way.borders, end)))
         ways.append(_undominated(found))
     if not ways[count]:
-        raise PlanError(_too_small(costs))
+        raise _too_large(costs)
     return min(ways[count], key=lambda way: (way.seconds, len(way.borders))).borders
 
 
@@ -150,14 +165,16 @@ def _fits(costs: Costs, memory: Sequence[float]) -> bool:
     )
 
 
-def _too_small(costs: Costs) -> str:
-    count = len(costs.problem.network.units)
-    needed = costs.memory(range(count + 1))
-    if not needed:
-        return "no grouping fits the memory of these devices"
+def _too_large(costs: Costs) -> TilesTooLarge:
+    each = range(len(costs.problem.network.units) + 1)
+    needed, refusal = costs.memory(each), costs.refusal(each)
+    if refusal is not None:  # its group is not in `needed`, nor what a larger one would take
+        why = f"tiles do not fit the memory, and smaller groups do not fit the grid: {refusal}"
+        return TilesTooLarge(why, needed)
     lacking = [
         f"{device.name} needs {used / 2**20:.1f} MiB and has {device.memory_bytes / 2**20:.1f}"
         for used, device in zip(needed, costs.devices, strict=True)
         if used > device.memory_bytes
     ]
-    return f"tiles do not fit, even with a group a unit: {', '.join(lacking)}"
+    why = f"tiles do not fit, even with a group a unit: {', '.join(lacking)}"
+    return TilesTooLarge(why, needed)

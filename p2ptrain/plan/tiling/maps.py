@@ -1,10 +1,17 @@
 """How a profile's units can be cut: from the model's own maps, or a file's `spatial` entries.
 
-A file says of each unit one window and the size of the map it reads; branches and normalisation are
-not in it, so what is planned from files alone is a chain whose statistics cost nothing.
+A file says of each unit one window and the size of a map; branches and normalisation are not in it,
+so what is planned from files alone is a chain whose statistics cost nothing. Of which map, the one
+that the unit reads (as `p2ptrain profile` writes it) or the one that it makes, the format does not
+say: taken is what fits more units in a row, then the bytes that more of them say they give; where
+both do (one unit alone, or strides all alike), the map that is read.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 
 from p2ptrain.plan.profile import Pair, Profile, Spatial, Unit
 from p2ptrain.tiles.network import FeatureMap, MapNetwork, MapUnit, Operation
@@ -13,44 +20,114 @@ from p2ptrain.tiles.window import Window
 ITEMSIZE = 4
 
 
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A unit of the chain.
+
+    Attributes:
+        read, made: (height, width) of its maps.
+    """
+
+    unit: Unit
+    spatial: Spatial
+    read: Pair
+    made: Pair
+
+
 def tiled_network(profile: Profile) -> MapNetwork | None:
     """The maps of the first units that can be tiled; None where none can."""
     return profile.maps or _chain(profile)
 
 
 def _chain(profile: Profile) -> MapNetwork | None:
-    maps: list[FeatureMap] = []
-    operations: list[Operation] = []
-    units: list[MapUnit] = []
-    for number, unit in enumerate(profile.units):
-        spatial = unit.spatial
-        if spatial is None or (maps and _size(maps[-1]) != (spatial.height, spatial.width)):
-            break
-        made = _made(number, unit, spatial)
-        if made is None:
-            break
-        if not maps:
-            maps.append(_image(profile, spatial))
-        maps.append(made[0])
-        operations.append(made[1])
-        units.append(MapUnit(unit.name, number, number + 1, unit.parameter_bytes))
-    if not units:
+    links = max((_as_read(profile), _as_made(profile)), key=_fitting)  # of equals the first
+    if not links:
         return None
-    last = len(maps) - 1
-    return MapNetwork(tuple(maps), tuple(operations), tuple(units), (0,), (last,), ITEMSIZE)
+    first, channels = links[0].read, _channels(profile.input_bytes, links[0].read)
+    image = FeatureMap("input", channels, *first, differentiable=False)
+    made = [_made(number, link) for number, link in enumerate(links)]
+    return MapNetwork(
+        maps=(image, *(feature_map for feature_map, _ in made)),
+        operations=tuple(operation for _, operation in made),
+        units=tuple(
+            MapUnit(link.unit.name, number, number + 1, link.unit.parameter_bytes)
+            for number, link in enumerate(links)
+        ),
+        entering=(0,),
+        leaving=(len(links),),
+        itemsize=ITEMSIZE,
+    )
 
 
-def _image(profile: Profile, spatial: Spatial) -> FeatureMap:
-    channels = _channels(profile.input_bytes, (spatial.height, spatial.width))
-    return FeatureMap("input", channels, spatial.height, spatial.width, differentiable=False)
+def _fitting(links: list[_Link]) -> tuple[int, int]:
+    """How many units, and how many of them give whole channels of their maps."""
+    return len(links), sum(
+        link.unit.output_bytes % (ITEMSIZE * link.made[0] * link.made[1]) == 0 for link in links
+    )
 
 
-def _made(number: int, unit: Unit, spatial: Spatial) -> tuple[FeatureMap, Operation] | None:
-    """The map that a unit makes and how; None where its window does not fit."""
-    rows, columns = _window(spatial, 0), _window(spatial, 1)
-    size = rows.outputs(spatial.height), columns.outputs(spatial.width)
-    if min(size) < 1:
-        return None
+def _as_read(profile: Profile) -> list[_Link]:
+    """The longest chain, where sizes are of the maps that units read."""
+    links: list[_Link] = []
+    for unit, spatial in _said(profile):
+        read = spatial.height, spatial.width
+        made = _outputs(spatial, read)
+        if min(made) < 1 or (links and links[-1].made != read):
+            break
+        links.append(_Link(unit, spatial, read, made))
+    return links
+
+
+def _as_made(profile: Profile) -> list[_Link]:
+    """The longest chain, where sizes are of the maps that units make."""
+    links: list[_Link] = []
+    for unit, spatial in _said(profile):
+        made = spatial.height, spatial.width
+        read = links[-1].made if links else _image_of(profile, spatial)
+        if read is None or _outputs(spatial, read) != made:
+            break
+        links.append(_Link(unit, spatial, read, made))
+    return links
+
+
+def _said(profile: Profile) -> Iterator[tuple[Unit, Spatial]]:
+    for unit in profile.units:
+        if unit.spatial is None:
+            return
+        yield unit, unit.spatial
+
+
+def _image_of(profile: Profile, spatial: Spatial) -> Pair | None:
+    """An image of which the first unit makes such a map; None where there is none.
+
+    Several have as many windows: the one whose channels are whole, then the stride's multiple.
+    """
+
+    def unlikely(size: Pair) -> tuple[bool, bool, Pair]:
+        height, width = size
+        whole = profile.input_bytes % (ITEMSIZE * height * width) == 0
+        multiple = spatial.height * spatial.stride[0], spatial.width * spatial.stride[1]
+        return not whole, size != multiple, size
+
+    axes = _read_by(spatial, 0, spatial.height), _read_by(spatial, 1, spatial.width)
+    return min(product(*axes), key=unlikely, default=None)
+
+
+def _read_by(spatial: Spatial, axis: int, made: int) -> range:
+    """Sizes of which so many positions are made."""
+    window = _window(spatial, axis)
+    least = (made - 1) * window.stride + window.extent - window.before - window.after
+    return range(max(least, 1), least + window.stride)
+
+
+def _outputs(spatial: Spatial, read: Pair) -> Pair:
+    return _window(spatial, 0).outputs(read[0]), _window(spatial, 1).outputs(read[1])
+
+
+def _made(number: int, link: _Link) -> tuple[FeatureMap, Operation]:
+    """The map that a unit makes and how."""
+    unit, size = link.unit, link.made
+    rows, columns = _window(link.spatial, 0), _window(link.spatial, 1)
     made = FeatureMap(unit.name, _channels(unit.output_bytes, size), *size)
     flops = unit.flops / (size[0] * size[1])
     return made, Operation(unit.name, (number,), number + 1, rows, columns, flops=flops)
@@ -68,7 +145,3 @@ def _window(spatial: Spatial, axis: int) -> Window:
 
 def _channels(size_bytes: int, size: Pair) -> int:
     return max(1, size_bytes // (ITEMSIZE * size[0] * size[1]))
-
-
-def _size(feature_map: FeatureMap) -> Pair:
-    return feature_map.height, feature_map.width

@@ -85,6 +85,8 @@ class _Search:
 
     def best(self, asked: Asked) -> Pipelined | None:
         """The fastest below the seconds asked for, if there is one."""
+        # As slow as it is beside the fastest of these devices.
+        asked = replace(asked, holder=self._setting.tile_device(self._setting.cost.holder))
         tiling = best_of(self._candidates(asked), asked, [])
         if tiling is None:
             return None
@@ -102,24 +104,27 @@ class _Search:
             if tiles > len(devices):
                 return  # a device that could have one of them has one
             devices = devices[:tiles]
+            problem = problem.among(devices)
         for count in unit_counts(problem, asked):
             tiled, behind = problem.first_units(count), self._suffix(count).value[count]
+            row = self._row(count)
             least = lower_bound(
                 tiled, devices, least=len(devices), pieces=asked.pieces, messages=True
             )
             yield Candidate(
                 problem=tiled,
                 devices=tuple(devices),
-                whole=partial(self._seconds, self._row(count)),
+                whole=partial(self._seconds, row),
                 bound=max(least, float(behind)),
-                is_behind_first=False,
+                behind=self._setting.tile_device(row.devices[0]),
             )
 
     def _seconds(self, row: Row, costs: Costs, borders: tuple[int, ...]) -> float:
         depths = self._depths(row, costs.problem, costs.devices, costs.memory(borders))
         if depths is None:
             return inf
-        passes, setting = Passes.of(costs, simulate(costs, borders)), self._setting
+        setting = self._setting
+        passes = Passes.of(setting.cost, costs, simulate(costs, borders))
         return row_seconds(setting.cost, setting.split, passes, row, depths)
 
     def _depths(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.overheads import REFERENCE, Overheads
+from p2ptrain.plan.tiling.links import TileLinks
 from p2ptrain.tiles.network import MapNetwork
 
 
@@ -35,9 +36,10 @@ class TilingProblem:
             `samples` samples.
         kept_bytes: by unit: what is kept for the backward of the whole maps, one sample.
         samples: of a mini-batch, which is one micro-batch here.
-        link: between any two of the devices: the slowest.
+        link: between any two of the devices that have tiles: the slowest.
         optimizer_state_ratio: optimizer bytes per parameter byte.
         overheads: of the reference device.
+        links: of the devices by name, those without tiles among them; None = all are `link`.
     """
 
     network: MapNetwork
@@ -48,6 +50,7 @@ class TilingProblem:
     link: Link
     optimizer_state_ratio: float = 0.0
     overheads: Overheads = REFERENCE
+    links: TileLinks | None = None
 
     def __post_init__(self) -> None:
         counts = {len(self.forward), len(self.backward), len(self.kept_bytes)}
@@ -71,6 +74,16 @@ class TilingProblem:
     def seconds(self) -> float:
         """Of all units, forward and backward, on the reference device alone."""
         return sum(self.forward) + sum(self.backward)
+
+    def between(self, sender: str, receiver: str) -> Link:
+        """From one device to another."""
+        return self.link if self.links is None else self.links.between(sender, receiver)
+
+    def among(self, devices: Sequence[TileDevice]) -> TilingProblem:
+        """The same question where these devices have tiles."""
+        if self.links is None:
+            return self
+        return replace(self, link=self.links.among([device.name for device in devices]))
 
     def first_units(self, count: int) -> TilingProblem:
         """The same question about the first `count` units only."""

@@ -2,8 +2,11 @@
 
 Tried are all grids with a tile a device (the devices in order of their speed, row by row, so that
 rows have similar ones), both ways to draw lines and every number of tiled units; each with its
-best grouping. What is not tiled is computed by the fastest device alone, or by others
-(`pipelined.py`). Judged is the simulation.
+best grouping. What is not tiled is computed by one of these devices, of those that hold it the
+fastest or the one with most memory, or by others (`pipelined.py`). Judged is the simulation.
+Lines are drawn within what devices hold of the maps. Halos inside a unit, or a group that is asked
+for, come on top, and lines lie between positions: where a tile is then too large, they are drawn
+again with less for it.
 A grid that is asked for may have more tiles than there are devices: then each has several, the more
 the faster it is.
 """
@@ -15,15 +18,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import inf
+from typing import Protocol
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.grouping import best_grouping, early_borders
+from p2ptrain.plan.tiling.grouping import TilesTooLarge, best_grouping, early_borders
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.plan.tiling.shares import Shares, balanced_shares
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
 from p2ptrain.tiles.shape import owners
+
+MOST_DRAWINGS = 6
+"""Of a grid's lines, where memory bounds them."""
+LEAST_LESS, MOST_LESS = 0.01, 0.5
+"""Of a tile that was too large; the least doubles each time, as lines move by whole positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +44,17 @@ class Asked:
         borders: of the groups; () = what is best.
         every: all devices have tiles; one alone does not count.
         below: seconds; nothing slower is wanted.
-        pieces: micro-batches of a mini-batch; the question is about one of them.
-        holder: name of the device that has the images; "" = the fastest.
-        tail_seconds: of what cannot be tiled, on the fastest device, a micro-batch.
-        tail_bytes: what that takes of its memory.
+        pieces: micro-batches of a mini-batch, a smaller last one as the part that it is; the
+            question is about one of them.
+        holder: the device that has the images; None = the fastest.
     """
 
     grid: tuple[int, int] | None = None
     borders: tuple[int, ...] = ()
     every: bool = False
     below: float = inf
-    pieces: int = 1
-    holder: str = ""
-    tail_seconds: float = 0.0
-    tail_bytes: float = 0.0
+    pieces: float = 1.0
+    holder: TileDevice | None = None
 
 
 NOTHING = Asked()
@@ -70,6 +76,7 @@ class Tiling:
         bound: what no tiling of the tiled units undercuts, the rest included.
         memory_bytes: by device, of the tiled units alone.
         reason: why this one.
+        behind: the device that computes the rest; "" = one without tiles.
     """
 
     devices: tuple[str, ...]
@@ -84,6 +91,7 @@ class Tiling:
     memory_bytes: tuple[float, ...]
     reason: str
     early: tuple[int, ...] = ()
+    behind: str = ""
 
     @property
     def is_tiled(self) -> bool:
@@ -100,28 +108,74 @@ class Candidate:
         whole: seconds of a mini-batch, of the tiles in these groups and of all that follows;
             infinite where it does not fit the memory.
         bound: what none of its grids undercuts, the same.
-        is_behind_first: what follows is on the first device; else on one without tiles.
+        behind: the device with what follows first, which may have tiles.
     """
 
     problem: TilingProblem
     devices: tuple[TileDevice, ...]
     whole: Callable[[Costs, tuple[int, ...]], float]
     bound: float
-    is_behind_first: bool = True
+    behind: TileDevice
+
+
+class Rest(Protocol):
+    """What is not tiled, on one device that may have tiles too."""
+
+    def alone(self, device: TileDevice, units: int) -> float:
+        """Seconds of a mini-batch, of all behind the first `units`."""
+
+    def held_bytes(self, units: int) -> float:
+        """What that takes of the device's memory."""
+
+    def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> float:
+        """Seconds of a mini-batch, tiles included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Untiled:
+    """The question's own units alone: each micro-batch through the tiles and then the others."""
+
+    problem: TilingProblem
+    pieces: float = 1.0
+
+    def alone(self, device: TileDevice, units: int) -> float:
+        """See `Rest`."""
+        rest = sum(self.problem.forward[units:]) + sum(self.problem.backward[units:])
+        return self.pieces * rest * device.slowdown
+
+    def held_bytes(self, units: int) -> float:
+        """See `Rest`."""
+        problem = self.problem
+        parameters = sum(unit.parameter_bytes for unit in problem.network.units[units:])
+        held = parameters * (2.0 + problem.optimizer_state_ratio)
+        return held + sum(problem.kept_bytes[units:]) * problem.samples
+
+    def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> float:
+        """See `Rest`."""
+        once = costs.filter_seconds
+        tiles = self.pieces * (simulate(costs, borders).seconds - once) + once
+        return tiles + self.alone(device, borders[-1])
 
 
 def best_tiling(
-    problem: TilingProblem, devices: Sequence[TileDevice], asked: Asked = NOTHING
+    problem: TilingProblem,
+    devices: Sequence[TileDevice],
+    asked: Asked = NOTHING,
+    rest: Rest | None = None,
 ) -> Tiling:
     """The fastest of all that fit, one device alone among them.
+
+    Args:
+        rest: None = only the problem's own units.
 
     Raises:
         PlanError: nothing fits, not even one device alone; nothing is below the seconds asked for.
     """
     ordered = sorted(devices, key=lambda device: (device.slowdown, device.name))
-    alone = None if asked.every or asked.grid else _alone(problem, ordered, asked)
+    rest = Untiled(problem, asked.pieces) if rest is None else rest
+    alone = None if asked.every or asked.grid else _alone(ordered, asked, rest)
     reasons: list[str] = []
-    best = best_of(_candidates(problem, ordered, asked), asked, reasons, alone)
+    best = best_of(_candidates(problem, ordered, asked, rest), asked, reasons, alone)
     if best is None:
         raise PlanError("; ".join(dict.fromkeys(reasons)) or "no device holds the first units")
     return best
@@ -143,12 +197,12 @@ def best_of(
     return best
 
 
-def _alone(problem: TilingProblem, ordered: Sequence[TileDevice], asked: Asked) -> Tiling | None:
-    needed = _memory_alone(problem) + asked.tail_bytes
+def _alone(ordered: Sequence[TileDevice], asked: Asked, rest: Rest) -> Tiling | None:
+    needed = rest.held_bytes(0)
     fitting = [device for device in ordered if needed <= device.memory_bytes]
     if not fitting:
         return None
-    seconds = asked.pieces * (problem.seconds + asked.tail_seconds) * fitting[0].slowdown
+    seconds = rest.alone(fitting[0], 0)
     if seconds >= asked.below:
         return None
     why = "one device is fastest" if len(ordered) > 1 else "there is one device"
@@ -157,34 +211,52 @@ def _alone(problem: TilingProblem, ordered: Sequence[TileDevice], asked: Asked) 
     )
 
 
-def _memory_alone(problem: TilingProblem) -> float:
-    return problem.filter_memory_bytes + sum(problem.kept_bytes) * problem.samples
-
-
 def _candidates(
-    problem: TilingProblem, ordered: Sequence[TileDevice], asked: Asked
+    problem: TilingProblem, ordered: Sequence[TileDevice], asked: Asked, rest: Rest
 ) -> Iterator[Candidate]:
+    of = {used: problem.among(ordered[:used]) for used in _device_counts(len(ordered), asked)}
     for count in unit_counts(problem, asked):
-        tiled = problem.first_units(count)
-        rest = (problem.seconds - tiled.seconds + asked.tail_seconds) * ordered[0].slowdown
-        held = _memory_alone(problem) - _memory_alone(tiled) + asked.tail_bytes
-        first = replace(ordered[0], memory_bytes=ordered[0].memory_bytes - held)
-        for used in _device_counts(len(ordered), asked):
-            devices = (first, *ordered[1:used])
-            bound = lower_bound(tiled, devices, least=used, pieces=asked.pieces, messages=True)
-            whole = partial(_one_after_the_other, rest, asked.pieces)
-            yield Candidate(tiled, devices, whole, bound + asked.pieces * rest)
+        held = rest.held_bytes(count)
+        for used, whole in of.items():
+            tiled, devices = whole.first_units(count), ordered[:used]
+            least = lower_bound(tiled, devices, least=used, pieces=asked.pieces, messages=True)
+            for behind in _rests(tiled, devices, held, partial(rest.alone, units=count)):
+                yield Candidate(
+                    problem=tiled,
+                    devices=tuple(_less(device, behind, held) for device in devices),
+                    whole=partial(rest.whole, behind),
+                    bound=least + rest.alone(behind, count),
+                    behind=behind,
+                )
+
+
+def _rests(
+    tiled: TilingProblem,
+    devices: Sequence[TileDevice],
+    held_bytes: float,
+    seconds: Callable[[TileDevice], float],
+) -> Sequence[TileDevice]:
+    """Who may have the rest: of those that hold it beside filters the fastest, and the largest."""
+    needed = held_bytes + tiled.filter_memory_bytes
+    fitting = [device for device in devices if needed < device.memory_bytes]
+    if not fitting:
+        return devices[:1]  # which says why
+    fastest = min(fitting, key=lambda device: (seconds(device), device.name))
+    largest = max(fitting, key=lambda device: device.memory_bytes)
+    return [fastest, largest] if largest.memory_bytes > fastest.memory_bytes else [fastest]
+
+
+def _less(device: TileDevice, behind: TileDevice, held_bytes: float) -> TileDevice:
+    """With what it has for its tiles beside the rest, if that is its own."""
+    if device.name != behind.name:
+        return device
+    return replace(device, memory_bytes=device.memory_bytes - held_bytes)
 
 
 def unit_counts(problem: TilingProblem, asked: Asked) -> Sequence[int]:
     """How many units may be tiled."""
-    return [asked.borders[-1]] if asked.borders else range(1, len(problem.network.units) + 1)
-
-
-def _one_after_the_other(rest: float, pieces: int, costs: Costs, borders: tuple[int, ...]) -> float:
-    """Seconds of a mini-batch: each micro-batch through the tiles and then `rest`, alone."""
-    once = costs.filter_seconds
-    return pieces * (simulate(costs, borders).seconds - once + rest) + once
+    network = problem.network
+    return [asked.borders[-1]] if asked.borders else range(network.least, len(network.units) + 1)
 
 
 def _device_counts(count: int, asked: Asked) -> Sequence[int]:
@@ -211,19 +283,53 @@ def _tiling(candidate: Candidate, asked: Asked, shape: tuple[int, int], *, align
     """One grid with its best grouping, or the one that is asked for."""
     problem, devices = candidate.problem, candidate.devices
     counts = tiles_by_speed(shape[0] * shape[1], [device.slowdown for device in devices])
-    shares = _shares(problem, devices, counts, shape)
-    grid = TileGrid(problem.network, (shares.rows, shares.columns), aligned=aligned)
-    names = [device.name for device in devices]
-    holder = names.index(asked.holder) if asked.holder in names else -1 if asked.holder else 0
-    behind = 0 if candidate.is_behind_first else -1
-    plain = Costs(problem, devices, grid, owners(counts), holder=holder, behind=behind)
+    caps = _caps(problem, devices, counts)
+    refusal: PlanError | None = None
+    for drawing in range(MOST_DRAWINGS):
+        try:
+            shares = _shares(devices, counts, caps, shape)
+        except PlanError as error:
+            raise refusal or error from None
+        grid = TileGrid(problem.network, (shares.rows, shares.columns), aligned=aligned)
+        try:
+            costs, borders = _grouped(candidate, asked, grid, counts)
+        except TilesTooLarge as error:
+            refusal = refusal or error
+            caps = _lower(caps, candidate, counts, shares, error.needed, LEAST_LESS * 2**drawing)
+        else:
+            return _described(candidate, costs, borders, shares, counts, aligned=aligned)
+    assert refusal is not None
+    raise refusal
+
+
+def _grouped(
+    candidate: Candidate, asked: Asked, grid: TileGrid, counts: Sequence[int]
+) -> tuple[Costs, tuple[int, ...]]:
+    """What these tiles cost, and the borders of their groups. Raises as `best_grouping`."""
+    plain = Costs(
+        *(candidate.problem, candidate.devices, grid, owners(counts)),
+        holder=asked.holder,
+        behind=candidate.behind,
+    )
     costs = plain.with_early(early_borders(plain))
-    borders = _checked(costs, asked.borders) if asked.borders else best_grouping(costs)
-    groups, units = len(borders) - 1, len(problem.network.units)
+    return costs, _checked(costs, asked.borders) if asked.borders else best_grouping(costs)
+
+
+def _described(
+    candidate: Candidate,
+    costs: Costs,
+    borders: tuple[int, ...],
+    shares: Shares,
+    counts: tuple[int, ...],
+    *,
+    aligned: bool,
+) -> Tiling:
+    grid, groups, units = costs.grid.shape, len(borders) - 1, len(costs.problem.network.units)
+    names = tuple(device.name for device in candidate.devices)
     return Tiling(
-        devices=tuple(names),
+        devices=names,
         shares=counts,
-        grid=shape,
+        grid=grid,
         rows=shares.rows,
         columns=shares.columns,
         aligned=aligned,
@@ -231,20 +337,28 @@ def _tiling(candidate: Candidate, asked: Asked, shape: tuple[int, int], *, align
         seconds=candidate.whole(costs, borders),
         bound=candidate.bound,
         memory_bytes=tuple(costs.memory(borders)),
-        reason=f"{units} units in {groups} groups on {shape[0]}x{shape[1]} tiles",
+        reason=f"{units} units in {groups} groups on {grid[0]}x{grid[1]} tiles",
         early=tuple(border for border in borders[1:-1] if border in costs.early),
+        behind=candidate.behind.name if candidate.behind.name in names else "",
     )
 
 
 def _checked(costs: Costs, borders: tuple[int, ...]) -> tuple[int, ...]:
-    """Groups that were asked for. Raises PlanError: the grid, or memory, does not carry them."""
+    """Groups that were asked for.
+
+    Raises:
+        TilesTooLarge: memory does not hold them.
+        PlanError: the grid does not carry them.
+    """
     for first, end in pairwise(borders):
         GroupLayout(costs.grid, first, end)
-    for device, needed in zip(costs.devices, costs.memory(borders), strict=True):
+    memory = costs.memory(borders)
+    for device, needed in zip(costs.devices, memory, strict=True):
         if needed > device.memory_bytes:
-            raise PlanError(
+            raise TilesTooLarge(
                 f"{device.name} needs {needed / 2**20:.1f} MiB for its tiles in these groups and "
-                f"has {device.memory_bytes / 2**20:.1f}"
+                f"has {device.memory_bytes / 2**20:.1f}",
+                memory,
             )
     return borders
 
@@ -258,22 +372,64 @@ def tiles_by_speed(tiles: int, slowdowns: Sequence[float]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _shares(
-    problem: TilingProblem,
-    devices: Sequence[TileDevice],
-    counts: Sequence[int],
-    shape: tuple[int, int],
-) -> Shares:
-    """Lines by the speed, and within the memory, that each tile's device has for it."""
-    maps = sum(problem.kept_bytes) * problem.samples
-    caps, speeds = [], []
+def _caps(
+    problem: TilingProblem, devices: Sequence[TileDevice], counts: Sequence[int]
+) -> list[float]:
+    """The largest part of the maps that each tile may have, as far as its device's memory goes."""
+    caps = []
     for device, count in zip(devices, counts, strict=True):
         free = max(device.memory_bytes - problem.filter_memory_bytes, 0.0)
         if free <= 0:
             raise PlanError(
                 f"{device.name} holds no tile: filters, and what follows, fill its memory"
             )
-        caps += [min(free / max(maps, 1.0) / count, 1.0)] * count
+        caps += [min(free / _maps_bytes(problem) / count, 1.0)] * count
+    return caps
+
+
+def _lower(
+    caps: Sequence[float],
+    candidate: Candidate,
+    counts: Sequence[int],
+    shares: Shares,
+    needed: Sequence[float],
+    least: float,
+) -> list[float]:
+    """Less for the tiles of devices that these lines gave too much: by what they lack.
+
+    Args:
+        needed: bytes by device, filters included.
+        least: part of a tile that goes at least.
+    """
+    areas = [row * column for row in shares.rows for column in shares.columns]
+    lower = list(caps)
+    first = 0
+    for device, count, bytes_ in zip(candidate.devices, counts, needed, strict=True):
+        tiles = range(first, first + count)
+        first += count
+        missing = (bytes_ - device.memory_bytes) / _maps_bytes(candidate.problem)
+        if missing <= 0:
+            continue
+        less = missing / sum(areas[tile] for tile in tiles)
+        for tile in tiles:
+            lower[tile] = areas[tile] * (1.0 - min(max(less, least), MOST_LESS))
+    return lower
+
+
+def _maps_bytes(problem: TilingProblem) -> float:
+    """Of all maps, whole."""
+    return max(sum(problem.kept_bytes) * problem.samples, 1.0)
+
+
+def _shares(
+    devices: Sequence[TileDevice],
+    counts: Sequence[int],
+    caps: Sequence[float],
+    shape: tuple[int, int],
+) -> Shares:
+    """Lines by the speed that each tile's device has for it, within `caps`, by tile."""
+    speeds: list[float] = []
+    for device, count in zip(devices, counts, strict=True):
         speeds += [1.0 / device.slowdown / count] * count
     return balanced_shares(_table(speeds, shape), _table(caps, shape))
 

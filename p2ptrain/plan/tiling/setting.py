@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import inf
-from statistics import median_high, median_low
 
-from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.overheads import REFERENCE, Overheads
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.tiling.links import TileLinks
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.network import MapNetwork
 
@@ -50,25 +48,27 @@ class Setting:
         """About one full micro-batch."""
         cost, network = self.cost, self.network
         count, samples = len(network.units), self.split.first_samples
-        times = cost.unit_times(self.reference, samples)
+        times, links = cost.unit_times(self.reference, samples), TileLinks.of(cost)
         return TilingProblem(
             network=network,
             forward=tuple(times.forward[:count]),
             backward=tuple(times.backward[:count]),
             kept_bytes=tuple(float(unit.activation_bytes) for unit in cost.profile.units[:count]),
             samples=samples,
-            link=_slowest(cost, self.devices),
+            link=links.among([cost.name(device) for device in self.devices]),
             optimizer_state_ratio=cost.profile.optimizer_state_ratio,
             overheads=_overheads(cost, self.reference),
+            links=links,
         )
 
     def tile_devices(self) -> list[TileDevice]:
         """As the question sees them."""
-        devices = self.cost.devices
-        return [
-            TileDevice(devices[d].name, self.slowdown(d), devices[d].memory_bytes)
-            for d in self.devices
-        ]
+        return [self.tile_device(device) for device in self.devices]
+
+    def tile_device(self, device: int) -> TileDevice:
+        """One of them, or another."""
+        found = self.cost.devices[device]
+        return TileDevice(found.name, self.slowdown(device), found.memory_bytes)
 
     def slowdown(self, device: int) -> float:
         """By what the tiled units take."""
@@ -82,23 +82,6 @@ def map_seconds(cost: CostModel, network: MapNetwork, device: int, samples: int)
     """Forward and backward of all the units that may be tiled, on that device."""
     times, count = cost.unit_times(device, samples), len(network.units)
     return sum(times.forward[:count]) + sum(times.backward[:count])
-
-
-def _slowest(cost: CostModel, devices: Sequence[int]) -> Link:
-    """The slowest device's, whose own is the median of those to the others.
-
-    A slow device has slow links to all; one slow pair among many is a measurement that something
-    came between.
-    """
-    if len(devices) < 2:
-        return Link(inf, 0.0)
-    rates, latencies = [], []
-    for device in devices:
-        pairs = [(a, b) for other in devices for a, b in ((device, other), (other, device))]
-        links = [cost.links.link(a, b) for a, b in pairs if a != b]
-        rates.append(median_low(link.bytes_per_s for link in links))
-        latencies.append(median_high(link.latency_s for link in links))
-    return Link(min(rates), max(latencies))
 
 
 def _overheads(cost: CostModel, device: int) -> Overheads:

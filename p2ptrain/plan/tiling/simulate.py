@@ -3,7 +3,8 @@
 In a halo's exchange a device waits for its neighbours only, not for all; devices far from the
 slowest one run ahead until the next normalisation, which needs everybody. A device's bytes and
 messages are sent when it gets there; what it waits for has arrived a latency after the sender is
-through. The filters' sum and the ends are as in `cost`.
+through. All begin the backward together: what follows the tiles needs all of their maps. The
+filters' sum and the ends are as in `cost`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,20 @@ from p2ptrain.tiles.gathering import Gathering
 
 
 @dataclass(frozen=True, slots=True)
+class TileSpan:
+    """What keeps a device with tiles busy for a while, from the start of a pass.
+
+    Attributes:
+        exchanges: it tells others halos and statistics; else it computes.
+    """
+
+    device: int
+    start_seconds: float
+    end_seconds: float
+    exchanges: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Simulated:
     """One mini-batch.
 
@@ -26,16 +41,22 @@ class Simulated:
         seconds: from the images to the summed gradients.
         computing: by device: how much of that it computes.
         forward, backward: of `seconds`, through the tiles alone.
+        forward_spans, backward_spans: of these, all that took time; empty unless recorded.
     """
 
     seconds: float
     computing: tuple[float, ...]
     forward: float
     backward: float
+    forward_spans: tuple[TileSpan, ...] = ()
+    backward_spans: tuple[TileSpan, ...] = ()
 
 
-def simulate(costs: Costs, borders: Sequence[int]) -> Simulated:
+def simulate(costs: Costs, borders: Sequence[int], *, record: bool = False) -> Simulated:
     """Run the groups between `borders` forward and back.
+
+    Args:
+        record: the spans too; a search, which asks thousands of times, needs none.
 
     Raises:
         InternalError: the grid does not carry them.
@@ -46,18 +67,21 @@ def simulate(costs: Costs, borders: Sequence[int]) -> Simulated:
         if group is None:
             raise InternalError(f"units {first} to {end - 1} do not fit the grid as one group")
         groups.append(group)
+    there: list[TileSpan] | None = [] if record else None
+    back: list[TileSpan] | None = [] if record else None
     clocks = [0.0] * len(costs.devices)
     for group in groups:
-        clocks = _through(costs, clocks, _forward(group))
-    forward = max(clocks)
+        clocks = _through(costs, clocks, _forward(group), there)
+    forward, clocks = max(clocks), [0.0] * len(costs.devices)
     for group in reversed(groups):
-        clocks = _through(costs, clocks, _backward(group))
+        clocks = _through(costs, clocks, _backward(group), back)
+    backward = max(clocks)
     computing = tuple(
         sum(leg[device] for group in groups for leg in (*group.forward, *group.backward))
         for device in range(len(clocks))
     )
-    seconds = max(clocks) + costs.fixed_seconds
-    return Simulated(seconds, computing, forward, max(clocks) - forward)
+    seconds = forward + backward + costs.fixed_seconds
+    return Simulated(seconds, computing, forward, backward, tuple(there or ()), tuple(back or ()))
 
 
 def lower_bound(
@@ -65,7 +89,7 @@ def lower_bound(
     devices: Sequence[TileDevice],
     *,
     least: int = 1,
-    pieces: int = 1,
+    pieces: float = 1.0,
     messages: bool = False,
 ) -> float:
     """What no tiling of all of the problem's units on these devices undercuts.
@@ -128,20 +152,31 @@ def _turned(exchange: Exchange) -> Exchange:
     return Exchange(exchange.received, exchange.sent, exchange.messages, waits_for, exchange.hops)
 
 
-def _through(costs: Costs, clocks: Sequence[float], steps: Iterable[_Step]) -> list[float]:
+def _through(
+    costs: Costs, clocks: Sequence[float], steps: Iterable[_Step], spans: list[TileSpan] | None
+) -> list[float]:
+    """When each device is through; adds what it does to `spans`, if there are any."""
     now = list(clocks)
     for step in steps:
-        if isinstance(step, Exchange):
-            now = _exchanged(costs, now, step)
-        else:
-            now = [clock + seconds for clock, seconds in zip(now, step, strict=True)]
+        exchange = step if isinstance(step, Exchange) else None
+        taken = _taken(costs, step) if isinstance(step, Exchange) else step
+        through = [clock + seconds for clock, seconds in zip(now, taken, strict=True)]
+        if spans is not None:
+            ends = enumerate(zip(now, through, strict=True))
+            is_exchange = exchange is not None
+            spans += [
+                TileSpan(d, start, end, is_exchange) for d, (start, end) in ends if end > start
+            ]
+        now = through if exchange is None else _arrived(costs, through, exchange)
     return now
 
 
-def _exchanged(costs: Costs, clocks: Sequence[float], exchange: Exchange) -> list[float]:
-    through = [
-        clock + costs.device_seconds(exchange, device) for device, clock in enumerate(clocks)
-    ]
+def _taken(costs: Costs, exchange: Exchange) -> tuple[float, ...]:
+    return tuple(costs.device_seconds(exchange, device) for device in range(len(costs.devices)))
+
+
+def _arrived(costs: Costs, through: Sequence[float], exchange: Exchange) -> list[float]:
+    """When each device has what it waits for, of those that are through with theirs."""
     latency = exchange.hops * costs.problem.link.latency_s
     return [
         max([own, *(through[other] + latency for other in exchange.waits_for[device])])

@@ -1,16 +1,16 @@
 """Plans whose first stage is tiled.
 
-The rest is behind it on the fastest of its devices: a round is then one micro-batch after another,
+The rest is behind it on one of its devices: a round is then one micro-batch after another,
 forward through the tiles and what follows, and back; then the sum of the filters' gradients and the
 update, so that nobody waits longer for a device with both. Or the rest is a pipeline of devices
 without tiles, which work on one micro-batch while the tiles are at the next (`pipelined.py`).
+What either takes is what `row.py` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -24,24 +24,28 @@ from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.shared.micro_batches import candidate_splits
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate_draft
+from p2ptrain.plan.simulation.timeline import TimelineEntry
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.maps import tiled_network
 from p2ptrain.plan.tiling.pipelined import Pipelined, best_pipelined
-from p2ptrain.plan.tiling.row import Passes, Row, row_seconds
+from p2ptrain.plan.tiling.row import Passes, Row, row_engine, stage_seconds, tile_parts
 from p2ptrain.plan.tiling.search import Asked, Tiling, best_tiling
 from p2ptrain.plan.tiling.setting import Setting
+from p2ptrain.plan.tiling.shared_rest import SharedRest
 from p2ptrain.plan.tiling.simulate import simulate
+from p2ptrain.plan.tiling.timeline import tiled_timeline
 from p2ptrain.tiles.grid import TileGrid
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.tiles.shape import TileShape, owners
 
 
 class Round(NamedTuple):
-    """What a plan's round takes: seconds, and by device name peak bytes and computing."""
+    """What a plan's round takes: seconds, by device name peak bytes and computing; its timeline."""
 
     seconds: float
     peak_bytes: dict[str, int]
     busy_seconds: dict[str, float]
+    timeline: tuple[TimelineEntry, ...] = ()
 
 
 def tiled_plan(
@@ -67,12 +71,14 @@ def tiled_plan(
         setting = Setting.of(cost, network, split, devices)
         asked = _asked(setting, request, least, every=every)
         try:
-            tiling = best_tiling(setting.problem, setting.tile_devices(), asked)
+            tiling = best_tiling(
+                setting.problem, setting.tile_devices(), asked, SharedRest(setting)
+            )
         except PlanError as error:
             reasons.append(str(error))
         else:
             if tiling.is_tiled and tiling.seconds < least:
-                last = Row((tiling.borders[-1], cost.unit_count), (setting.reference,))
+                last = Row((tiling.borders[-1], cost.unit_count), (cost.index(tiling.behind),))
                 best, least = _plan(setting, tiling, last, (1, 1)), tiling.seconds
             elif not tiling.is_tiled:
                 reasons.append("one device is faster alone than with tiles")
@@ -104,8 +110,11 @@ def may_be_tiled(cost: CostModel, request: PlanRequest) -> bool:
     )
 
 
-def round_of(cost: CostModel, plan: Plan) -> Round:
+def round_of(cost: CostModel, plan: Plan, *, timeline: bool = False) -> Round:
     """What a round of a plan with tiles takes.
+
+    Args:
+        timeline: with one; else it stays empty.
 
     Raises:
         PlanError: the profile does not say how its units are cut, the grid does not fit them, or a
@@ -115,30 +124,38 @@ def round_of(cost: CostModel, plan: Plan) -> Round:
     costs, devices = costs_of(cost, plan)
     assert first.tiling is not None
     borders, split = first.tiling.borders, plan.split
-    simulated = simulate(costs, borders)
-    filters, pieces = costs.problem.filter_memory_bytes, split.micro_batches
+    simulated = simulate(costs, borders, record=timeline)
+    filters, pieces = costs.problem.filter_memory_bytes, sum(tile_parts(split))
     peaks, busy = dict[str, int](), dict[str, float]()
     for d, held, seconds in zip(devices, costs.memory(borders), simulated.computing, strict=True):
-        peaks[cost.name(d)] = ceil(filters + min(first.warmup, pieces) * (held - filters))
+        deep = min(first.warmup, split.micro_batches)
+        peaks[cost.name(d)] = ceil(filters + deep * (held - filters))
         busy[cost.name(d)] = pieces * seconds
-    update = max(cost.update_seconds(d, 0, borders[-1]) for d in devices)
     stages = [(cost.index(stage.devices[0].name), *stage.units) for stage in behind]
     for stage, place in zip(behind, stages, strict=True):
         name, samples = cost.name(place[0]), split.in_flight_samples(stage.warmup)
-        update = max(update, cost.update_seconds(*place))
         peaks[name] = peaks.get(name, 0) + cost.peak_bytes(*place[1:], samples)
-        seconds = sum(cost.stage_seconds(*place, split.first_samples))
-        busy[name] = busy.get(name, 0.0) + pieces * seconds
-    if not {d for d, *_ in stages} & {*devices}:
-        row = Row(
-            (*(begin for _, begin, _ in stages), cost.unit_count), tuple(d for d, *_ in stages)
-        )
-        depths = [stage.warmup for stage in plan.stages]
-        taken = row_seconds(cost, split, Passes.of(costs, simulated), row, depths)
-        return Round(taken + update, peaks, busy)
-    rest = sum(sum(cost.stage_seconds(*place, split.first_samples)) for place in stages)
-    piece = simulated.seconds - costs.filter_seconds + rest
-    return Round(pieces * piece + costs.filter_seconds + update, peaks, busy)
+        busy[name] = busy.get(name, 0.0) + stage_seconds(cost, split, *place)
+    row = Row((*(begin for _, begin, _ in stages), cost.unit_count), tuple(d for d, *_ in stages))
+    passes, depths = Passes.of(cost, costs, simulated), [stage.warmup for stage in plan.stages]
+    engine = row_engine(cost, split, passes, row, depths, record=timeline)
+    updates = _updates(cost, plan, engine.run())
+    seconds = max(update.end_seconds for update in updates)
+    if not timeline:
+        return Round(seconds, peaks, busy)
+    bars = (*tiled_timeline(cost, plan, engine, passes, simulated), *updates)
+    return Round(seconds, peaks, busy, bars)
+
+
+def _updates(cost: CostModel, plan: Plan, begin: float) -> list[TimelineEntry]:
+    """Everybody's when all is done; of a device in two stages one after the other."""
+    free, found = dict[str, float](), list[TimelineEntry]()
+    for p, stage in enumerate(plan.stages):
+        for device in stage.devices:
+            start = free.get(device.name, begin)
+            free[device.name] = start + cost.update_seconds(cost.index(device.name), *stage.units)
+            found.append(TimelineEntry("update", device.name, p, None, start, free[device.name]))
+    return found
 
 
 def costs_of(cost: CostModel, plan: Plan) -> tuple[Costs, tuple[int, ...]]:
@@ -154,32 +171,27 @@ def costs_of(cost: CostModel, plan: Plan) -> tuple[Costs, tuple[int, ...]]:
     setting = Setting.of(cost, network, plan.split, devices)
     problem = setting.problem.first_units(end)
     grid = TileGrid(problem.network, (shape.rows, shape.columns), aligned=shape.aligned)
-    after = cost.index(behind[0].devices[0].name)
     costs = Costs(
         *(problem, setting.tile_devices(), grid),
         owners([device.share for device in first.devices]),
-        holder=devices.index(cost.holder) if cost.holder in devices else -1,
-        behind=devices.index(after) if after in devices else -1,
+        holder=setting.tile_device(cost.holder),
+        behind=setting.tile_device(cost.index(behind[0].devices[0].name)),
         early=shape.early,
     )
-    if any(costs.group(*group) is None for group in pairwise(shape.borders)):
-        raise PlanError("the grid's tiles are narrower than a group's halo")
+    refusal = costs.refusal(shape.borders)
+    if refusal is not None:
+        raise refusal
     return costs, devices
 
 
 def _asked(setting: Setting, request: PlanRequest, below: float, *, every: bool) -> Asked:
-    cost, split = setting.cost, setting.split
-    count, units, samples = len(setting.network.units), cost.unit_count, split.first_samples
-    fastest = setting.reference
     return Asked(
         grid=request.grid,
         borders=request.groups_of_units,
         every=every,
         below=below,
-        pieces=split.micro_batches,
-        holder=cost.name(cost.holder),
-        tail_seconds=sum(cost.stage_seconds(fastest, count, units, samples)),
-        tail_bytes=cost.peak_bytes(count, units, samples),
+        pieces=sum(tile_parts(setting.split)),
+        holder=setting.tile_device(setting.cost.holder),
     )
 
 
@@ -226,10 +238,19 @@ def _network(cost: CostModel, request: PlanRequest) -> MapNetwork:
     count = min(len(network.units), cost.unit_count - 1)  # somebody computes the loss
     if count < 1:
         raise PlanError("a model of one unit cannot be tiled: something must follow the tiles")
+    if count < network.least:
+        raise PlanError(
+            "the last unit reads the model's input, and something must follow the tiles"
+        )
     wanted = request.groups_of_units
     if wanted and wanted[-1] > count:
         raise PlanError(
             f"--groups: units 0 to {count - 1} can be cut into tiles, not unit {wanted[-1] - 1}"
+        )
+    if wanted and wanted[-1] < network.least:
+        raise PlanError(
+            f"--groups: tiles cannot end behind unit {wanted[-1] - 1}, as unit {network.least - 1} "
+            "reads the model's input too"
         )
     return network.first_units(count)
 
@@ -250,9 +271,14 @@ def round_seconds(cost: CostModel, plan: Plan) -> float:
 
 
 def simulate_tiled(
-    plan: Plan, profile: Profile, cluster: Cluster, *, overlap: bool = False
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    timeline: bool = False,
+    overlap: bool = False,
 ) -> Simulation:
-    """One round of a plan with tiles, as `simulation.simulate` of others; without a timeline.
+    """One round of a plan with tiles, as `simulation.simulate` of others.
 
     Raises:
         OptionError: the plan does not belong to this profile and cluster.
@@ -260,6 +286,6 @@ def simulate_tiled(
     """
     check_plan(plan, profile, cluster)
     cost = CostModel(profile, cluster, overlap=overlap)
-    taken = round_of(cost, plan)
+    taken = round_of(cost, plan, timeline=timeline)
     rate = plan.split.batch_size / taken.seconds if taken.seconds > 0 else 0.0
-    return Simulation(taken.seconds, rate, taken.busy_seconds, taken.peak_bytes, ())
+    return Simulation(taken.seconds, rate, taken.busy_seconds, taken.peak_bytes, taken.timeline)

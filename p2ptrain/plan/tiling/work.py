@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.tiling.row import stage_seconds, tile_parts
 from p2ptrain.plan.tiling.simulate import simulate
 from p2ptrain.plan.tiling.tiled_plan import costs_of
 
@@ -30,7 +31,7 @@ def round_work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], Work]:
     costs, devices = costs_of(cost, plan)
     first, *behind = plan.stages
     assert first.tiling is not None
-    borders, pieces = first.tiling.borders, plan.split.micro_batches
+    borders, pieces = first.tiling.borders, sum(tile_parts(plan.split))
     groups = [costs.group(*units) for units in pairwise(borders)]
     exchanges = [e for g in groups if g is not None for e in (g.halo, *g.statistics)]
     computing = simulate(costs, borders).computing
@@ -41,12 +42,13 @@ def round_work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], Work]:
         found[0, device] = Work(
             pieces * computing[place] + update, pieces * told + costs.filter_seconds
         )
-    samples = plan.split.first_samples
+    split = plan.split
     for p, stage in enumerate(behind, 1):
         device, (begin, end) = cost.index(stage.devices[0].name), stage.units
-        times = cost.unit_times(device, samples)
-        alone = sum(times.forward[begin:end]) + sum(times.backward[begin:end])
-        whole = sum(cost.stage_seconds(device, begin, end, samples))
+        whole, alone = stage_seconds(cost, split, device, begin, end), 0.0
+        full, last = (cost.unit_times(device, n) for n in (split.first_samples, split.last_samples))
+        for count, times in ((split.micro_batches - 1, full), (1, last)):
+            alone += count * (sum(times.forward[begin:end]) + sum(times.backward[begin:end]))
         update = cost.update_seconds(device, begin, end)
-        found[p, device] = Work(pieces * alone + update, pieces * (whole - alone))
+        found[p, device] = Work(alone + update, whole - alone)
     return found

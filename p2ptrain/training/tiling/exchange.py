@@ -129,6 +129,7 @@ class TileExchange:
         self._passes: dict[_Key, _Pass] = {}
         self._done = -1  # all micro-batches of rounds up to this one
         self._came = asyncio.Event()
+        self._failure: Exception | None = None
         self._tiles = stage.tiles.tiles(own)
         self._devices = stage.tiles.devices
         self._gathering = Gathering(self._devices.index(own), len(self._devices))
@@ -186,9 +187,14 @@ class TileExchange:
         return [tile for tile, device in enumerate(self._device_of) if device in devices]
 
     async def take(self, piece: Piece, awaited: Sequence[frozenset[Address]]) -> list[Message]:
-        """Wait until one of the tiles that wait has all it awaits; everything that has come."""
+        """Wait until one of the tiles that wait has all it awaits; everything that has come.
+
+        Raises what `fail` was given.
+        """
         here = self._passes.setdefault(_key(piece), _Pass())
         while not any(keys <= here.arrived.keys() for keys in awaited):
+            if self._failure is not None:
+                raise self._failure
             self._came.clear()
             await self._came.wait()
         arrived, here.arrived = here.arrived, {}
@@ -247,6 +253,11 @@ class TileExchange:
                     self._outgoing.put_nowait(due)
             else:
                 here.arrived[entry.receiver, entry.subject, entry.sender] = tensor
+        self._came.set()
+
+    def fail(self, error: Exception) -> None:
+        """A frame could not be taken in: `take` raises `error`."""
+        self._failure = error
         self._came.set()
 
     def _here(self, piece: Piece) -> _Pass:

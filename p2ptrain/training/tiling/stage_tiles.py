@@ -11,13 +11,14 @@ row order, and of each tile in the order in which they cross.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from torch import Tensor
 
 from p2ptrain.errors import InternalError, OptionError
 from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.graph import InputRef
+from p2ptrain.model.graph import InputRef, NodeRef
 from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.model.tiles.program import cut
 from p2ptrain.model.tiles.reading import read_tiled_part
@@ -40,31 +41,51 @@ def tiled_units(description: ModelDescription, units: int, mode: Mode) -> TiledP
     part = read_tiled_part(description, mode.value, whole_units=True, most_units=units)
     if len(part.network.units) < units:
         raise NotTiled(part.reason or f"only {len(part.network.units)} units can be tiled")
+    images = dict(zip(part.network.entering, part.entering, strict=True))
+    leaf_of = {value: images[number] for value, number in part.leaving if number in images}
     for value in description.crossing_values(units, mode.value):
-        if isinstance(value, InputRef):
-            name = description.inputs[value.index].name
-            raise NotTiled(f"the model's input {name} is used behind unit {units - 1} too")
+        leaf = value.index if isinstance(value, InputRef) else leaf_of.get(value)
+        if leaf is not None:
+            name, who = description.inputs[leaf].name, _reader_of(description, value, mode)
+            raise NotTiled(f"{who} the model's input {name} too, which only tiles have")
     return part
 
 
-def tileable(description: ModelDescription) -> MapNetwork | None:
-    """The maps of as many first units as can be tiled in both modes; None where none can.
+def _reader_of(description: ModelDescription, value: InputRef | NodeRef, mode: Mode) -> str:
+    """The last unit that reads a value."""
+    nodes = description.graph(mode.value).nodes
+    for unit in reversed(description.units):
+        first, end = unit.nodes(mode.value)
+        if any(value in node.references() for node in nodes[first:end]):
+            return f"unit {unit.name} reads"
+    return "its output holds"
 
-    A stage may end behind each of them.
+
+def tileable(description: ModelDescription) -> MapNetwork:
+    """The maps of as many first units as can be tiled in both modes.
+
+    A stage may end behind each of them but those in front of the network's `least`: there the
+    model's input is still read behind.
+
+    Raises:
+        NotTiled: none can be; says why.
     """
-    try:
-        part = read_tiled_part(description, whole_units=True)
-    except NotTiled:
-        return None
-    count = 0
-    for units in range(1, min(part.whole, len(description.units) - 1) + 1):
+    part = read_tiled_part(description, whole_units=True)
+    reasons = [] if part.reason is None else [part.reason]
+    most = least = 0
+    for units in range(min(part.whole, len(description.units) - 1), 0, -1):
         try:
             for mode in Mode:
                 tiled_units(description, units, mode)
-        except NotTiled:
-            break
-        count = units
-    return part.network.first_units(count) if count else None
+        except NotTiled as error:
+            if least:
+                break
+            reasons.append(str(error))
+        else:
+            most, least = max(most, units), units
+    if not least:
+        raise NotTiled("; ".join(dict.fromkeys(reasons)) or "the model has one unit only")
+    return replace(part.network.first_units(most), least=least)
 
 
 class ModeTiles:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.diagnosis import NonFinite
+from p2ptrain.model.diagnosis import NonFinite, any_broken
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.program import Seed
 from p2ptrain.model.stage import NO_SEED, Stage
@@ -201,8 +201,21 @@ class TiledStage(Stage):
         raise InternalError("a tiled stage is begun, and told by others")
 
     def first_non_finite(self, key: int) -> NonFinite | None:
-        """Not told: each device sees its own tiles only."""
-        return None
+        """As far as the tiles here tell: nothing is run again, which would take all devices."""
+        units = self._passes[key].broken_units(self.tiles.of(Mode.TRAIN).part.network)
+        if units is None:
+            return None
+        if not units:
+            return NonFinite(None, any_broken(self.parameters().values()))
+        for unit in units:
+            if self._is_broken(unit):
+                return NonFinite(unit, True, unit)
+        return NonFinite(units[-1], False, units[0])
+
+    def _is_broken(self, unit: int) -> bool:
+        state = self.state()
+        names = self.description.state_names(unit, unit + 1)
+        return any_broken(state[name] for name in names)
 
     def holds(self, key: int) -> bool:
         """Whether micro-batch `key` waits for its backward."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -282,11 +283,23 @@ async def test_a_grid_that_does_not_fit_names_the_unit(monkeypatch: pytest.Monke
 
 
 async def test_units_that_cannot_be_tiled_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = TileShape((0.5, 0.5), (1.0,), (0, 4))
+    """On one device, as above."""
+    shape = TileShape((0.5, 0.5), (1.0,), (0, 5))
+    forced(monkeypatch, shape, (2,), behind="a")
+    async with devices(1) as household:
+        with pytest.raises(Error, match=r"tiling ends in unit four.1#2 at flatten"):
+            await trained(household, job(), 4)
+
+
+async def test_auto_may_tile_the_last_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it stands in one unit with what cannot be tiled."""
+    shape = TileShape((0.5, 0.5), (1.0,), (0, 1, 4))
     forced(monkeypatch, shape, (1, 1), behind="a")
     async with devices(2) as household:
-        with pytest.raises(Error, match=r"tiling ends in unit four.1 at flatten"):
-            await trained(household, job(), 4)
+        ours = await trained(household, job(), 6)
+    found = difference(ours, by_plain_torch(job(), 6))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
 
 
 async def test_where_the_mode_is_open_rounds_may_be_in_tiles(
@@ -332,6 +345,93 @@ async def test_planner_tiles_makes_such_plans(grid: tuple[int, int] | None) -> N
     assert isinstance(what.model, nn.Module)
     state = {name: tensor.detach().clone() for name, tensor in what.model.state_dict().items()}
     found = difference(Outcome(list(household.losses), state), by_plain_torch(job(), 8))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
+
+
+async def told_of(household: Devices, what: Job) -> str:
+    with pytest.raises(Error) as caught:
+        await trained(household, what, 20)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("weight", "where"),
+    [
+        (1e307, r"values first stopped being finite in tiled units? .*two\.0 on a, b; lower the"),
+        (torch.inf, r"the weights of tiled unit two\.0 on a, b had stopped being finite by an"),
+    ],
+)
+async def test_tiles_that_diverge_are_not_blamed_on_the_samples(
+    monkeypatch: pytest.MonkeyPatch, weight: float, where: str
+) -> None:
+    """As after updates that were too large: values overflow, or the weights themselves."""
+    forced(monkeypatch, *GRIDS["1x2 in pairs"], behind="a")
+    what = job()
+    assert isinstance(what.model, Net)
+    with torch.no_grad():
+        what.model.two[0].weight.fill_(weight)  # type: ignore[operator, union-attr]
+    async with devices(2) as household:
+        assert re.search(rf"nan at step 1; {where}", await told_of(household, what))
+
+
+async def test_images_that_are_not_finite_are_told_by_the_tile_that_got_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Statistics spread it to all tiles; the last column is the second device's."""
+    forced(monkeypatch, *GRIDS["1x2"], behind="a")
+    what = job()
+    images = [(image.clone(), label) for image, label in what.data]  # type: ignore[union-attr]
+    for image, _ in images:
+        image[0, 0, -1] = torch.nan
+    async with devices(2) as household:
+        words = await told_of(household, replace(what, data=images))
+    assert "the input data of its micro-batch 0 is not finite already where b gives it" in words
+
+
+async def test_what_stops_being_finite_behind_tiles_is_not_blamed_on_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forced(monkeypatch, *GRIDS["1x2"], behind="a")
+    what = job()
+    assert isinstance(what.model, Net)
+    with torch.no_grad():
+        what.model.head.weight[0, 0] = torch.nan
+    async with devices(2) as household:
+        words = await told_of(household, what)
+    assert "the weights of unit" in words
+    assert "tiled" not in words
+
+
+class Branched(Net):
+    """Two branches read the image, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Sequential(nn.Conv2d(3, 6, 5, padding=2), nn.BatchNorm2d(6), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Image to classes."""
+        x = self.two(self.one(x) + self.other(x))
+        out: Tensor = self.head(self.four(self.three(x)).flatten(1))
+        return out
+
+
+def branched() -> Job:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return replace(job(steps=4), model=Branched().double())
+
+
+async def test_tiles_end_where_the_image_is_read_no_more() -> None:
+    what = branched()
+    options = TrainOptions(wait_for=2, steps=4, planner="tiles")
+    async with devices(2) as household:
+        await household.holder_run(what, options).run()
+        assert household.plan.stages[0].allocation == "tiles"
+    assert isinstance(what.model, nn.Module)
+    state = {name: tensor.detach().clone() for name, tensor in what.model.state_dict().items()}
+    found = difference(Outcome(list(household.losses), state), by_plain_torch(branched(), 4))
     assert found.loss < TOLERANCE
     assert found.state < TOLERANCE
 

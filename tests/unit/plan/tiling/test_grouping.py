@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import best_grouping
+from p2ptrain.plan.tiling.problem import by_flops
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
+from p2ptrain.tiles.window import Window
 from tests.thorough import examples_of
-from tests.unit.plan.tiling.examples import costs, drawn_costs, problem
+from tests.unit.plan.tiling.examples import CONVOLUTION, GIGAFLOP, LINK, costs, drawn_costs, problem
+from tests.unit.tiles.networks import chain
 
 
 def groupings(count: int) -> Iterator[tuple[int, ...]]:
@@ -29,11 +32,25 @@ def groupings(count: int) -> Iterator[tuple[int, ...]]:
 def test_no_grouping_is_faster(found: Costs) -> None:
     count = len(found.problem.network.units)
     totals = [found.total(borders) for borders in groupings(count)]
-    if min(totals) == float("inf"):
-        with pytest.raises(PlanError, match="narrower than a single halo"):
-            best_grouping(found)
-        return
     assert found.total(best_grouping(found)) == pytest.approx(min(totals), rel=1e-12)
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_where_memory_asks_for_groups_that_the_grid_does_not_carry_the_unit_is_named(
+    place: int,
+) -> None:
+    """Without that unit memory would do; all units as one group need more than there is."""
+    windows = [CONVOLUTION] * 4
+    windows[place] = Window(19, 1, 1, 9, 9)
+    question = by_flops(chain(windows, 24), 1, LINK, flops_per_s=GIGAFLOP)
+    assert best_grouping(costs(question, (1, 4)))[0] == 0
+    wanted = (
+        rf"smaller groups do not fit the grid: tiles of unit unit{place - 1} have "
+        rf"\[6, 6, 6, 6\] columns, narrower than the halo that unit unit{place} needs: tile 0 .*"
+        r"Take fewer columns$"
+    )
+    with pytest.raises(PlanError, match=wanted):
+        best_grouping(costs(question, (1, 4), memory_bytes=10_000))
 
 
 @settings(max_examples=examples_of(5), deadline=None)

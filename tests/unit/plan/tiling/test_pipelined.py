@@ -12,10 +12,12 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.tiling.cost import Passage
 from p2ptrain.plan.tiling.pipelined import best_pipelined
 from p2ptrain.plan.tiling.row import Passes, Row, depths_that_fit, row_seconds
 from p2ptrain.plan.tiling.search import Asked, best_tiling
 from p2ptrain.plan.tiling.setting import Setting
+from p2ptrain.plan.tiling.shared_rest import SharedRest
 from p2ptrain.plan.tiling.tiled_plan import round_of
 from p2ptrain.plan.tiling.work import round_work
 from p2ptrain.plan.times import TimeTable, UnitTimes
@@ -34,12 +36,20 @@ def cost_of(units: int, *, kept_bytes: int = 0, memory_bytes: int = 1 << 30) -> 
     return CostModel(Profile("net", 4, 8, found, 0.0, times), Cluster(devices, FREE))
 
 
+def passes(
+    forward: float, backward: float, entering: float, leaving: float, filters: float
+) -> Passes:
+    """Of tiles on devices 0 and 1; what leaves comes back in the same time."""
+    parts = [Passage(((1, seconds),), 0.0) for seconds in (entering, leaving, leaving)]
+    return Passes(forward, backward, *parts, filters, frozenset((0, 1)))
+
+
 def test_a_stage_works_while_the_tiles_are_at_the_next_micro_batch() -> None:
     """
     tiles    F0 F1 F2 B0 F3 B1 .  B2 .  B3 sum
     stage 1  .  F0 B0 F1 B1 F2 B2 F3 B3
     """
-    tick = Passes(1.0, 1.0, 0.0, 0.0, 1.0)
+    tick = passes(1.0, 1.0, 0.0, 0.0, 1.0)
     assert row_seconds(cost_of(2), SPLIT, tick, Row((1, 2), (3,)), (3, 1)) == 11.0
 
 
@@ -48,20 +58,20 @@ def test_each_depth_counts() -> None:
     tiles    F0 .  .  B0 F1 .  .  B1 F2 .  .  B2 F3 .  .  B3 sum
     stage 1  .  F0 B0 .  .  F1 B1 .  .  F2 B2 .  .  F3 B3
     """
-    tick = Passes(1.0, 1.0, 0.0, 0.0, 1.0)
+    tick = passes(1.0, 1.0, 0.0, 0.0, 1.0)
     assert row_seconds(cost_of(2), SPLIT, tick, Row((1, 2), (3,)), (1, 1)) == 17.0
 
 
 def test_what_crosses_takes_its_time() -> None:
     """The images, the last maps there and back; then a cut between two stages."""
-    passes = Passes(0.0, 0.0, 0.5, 2.0, 0.0)
+    some = passes(0.0, 0.0, 0.5, 2.0, 0.0)
     row = Row((1, 2, 3), (2, 3))
     one = BatchSplit(1, 1)
-    taken = row_seconds(cost_of(3), one, passes, row, (1, 1, 1))
+    taken = row_seconds(cost_of(3), one, some, row, (1, 1, 1))
     assert taken == pytest.approx(0.5 + 2.0 + 4.0 + 2.0)
     slow = cost_of(3)
     linked = CostModel(slow.profile, Cluster(slow.devices, Link(1e6, 0.25)))
-    assert row_seconds(linked, one, passes, row, (1, 1, 1)) == pytest.approx(taken + 2 * 1.25)
+    assert row_seconds(linked, one, some, row, (1, 1, 1)) == pytest.approx(taken + 2 * 1.25)
 
 
 def test_memory_lowers_depths_and_those_of_all_behind() -> None:
@@ -109,15 +119,12 @@ def test_what_the_search_judged_is_what_the_plan_predicts(slowdowns: tuple[float
     network = net.maps
     assert network is not None
     used = tuple(range(len(slowdowns)))
-    question = Asked(every=True, pieces=4, holder="d0")
     setting = Setting.of(cost, network.first_units(4), split, used)
+    question = Asked(every=True, pieces=4, holder=setting.tile_device(0))
     found = best_pipelined(setting, question)
     assert found is not None
     assert round_of(cost, plan).seconds == pytest.approx(found.tiling.seconds)
-    tail = sum(cost.stage_seconds(setting.reference, 4, 5, 2))
-    shared = best_tiling(
-        setting.problem, setting.tile_devices(), replace(question, tail_seconds=tail)
-    )
+    shared = best_tiling(setting.problem, setting.tile_devices(), question, SharedRest(setting))
     assert found.tiling.seconds < shared.seconds
 
 

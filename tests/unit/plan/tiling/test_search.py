@@ -9,9 +9,10 @@ import pytest
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.tiling.grouping import best_grouping
-from p2ptrain.plan.tiling.problem import TileDevice, by_flops
-from p2ptrain.plan.tiling.search import best_tiling
+from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem, by_flops
+from p2ptrain.plan.tiling.search import Asked, best_tiling
 from p2ptrain.plan.tiling.simulate import simulate
+from p2ptrain.tiles.network import MapUnit
 from tests.unit.plan.tiling.examples import problem
 from tools.tile_crossover import LINKS, SPEEDS, gain, question, yolov2
 
@@ -79,3 +80,35 @@ def test_memory_makes_tiles_where_one_device_is_too_small() -> None:
     assert max(found.memory_bytes) <= 0.7 * needed
     with pytest.raises(PlanError):
         best_tiling(tight, [replace(d, memory_bytes=0.3 * needed) for d in devices])
+
+
+@pytest.mark.parametrize("borders", [(), (0, 1), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("part", [0.3, 0.41, 0.45])
+def test_lines_leave_room_for_halos_where_memory_draws_them(
+    part: float, borders: tuple[int, ...]
+) -> None:
+    """One of two equal devices holds so much of the maps; units of two convolutions have halos."""
+    tight = blocks()
+    room = tight.filter_memory_bytes + part * sum(tight.kept_bytes)
+    devices = [TileDevice("large"), TileDevice("small", 1.0, room)]
+    found = best_tiling(tight, devices, Asked(grid=(1, 2), borders=borders))
+    assert found.borders == borders or not borders
+    used = dict(zip(found.devices, found.memory_bytes, strict=True))
+    assert used["small"] <= room
+    if found.borders[-1] == 2:  # not only what fits easily
+        assert used["small"] >= 0.9 * room
+
+
+def test_a_refusal_says_what_the_first_lines_lacked() -> None:
+    tight = blocks()
+    rooms = [tight.filter_memory_bytes + p * sum(tight.kept_bytes) for p in (0.6, 0.41)]
+    devices = [TileDevice(name, 1.0, room) for name, room in zip("ab", rooms, strict=True)]
+    with pytest.raises(PlanError, match=r"[ab] needs .* MiB for its tiles in these groups"):
+        best_tiling(tight, devices, Asked(grid=(1, 2), borders=(0, 2)))
+
+
+def blocks() -> TilingProblem:
+    """Two units of two convolutions each."""
+    network = problem(4).network
+    units = (MapUnit("first", 0, 2, 100), MapUnit("second", 2, 4, 100))
+    return by_flops(replace(network, units=units), 1, Link(1e12, 0.0), flops_per_s=1e6)

@@ -15,6 +15,7 @@ from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile, Spatial, Unit
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
+from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.tiling.maps import tiled_network
 from p2ptrain.plan.tiling.tiled_plan import round_seconds, simulate_tiled
 from p2ptrain.plan.times import TimeTable, UnitTimes
@@ -99,6 +100,34 @@ def test_what_is_asked_for_is_obeyed() -> None:
 def test_what_cannot_be_is_named(request_: PlanRequest, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         make_plan(profile(), cluster(1.0, 1.0), request_)
+
+
+@pytest.mark.parametrize("split", [BatchSplit(1, 1), BatchSplit(8, 1)])
+def test_tiles_end_where_they_may(split: BatchSplit) -> None:
+    """Large filters end them behind the first unit, alone and in front of a pipeline."""
+    free = profile(maps=True)
+    assert free.maps is not None
+    heavy = [replace(unit, parameter_bytes=10**10) for unit in free.maps.units[1:]]
+    maps = replace(free.maps, units=(free.maps.units[0], *heavy))
+    request = asked(batch_size=split.batch_size, micro_batch=split.micro_batch)
+    devices = cluster(1.0, 1.0, 1.0, link=Link(1e8, 1e-5), memory_bytes=1 << 40)
+    ends = []
+    for least in (1, 3):
+        net = replace(free, maps=replace(maps, least=least))
+        plan = make_plan(net, devices, request)
+        ends.append(plan.stages[0].units[1])
+        assert (len(plan.stages[1].devices), plan.stages[1].units[0]) == (1, ends[-1])
+    assert ends == [1, 3]
+
+
+def test_where_tiles_may_not_end_is_told() -> None:
+    net = profile(maps=True)
+    assert net.maps is not None
+    net = replace(net, maps=replace(net.maps, least=3))
+    devices = cluster(1.0, 1.0)
+    with pytest.raises(PlanError, match="cannot end behind unit 1, as unit 2 reads the model's"):
+        make_plan(net, devices, asked(groups_of_units=(0, 1, 2)))
+    assert shapes(make_plan(net, devices, asked(groups_of_units=(0, 1, 3))))[1] == (0, 1, 3)
 
 
 def test_a_profile_without_geometry_cannot_be_tiled() -> None:
@@ -188,13 +217,41 @@ def test_a_chain_read_from_a_file_has_the_maps_that_its_units_say() -> None:
     assert len(shorter.units) == 2
 
 
+@pytest.mark.parametrize(("said", "count"), [("read", 1), ("read", 4), ("made", 3), ("made", 4)])
+def test_sizes_may_be_of_the_maps_read_or_made(said: str, count: int) -> None:
+    """224 x 224, kernel 7 stride 2, pooling stride 2, then two that keep the size."""
+    windows = [(7, 2, 3), (3, 2, 1), (3, 1, 1), (3, 1, 1)][:count]
+    sizes = [224, 112, 56, 56, 56]
+    shown = sizes if said == "read" else sizes[1:]
+    units = [
+        Unit(
+            f"unit{k}",
+            1_000,
+            4 * CHANNELS * sizes[k + 1] ** 2,
+            1,
+            10**9,
+            Spatial((kernel,) * 2, (stride,) * 2, (padding,) * 2, (1, 1), shown[k], shown[k]),
+        )
+        for k, (kernel, stride, padding) in enumerate(windows)
+    ]
+    units.append(Unit("loss", 1000, 0, 1000))
+    nothing = (0.0,) * len(units)
+    times = TimeTable((1,), (UnitTimes(nothing, nothing, nothing),))
+    network = tiled_network(Profile("net", 3 * 4 * 224**2, 8, tuple(units), 0.0, times))
+    assert network is not None
+    assert [m.height for m in network.maps] == [m.width for m in network.maps] == sizes[: count + 1]
+    assert [m.channels for m in network.maps] == [3, *[CHANNELS] * count]
+
+
 def test_a_network_survives_as_plain_data() -> None:
-    network = chain([CONVOLUTION] * 3, 20, statistics=[1])
+    network = replace(chain([CONVOLUTION] * 3, 20, statistics=[1]), least=2)
     fields = network_fields(network)
     assert read_network(fields) == network
     for wrong in (
         {"units": []},
         {"itemsize": 0},
+        {"least": 0},
+        {"least": 4},
         {"leaving": [99]},
         {"entering": [0, 1]},
         {"operations": fields["operations"][:1]},
