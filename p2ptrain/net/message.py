@@ -69,6 +69,7 @@ class Message:
         return sum(part.nbytes for part in self.parts)
 
 
-PartsAllocator: TypeAlias = Callable[[str, Fields, Sequence[int]], Sequence[memoryview]]
+PartsAllocator: TypeAlias = Callable[[str, Fields, Sequence[int]], Sequence[memoryview] | None]
 """(peer id, header fields, raw sizes in bytes as the peer claims) -> writable buffers of exactly
-those sizes. Raises ProtocolError where they are not the ones expected; the link then closes."""
+those sizes; None = they are read and thrown away, and the message comes without them, or with what
+nobody may use. Raises ProtocolError where they are not the ones expected; the link then closes."""

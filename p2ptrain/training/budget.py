@@ -9,6 +9,7 @@ the kernel only caches are. A fifth stays free for the rest of the device.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,13 @@ import psutil
 
 USABLE_SHARE = 0.8
 _NO_LIMIT_BYTES = 1 << 60
+_TORCH_TEXTS = (
+    "DefaultCPUAllocator",
+    "std::bad_alloc",
+    "could not create a primitive",  # oneDNN: no memory to compile it, or for its scratchpad
+    "can't start new thread",  # no room for its stack
+)
+"""Of RuntimeErrors, all seen under `ulimit -v`: convolutions, products, a thread's start."""
 _GROUPS = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
 
@@ -138,7 +146,8 @@ def anonymous_bytes() -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory could not be had; torch raises a plain RuntimeError for it on the CPU."""
-    text = str(error)
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _TORCH_TEXTS)
     )

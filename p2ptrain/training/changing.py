@@ -25,6 +25,7 @@ from p2ptrain.training.change_planning import ChangePlanning, Heard, Made
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.parts import limited
+from p2ptrain.training.patience import call_while_bytes_arrive
 from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, integer
 from p2ptrain.training.recovery import coordinator_events as rules
@@ -43,6 +44,7 @@ log = get_logger(__name__)
 INVENTORY_TIMEOUT_SECONDS = 30.0
 """A device that is frozen is declared dead long before, and its call ends with its link."""
 PREPARE_TIMEOUT_SECONDS = 600.0
+"""Without a further byte; whoever makes a stage anew has so long in all."""
 EVENTS_LIMIT = 4096
 """Far more than the answers of a household's devices to all attempts."""
 
@@ -233,10 +235,12 @@ class Change:
         if failpoints.armed:
             await self._reach("prepare.send.between")
         try:
-            reply = await self._mesh.call(
+            reply = await call_while_bytes_arrive(
+                self._mesh,
                 device,
                 Message(PREPARE, dict(fields), parts),
-                timeout_seconds=PREPARE_TIMEOUT_SECONDS,
+                receivers=(device,),
+                patience_seconds=PREPARE_TIMEOUT_SECONDS,
             )
             self._moved_bytes += integer(reply.fields, "moved_bytes", 0, 2**63)
             if not reply.fields.get("ready"):

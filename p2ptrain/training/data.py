@@ -23,6 +23,7 @@ import numpy
 import torch
 
 from p2ptrain.errors import ScriptError
+from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.job import MapDataset
 from p2ptrain.training.user_code import told
 
@@ -95,7 +96,13 @@ class Samples:
         """
         streams = _Streams(seed)
         for piece in pieces:
-            yield self._stack(list(self._rows(piece, streams)))
+            try:
+                batch = self._stack(list(self._rows(piece, streams)))
+            except ScriptError as error:  # no fault of the script where memory was short
+                if error.__cause__ is None or not is_out_of_memory(error.__cause__):
+                    raise
+                raise MemoryError(str(error)) from error
+            yield batch
 
     def _rows(self, indices: Sequence[int], streams: _Streams) -> Iterator[list[torch.Tensor]]:
         """One list of leaves a sample; the lock is given up between slices of time."""

@@ -14,7 +14,12 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.training.allocator import trim_heap
-from p2ptrain.training.budget import anonymous_bytes, available_memory_bytes, usable_memory_bytes
+from p2ptrain.training.budget import (
+    USABLE_SHARE,
+    anonymous_bytes,
+    available_memory_bytes,
+    usable_memory_bytes,
+)
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.parts import limited
 from p2ptrain.training.profiling import ProfileCache, measure
@@ -99,14 +104,14 @@ class DeviceMeasures:
         return self.complete(Inventory(self._mesh.self_id, 0, 0, ()), digest)
 
     def complete(self, inventory: Inventory, digest: str) -> Inventory:
-        """With what this device has measured, and what it offered when it was idle."""
+        """With what this device has measured, and what it offers."""
         gone = (MemberState.DEAD, MemberState.LEFT)
         away = {m.id for m in self._mesh.members.values() if m.state in gone}
         offer = self._offers.get(digest)
         return replace(
             inventory,
             linked=inventory.linked - away,
-            budget_bytes=0 if offer is None else offer.memory_bytes,
+            budget_bytes=0 if offer is None else self._still_offered(offer),
             taken_bytes=0 if offer is None else offer.taken_bytes,
             speeds=tuple((peer, *speed) for peer, speed in self._speeds.items()),
             measured=None if offer is None else offer.measured or None,
@@ -132,16 +137,41 @@ class DeviceMeasures:
             self._models = {digest: description}
         return self._models[digest]
 
-    def short_of(self, needed_bytes: int) -> int | None:
-        """The memory there is, where a part would need more of it, now that it is to begin."""
+    def short_of(self, needed_bytes: int, *, engaged: bool) -> int | None:
+        """The memory there is, where a part would need more of it, now that it is to begin.
+
+        Args:
+            engaged: what the job takes here now is free once the part begins.
+        """
         trim_heap()
-        most = self._most(available_memory_bytes())
-        return self.budget_bytes() if needed_bytes > most else None
+        free = available_memory_bytes() + (self._held_bytes() if engaged else 0)
+        if needed_bytes <= self._most(free):
+            return None
+        return self.whole_budget_bytes() if engaged else self.budget_bytes()
 
     def budget_bytes(self) -> int:
-        """What a job may take now."""
+        """What a job may take now, beside what it takes."""
         trim_heap()  # what measuring, or a job before, has used is free for the next
         return self._most(usable_memory_bytes())
+
+    def whole_budget_bytes(self) -> int:
+        """What a job may take now, with what it has taken since this device measured its model."""
+        return self._most(int((available_memory_bytes() + self._held_bytes()) * USABLE_SHARE))
+
+    def _still_offered(self, offer: _Offer) -> int:
+        """Of what this device offered when it was idle.
+
+        What others take meanwhile comes from the fifth that was left free. Only where they have
+        taken more is it less: else no two plans would be made for the same memory.
+        """
+        if available_memory_bytes() + self._held_bytes() >= offer.memory_bytes:
+            return offer.memory_bytes
+        return min(offer.memory_bytes, self.whole_budget_bytes())
+
+    def _held_bytes(self) -> int:
+        """What a job has taken of this process since its model was measured."""
+        taken = max((offer.taken_bytes for offer in self._offers.values()), default=0)
+        return max(anonymous_bytes() - self._idle_bytes - taken, 0)
 
     def _most(self, free_bytes: int) -> int:
         """What a job may take of what is free."""

@@ -12,12 +12,13 @@ from p2ptrain.training.change_request import (
     reply_from_bytes,
 )
 from p2ptrain.training.parts import limited
+from p2ptrain.training.patience import call_while_bytes_arrive
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CHANGE
 
 log = get_logger(__name__)
 
 CHANGE_TIMEOUT_SECONDS = 900.0
-"""Weights may travel meanwhile; a coordinator that dies or loses its office ends it earlier."""
+"""While no weights arrive anywhere; a coordinator that dies or loses its office ends it earlier."""
 
 
 async def ask_change(
@@ -27,13 +28,15 @@ async def ask_change(
 
     Raises:
         PeerError: that device does not coordinate, or is out of reach.
-        TimeoutError: it took too long.
+        TimeoutError: it took too long, and nobody fetched anything meanwhile.
     """
     with timed(log, "plan_answered"):
-        reply = await mesh.call(
+        reply = await call_while_bytes_arrive(
+            mesh,
             coordinator,
             Message(CHANGE, {}, (memoryview(request.to_bytes()),)),
-            timeout_seconds=CHANGE_TIMEOUT_SECONDS,
+            receivers=request.ask.alive,
+            patience_seconds=CHANGE_TIMEOUT_SECONDS,
             reply_parts=limited(BLOB_LIMIT_BYTES),
         )
         return reply_from_bytes(reply.parts[0])

@@ -13,6 +13,7 @@ from typing import Any
 from p2ptrain.errors import PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
+from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory
 from p2ptrain.training.household_plan import less_memory
@@ -147,10 +148,8 @@ class EpochRuns:
             await self._say_begun(epoch)
             start, evaluated = epoch.assignment.version.step, self._reports.reported.evaluated
             is_done = await self._work.train(epoch, start, evaluated)
-        except OutOfMemory as error:
-            self._note_short(error)
-        except (PeerError, TimeoutError) as error:
-            self._lose_touch(epoch, error)
+        except Exception as error:
+            self._disturbed(epoch, error)
         else:
             self._post(rules.CourseDone() if is_done else rules.Drained())
         finally:
@@ -160,8 +159,8 @@ class EpochRuns:
         try:
             await self._say_begun(epoch)
             await self._work.bring_home(epoch, overwriting)
-        except (PeerError, TimeoutError) as error:
-            self._lose_touch(epoch, error)
+        except Exception as error:
+            self._disturbed(epoch, error)
         else:
             self._post(rules.Home())
 
@@ -173,9 +172,23 @@ class EpochRuns:
         self._reports.warn(f"nothing moves any more, and {names} did not finish: beginning again")
         self._post(rules.Stuck(devices))
 
-    def _note_short(self, error: OutOfMemory) -> None:
+    def _disturbed(self, epoch: HolderEpoch, error: Exception) -> None:
+        """Raises `error` where it ends the job."""
+        if is_out_of_memory(error):  # here: the loader, or what came back
+            error = epoch.short_here()
+        if isinstance(error, OutOfMemory):
+            self._note_short(epoch, error)
+        elif isinstance(error, (PeerError, TimeoutError)):
+            self._lose_touch(epoch, error)
+        else:
+            raise error
+
+    def _note_short(self, epoch: HolderEpoch, error: OutOfMemory) -> None:
         """It gets less than the plan asked of it, whatever it believes to have."""
         assert self._answer is not None
+        if not epoch.assignment.stages_of(error.device):  # the holder: no plan asks less of it
+            self._lose_touch(epoch, error)
+            return
         asked = self._answer.plan["predicted"]["peak_bytes"].get(error.name, error.memory_bytes)
         step, has_begun = self._reports.reported.step, self._reports.steps_made
         when = f"after step {step}" if has_begun else "in the first round"
@@ -183,7 +196,7 @@ class EpochRuns:
         most = min(error.memory_bytes, less_memory(asked))
         self._post(rules.MemoryShort(error.device, most))
 
-    def _lose_touch(self, epoch: HolderEpoch, error: PeerError | TimeoutError) -> None:
+    def _lose_touch(self, epoch: HolderEpoch, error: Exception) -> None:
         """Something cannot be reached; the mesh finds out what, or nothing is wrong any more."""
         why = str(error) or "a device took too long"
         log.info("epoch_disturbed", why=why)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
@@ -33,11 +35,19 @@ class SourceFailed(PeerError):
 
 
 async def fetch(
-    mesh: Mesh, states: StateServer, assignment: Assignment, wanted: Fetch, check: Check
+    mesh: Mesh,
+    states: StateServer,
+    assignment: Assignment,
+    wanted: Fetch,
+    check: Check,
+    arrived: Callable[[int], None] = lambda _nbytes: None,
 ) -> State:
     """The tensors of some units, from another device, handed on to the next of the stage's group.
 
     What a device that relays cannot give comes from the holder, where that has it.
+
+    Args:
+        arrived: is told of bytes as they come.
 
     Raises:
         SourceFailed: nobody asked could give them.
@@ -47,7 +57,7 @@ async def fetch(
     number = place.devices.index(mesh.self_id)
     hands_on = number + 1 < len(place.devices)
     relay = states.relays.get(key, wanted.first, wanted.end) if hands_on else None
-    reading = StateReading(mesh, check, relay)
+    reading = StateReading(mesh, check, relay, arrived=arrived)
     source = version_source(assignment.version)
     units = (wanted.first, wanted.end)
     tries = [StateRequest(wanted.peer, key.job, source, *units)]

@@ -216,7 +216,7 @@ class GroupReduction:
         """Send until cancelled.
 
         Raises:
-            GradientNotFinite: as `finish`, without waiting for it.
+            GradientNotFinite: as `finish`, without waiting for it; so what `fail` was given.
             LinkClosed: the next device is out of reach.
         """
         async with task_scope() as scope:
@@ -335,6 +335,10 @@ class GroupReduction:
         else:
             waiting = self._arriving.held.setdefault((frame.ordinal, frame.bucket), [])
             waiting.append((frame, values))
+
+    def fail(self, error: Exception) -> None:
+        """A frame could not be taken in: `run` and `finish` raise `error`."""
+        self._fail(error)
 
     def _elements(self, frame: _Frame) -> int:
         """Of the frame's chunk."""

@@ -32,7 +32,8 @@ from p2ptrain.training.checkpoint_copies import CheckpointCopies
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
 from p2ptrain.training.epoch_runs import Work
 from p2ptrain.training.fetching import version_source
-from p2ptrain.training.holder_epoch import Finding, HolderEpoch, LossNotFinite
+from p2ptrain.training.finding import told
+from p2ptrain.training.holder_epoch import HolderEpoch, LossNotFinite
 from p2ptrain.training.job import Job
 from p2ptrain.training.job_epochs import JobEpochs
 from p2ptrain.training.job_memory import JobMemory
@@ -402,21 +403,5 @@ class HolderRun:
 
     async def _diagnosis(self, prepared: Prepared, epoch: HolderEpoch, error: LossNotFinite) -> str:
         finding = await epoch.diagnose(error.held_as)
-        return f"{error}{_where(prepared, finding, error.micro_batch)}"
-
-
-def _where(prepared: Prepared, finding: Finding | None, micro_batch: int) -> str:
-    """Where values stopped being finite, as far as is known, and what to do."""
-    advice = "lower the learning rate, clip the gradients, or look at that unit's input"
-    if finding is None:
-        return f"; {advice}"
-    units = prepared.captured.description.units
-    if finding.unit is None:
-        return (
-            f"; the input data of its micro-batch {micro_batch} is not finite already where "
-            f"{finding.device} gives it to unit {units[0].name}; look at the samples"
-        )
-    where = f"unit {units[finding.unit].name} on {finding.device}"
-    if finding.parameters:
-        return f"; the weights of {where} had stopped being finite by an earlier update; {advice}"
-    return f"; values first stopped being finite in {where}; {advice}"
+        units = [unit.name for unit in prepared.captured.description.units]
+        return f"{error}{told(finding, units, error.micro_batch)}"

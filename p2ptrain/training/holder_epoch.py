@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.clipping import NormGathering
 from p2ptrain.training.division import Division
 from p2ptrain.training.feeder import Feeder
+from p2ptrain.training.finding import Finding, earliest, read_units
 from p2ptrain.training.inlet import Contents, Inlet, Value
 from p2ptrain.training.mailbox import Mailbox
 from p2ptrain.training.protocol import (
@@ -64,20 +64,6 @@ SHORT_BYTES = 64 << 20
 """A device with less free memory between two rounds, which has gone, may have run out of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Where values first stopped being finite, and whether weights there already were not.
-
-    Attributes:
-        device: name of the one where it happened.
-        unit: its index; None where the stage's inputs already were not finite.
-    """
-
-    device: str
-    unit: int | None
-    parameters: bool
-
-
 class HolderEpoch:
     """One plan in force, seen from the device that holds the data.
 
@@ -108,6 +94,7 @@ class HolderEpoch:
         self._description = description
         self._mesh = mesh = service.mesh
         self._states = service.states
+        self._budget_bytes = service.measures.whole_budget_bytes
         self._check = check
         self._on_link = on_link
         self._norms: NormGathering | None = None
@@ -248,27 +235,37 @@ class HolderEpoch:
                 await self.reach("home.between")
 
     async def diagnose(self, held_as: int) -> Finding | None:
-        """The first unit whose values for that piece are not finite, if a stage can still tell."""
-        fields = {**self.assignment.key.fields(), "held_as": held_as}
-        for device in self.assignment.devices:
-            try:
-                reply = await self._mesh.call(
-                    device,
-                    Message(DIAGNOSE, fields),
-                    timeout_seconds=DIAGNOSE_TIMEOUT_SECONDS,
-                )
-            except (PeerError, TimeoutError):
-                return None  # the loss is reported all the same
-            if reply.fields.get("found"):
-                return self._finding(self._name(device), reply)
+        """The first units whose values for that piece are not finite, if a stage can still tell."""
+        for index, place in enumerate(self.assignment.stages):
+            found: list[Finding] = []
+            for device in place.devices:
+                try:
+                    finding = await self._diagnosed(index, device, held_as)
+                except (PeerError, TimeoutError):
+                    return None  # the loss is reported all the same
+                found += [] if finding is None else [finding]
+                if found and place.tiling is None:  # tiles see only their own parts of maps
+                    break
+            if found:
+                return earliest(found)
         return None
 
-    def _finding(self, device: str, reply: Message) -> Finding:
-        parameters = bool(reply.fields.get("parameters"))
-        if reply.fields.get("unit") is None:
-            return Finding(device, None, parameters)
-        unit = integer(reply.fields, "unit", 0, len(self._description.units) - 1)
-        return Finding(device, unit, parameters)
+    async def _diagnosed(self, stage: int, device: str, held_as: int) -> Finding | None:
+        place = self.assignment.stages[stage]
+        fields = {**self.assignment.key.fields(), "stage": stage, "held_as": held_as}
+        reply = await self._mesh.call(
+            device, Message(DIAGNOSE, fields), timeout_seconds=DIAGNOSE_TIMEOUT_SECONDS
+        )
+        if not reply.fields.get("found"):
+            return None
+        return Finding(
+            (self._name(device),),
+            stage,
+            place.first,
+            read_units(reply, len(self._description.units)),
+            bool(reply.fields.get("parameters")),
+            tiled=place.tiling is not None,
+        )
 
     async def reach(self, name: str, step: int = -1) -> None:
         """The holder has come to a place; see `failpoints`."""
@@ -279,6 +276,11 @@ class HolderEpoch:
         for kind in (DONE, FAILED, NORMS):
             self._mesh.unroute(kind)
         self._switchboard.disconnect(self.assignment.key)
+
+    def short_here(self) -> OutOfMemory:
+        """This device has no memory for what it loads, or for what comes back."""
+        me = self._mesh.self_id
+        return OutOfMemory(me, self._name(me), self._budget_bytes())
 
     # -- what comes in ---------------------------------------------------------------------------
 

@@ -278,12 +278,16 @@ class Inlet:
             return None
         return lambda slices: tiles.joined(mode, dict(zip(senders, slices, strict=True)))
 
+    def fail(self, error: Exception) -> None:
+        """Something that came could not be taken in: `take` raises `error`."""
+        self._box.fail(error)
+
     def has(self, key: PieceKey) -> bool:
         """Whether `take` would not wait."""
-        return key in self._box
+        return key in self._box or self._box.has_failed
 
     async def take(self, key: PieceKey) -> Gathered:
-        """Wait for a piece."""
+        """Wait for a piece. Raises what `fail` was given."""
         return await self._box.take(key)
 
     def _check(self, peer: str, piece: Piece) -> None:

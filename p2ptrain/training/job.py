@@ -112,11 +112,7 @@ class Job:
         _check_fits(len(self.data), self.batch_size)
         if self.micro_batch is not None:
             self._set_whole("micro_batch", self.micro_batch)
-            if self.micro_batch > self.batch_size:
-                raise OptionError(
-                    f"Job: micro_batch {self.micro_batch} is larger than "
-                    f"batch_size {self.batch_size}"
-                )
+            object.__setattr__(self, "micro_batch", min(self.micro_batch, self.batch_size))
         self._set_whole("seed", self.seed, least=-_SEED_LIMIT)
         if self.seed + self.epochs >= _SEED_LIMIT:
             raise OptionError(f"Job: seed must be below 2**63 - epochs, not {self.seed}")

@@ -42,7 +42,10 @@ class PieceLoader:
         self._evaluation = evaluation
 
     async def pieces(self, rounds: Iterable[Round]) -> AsyncIterator[Loaded]:
-        """The pieces; raises ScriptError where the user's dataset fails."""
+        """The pieces; raises ScriptError where the user's dataset fails.
+
+        What memory does not hold is no ScriptError: see `budget.is_out_of_memory`.
+        """
         pieces = self._pieces(rounds)
 
         def load(_number: int) -> Loaded | None:

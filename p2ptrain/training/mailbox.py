@@ -24,6 +24,7 @@ class Mailbox(Generic[K, V]):
         self.capacity = capacity
         self._items: dict[K, V] = {}
         self._waiting: dict[K, asyncio.Future[V]] = {}
+        self._error: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -47,10 +48,24 @@ class Mailbox(Generic[K, V]):
             raise ProtocolError(f"{self._name}: more than {self.capacity} arrived unasked")
         self._items[key] = item
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether what is not here will not come."""
+        return self._error is not None
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more comes: whoever waits, or will wait for what is not here, gets `error`."""
+        self._error = error
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+
     async def take(self, key: K) -> V:
-        """Wait for `key` and remove it."""
+        """Wait for `key` and remove it. Raises what `fail` was given."""
         if key in self._items:
             return self._items.pop(key)
+        if self._error is not None:
+            raise self._error
         waiting: asyncio.Future[V] = asyncio.get_running_loop().create_future()
         self._waiting[key] = waiting
         try:

@@ -50,7 +50,8 @@ class MakingReady:
     """The way from an assignment to stages that may begin. `fetch`, then `build`; or `give_up`.
 
     Attributes:
-        moved_bytes: what came from other devices so far.
+        moved_bytes: what came from other devices so far, whole.
+        fetched_bytes: what came of it at all.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class MakingReady:
         self._store = store
         self._model = model
         self._budget_bytes = budget_bytes
-        self.moved_bytes = 0
+        self.moved_bytes = self.fetched_bytes = 0
         self._damaged = damaged
         self._planned_bytes = planned_bytes
         self._built: Engagement | None = None
@@ -124,8 +125,11 @@ class MakingReady:
         check = await self._compute.run((0,), partial(state_check, description, spec))
         self._store.check = check
 
+        def count(nbytes: int) -> None:
+            self.fetched_bytes += nbytes
+
         async def fetch_one(wanted: Fetch) -> None:
-            state = await fetch(self._mesh, self._states, assignment, wanted, check)
+            state = await fetch(self._mesh, self._states, assignment, wanted, check, count)
             units = (wanted.first, wanted.end)
             self.moved_bytes += sum(tensor.nbytes for tensor in state.tensors.values())
             versions.put(Kind.FETCHED, *units, version, state.tensors, state.digests)

@@ -87,8 +87,8 @@ class _Part:
 
     Attributes:
         entering_bytes, leaving_bytes: across the cuts before and after it, of one sample.
-        piece: most samples of a micro-batch that are this device's.
-        in_flight: most samples between forward and backward.
+        piece: most samples of a micro-batch that are this device's; of tiles, a part of each.
+        in_flight: most samples between forward and backward, the same.
         accumulates: whether it has several micro-batches a round.
         waiting: gradients of whole mini-batches that wait to be applied in order: one of each
             device, where these take mini-batches in turn.
@@ -97,8 +97,8 @@ class _Part:
     units: tuple[Unit, ...]
     entering_bytes: int
     leaving_bytes: int
-    piece: int
-    in_flight: int
+    piece: float
+    in_flight: float
     accumulates: bool
     waiting: int
 
@@ -113,7 +113,7 @@ class _Part:
         in_heap = sum(count for count in parameters if count < MMAP_THRESHOLD_BYTES)
         holes = int(HOLE_SHARE * (self.piece * kept + in_heap))
         holes += int(HELD_HOLE_SHARE * (self.in_flight - self.piece) * kept)
-        return received + wire + gradient + holes + self.waiting * sum(parameters)
+        return math.ceil(received + wire) + gradient + holes + self.waiting * sum(parameters)
 
 
 def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_Part]:
@@ -143,9 +143,9 @@ def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Par
 
 
 def _tiled_part(plan: Plan, profile: Profile, stage: PlannedStage, area: float) -> _Part:
-    """Tiles that are `area` of every map: as if they were so many samples, rounded up."""
+    """Tiles that are `area` of every map: as if they were that part of the samples."""
     first, end = stage.units
-    piece = math.ceil(area * plan.micro_batch)
+    piece = area * plan.micro_batch
     return _Part(
         units=profile.units[first:end],
         entering_bytes=profile.input_bytes,

@@ -364,6 +364,11 @@ class Participation:
             if live.ready is not None and live.ready != self._committed:
                 self._feed(rules.GradientsReady(epoch, first, live.ready.step - 1))
 
+    @property
+    def fetched_bytes(self) -> int:
+        """What came for the epoch that is made ready here, as it comes."""
+        return self._preparing.fetched_bytes
+
     def _send_ready(self, answer: to_do.AnswerReady) -> None:
         trouble = answer.trouble
         moved_bytes = self._preparing.moved_bytes

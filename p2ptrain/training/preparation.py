@@ -146,7 +146,7 @@ def _least_piece(job: Job, captured: Captured) -> int:
 
 
 def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
-    """Of the units that can be tiled; planner tiles gets a border of units where that ends.
+    """Of the units that can be tiled, behind which the model gets a border of units.
 
     Raises:
         NotTiled: planner tiles is asked for, and none can; names the unit.
@@ -155,13 +155,15 @@ def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
     may_be = options.planner in ("auto", "tiles") and in_rounds
     if not may_be or options.private or options.local:
         return None
-    if options.planner == "auto":
-        return tileable(captured.description)
-    captured.description, part = cut_where_tiling_ends(captured.description)
-    found = tileable(captured.description)
-    if found is None:
-        raise NotTiled(part.reason or "nothing of the model can be tiled")
-    return found
+    try:
+        cut, _ = cut_where_tiling_ends(captured.description)
+        maps = tileable(cut)
+    except NotTiled:
+        if options.planner == "tiles":
+            raise
+        return None
+    captured.description = cut
+    return maps
 
 
 def _sharing(captured: Captured, samples: Samples) -> Sharing:

@@ -59,6 +59,11 @@ class Preparing:
         """What came from other devices so far."""
         return 0 if self._ready is None else self._ready.moved_bytes
 
+    @property
+    def fetched_bytes(self) -> int:
+        """What came for the epoch that is made ready, as it comes."""
+        return 0 if self._ready is None else self._ready.fetched_bytes
+
     def ask(self, assignment: Assignment, needed_bytes: int, *, gathers: bool) -> None:
         """A coordinator asks for this; the rules say whether it is obeyed.
 
@@ -82,8 +87,9 @@ class Preparing:
             self._look,
             needed_bytes,
         )
-        # Only before the first epoch: what an old one takes is free once the new one begins.
-        short_bytes = around.short_of(needed_bytes) if self._store.engagement is None else None
+        # What an old epoch takes is free once the new one begins.
+        engaged = self._store.engagement is not None
+        short_bytes = around.short_of(needed_bytes, engaged=engaged)
         work = self._fetch(self._ready, fetches, short_bytes)
         self._task = self._tasks.spawn(work, f"fetch {assignment.key.epoch}")
 

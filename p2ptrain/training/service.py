@@ -39,6 +39,7 @@ from p2ptrain.training.counters import count, counter_fields
 from p2ptrain.training.device_measures import DeviceMeasures
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
+from p2ptrain.training.finding import finding_fields
 from p2ptrain.training.participation import Participation
 from p2ptrain.training.parts import limited
 from p2ptrain.training.profiling import ProfileCache
@@ -312,22 +313,23 @@ class TrainingService:
         return await send_logged(self.engagement, self.switchboard, self.mesh, peer, message)
 
     async def _diagnose(self, peer: str, message: Message) -> Message:
-        """Where a piece that this device still holds first stopped being finite."""
+        """Where a piece that a stage here still holds first stopped being finite."""
         engagement = self._engaged(peer, message)
         if engagement is None:
             raise PeerError("that epoch is over")
-        piece = integer(message.fields, "held_as")
-        for index, runner in engagement.runners.items():
-            run = partial(_first_non_finite, runner.live.stage, piece)
-            found = await self.compute.run((0, index), run)
-            if found is not None:
-                fields = {"found": True, "unit": found.unit, "parameters": found.parameters}
-                return Message(DIAGNOSE, fields)
-        return Message(DIAGNOSE, {"found": False})
+        piece, index = integer(message.fields, "held_as"), integer(message.fields, "stage")
+        runner = engagement.runners.get(index)
+        if runner is None:
+            raise ProtocolError(f"this device has no part in stage {index}")
+        run = partial(_first_non_finite, runner.live.stage, piece)
+        found = await self.compute.run((0, index), run)
+        return Message(DIAGNOSE, finding_fields(found))
 
     async def _alive(self, peer: str, message: Message) -> Message:
         """What this device has done so far: whoever asks twice sees whether it moves."""
-        return Message(ALIVE, counter_fields(count(self.mesh, self.compute.finished)))
+        done = counter_fields(count(self.mesh, self.compute.finished))
+        fetched_bytes = 0 if self._part is None else self._part.fetched_bytes
+        return Message(ALIVE, {**done, "fetched_bytes": fetched_bytes})
 
     async def _end(self, peer: str, message: Message) -> None:
         part, job = self._part, text(message.fields, "job", 64)
@@ -355,7 +357,7 @@ class TrainingService:
     ) -> None:
         fields = {**assignment.key.fields(), "stage": stage, **failure_fields(error)}
         if is_out_of_memory(error):
-            fields["memory_bytes"] = self.measures.budget_bytes()
+            fields["memory_bytes"] = self.measures.whole_budget_bytes()
         if not isinstance(error, Error):
             log.error("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
         await self._send_failed(assignment, fields)

@@ -127,6 +127,7 @@ class StateReading:
         known: Known | None = None,
         slot: Mapping[str, Tensor] | None = None,
         pace: Pace = at_once,
+        arrived: Callable[[int], None] = lambda _nbytes: None,
     ) -> None:
         """Read through `mesh`.
 
@@ -136,6 +137,7 @@ class StateReading:
             known: tensors to be taken instead of others with the same digest under the same name.
             slot: memory that may be written to, by name, where it suits.
             pace: when the next read may begin.
+            arrived: is told of the bytes of each read.
         """
         self._mesh = mesh
         self._check = check
@@ -143,6 +145,7 @@ class StateReading:
         self._known = known or {}
         self._slot = slot or {}
         self._pace = pace
+        self._told = arrived
         self._entries: list[_Entry] | None = None
         self._tensors: dict[str, Tensor] = {}
         self._digests: dict[str, Digest] = {}
@@ -274,6 +277,7 @@ class StateReading:
                 break
             self._complain(request.peer, wrong, give_up=is_last)
             await self._manifest(request)  # the server may have taken this range for the last one
+        self._told(span.nbytes)
         self._hand_on(span, entries)
 
     def _arrived(self, entry: _Entry, span: _Span, found: Digest) -> None:

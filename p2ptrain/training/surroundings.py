@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.training.assignment import Assignment
@@ -15,14 +15,21 @@ from p2ptrain.training.recovery.holdings import Inventory
 from p2ptrain.training.state_transfer import StateServer
 
 
+class ShortOf(Protocol):
+    """See `DeviceMeasures.short_of`."""
+
+    def __call__(self, needed_bytes: int, *, engaged: bool) -> int | None:
+        """The memory there is in bytes, where that is too little."""
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What a participation uses of its device.
 
     Attributes:
         model: (digest, holder) -> its description, fetched where it is not known.
-        short_of: (needed bytes) -> the memory there is in bytes, where that is too little.
-        budget_bytes: what a job may take now.
+        short_of: (needed bytes, engaged) -> the memory there is in bytes, where that is too little.
+        budget_bytes: what a job may take now, beside what it takes.
         inventory: adds to a device's inventory what is not of one job: profile, speeds, memory.
         on_failure: (assignment, stage, error) tells the holder.
         told: (assignment, fields) tells the holder something else of `train.failed`.
@@ -35,7 +42,7 @@ class Surroundings:
     states: StateServer
     shell: Shell
     model: Model
-    short_of: Callable[[int], int | None]
+    short_of: ShortOf
     budget_bytes: Callable[[], int]
     inventory: Callable[[Inventory, str], Inventory]
     on_failure: Callable[[Assignment, int, BaseException], Awaitable[None]]

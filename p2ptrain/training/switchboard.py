@@ -4,7 +4,8 @@ Two kinds of frame run between the devices of an epoch: `train.values` (activati
 gradients, sums, outputs: see `inlet`) and `train.started` (credit: one more piece may be sent).
 Both name job, epoch, stage and flow; each such line may be used only by the devices that the plan
 says. Frames of an epoch that is not (or no longer) connected here are read, dropped and counted:
-after a change of plan some are always still under way.
+after a change of plan some are always still under way. A frame for which there is no memory ends
+its line, not its link: whoever waits for it learns why.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
+from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.inlet import Inlet, Piece, Value, to_messages
 from p2ptrain.training.protocol import STARTED, VALUES, EpochKey, integer, text
 
@@ -77,10 +79,14 @@ class Receiver(Protocol):
     def deliver(self, peer: str, fields: Fields) -> None:
         """That frame has arrived whole."""
 
+    def fail(self, error: Exception) -> None:
+        """One could not be taken in, and nothing comes after it: whoever waits gets `error`."""
+
 
 _Address: TypeAlias = tuple[str, int, int, str]
 """Job, epoch, stage, flow: a line, as its frames name it."""
 _NOBODY: tuple[Receiver | None, frozenset[str]] = (None, frozenset())
+"""Nor anybody whose frames are dropped: of a line that has failed, what its senders send is."""
 
 
 @dataclass(slots=True)
@@ -102,7 +108,7 @@ class Switchboard:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._epochs: dict[EpochKey, _Epoch] = {}
-        self._receivers: dict[_Address, tuple[Receiver, frozenset[str]]] = {}
+        self._receivers: dict[_Address, tuple[Receiver | None, frozenset[str]]] = {}
         self.stale_frames = 0
         mesh.route_now(VALUES, self._values, self._open)
         mesh.route_now(STARTED, self._started)
@@ -176,34 +182,60 @@ class Switchboard:
         return self._epochs.setdefault(key, _Epoch())
 
     def _receiver(self, peer: str, fields: Fields) -> Receiver | None:
-        """Who takes it; None where its epoch is not connected. Raises ProtocolError."""
+        """Who takes it; None where its epoch is not connected, or its line has failed.
+
+        Raises ProtocolError.
+        """
         epoch, stage = fields.get("epoch"), fields.get("stage")
         job, flow = fields.get("job"), fields.get("flow")
         if type(epoch) is int and type(stage) is int and type(job) is str and type(flow) is str:
             receiver, senders = self._receivers.get((job, epoch, stage, flow), _NOBODY)
-            if receiver is not None and peer in senders:
+            if peer in senders:
                 return receiver
         line = Line.read(fields)
         if line.key not in self._epochs:
             return None
         raise ProtocolError(f"values for {line.flow} of stage {line.stage} from a stranger")
 
-    def _open(self, peer: str, fields: Fields, sizes: Sequence[int]) -> Sequence[memoryview]:
+    def _open(self, peer: str, fields: Fields, sizes: Sequence[int]) -> Sequence[memoryview] | None:
+        """None: there is no memory for it."""
         receiver = self._receiver(peer, fields)
-        if receiver is not None:
-            return receiver.open(peer, fields, sizes)
-        if sum(sizes) > STALE_LIMIT_BYTES:
-            raise ProtocolError("a stale frame of absurd size")
-        return [memoryview(bytearray(size)) for size in sizes]
+        try:
+            if receiver is not None:
+                return receiver.open(peer, fields, sizes)
+            if sum(sizes) > STALE_LIMIT_BYTES:
+                raise ProtocolError("a stale frame of absurd size")
+            return [memoryview(bytearray(size)) for size in sizes]
+        except Exception as error:
+            self._give_up(receiver, fields, error)
+            return None
 
     def _values(self, peer: str, message: Message) -> None:
         receiver = self._receiver(peer, message.fields)
         if receiver is None:
             self._count_stale(peer, message)
             return
-        if not message.parts:
-            receiver.open(peer, message.fields, ())
-        receiver.deliver(peer, message.fields)
+        try:
+            if not message.parts:
+                receiver.open(peer, message.fields, ())
+            receiver.deliver(peer, message.fields)
+        except Exception as error:
+            self._give_up(receiver, message.fields, error)
+
+    def _give_up(self, receiver: Receiver | None, fields: Fields, error: Exception) -> None:
+        """Take no more of its line, and have whoever waits for it say so to the holder.
+
+        Raises `error` where it has another cause than memory.
+        """
+        if not is_out_of_memory(error):
+            raise error
+        if receiver is None:
+            return
+        line = Line.read(fields)
+        log.warning("no_memory_for_frame", stage=line.stage, flow=line.flow)
+        address = (line.key.job, line.key.epoch, line.stage, line.flow)
+        self._receivers[address] = (None, self._receivers[address][1])
+        receiver.fail(error)
 
     def _started(self, peer: str, message: Message) -> None:
         line = Line.read(message.fields)

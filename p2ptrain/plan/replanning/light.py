@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from math import perm
+from math import isfinite, perm
 
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
@@ -352,6 +352,8 @@ class LightSearch:
         if borders is None:
             return []
         slowest = slowest_seconds(self._cuts, order, borders)
+        if not isfinite(slowest):  # memory holds no cuts in that order
+            return []
         slacks: Sequence[float] = SLACKS
         evenness: Sequence[float] = (0.0,)
         if self._pause is not None:

@@ -74,7 +74,7 @@ class Inventory:
         term: highest of a coordinator that commanded it.
         holdings: what it has; nothing torn, nothing half arrived.
         linked: ids of the peers that it has a link to.
-        budget_bytes: what it offered the job when it was idle, less what failed since.
+        budget_bytes: what it offered the job when it was idle; less where others have taken of it.
         taken_bytes: what the job takes there now.
         speeds: (peer, bytes/s, latency in seconds) as it measured them, sending.
         slowdown: its measured unit times over those profiled; 1.0 where not known.

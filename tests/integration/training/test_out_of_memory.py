@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from p2ptrain.errors import DeviceLost, PlanError
+from p2ptrain.errors import DeviceLost, PeerError, PlanError
 from p2ptrain.model.stage import Stage
 from p2ptrain.observe.events import Failure, PlanEvent, Step, Warned
 from p2ptrain.training import device_measures, epoch_links, household_plan, job_memory
+from p2ptrain.training.data import Samples
+from p2ptrain.training.device_measures import DeviceMeasures
+from p2ptrain.training.group_reduction import GroupReduction
+from p2ptrain.training.inlet import Inlet
 from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.recovery import settling
+from p2ptrain.training.summed import Summed
+from p2ptrain.training.tiling.exchange import TileExchange
 from tests.integration.training.group_plans import Stage as GroupStage
 from tests.integration.training.group_plans import dealt, device_count, divided, force
+from tests.integration.training.group_plans import plan as forced_plan
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import make_job, on_step, undisturbed
 
@@ -107,6 +117,32 @@ async def test_memory_that_is_gone_when_a_part_is_handed_out_is_planned_around(
         assert household.plan.epoch == 2, "the first plan was not carried out"
 
 
+async def test_memory_that_others_have_taken_meanwhile_is_not_handed_out_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A link breaks; the same plan would do, but one device has less than it offered by now."""
+    wanted = undisturbed(make_job(epochs=4)).losses
+    real, asked = DeviceMeasures.short_of, list[int]()
+
+    def short_of(self: DeviceMeasures, needed_bytes: int, *, engaged: bool) -> int | None:
+        if engaged:
+            asked.append(needed_bytes)
+        return 800 << 20 if len(asked) == 1 else real(self, needed_bytes, engaged=engaged)
+
+    monkeypatch.setattr(DeviceMeasures, "short_of", short_of)
+    async with devices(2) as household:
+
+        def cut() -> None:
+            household.mesh.cut(household.mesh["a"], household.mesh["b"], "pulled")
+
+        options = TrainOptions(wait_for=2, planner="pp", steps=12)
+        listen = on_step(household, 3, cut)
+        await household.holder_run(make_job(epochs=4), options, listen).run()
+        assert household.losses == wanted
+        assert len(asked) == 4, "both devices, for a plan that was given up and for the next"
+        assert all(asked)
+
+
 @pytest.mark.parametrize(("free_mib", "hint"), [(10, True), (500, False)])
 async def test_a_device_that_is_gone_may_have_run_out_of_memory(
     monkeypatch: pytest.MonkeyPatch, free_mib: int, hint: bool
@@ -163,3 +199,121 @@ async def test_a_member_of_a_group_that_runs_out_of_memory_is_planned_for_again(
         assert await _losses(household, "auto") == wanted
         first, second = (e for e in household.events if isinstance(e, PlanEvent))
         assert second.epoch > first.epoch
+
+
+def fails_once(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: int = 0, flow: str = ""
+) -> None:
+    """No memory at one call of `owner.name`, `after` others; of inlets only at those of `flow`."""
+    calls = 0
+    real = getattr(owner, name)
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        if flow in getattr(self, "_name", flow):
+            calls += 1
+            if calls == after + 1:
+                raise MemoryError
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, run)
+
+
+@pytest.mark.parametrize("method", ["open", "deliver"])
+@pytest.mark.parametrize(
+    ("flow", "who"), [("activations of stage 1", "b"), ("gradients of stage 0", "a")]
+)
+async def test_no_memory_for_what_arrives_is_planned_around_where_it_arrives(
+    monkeypatch: pytest.MonkeyPatch, flow: str, who: str, method: str
+) -> None:
+    """The link stays: its other end is short of nothing."""
+    wanted = undisturbed(make_job(), 3).losses
+    fails_once(monkeypatch, Inlet, method, 5, flow)
+    async with devices(2) as household:
+        assert await _losses(household) == wanted
+    assert_warned(household, f"{who} ran out of memory")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(GroupReduction, "open"), (GroupReduction, "deliver"), (Summed, "unpack")],
+)
+async def test_no_memory_for_sums_of_a_group_is_planned_around(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    force(monkeypatch, [divided(2, 2)])
+    monkeypatch.setattr(household_plan, "LESS_MEMORY", 1.0)  # this plan can become no smaller
+    async with devices(2) as household:
+        wanted = await _losses(household, "auto")
+    fails_once(monkeypatch, owner, name)
+    async with devices(2) as household:
+        assert await _losses(household, "auto") == wanted
+    assert_warned(household, "ran out of memory")
+
+
+async def test_no_memory_for_what_tiles_tell_each_other_is_planned_around(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with devices(2) as household:
+        wanted = await _tiled(household)
+    fails_once(monkeypatch, TileExchange, "_room", 9)
+    async with devices(2) as household:
+        assert await _tiled(household) == pytest.approx(wanted, abs=1e-5)
+    assert_warned(household, "ran out of memory")
+
+
+async def _tiled(household: Devices) -> list[float]:
+    options = TrainOptions(wait_for=2, steps=3, planner="tiles")
+    await household.holder_run(make_job("cnn"), options).run()
+    return household.losses
+
+
+class Filling(list[Any]):
+    """A dataset whose samples need memory that is not there, once `lacks` says so."""
+
+    lacks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.lacks:
+            self.lacks -= 1
+            raise MemoryError
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("reading", [True, False])
+async def test_no_memory_for_samples_is_planned_around(
+    monkeypatch: pytest.MonkeyPatch, reading: bool
+) -> None:
+    """Of the device with the data; the script is not to blame."""
+    wanted = undisturbed(make_job(epochs=4)).losses
+    job = make_job(epochs=4)
+    data = Filling(job.data)
+    async with devices(2) as household:
+
+        def fill() -> None:
+            data.lacks = int(reading)
+            if not reading:
+                fails_once(monkeypatch, Samples, "_stack")
+
+        options = TrainOptions(wait_for=2, planner="pp", steps=12)
+        run = household.holder_run(replace(job, data=data), options, on_step(household, 1, fill))
+        await run.run()
+        assert household.losses == wanted
+    assert_warned(household, "a ran out of memory after step")
+
+
+async def test_samples_that_never_fit_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that has no stage: there is no plan that asks less of it."""
+    monkeypatch.setattr(settling, "VERDICT_SECONDS", 0.0)
+    monkeypatch.setattr(household_plan, "make_plan", partial(forced_plan, [divided(4)], names="b"))
+    job = make_job()
+    data = Filling(job.data)
+    async with devices(2) as household:
+
+        def fill() -> None:
+            data.lacks = 1 << 30
+
+        options = TrainOptions(wait_for=2, planner="auto", steps=50)
+        run = household.holder_run(replace(job, data=data), options, on_step(household, 1, fill))
+        with pytest.raises(PeerError, match="a ran out of memory"):
+            await run.run()

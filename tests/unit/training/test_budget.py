@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from p2ptrain.training.budget import (
@@ -73,4 +74,9 @@ def test_a_part_stays_free_on_this_machine() -> None:
 def test_torch_says_it_has_no_memory_in_its_own_words() -> None:
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    assert is_out_of_memory(RuntimeError("std::bad_alloc"))
+    assert is_out_of_memory(RuntimeError("could not create a primitive"))
+    assert is_out_of_memory(RuntimeError("can't start new thread"))
+    assert is_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
     assert not is_out_of_memory(RuntimeError("shapes differ"))
+    assert not is_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))

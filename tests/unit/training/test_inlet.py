@@ -114,3 +114,19 @@ async def test_a_reader_waits_until_the_last_part_is_here() -> None:
     assert not reader.done()
     receive(target, "a", message(piece(0, 3), torch.zeros(3, 2), torch.zeros(2)))
     assert len((await reader).slices) == 2
+
+
+async def test_what_cannot_be_taken_in_is_told_to_whoever_waits() -> None:
+    target, rows = inlet(), torch.arange(8.0).reshape(4, 2)
+    common = torch.tensor([7.0, 8.0])
+    receive(target, "b", message(piece(3, 4), rows[3:], common))
+    receive(target, "a", message(piece(0, 3), rows[:3], common))
+    waiting = asyncio.create_task(target.take(PieceKey(0, 1)))
+    await asyncio.sleep(0)
+    target.fail(MemoryError())
+    with pytest.raises(MemoryError):
+        await waiting
+    assert len((await target.take(KEY)).join()) == 2, "what is here is here"
+    assert target.has(KEY), "nobody waits in vain"
+    with pytest.raises(MemoryError):
+        await target.take(KEY)

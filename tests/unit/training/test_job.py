@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,6 @@ def frozen() -> torch.nn.Module:
         ({"batch_size": 0}, OptionError, "batch_size must be at least 1, not 0"),
         ({"batch_size": 2.0}, OptionError, "batch_size must be a whole number, not 2.0"),
         ({"batch_size": True}, OptionError, "batch_size must be a whole number"),
-        ({"micro_batch": 5}, OptionError, "micro_batch 5 is larger than batch_size 4"),
         ({"micro_batch": -1}, OptionError, "micro_batch must be at least 1"),
         ({"epochs": 0}, OptionError, "epochs must be at least 1"),
         ({"epochs": "3"}, OptionError, "epochs must be a whole number, not '3'"),
@@ -85,6 +85,12 @@ def frozen() -> torch.nn.Module:
 def test_a_wrong_field_is_named(changes: dict[str, Any], error: type, told: str) -> None:
     with pytest.raises(error, match=told):
         make(**changes)
+
+
+def test_a_micro_batch_is_the_whole_batch_at_most() -> None:
+    """As `batch.split(micro_batch)` has it."""
+    assert make(batch_size=4, micro_batch=5).micro_batch == 4
+    assert replace(make(batch_size=8, micro_batch=8), batch_size=4).micro_batch == 4
 
 
 def test_numpy_integers_become_int() -> None:

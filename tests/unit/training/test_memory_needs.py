@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from p2ptrain.errors import PlanError
+from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
 from p2ptrain.training.memory_needs import PROCESS_BYTES, job_bytes, with_all_memory
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import to_profile
 from p2ptrain.training.sharing import Sharing
+from tests.unit.plan.tiling.examples import CONVOLUTION
+from tests.unit.tiles.networks import chain
 
 MIB = 1 << 20
 
@@ -130,3 +134,22 @@ def test_no_plan_is_made_where_only_the_units_would_fit() -> None:
     units_bytes = 8 * 3 * MIB + 4 * 8 * MIB
     with pytest.raises(PlanError, match=r"bytes missing"):
         plan_household(request(64, 4, "single"), household(PROCESS_BYTES + units_bytes + 2 * MIB))
+
+
+def test_tiles_of_one_large_image_fit_where_the_image_does_not() -> None:
+    """3 GiB of maps, of which six devices of 1 GiB have half a GiB each."""
+    units = measured(*[(1024, 8 * MIB, 768 * MIB)] * 4, (1024, 0, 1024))
+    names = [f"d{k}" for k in range(6)]
+    links = {(a, b): Link(1e8, 1e-4) for a in names for b in names if a != b}
+    household = MeasuredHousehold(
+        [Candidate(name, name, units, 1024 * MIB) for name in names], links, "d0"
+    )
+    maps = chain([CONVOLUTION] * 4, 96)
+    plan = plan_household(replace(request(1, 1, "tiles"), maps=maps), household)
+    first = plan.stages[0]
+    assert first.tiling is not None
+    assert len(first.devices) == 6
+    sixth = 3072 * MIB / 6
+    for device in first.devices:
+        needed = plan.predicted.peak_bytes[device.name] - PROCESS_BYTES
+        assert 4 / 3 * sixth <= needed <= 1.2 * 4 / 3 * sixth, "maps, halos and a third of holes"

@@ -1,0 +1,91 @@
+"""Where values of a micro-batch stopped being finite: what devices say, and how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from p2ptrain.model.diagnosis import NonFinite
+from p2ptrain.net.message import Message
+from p2ptrain.training.protocol import integer
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found in one stage.
+
+    Attributes:
+        devices: names of those where it happened; several only where the stage is tiled.
+        stage: its number.
+        first: its first unit.
+        units: one of them it was, one alone unless the stage is tiled; empty where the stage's
+            inputs already were not finite.
+        parameters: whether weights there were not finite before.
+        tiled: whether the stage is.
+    """
+
+    devices: tuple[str, ...]
+    stage: int
+    first: int
+    units: range
+    parameters: bool
+    tiled: bool = False
+
+
+def finding_fields(found: NonFinite | None) -> dict[str, Any]:
+    """What a device answers."""
+    if found is None:
+        return {"found": False}
+    units = None if found.unit is None else [found.since, found.unit]
+    return {"found": True, "units": units, "parameters": found.parameters}
+
+
+def read_units(message: Message, end: int) -> range:
+    """Of `finding_fields` that found something, in a model of `end` units. Raises ProtocolError."""
+    units = message.fields.get("units")
+    if units is None:
+        return range(0)
+    named = dict(zip(("since", "unit"), units if isinstance(units, list) else (), strict=False))
+    last = integer(named, "unit", 0, end - 1)
+    return range(integer(named, "since", 0, last), last + 1)
+
+
+def earliest(findings: Sequence[Finding]) -> Finding:
+    """Of the devices of a stage: the first units that one names, and all who name the same."""
+    least = min(findings, key=lambda finding: (finding.units.stop, finding.units.start))
+    same = [finding for finding in findings if finding.units == least.units]
+    return replace(
+        least,
+        devices=tuple(device for finding in same for device in finding.devices),
+        parameters=any(finding.parameters for finding in same),
+    )
+
+
+def told(finding: Finding | None, units: Sequence[str], micro_batch: int) -> str:
+    """Where values stopped being finite, as far as is known, and what to do.
+
+    Args:
+        units: names of the model's.
+        micro_batch: of its round.
+    """
+    advice = "lower the learning rate, clip the gradients, or look at that unit's input"
+    if finding is None:
+        return f"; {advice}"
+    if not finding.units:
+        where = f"{finding.devices[0]} gives it to unit {units[finding.first]}"
+        if finding.stage == 0:
+            return (
+                f"; the input data of its micro-batch {micro_batch} is not finite already where "
+                f"{where}; look at the samples"
+            )
+        return f"; what the stage in front has made is not finite already where {where}; {advice}"
+    first, last = units[finding.units[0]], units[finding.units[-1]]
+    where = f"unit {first}"
+    if len(finding.units) > 1:
+        where = f"units {first} to {last}"
+        advice = advice.replace("that unit's", "those units'")
+    where = f"{'tiled ' * finding.tiled}{where} on {', '.join(finding.devices)}"
+    if finding.parameters:
+        return f"; the weights of {where} had stopped being finite by an earlier update; {advice}"
+    return f"; values first stopped being finite in {where}; {advice}"

@@ -1,0 +1,113 @@
+"""What a device offers a job: less than when it was idle, once others have taken of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.net.message import Message
+from p2ptrain.training import device_measures
+from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.device_measures import DeviceMeasures
+from p2ptrain.training.profiling import ProfileCache
+
+MIB = 1 << 20
+MODEL = "model"
+
+
+class Machine:
+    """Bytes that are free, and what this process takes of the rest."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free, self.own = 2000 * MIB, 100 * MIB
+        monkeypatch.setattr(device_measures, "available_memory_bytes", lambda: self.free)
+        monkeypatch.setattr(device_measures, "usable_memory_bytes", lambda: self.free * 8 // 10)
+        monkeypatch.setattr(device_measures, "anonymous_bytes", lambda: self.own)
+
+    def takes(self, mib: int) -> None:
+        """This process does."""
+        self.own += mib * MIB
+        self.free -= mib * MIB
+
+    def others_take(self, mib: int) -> None:
+        """Other processes do."""
+        self.free -= mib * MIB
+
+
+@asynccontextmanager
+async def measured(memory_bytes: int | None = None) -> AsyncIterator[DeviceMeasures]:
+    """A device that has offered what it has for a model."""
+    async with MemoryHousehold(["a"]) as mesh:
+        compute = ComputeThread()
+        measures = DeviceMeasures(mesh["a"], compute, ProfileCache(None), memory_bytes)
+        measures.know_model(cast(Any, SimpleNamespace(digest=MODEL)))
+        asked = {"digest": MODEL, "holder": mesh["a"].self_id, "batch_sizes": []}
+        await measures.measure_profile(Message("measure", asked))
+        yield measures
+        await compute.close()
+
+
+async def test_what_the_job_itself_takes_leaves_the_offer_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch)
+    async with measured() as measures:
+        machine.takes(1500)
+        machine.others_take(300)
+        assert measures.facts(MODEL).budget_bytes == 1600 * MIB, "a fifth had been left for others"
+        assert measures.short_of(1600 * MIB, engaged=True) is None
+        assert measures.short_of(1600 * MIB, engaged=False) == 160 * MIB
+
+
+async def test_what_others_take_beyond_that_is_not_offered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch)
+    async with measured() as measures:
+        machine.takes(500)
+        machine.others_take(1000)
+        assert measures.facts(MODEL).budget_bytes == 800 * MIB
+        assert measures.short_of(1000 * MIB, engaged=True) is None
+        assert measures.short_of(1001 * MIB, engaged=True) == 800 * MIB
+        machine.others_take(-1500)
+        assert measures.facts(MODEL).budget_bytes == 1600 * MIB, "no more than was offered"
+
+
+@pytest.mark.parametrize(("fixed_mib", "offered_mib"), [(600, 600), (1200, 800)])
+async def test_memory_that_was_set_stays_an_upper_bound(
+    monkeypatch: pytest.MonkeyPatch, fixed_mib: int, offered_mib: int
+) -> None:
+    machine = Machine(monkeypatch)
+    async with measured(fixed_mib * MIB) as measures:
+        assert measures.facts(MODEL).budget_bytes == fixed_mib * MIB
+        machine.takes(500)
+        machine.others_take(1000)
+        assert measures.facts(MODEL).budget_bytes == offered_mib * MIB
+        assert measures.whole_budget_bytes() == offered_mib * MIB
+        machine.others_take(-3000)
+        assert measures.whole_budget_bytes() == fixed_mib * MIB
+
+
+async def test_what_was_taken_before_the_offer_is_no_part_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stays, whatever the next plan is."""
+    machine = Machine(monkeypatch)
+    async with MemoryHousehold(["a"]) as mesh:
+        compute = ComputeThread()
+        measures = DeviceMeasures(mesh["a"], compute, ProfileCache(None), None)
+        measures.know_model(cast(Any, SimpleNamespace(digest=MODEL)))
+        machine.takes(400)
+        asked = {"digest": MODEL, "holder": mesh["a"].self_id, "batch_sizes": []}
+        await measures.measure_profile(Message("measure", asked))
+        assert measures.facts(MODEL).budget_bytes == 1280 * MIB
+        machine.takes(600)
+        machine.others_take(800)
+        facts = measures.facts(MODEL)
+        assert (facts.taken_bytes, facts.budget_bytes) == (400 * MIB, 640 * MIB)
+        await compute.close()
