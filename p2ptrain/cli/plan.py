@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain.cli import groups, options
 from p2ptrain.cli.files import read_cluster, read_profile, write_whole
 from p2ptrain.cli.output import Output
-from p2ptrain.cli.planners import PLANNERS, add_tiling, any_planner
+from p2ptrain.cli.planners import PLANNERS, add_tiling, any_planner, check_tiling
 from p2ptrain.cli.usage import DONE, UsageError
-from p2ptrain.errors import OptionError
 
 if TYPE_CHECKING:
     from p2ptrain.plan.cluster import Cluster
@@ -170,16 +169,11 @@ def _text(plan: Plan, profile: Profile, cluster: Cluster) -> str:
 
 
 def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:
-    """What the command line asks. Raises OptionError."""
+    """What the command line asks. Raises UsageError, and OptionError for names in no file."""
     from p2ptrain.plan.request import Mode, PlanRequest, Schedule, all_but
 
     mode = Mode(args.mode)
-    # What travels asynchronously is the whole mini-batch: --micro-batch is ignored then.
-    small = args.micro_batch is not None and args.batch_size < args.micro_batch
-    if small and mode is Mode.SYNC:
-        raise OptionError(
-            f"--batch-size {args.batch_size} is smaller than --micro-batch {args.micro_batch}"
-        )
+    _check(args, mode is Mode.SYNC)
     caps = dict(args.cap)
     if len(caps) < len(args.cap):
         raise UsageError("--cap: a device is given twice")
@@ -198,3 +192,14 @@ def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:
         grid=args.grid,
         groups_of_units=args.groups,
     )
+
+
+def _check(args: argparse.Namespace, is_sync: bool) -> None:
+    """What contradicts itself, whatever the files say."""
+    check_tiling(args)
+    if args.overlap and not is_sync:
+        raise UsageError("--overlap knows synchronous rounds only, not --mode async")
+    if args.schedule not in (None, "1f1b") and not is_sync:
+        raise UsageError(f"--schedule {args.schedule} is of synchronous rounds, not --mode async")
+    for name in sorted({*args.require} & {*args.exclude}):
+        raise UsageError(f'device "{name}" is in both --require and --exclude')

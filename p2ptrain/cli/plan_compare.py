@@ -34,8 +34,9 @@ class Comparison:
     refused: Mapping[str, str]
 
     def of_auto(self, plan: Plan) -> float:
-        """The plan's samples/s by those of `auto`."""
-        return plan.predicted.samples_per_s / self.plans[0].predicted.samples_per_s
+        """The plan's samples/s by those of `auto`; 1 where nothing takes time."""
+        best = self.plans[0].predicted.samples_per_s
+        return plan.predicted.samples_per_s / best if best else 1.0
 
 
 def compare(profile: Profile, cluster: Cluster, request: PlanRequest) -> Comparison:

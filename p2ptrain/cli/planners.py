@@ -10,13 +10,15 @@ import argparse
 import re
 from collections.abc import Mapping
 
+from p2ptrain.cli.usage import UsageError
+
 PLANNERS: Mapping[str, str] = {
     "auto": "the best plan found; the only one that leaves devices out",
     "hybrid": "Asteroid's: stages of one device or several, devices sorted by memory",
     "pipedream": "PipeDream's: as for equal devices and links, every share equal",
     "ftpipehd": "FTPipeHD's: one device a stage by capacity, the holder first, then by name",
     "pp": "one device a stage, equal shares of time",
-    "tiles": "the first units in tiles of their maps, the rest on the fastest device",
+    "tiles": "the first units in tiles of their maps, the rest on the fastest that holds it",
     "dp": "every device the whole model, shares by speed and memory",
     "single": "the fastest device alone",
 }
@@ -67,6 +69,12 @@ def add_tiling(group: argparse._ArgumentGroup) -> None:
         help="planner tiles: units between whose groups halos are exchanged; the last one ends the "
         "tiled part (default: the planner chooses)",
     )
+
+
+def check_tiling(args: argparse.Namespace) -> None:
+    """UsageError where what `add_tiling` adds is given to another planner."""
+    if (args.grid or args.groups) and args.planner != "tiles":
+        raise UsageError(f"--grid and --groups are for --planner tiles, not for {args.planner}")
 
 
 def _unknown(text: str) -> str:

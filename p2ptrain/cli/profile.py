@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 BUDGET_SECONDS = 30.0
-"""For all batch sizes together. Before training a tenth of that must do; a file may be better."""
+"""For all batch sizes together, with passes repeated; but each is run once, however slow. Before
+training a tenth of that must do; a file may be better."""
 
 _DESCRIPTION = """\
 Measures the units that SCRIPT's model is cut into, on this device: bytes, flops and the time of
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     left_out = sorted(set(args.batch_sizes) - set(profile.times.sizes))
     if left_out:
         sizes = ", ".join(map(str, left_out))
-        output.show(Warned(message=f"batch sizes {sizes} are too slow or too large to time here"))
+        output.show(Warned(message=f"batch sizes {sizes} are too large for this device's memory"))
     write_whole(out, json.dumps(profile.to_json(), indent=1))
     units = len(profile.units)
     output.result(
@@ -97,6 +98,7 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
         prepared.captured.description,
         batch_sizes=batch_sizes,
         budget_seconds=BUDGET_SECONDS,
+        every_size=True,
         memory_bytes=usable_memory_bytes(),
     )
     content = measured.to_json()
@@ -115,10 +117,14 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
 
 def _windows(prepared: Prepared) -> list[dict[str, Any]]:
     """Of the first units, those that can be cut into tiles: as a file says it."""
+    from p2ptrain.model.tiles.refusal import NotTiled
     from p2ptrain.tiles.spatial import unit_windows
     from p2ptrain.training.tiling.stage_tiles import tileable
 
-    network = tileable(prepared.captured.description)
+    try:
+        windows = unit_windows(tileable(prepared.captured.description))
+    except NotTiled:
+        return []
     return [
         {
             "kernel": [unit.rows.kernel, unit.columns.kernel],
@@ -128,5 +134,5 @@ def _windows(prepared: Prepared) -> list[dict[str, Any]]:
             "height": unit.height,
             "width": unit.width,
         }
-        for unit in (() if network is None else unit_windows(network))
+        for unit in windows
     ]

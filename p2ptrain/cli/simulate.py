@@ -82,18 +82,21 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if chart is not None and not chart.absolute().parent.is_dir():
         raise UsageError(f"the folder of {chart} does not exist")
     profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
-    plan = read_plan(args.plan, args.batch_size)
+    plan, shown = read_plan(args.plan, args.batch_size), output.json or chart is not None
+    is_tiled = plan.stages[0].tiling is not None
+    if is_tiled and args.schedule is not None:
+        raise UsageError("a plan with tiles has one schedule: leave --schedule away")
     with naming(args.plan):
-        if plan.stages[0].tiling is not None:
-            if chart is not None or args.schedule is not None:
-                raise UsageError("a plan with tiles has no timeline and one schedule")
-            simulation = simulate_tiled(plan, profile, cluster, overlap=args.overlap)
+        if is_tiled:
+            simulation = simulate_tiled(
+                plan, profile, cluster, timeline=shown, overlap=args.overlap
+            )
         else:
             simulation = simulate(
                 plan,
                 profile,
                 cluster,
-                timeline=output.json or chart is not None,
+                timeline=shown,
                 overlap=args.overlap,
                 schedule=None if args.schedule is None else Schedule(args.schedule),
             )

@@ -13,7 +13,7 @@ from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.cli.loading import load_training, loading
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.own_place import own_place
-from p2ptrain.cli.planners import PLANNERS, add_tiling, any_planner
+from p2ptrain.cli.planners import PLANNERS, add_tiling, any_planner, check_tiling
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.usage import DONE, UsageError
 from p2ptrain.cli.waiting import sigterm_interrupts
@@ -230,6 +230,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--local trains on this device alone: leave out --whole-copies")
     if args.local and args.private:
         raise UsageError("--local sends nothing anywhere: leave out --private")
+    check_tiling(args)
+    if args.planner == "tiles" and (args.private or args.mode == "async"):
+        raise UsageError(
+            "--planner tiles sends images to all devices, in synchronous rounds: leave out "
+            + ("--private" if args.private else "--mode async")
+        )
     _check_asynchronous(args)
     _check_ftpipehd(args)
     if args.checkpoint_every is not None and args.checkpoint is None:

@@ -152,7 +152,7 @@ class Plan:
         mode = _mode(entry.get("mode", "sync"), f"{where}.mode")
         if mode is Mode.ASYNC:
             batch_size = size * count  # whatever travels together, a whole mini-batch or a piece
-        split = BatchSplit(batch_size or _batch_size(size, count, predicted), size)
+        split = BatchSplit(batch_size or _batch_size(size, count, predicted), size).checked()
         if split.micro_batches != count:
             raise OptionError(
                 f"{where}.micro_batches: {count}, but {split.batch_size} samples are "

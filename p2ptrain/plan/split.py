@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from p2ptrain.errors import OptionError
 
+MOST_MICRO_BATCHES = 100_000
+"""Of a round, in questions and plans from outside: each has tasks on every stage, and millions of
+tasks would take minutes and all memory to simulate."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchSplit:
@@ -22,6 +26,15 @@ class BatchSplit:
             raise OptionError(f"batch_size must be at least 1, found {self.batch_size}")
         if self.micro_batch < 1:
             raise OptionError(f"micro_batch must be at least 1, found {self.micro_batch}")
+
+    def checked(self) -> BatchSplit:
+        """This one. Raises OptionError where a round of it cannot be simulated."""
+        if self.micro_batches > MOST_MICRO_BATCHES:
+            raise OptionError(
+                f"{self.micro_batches} micro-batches of {self.micro_batch} samples are more than "
+                f"{MOST_MICRO_BATCHES}: choose larger ones, or a smaller batch"
+            )
+        return self
 
     @property
     def micro_batches(self) -> int:

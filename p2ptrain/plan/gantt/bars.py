@@ -118,7 +118,11 @@ def _place(entry: TimelineEntry, by_device: dict[str, Row], pixels_per_second: f
             by_device.setdefault(entry.receiver, Row(entry.receiver)).downlink.append(bar)
         return
     row.stages.add(entry.stage)
-    if entry.kind == "update":
+    if entry.kind == "exchange":  # both ways at once
+        bar = _bar(entry, "exchange", pixels_per_second)
+        row.uplink.append(bar)
+        row.downlink.append(bar)
+    elif entry.kind == "update":
         row.updates.append(entry.end_seconds * pixels_per_second)
         if entry.end_seconds > entry.start_seconds:
             row.tasks.append(_bar(entry, "update", pixels_per_second))
@@ -151,7 +155,7 @@ def _style(entry: TimelineEntry, looks: str) -> str:
         return forward_style(entry.micro_batch)
     if looks == "backward":
         return backward_style(entry.micro_batch)
-    return looks if looks in ("reduce", "update", "weight") else "x"
+    return looks if looks in ("reduce", "update", "weight", "exchange") else "x"
 
 
 def _labels(entry: TimelineEntry) -> Iterator[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import groupby
 from xml.sax.saxutils import escape
 
@@ -48,7 +48,7 @@ def draw_gantt(simulation: Simulation, title: str = "", each: str = "round") -> 
         f"<style>{look.style_sheet()}</style>{_IDLE}",
         f'<rect class="page" width="{look.WIDTH}" height="{height}"/>',
         f'<text class="head" x="{look.MARGIN}" y="24">{heading}</text>',
-        *_legend(with_weights=any(entry.kind == "weight" for entry in simulation.timeline)),
+        *_legend({entry.kind for entry in simulation.timeline}),
         *_axis(seconds, scale, height - look.AXIS_HEIGHT),
         *_rows(shown, simulation, with_titles=bars <= MOST_TITLES),
         "</svg>",
@@ -69,15 +69,17 @@ def _heading(simulation: Simulation, title: str, each: str) -> str:
     return f"{title}: {speed}" if title else speed
 
 
-def _legend(*, with_weights: bool) -> Iterator[str]:
+def _legend(kinds: Set[str]) -> Iterator[str]:
     """What the colours and marks mean, in one line below the heading."""
     x, y = look.PLOT_LEFT, 38
-    weights = ((("weight",), "weight gradients"),) if with_weights else ()
+    weights = ((("weight",), "weight gradients"),) if "weight" in kinds else ()
+    exchanges = ((("exchange",), "halos, statistics"),) if "exchange" in kinds else ()
     entries = (
         (("f0", "f1", "f2"), "forward stage:micro-batch"),
         (("b0", "b1", "b2"), "its backward"),
         *weights,
         (("x",), "input sent"),
+        *exchanges,
         (("reduce",), "all-reduce"),
         (("update",), "update"),
         (("many",), "many, too narrow"),

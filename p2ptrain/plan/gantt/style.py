@@ -51,14 +51,14 @@ text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-seri
 .on-f{fill:#10141a}.on-b{fill:#fff}.wait{fill:url(#idle)}.edge{fill:none;stroke:#c4ccd4}
 .hatch{stroke:#d5dbe1}.line{fill:#eef1f4}.grid{stroke:#8c959f;stroke-opacity:.3}
 .x{fill:#8c959f}.many{fill:#5b7fa6}.reduce{fill:#8250df}.update{fill:#cf222e}
-.weight{fill:#bf8700}
+.weight{fill:#bf8700}.exchange{fill:#1b7c83}
 """
 
 _DARK = """\
 text{fill:#e6edf3}.page{fill:#0d1117}.dim{fill:#9198a1}.on-f{fill:#10141a}.on-b{fill:#fff}
 .edge{stroke:#3d444d}.hatch{stroke:#30363d}.line{fill:#1c2129}.grid{stroke-opacity:.4}
 .many{fill:#6f9bcb}.reduce{fill:#a371f7}.update{fill:#ff7b72}
-.weight{fill:#d29922}
+.weight{fill:#d29922}.exchange{fill:#39c5cf}
 """
 
 

@@ -56,9 +56,10 @@ def equal_shares(question: Question, split: BatchSplit) -> Draft | None:
     """That pipeline for one split: the first order of devices that fits."""
     partition = Partition(question.cost, split)
     for order in _orders(question):
-        borders = _borders(partition, order)
-        if borders is not None:
-            return draft_pipeline(question.cost, split, borders, order)
+        for borders in _borders(partition, order):
+            draft = draft_pipeline(question.cost, split, borders, order)
+            if draft is not None:
+                return draft
     return None
 
 
@@ -77,19 +78,26 @@ def _orders(question: Question) -> Iterator[tuple[int, ...]]:
         yield (*ends, *others, *ends)
 
 
-def _borders(partition: Partition, order: Sequence[int]) -> tuple[int, ...] | None:
-    """Borders of the most equal shares; None where memory does not allow any."""
+def _borders(partition: Partition, order: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Borders of the most equal shares that each stage by itself fits the memory for.
+
+    Where the first device has the last stage too, the most equal ones for every size of that,
+    the most equal of all first: the two may fit together where those do not.
+    """
     tables = [partition.seconds(device) for device in order]
     units = len(tables[0])
     if len(order) == 1 or order[0] != order[-1]:
         unevenness, borders = most_equal(tables, units)
-        return borders if isfinite(sum(unevenness)) else None
+        if isfinite(sum(unevenness)):
+            yield borders
+        return
     found = []
     for cut in range(len(order) - 1, units):  # the last stage, which is the first device's too
         both = tables[0] + tables[-1][cut, units]
         found.append(most_equal([both, *tables[1:-1]], cut))
-    unevenness, borders = min(found)
-    return (*borders, units) if isfinite(sum(unevenness)) else None
+    for unevenness, borders in sorted(found):
+        if isfinite(sum(unevenness)):
+            yield (*borders, units)
 
 
 def most_equal(tables: Sequence[Floats], units: int) -> tuple[tuple[float, float], tuple[int, ...]]:

@@ -7,7 +7,7 @@ from math import lcm
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.request import Mode, PlanRequest
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.split import MOST_MICRO_BATCHES, BatchSplit
 
 MOST_SIZES = 8
 LEAST_WINDOW = 32
@@ -29,10 +29,15 @@ def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
         window = max(LEAST_WINDOW, len(cost.devices))
         return [BatchSplit(window * batch_size, batch_size)]
     if request.micro_batch is not None:
-        return [BatchSplit(batch_size, min(request.micro_batch, batch_size))]
+        return [BatchSplit(batch_size, min(request.micro_batch, batch_size)).checked()]
     wanted = [request.least_piece, *_measured(cost, batch_size), *_common(batch_size)]
     splits = [BatchSplit(batch_size, min(size, batch_size)) for size in dict.fromkeys(wanted)]
-    usable = [split for split in splits if _least_samples(split) >= request.least_piece]
+    usable = [
+        split
+        for split in splits
+        if _least_samples(split) >= request.least_piece
+        and split.micro_batches <= MOST_MICRO_BATCHES
+    ]
     chosen = usable[:MOST_SIZES] or [BatchSplit(batch_size, batch_size)]
     return sorted(chosen, key=lambda split: split.micro_batch)
 

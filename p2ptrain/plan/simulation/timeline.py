@@ -20,6 +20,7 @@ EntryKind: TypeAlias = Literal[
     "send gradient",
     "all-reduce",
     "update",
+    "exchange",
 ]
 
 
@@ -29,7 +30,8 @@ class TimelineEntry:
 
     Attributes:
         kind: "send input" carries the target too where one device needs both, or the target alone;
-            "weight" is the gradients of weights where the backward is split.
+            "weight" is the gradients of weights where the backward is split, "exchange" halos and
+            statistics between tiles.
         device: who computes or sends.
         stage: the stage that computes, or that the transfer is for.
         micro_batch: None of what concerns a whole round (all-reduce, update); asynchronously the
@@ -51,7 +53,7 @@ class TimelineEntry:
 
 def round_timeline(cost: CostModel, engine: Engine) -> tuple[TimelineEntry, ...]:
     """Of an engine that has run, and has recorded its spans."""
-    return _sorted([*_spans(cost, engine), *_ends(cost, engine)])
+    return in_order([*_spans(cost, engine), *_ends(cost, engine)])
 
 
 def steady_timeline(cost: CostModel, steady: Steady) -> tuple[TimelineEntry, ...]:
@@ -63,7 +65,7 @@ def steady_timeline(cost: CostModel, steady: Steady) -> tuple[TimelineEntry, ...
     engine, (start, end) = steady.engine, steady.window
     exchanges = (_exchanged(cost, engine, exchange) for exchange in steady.exchanges)
     entries = [*_spans(cost, engine), *chain.from_iterable(exchanges)]
-    return _sorted(
+    return in_order(
         _moved(entry, start, end)
         for entry in entries
         if entry.end_seconds > start and entry.start_seconds < end
@@ -83,7 +85,9 @@ def _moved(entry: TimelineEntry, start: float, end: float) -> TimelineEntry:
     )
 
 
-def _sorted(entries: Iterable[TimelineEntry]) -> tuple[TimelineEntry, ...]:
+def in_order(entries: Iterable[TimelineEntry]) -> tuple[TimelineEntry, ...]:
+    """By their starts."""
+
     def key(entry: TimelineEntry) -> tuple[float, int, str, int]:
         return entry.start_seconds, entry.stage, entry.kind, entry.micro_batch or 0
 
@@ -116,7 +120,7 @@ def _entry(cost: CostModel, engine: Engine, span: Span) -> TimelineEntry:
             end_seconds=span.end_seconds,
         )
     return TimelineEntry(
-        kind=_SENT[route.carries],
+        kind=SENT[route.carries],
         device=cost.name(route.uplink),
         stage=lane.stage,
         micro_batch=span.micro_batch,
@@ -127,7 +131,7 @@ def _entry(cost: CostModel, engine: Engine, span: Span) -> TimelineEntry:
     )
 
 
-_SENT: Mapping[str, EntryKind] = {
+SENT: Mapping[str, EntryKind] = {
     "input": "send input",
     "output": "send output",
     "gradient": "send gradient",

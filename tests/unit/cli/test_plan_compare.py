@@ -79,6 +79,11 @@ def test_people_read_a_table(run: Compare) -> None:
     assert [line.split()[0] for line in others if line.startswith("single")] == ["single"]
 
 
+def test_units_that_take_no_time_are_compared_too() -> None:
+    nothing = compare(examples.profile([(0.0, 0.0)] * 2), HOUSE, PlanRequest(8))
+    assert {nothing.of_auto(plan) for plan in nothing.plans} == {1.0}
+
+
 def test_where_auto_finds_nothing_nobody_does() -> None:
     tiny = Cluster((Device("laptop", 10, 1.0, holder=True),), Link(1e6, 0.0))
     with pytest.raises(PlanError, match="laptop"):

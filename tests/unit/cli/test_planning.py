@@ -21,6 +21,7 @@ from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.request import Mode, PlanRequest
 from tests.unit.plan import examples
+from tests.unit.plan.tiling import test_tiled_plan as tiles
 
 MODEL = examples.profile(
     [(0.1, 0.2)] * 4, parameter_bytes=1000, activation_bytes=100, input_bytes=10, target_bytes=1
@@ -92,7 +93,7 @@ def test_the_request_is_what_the_options_say() -> None:
     args = _parsed(
         *("--batch-size", "16", "--micro-batch", "4", "--planner", "pp", "--private"),
         *("--exclude", "old-phone", "--require", "pi", "laptop", "--cap", "pi=0.5"),
-        *("--straight", "--mode", "async", "--overlap"),
+        *("--straight", "--mode", "async"),
     )
     assert plan_request(args, HOUSE) == PlanRequest(
         batch_size=16,
@@ -104,9 +105,10 @@ def test_the_request_is_what_the_options_say() -> None:
         caps={"pi": 0.5},
         groups=False,
         mode=Mode.ASYNC,
-        overlap=True,
     )
-    assert plan_request(_parsed("--batch-size", "16"), HOUSE) == PlanRequest(16)
+    assert plan_request(_parsed("--batch-size", "16", "--overlap"), HOUSE) == PlanRequest(
+        16, overlap=True
+    )
 
 
 def _parsed(*argv: str) -> argparse.Namespace:
@@ -168,6 +170,23 @@ def test_the_chart_is_written(run: Run, folder: Path) -> None:
     run("simulate", "--plan", "plan.json", "--gantt", "round.svg")
     root = ElementTree.parse(folder / "round.svg").getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_a_plan_with_tiles_has_a_timeline_and_a_chart(run: Run, folder: Path) -> None:
+    """As `profile` writes `spatial` of a convolutional network, `plan` alone may find tiles."""
+    (folder / "p.json").write_text(json.dumps(tiles.profile().to_json()))
+    (folder / "c.json").write_text(json.dumps(tiles.cluster(1.0, 1.0).to_json()))
+    run("plan", "--batch-size", "1", "--out", "plan.json")
+    assert json.loads(Path("plan.json").read_text())["found_by"] == "tiles"
+    out = run("simulate", "--plan", "plan.json", "--json", "--gantt", "round.svg")
+    body: dict[str, Any] = json.loads(out)
+    assert max(entry["end"] for entry in body["timeline"]) == body["round_seconds"]
+    kinds = {entry["kind"] for entry in body["timeline"]}
+    assert {"forward", "backward", "exchange", "send input", "all-reduce", "update"} <= kinds
+    root = ElementTree.parse(folder / "round.svg").getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    asked = ["simulate", "--profile", "p.json", "--cluster", "c.json", "--plan", "plan.json"]
+    assert cli.main([*asked, "--schedule", "1f1b"]) == 2
 
 
 def test_the_command_line_knows_every_planner() -> None:

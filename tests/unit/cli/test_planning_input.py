@@ -204,11 +204,13 @@ def test_a_huge_file_is_not_read_whole(room: Room, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--micro-batch", "9"], "--batch-size 8 is smaller than --micro-batch 9"),
+        (
+            ["--batch-size", "1000000000", "--micro-batch", "1"],
+            "1000000000 micro-batches of 1 samples are more than 100000: choose larger ones",
+        ),
         (["--exclude", "nas"], 'no device "nas" in the cluster (known: laptop, pi)'),
         (["--require", "nas"], 'no device "nas" in the cluster'),
         (["--cap", "nas=0.5"], 'no device "nas" in the cluster'),
-        (["--exclude", "pi", "--require", "pi"], 'device "pi" must take part, and is not among'),
         (["--exclude", "pi", "laptop"], "no device is left"),
         (["--exclude", "laptop", "--private"], 'needs the data holder "laptop"'),
         (["--cap", "pi=0.2", "--cap", "laptop=0.2"], "sum to 0.4"),
@@ -247,6 +249,20 @@ def test_wrong_usage_is_exit_code_2(room: Room, more: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main([*room.argv("plan"), *more])
     assert end.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--grid", "2x3"],
+        ["--groups", "0-3", "--compare"],
+        ["--exclude", "pi", "--require", "pi"],
+        ["--overlap", "--mode", "async"],
+        ["--schedule", "zero-bubble", "--mode", "async"],
+    ],
+)
+def test_options_that_contradict_each_other_are_exit_code_2(room: Room, more: list[str]) -> None:
+    assert cli.main([*room.argv("plan"), *more]) == 2
 
 
 def test_usage_found_late_is_exit_code_2(room: Room) -> None:

@@ -13,7 +13,7 @@ from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.check import check_plan
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.plan import Plan, PlannedStage
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import PlanRequest
@@ -145,6 +145,21 @@ def test_only_the_devices_asked_for_are_used() -> None:
 def test_a_micro_batch_larger_than_the_batch_is_the_batch() -> None:
     plan = make_plan(EIGHT, examples.cluster("a"), PlanRequest(6, 16))
     assert (plan.micro_batch, plan.micro_batches, plan.stages[0].devices[0].share) == (6, 1, 6)
+
+
+def test_ends_that_fit_the_holder_only_one_by_one_are_not_the_only_ones_tried() -> None:
+    """Most equal is [0, 1) and [2, 4) on a: 90 bytes. [0, 1) and [3, 4) take 60."""
+    model = examples.profile([(2, 2), (4, 4), (1, 1), (1, 1)], parameter_bytes=10)
+    plenty = examples.cluster("a", "b")
+    assert [stage.units for stage in _private_pp(model, plenty)] == [(0, 1), (1, 2), (2, 4)]
+    tight = replace(
+        plenty, devices=(replace(plenty.devices[0], memory_bytes=70), plenty.devices[1])
+    )
+    assert [stage.units for stage in _private_pp(model, tight)] == [(0, 1), (1, 3), (3, 4)]
+
+
+def _private_pp(model: Profile, cluster: Cluster) -> tuple[PlannedStage, ...]:
+    return make_plan(model, cluster, PlanRequest(4, 1, "pp", private=True)).stages
 
 
 @pytest.mark.parametrize("planner", ["auto", "pp", "single"])
