@@ -28,7 +28,7 @@ def check_plan(plan: Plan, profile: Profile, cluster: Cluster, *, private: bool 
 
 def _check_devices(plan: Plan, cluster: Cluster) -> None:
     known = {device.name for device in cluster.devices}
-    used = {device.name for stage in plan.stages for device in stage.devices}
+    used = plan.device_names
     named = used | {out.name for out in plan.left_out}
     for name in sorted(named - known):
         raise OptionError(f'plan: device "{name}" is not in the cluster')

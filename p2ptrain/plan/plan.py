@@ -106,6 +106,11 @@ class Plan:
         return self.split.micro_batches
 
     @property
+    def device_names(self) -> frozenset[str]:
+        """Of the devices that have a part."""
+        return frozenset(device.name for stage in self.stages for device in stage.devices)
+
+    @property
     def is_split(self) -> bool:
         """Whether some stage computes the gradients of its weights later than the others."""
         return any(stage.held is not None for stage in self.stages)

@@ -194,8 +194,7 @@ class ChangePlanning:
             return None
         size = self._request.planning.batch_size
         plan = Plan.from_json(proposed, "the plan proposed", batch_size=size)
-        used = {device.name for stage in plan.stages for device in stage.devices}
-        return plan if used <= set(here) else None
+        return plan if plan.device_names <= set(here) else None
 
     def _is_first(self, make: rules.MakePlan) -> bool:
         """Whether nothing has been trained yet: then no plan has to be close to another."""

@@ -274,8 +274,7 @@ class Change:
 
     def _answered(self, placed: Placed, choice: Choice) -> ChangeAnswer:
         made = self._made[placed.epoch]
-        here = {device.name for stage in made.plan.stages for device in stage.devices}
-        old = {out.name for out in made.plan.left_out} | here
+        old = {out.name for out in made.plan.left_out} | made.plan.device_names
         left_out = (*made.plan.left_out, *(out for out in made.left_out if out.name not in old))
         plan = replace(made.plan, left_out=left_out)
         request = self._request.planning.settled(asynchronous=plan.mode is Mode.ASYNC)

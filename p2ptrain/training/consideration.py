@@ -79,8 +79,7 @@ def decide(
     migration = plan_migration(profile, cluster, present.plan, held, best)
     moved = f"moving {migration.size_bytes} bytes in {migration.seconds:.2g} s"
     replanned = Replanned(best, migration, 0, moved)
-    used = {device.name for stage in present.plan.stages for device in stage.devices}
-    if used & household.leaving:
+    if present.plan.device_names & household.leaving:
         return Decision(Action.MOVE, best, migration, None, moved)
     return weigh(
         present.plan, present.round_seconds, replanned, remaining_rounds, moved_seconds_ago

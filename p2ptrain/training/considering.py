@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +21,7 @@ from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.plan.plan import LeftOut, Plan
-from p2ptrain.plan.replanning.hysteresis import REPAY_SECONDS, Action
+from p2ptrain.plan.replanning.hysteresis import REPAY_SECONDS, Action, Decision
 from p2ptrain.plan.replanning.replicas import place_replicas
 from p2ptrain.training import consideration
 from p2ptrain.training.assigning import renamed
@@ -70,18 +71,10 @@ class Consideration:
         plan = self._plan_in_force()
         fixed = consideration.fixed_request(request.planning, request.in_force.plan)
         present = await in_background(partial(consideration.as_of_now, fixed, household, plan))
-        found = await self._found(fixed, household, present)
-        decision = await in_background(
-            partial(
-                consideration.decide,
-                fixed,
-                household,
-                present,
-                found,
-                remaining_rounds=request.remaining_rounds,
-                moved_seconds_ago=() if fixed.ftpipehd is not None else request.moved_seconds_ago,
-            )
-        )
+        decision = await self._with_newcomers(fixed, household, present)
+        if decision is None:
+            found = await self._found(fixed, household, present)
+            decision = await self._decided(fixed, household, present, found)
         log.info(
             "plan_considered",
             why=request.reason.value,
@@ -94,6 +87,49 @@ class Consideration:
         better = decision.plan.to_json() if decision.action is Action.MOVE else None
         in_sight = frozenset(candidate.id for candidate in household.candidates)
         return Considered(better, decision.gain, decision.reason, in_sight)
+
+    async def _decided(
+        self,
+        fixed: PlanningRequest,
+        household: MeasuredHousehold,
+        present: consideration.Present,
+        found: list[Plan],
+    ) -> Decision:
+        ages = () if fixed.ftpipehd is not None else self._request.moved_seconds_ago
+        return await in_background(
+            partial(
+                consideration.decide,
+                fixed,
+                household,
+                present,
+                found,
+                remaining_rounds=self._request.remaining_rounds,
+                moved_seconds_ago=ages,
+            )
+        )
+
+    async def _with_newcomers(
+        self, fixed: PlanningRequest, household: MeasuredHousehold, present: consideration.Present
+    ) -> Decision | None:
+        """Planner pp is for all devices: those who came have a part, if that pays at all.
+
+        What moves a border between the others may be faster still: they were told to leave nobody
+        out. None: it does not pay, or is not for this planner.
+        """
+        newcomers = self._newcomers(household)
+        if fixed.planner != "pp" or household.leaving or not newcomers:
+            return None
+        with suppress(PlanError):  # one of them has too little memory
+            plan = await self._light(fixed, household, present, on_all=True)
+            decision = await self._decided(fixed, household, present, [plan])
+            if decision.action is Action.MOVE and newcomers <= plan.device_names:
+                return decision
+        return None
+
+    def _newcomers(self, household: MeasuredHousehold) -> frozenset[str]:
+        """Names of those who have no part in the plan in force."""
+        busy = self._request.in_force.assignment.devices
+        return frozenset(c.name for c in household.candidates if c.id not in busy)
 
     def _plan_in_force(self) -> Plan:
         in_force = self._request.in_force
@@ -113,19 +149,11 @@ class Consideration:
             return [await self._search.plan(fixed, household)]
         found: list[Plan] = []
         trouble = PlanError("no plan was searched for")
-        replicas = place_replicas(present.plan, chain=False)
-        forced = REPAY_SECONDS if household.leaving else None
-        light = partial(
-            plan_change, fixed, household, present.plan, replicas, Recovery.LIGHT, forced
-        )
         try:
-            with timed(log, "replanned"):
-                found.append(await in_background(light))
+            found.append(await self._light(fixed, household, present))
         except PlanError as error:
             trouble = error
-        has_new = any(
-            c.id not in self._request.in_force.assignment.devices for c in household.candidates
-        )
+        has_new = bool(self._newcomers(household))
         if not household.leaving and consideration.wants_search(fixed, present, has_new=has_new):
             try:
                 found.append(await self._search.plan(fixed, household))
@@ -134,6 +162,30 @@ class Consideration:
         if not found:
             raise trouble
         return found
+
+    async def _light(
+        self,
+        fixed: PlanningRequest,
+        household: MeasuredHousehold,
+        present: consideration.Present,
+        *,
+        on_all: bool = False,
+    ) -> Plan:
+        """Close to the plan in force. Raises PlanError: nothing fits."""
+        replicas = place_replicas(present.plan, chain=False)
+        forced = REPAY_SECONDS if household.leaving else None
+        light = partial(
+            plan_change,
+            fixed,
+            household,
+            present.plan,
+            replicas,
+            Recovery.LIGHT,
+            forced,
+            on_all=on_all,
+        )
+        with timed(log, "replanned"):
+            return await in_background(light)
 
     # -- the household ---------------------------------------------------------------------------
 

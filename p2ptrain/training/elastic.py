@@ -325,8 +325,7 @@ class Elasticity:
         size = self._planning.batch_size
         plan = Plan.from_json(found.plan, "the plan found", batch_size=size)
         ids = {member.name: member.id for member in self._mesh.members.values()}
-        names = {device.name for stage in plan.stages for device in stage.devices}
-        return frozenset(ids.get(name, name) for name in names)
+        return frozenset(ids.get(name, name) for name in plan.device_names)
 
     async def _reach(self, name: str) -> None:
         await failpoints.reach(name, device=self._mesh.self_id)

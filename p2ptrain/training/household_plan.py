@@ -151,11 +151,14 @@ def plan_change(
     replicas: Replicas,
     recovery: Recovery,
     repay_seconds: float | None = None,
+    *,
+    on_all: bool = False,
 ) -> Plan:
     """A plan for the devices of `household`, in place of `present`; its micro-batch stays.
 
     Args:
         replicas: who has each unit now, by names.
+        on_all: planner pp is to use every device, as it does where a job starts.
         repay_seconds: where the change cannot be put off: how long a slower plan may be slower
             for what it saves of the pause; None = it is weighed against the present plan.
 
@@ -169,10 +172,10 @@ def plan_change(
             return again(profile, cluster, wanted)
         # It is straight, and stays so: to the last bit the same results.
         here = frozenset(device.name for device in cluster.devices) - household.leaving
-        used = {device.name for stage in present.stages for device in stage.devices}
         straight = replace(wanted, groups=False)
+        required = here if on_all else here & present.device_names
         try:
-            return again(profile, cluster, replace(straight, required=here & used))
+            return again(profile, cluster, replace(straight, required=required))
         except PlanError:  # one of them has too little memory by now
             return again(profile, cluster, straight)
 

@@ -98,7 +98,7 @@ def _checked(value: object, request: PlanningRequest, household: MeasuredHouseho
     """Another device's plan. Raises OptionError, ProtocolError."""
     plan = Plan.from_json(value, batch_size=request.batch_size)
     here = {candidate.name for candidate in household.candidates}
-    used = {device.name for stage in plan.stages for device in stage.devices}
+    used = plan.device_names
     if not used <= here or here - used != {out.name for out in plan.left_out}:
         raise ProtocolError("a plan of other devices than those it was asked for")
     if not used <= plan.predicted.peak_bytes.keys():

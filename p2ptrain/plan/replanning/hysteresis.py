@@ -90,8 +90,7 @@ def decide(
 
 def _can_stay(cost: CostModel, plan: Plan) -> bool:
     """Whether all devices of the plan are there with the memory it needs."""
-    used = {device.name for stage in plan.stages for device in stage.devices}
-    if used - {device.name for device in cost.devices}:
+    if plan.device_names - {device.name for device in cost.devices}:
         return False
     peaks = peak_bytes(cost, draft_of(plan, cost))
     return all(peak <= cost.devices[d].memory_bytes for d, peak in peaks.items())

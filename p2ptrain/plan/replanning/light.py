@@ -123,7 +123,7 @@ class LightSearch:
         )
         coarse = Cuts(cost, self.split, self._caps, private=self.private, places=self._places)
         self._values = OrderValues(coarse, self._weights)
-        unchanged = names >= {device.name for stage in plan.stages for device in stage.devices}
+        unchanged = names >= plan.device_names
         self._old = draft_of(plan, cost) if unchanged else None
 
     def run(self) -> Judged | None:

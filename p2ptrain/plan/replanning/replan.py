@@ -136,8 +136,8 @@ def _from_zero(
 
 
 def _reason(old: Plan, new: Plan, migration: Migration) -> str:
-    before = {device.name for stage in old.stages for device in stage.devices}
-    after = {device.name for stage in new.stages for device in stage.devices}
+    before = old.device_names
+    after = new.device_names
     changes = [f'without "{name}"' for name in sorted(before - after)]
     changes += [f'with "{name}"' for name in sorted(after - before)]
     if not changes:

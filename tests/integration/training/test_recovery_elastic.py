@@ -162,6 +162,48 @@ async def test_who_comes_is_measured_while_training_goes_on_and_taken_in(
 
 
 @pytest.mark.usefixtures("slowed")
+async def test_planner_pp_takes_in_who_comes_though_the_others_could_be_faster_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only auto leaves devices out. Here whatever has no part for the newcomer looks better."""
+    options = replace(PIPELINE, wait_for=2, steps=LONG)
+    wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
+    plan = household_plan.plan_change
+
+    def tempting(
+        request: PlanningRequest,
+        around: MeasuredHousehold,
+        present: Plan,
+        *rest: Any,
+        on_all: bool,
+    ) -> Plan:
+        if on_all:
+            return plan(request, around, present, *rest, on_all=True)
+        those = [c for c in around.candidates if c.name in present.device_names]
+        found = household_plan.plan_household(request, replace(around, candidates=those))
+        borders = [stage.units[1] for stage in found.stages]
+        moved = replace(found.stages[0], units=(0, borders[0] - 1))
+        other = replace(found.stages[1], units=(borders[0] - 1, borders[1]))
+        return replace(
+            found,
+            stages=(moved, other),
+            predicted=replace(found.predicted, round_seconds=1e-3),
+        )
+
+    monkeypatch.setattr(considering, "plan_change", tempting)
+    async with devices(2) as household:
+
+        async def join() -> None:
+            await household.mesh.join("c")
+            household.start("c")
+
+        hold_rounds(monkeypatch, LONG - 10, lambda: household.plan.reason != "start")
+        await Course(household, {3: join}).train(job, options)
+        assert_planned(household, job, wanted, ["start", "join"])
+        assert used(household) == {"a", "b", "c"}
+
+
+@pytest.mark.usefixtures("slowed")
 async def test_who_comes_before_the_coordinator_has_a_link_to_it_is_taken_in_as_soon_as_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -210,11 +252,13 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
                 await may_be_measured.wait()
             return await made_up(*args)
 
-        def short(request: PlanningRequest, around: MeasuredHousehold, *rest: Any) -> Plan:
+        def short(
+            request: PlanningRequest, around: MeasuredHousehold, *rest: Any, **named: Any
+        ) -> Plan:
             if len(around.candidates) < 3:
                 asyncio.run_coroutine_threadsafe(_set(may_be_measured), loop).result()
                 raise PlanError("too little memory")
-            return plan(request, around, *rest)
+            return plan(request, around, *rest, **named)
 
         async def come_and_die() -> None:
             await household.mesh.join("d")
@@ -309,10 +353,12 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
     """Found out while training goes on, or, where that look fails, at a round's border."""
     plan = household_plan.plan_change
 
-    def short(request: PlanningRequest, around: MeasuredHousehold, *rest: Any) -> Plan:
+    def short(
+        request: PlanningRequest, around: MeasuredHousehold, *rest: Any, **named: Any
+    ) -> Plan:
         if around.leaving:
             raise PlanError("too little memory")
-        return plan(request, around, *rest)
+        return plan(request, around, *rest, **named)
 
     async def fails(look: Consideration) -> Considered:
         raise PeerError("a device does not answer")
