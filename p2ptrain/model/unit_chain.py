@@ -34,8 +34,9 @@ class UnitChain:
     """Runs the units of `description`; a `timing.UnitRunner`.
 
     The first pass by units of a small batch size also finds out what autograd keeps for the
-    backward. Before a larger size as much memory is taken and given back: the first pass would find
-    it page by page, and units that keep much would seem slow.
+    backward. Before the first pass as one stage, and before a larger size, as much memory is taken
+    and given back: who finds it page by page seems slow, be it units that keep much, or whichever
+    way of running them comes later, as each has gradients of its own.
 
     Args:
         keep: units stay in memory after a pass in which they ran apart.
@@ -98,6 +99,7 @@ class UnitChain:
             return
         self._touched, known = batch, max(self.saved_bytes)
         needed = _TOUCHED_PART * sum(self.saved_bytes[known]) * batch / known
+        needed += sum(tensor.nbytes for tensor in self._state.values())  # another's gradients
         blocks = int(needed) // _TOUCHED_BLOCK_BYTES
         held = [torch.zeros(_TOUCHED_BLOCK_BYTES, dtype=torch.uint8) for _ in range(blocks)]
         held.clear()
