@@ -34,9 +34,9 @@ from tests.integration.training.household import Devices, devices, hold_rounds
 INTERVALS = Ftpipehd(first_repartition=10, repartition=1000, chain=4, whole=8)
 STEPS = 70
 HAPPENS = 30
+"""After the first cut by capacities, and several copies."""
 LOST = (1, 3)
 """Units of b, the middle one of three."""
-"""After the first cut by capacities, and several copies."""
 STASHED = Asynchrony()
 
 Happening = Callable[[], Coroutine[Any, Any, None]]
