@@ -25,6 +25,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,10 @@ def report(task: Task, figures: Sequence[DeviceFigures]) -> str:
 
     tables = [TimeTable.from_json(one.measured["times"], "times") for one in figures]
     reference = max(tables, key=lambda table: table.sizes[-1])
-    tables = [table.extended_like(reference).completed(task.batch_size) for table in tables]
+    units = figures[0].measured["units"]
+    flops = sum(unit["flops"] for unit in units)
+    weights = sum(unit["parameter_bytes"] for unit in units) / flops if flops else inf
+    tables = [t.extended_like(reference).completed(task.batch_size, weights) for t in tables]
     factors = [one.measured.get("wall_by_cpu", one.wall / one.cpu) for one in figures]
     lines = []
     for size in task.sizes:

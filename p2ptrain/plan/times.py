@@ -6,6 +6,7 @@ batch of 16), so several sizes are measured and joined by straight lines.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +16,14 @@ from p2ptrain.plan import fields
 
 LEAST_OF_A_SAMPLE = 0.85
 """Beyond the largest size a further sample costs this part of one there, at least."""
-GROWTH_OF_ONE_SIZE = 0.6
-"""Where only one size was measured: what a sample more or less adds, by one's part of that size.
-Weights that are read and operators that are begun cost the same for any, and a device that comes
-to one size only is slow at it for just that."""
+MOST_OF_ANY_SIZE = 0.4
+"""Where only one size was measured: the part of its time that any other takes too, at most. Weights
+that are read and operators that are begun cost the same for any, and a device that comes to one
+size only is slow at it for just that."""
+FLOPS_A_BYTE = 40.0
+"""A byte of weights, read and its gradient written, costs as much as so many operations of a
+forward and what follows from them: about, by a BERT and a ViT on one core. YOLOv2 spends nothing
+on weights to speak of, and what eight images of it take seemed 0.65 of what it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +84,20 @@ class TimeTable:
         grown = [_grown(own, base, reference.at(size)) for size in added]
         return TimeTable((*self.sizes, *added), (*self.times, *grown))
 
-    def completed(self, samples: int) -> TimeTable:
+    def completed(self, samples: int, bytes_by_flop: float = math.inf) -> TimeTable:
         """This table from a single sample up to `samples`, on the lines through its outer sizes.
 
         Most of a small batch's time does not depend on its size, so one sample costs more than its
         part of the smallest size; and a sample in a larger batch costs less than in the largest,
-        though never much less: caches do not grow. Of a single size `GROWTH_OF_ONE_SIZE` is
-        assumed, or micro-batches of one sample would seem as good as any.
+        though never much less: caches do not grow. Of a single size it is assumed what part any
+        takes, or micro-batches of one sample would seem as good as others.
+
+        Args:
+            samples: of the largest size.
+            bytes_by_flop: of the model's weights, by operations of one sample's forward.
         """
         if len(self.sizes) < 2:
-            return self._grown_from_one(samples)
+            return self._grown_from_one(samples, bytes_by_flop)
         first, last = self.sizes[0], self.sizes[-1]
         sizes, times = list(self.sizes), list(self.times)
         if samples > last:
@@ -99,10 +108,12 @@ class TimeTable:
             times.insert(0, _on_line(self.times[0], self.times[1], self.sizes[:2], 1))
         return TimeTable(tuple(sizes), tuple(times))
 
-    def _grown_from_one(self, samples: int) -> TimeTable:
+    def _grown_from_one(self, samples: int, bytes_by_flop: float) -> TimeTable:
         measured, times = self.sizes[0], self.times[0]
         sizes = sorted({1, measured, max(measured, samples)})
-        growth = [1 + GROWTH_OF_ONE_SIZE * (size / measured - 1) for size in sizes]
+        of_weights = FLOPS_A_BYTE * bytes_by_flop
+        of_any = min(MOST_OF_ANY_SIZE, 1 - measured / (of_weights + measured))
+        growth = [1 + (1 - of_any) * (size / measured - 1) for size in sizes]
         return TimeTable(tuple(sizes), tuple(_scaled(times, factor) for factor in growth))
 
     def to_json(self) -> dict[str, dict[str, list[float]]]:

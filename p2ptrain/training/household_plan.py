@@ -5,6 +5,7 @@ A device that ran out of memory is planned for again with what it really has: it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -219,7 +220,7 @@ def question(request: PlanningRequest, household: MeasuredHousehold) -> tuple[Pr
     """What planners are asked about: the model as the holder knows it, and the devices."""
     holder = next(c for c in household.candidates if c.name == household.holder)
     profile = to_profile(holder.measured, request)
-    found = _found(household.candidates, request.batch_size)
+    found = _found(household.candidates, profile, request.batch_size)
     profile = replace(profile, times=found[holder.name].times, maps=request.maps)
     return profile, household.cluster(found, _reserved(profile, request, household))
 
@@ -240,7 +241,7 @@ def _within_memory(
     request: PlanningRequest, household: MeasuredHousehold, planning: Planning
 ) -> Plan:
     profile, cluster = question(request, household)
-    found = _found(household.candidates, request.batch_size)
+    found = _found(household.candidates, profile, request.batch_size)
     reserved = _reserved(profile, request, household)
     for _ in range(MOST_PLANS):
         plain = _plan_within(cluster, profile, request, planning, household.leaving)
@@ -355,7 +356,9 @@ def overheads_of(candidate: Candidate) -> Overheads | None:
     return Overheads.from_json(measured, f"overheads of {candidate.name}")
 
 
-def _found(candidates: Sequence[Candidate], batch_size: int) -> dict[str, Measured]:
+def _found(
+    candidates: Sequence[Candidate], profile: Profile, batch_size: int
+) -> dict[str, Measured]:
     """What every device has found, by name, with times from one sample to the whole batch.
 
     Devices of one kind share it; as far as any device has measured, times of the others grow as
@@ -363,10 +366,17 @@ def _found(candidates: Sequence[Candidate], batch_size: int) -> dict[str, Measur
     """
     found = shared({c.name: _measured(c) for c in candidates})
     reference = max((one.times for one in found.values()), key=lambda times: times.sizes[-1])
+    weights = _bytes_by_flop(profile)
     return {
-        name: replace(one, times=one.times.extended_like(reference).completed(batch_size))
+        name: replace(one, times=one.times.extended_like(reference).completed(batch_size, weights))
         for name, one in found.items()
     }
+
+
+def _bytes_by_flop(profile: Profile) -> float:
+    """Of the model's parameters, by operations of one sample's forward."""
+    flops = sum(unit.flops for unit in profile.units)
+    return sum(unit.parameter_bytes for unit in profile.units) / flops if flops else math.inf
 
 
 def _measured(candidate: Candidate) -> Measured:

@@ -159,3 +159,11 @@ def test_a_single_size_is_taken_to_cost_something_whatever_its_samples() -> None
     assert completed.at(1) == UnitTimes((5.5,), (11.0,), (2.75,))
     assert completed.at(64) == UnitTimes((100.0,), (200.0,), (50.0,))
     assert single.completed(2).sizes == (1, 4)
+
+
+def test_of_a_single_size_little_is_anybodys_where_weights_are_few_for_what_is_computed() -> None:
+    single = TimeTable((4,), (UnitTimes((10.0,), (20.0,)),))
+    bert, vit, yolo = (single.completed(8, by_flop).at(8) for by_flop in (1.0, 0.025, 0.0))
+    assert bert.forward == pytest.approx((16.0,))
+    assert vit.forward == pytest.approx((18.0,)), "a fifth is of weights, at a byte for 40 flops"
+    assert yolo.forward == pytest.approx((20.0,))
