@@ -25,7 +25,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -199,13 +198,12 @@ def measure(task: Task, testbed: Testbed) -> list[DeviceFigures]:
 
 def report(task: Task, figures: Sequence[DeviceFigures]) -> str:
     """The table of one model."""
-    from p2ptrain.plan.times import TimeTable
+    from p2ptrain.plan.times import TimeTable, bytes_by_flop
 
     tables = [TimeTable.from_json(one.measured["times"], "times") for one in figures]
     reference = max(tables, key=lambda table: table.sizes[-1])
     units = figures[0].measured["units"]
-    flops = sum(unit["flops"] for unit in units)
-    weights = sum(unit["parameter_bytes"] for unit in units) / flops if flops else inf
+    weights = bytes_by_flop((unit["parameter_bytes"], unit["flops"]) for unit in units)
     tables = [t.extended_like(reference).completed(task.batch_size, weights) for t in tables]
     factors = [one.measured.get("wall_by_cpu", one.wall / one.cpu) for one in figures]
     lines = []

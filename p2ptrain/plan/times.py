@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import OptionError
@@ -23,7 +23,18 @@ size only is slow at it for just that."""
 FLOPS_A_BYTE = 40.0
 """A byte of weights, read and its gradient written, costs as much as so many operations of a
 forward and what follows from them: about, by a BERT and a ViT on one core. YOLOv2 spends nothing
-on weights to speak of, and what eight images of it take seemed 0.65 of what it was."""
+on weights to speak of, and what eight images of it take seemed 0.58 of what it was."""
+
+
+def bytes_by_flop(units: Iterable[tuple[int, int]]) -> float:
+    """Of a model's weights, by operations of one sample's forward, as `completed` asks.
+
+    Args:
+        units: (bytes of parameters, flops of one sample's forward) of each.
+    """
+    each = list(units)
+    flops = sum(of_unit for _, of_unit in each)
+    return sum(nbytes for nbytes, _ in each) / flops if flops else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,7 @@ class TimeTable:
         grown = [_grown(own, base, reference.at(size)) for size in added]
         return TimeTable((*self.sizes, *added), (*self.times, *grown))
 
-    def completed(self, samples: int, bytes_by_flop: float = math.inf) -> TimeTable:
+    def completed(self, samples: int, weights: float = math.inf) -> TimeTable:
         """This table from a single sample up to `samples`, on the lines through its outer sizes.
 
         Most of a small batch's time does not depend on its size, so one sample costs more than its
@@ -94,10 +105,10 @@ class TimeTable:
 
         Args:
             samples: of the largest size.
-            bytes_by_flop: of the model's weights, by operations of one sample's forward.
+            weights: the model's, in bytes by operations (`bytes_by_flop`).
         """
         if len(self.sizes) < 2:
-            return self._grown_from_one(samples, bytes_by_flop)
+            return self._grown_from_one(samples, weights)
         first, last = self.sizes[0], self.sizes[-1]
         sizes, times = list(self.sizes), list(self.times)
         if samples > last:
@@ -108,10 +119,10 @@ class TimeTable:
             times.insert(0, _on_line(self.times[0], self.times[1], self.sizes[:2], 1))
         return TimeTable(tuple(sizes), tuple(times))
 
-    def _grown_from_one(self, samples: int, bytes_by_flop: float) -> TimeTable:
+    def _grown_from_one(self, samples: int, weights: float) -> TimeTable:
         measured, times = self.sizes[0], self.times[0]
         sizes = sorted({1, measured, max(measured, samples)})
-        of_weights = FLOPS_A_BYTE * bytes_by_flop
+        of_weights = FLOPS_A_BYTE * weights
         of_any = min(MOST_OF_ANY_SIZE, 1 - measured / (of_weights + measured))
         growth = [1 + (1 - of_any) * (size / measured - 1) for size in sizes]
         return TimeTable(tuple(sizes), tuple(_scaled(times, factor) for factor in growth))

@@ -5,7 +5,6 @@ A device that ran out of memory is planned for again with what it really has: it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -27,7 +26,7 @@ from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.tiling.tiled_plan import simulate_tiled
-from p2ptrain.plan.times import TimeTable
+from p2ptrain.plan.times import TimeTable, bytes_by_flop
 from p2ptrain.plan.versions import Weights, depths_of
 from p2ptrain.training.alike import Measured, shared
 from p2ptrain.training.memory_needs import (
@@ -366,17 +365,11 @@ def _found(
     """
     found = shared({c.name: _measured(c) for c in candidates})
     reference = max((one.times for one in found.values()), key=lambda times: times.sizes[-1])
-    weights = _bytes_by_flop(profile)
+    weights = bytes_by_flop((unit.parameter_bytes, unit.flops) for unit in profile.units)
     return {
         name: replace(one, times=one.times.extended_like(reference).completed(batch_size, weights))
         for name, one in found.items()
     }
-
-
-def _bytes_by_flop(profile: Profile) -> float:
-    """Of the model's parameters, by operations of one sample's forward."""
-    flops = sum(unit.flops for unit in profile.units)
-    return sum(unit.parameter_bytes for unit in profile.units) / flops if flops else math.inf
 
 
 def _measured(candidate: Candidate) -> Measured:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,12 +40,15 @@ class Machine:
 
 
 @asynccontextmanager
-async def measured(memory_bytes: int | None = None) -> AsyncIterator[DeviceMeasures]:
-    """A device that has offered what it has for a model."""
+async def measured(
+    memory_bytes: int | None = None, before: Callable[[], None] = lambda: None
+) -> AsyncIterator[DeviceMeasures]:
+    """A device that has offered what it has for a model; `before` happens when it knows it."""
     async with MemoryHousehold(["a"]) as mesh:
         compute = ComputeThread()
         measures = DeviceMeasures(mesh["a"], compute, ProfileCache(None), memory_bytes)
         measures.know_model(cast(Any, SimpleNamespace(digest=MODEL)))
+        before()
         asked = {"digest": MODEL, "holder": mesh["a"].self_id, "batch_sizes": []}
         await measures.measure_profile(Message("measure", asked))
         yield measures
@@ -98,16 +101,9 @@ async def test_what_was_taken_before_the_offer_is_no_part_of_it(
 ) -> None:
     """It stays, whatever the next plan is."""
     machine = Machine(monkeypatch)
-    async with MemoryHousehold(["a"]) as mesh:
-        compute = ComputeThread()
-        measures = DeviceMeasures(mesh["a"], compute, ProfileCache(None), None)
-        measures.know_model(cast(Any, SimpleNamespace(digest=MODEL)))
-        machine.takes(400)
-        asked = {"digest": MODEL, "holder": mesh["a"].self_id, "batch_sizes": []}
-        await measures.measure_profile(Message("measure", asked))
+    async with measured(before=lambda: machine.takes(400)) as measures:
         assert measures.facts(MODEL).budget_bytes == 1280 * MIB
         machine.takes(600)
         machine.others_take(800)
         facts = measures.facts(MODEL)
         assert (facts.taken_bytes, facts.budget_bytes) == (400 * MIB, 640 * MIB)
-        await compute.close()
