@@ -6,15 +6,17 @@ devices and micro-batches; here stands a sample of each.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from p2ptrain.training import epoch_links
 from p2ptrain.training.job import SGD, Adam, AdamW
 from tests import zoo
-from tests.curves import Case, difference, plain_torch, with_p2ptrain
+from tests.curves import Case, difference, household_run, plain_torch, with_p2ptrain
 
 SMALL = [
     "mlp",
@@ -83,6 +85,36 @@ async def test_dropout_does_not_depend_on_the_devices() -> None:
     assert curves[0] == curves[1] == curves[2]
     without = plain_torch(Case("mlp", devices=1, steps=5)).losses
     assert curves[0] != without
+
+
+class _Faint(nn.Module):
+    """Adds so little that its own gradients are no normal numbers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        nn.init.zeros_(self.inner.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x) * 1e-30 * 1e-9
+
+
+def _with_faint_gradients() -> zoo.Made:
+    torch.manual_seed(0)
+    made = zoo.make("mlp")
+    width = made.data[0][0].shape[-1]
+    return replace(made, model=nn.Sequential(_Faint(width), made.model))
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot flush")
+async def test_numbers_too_small_to_be_normal_are_zero_and_no_loss_shows_it() -> None:
+    """What is not even normal moves no weight but one that is as small."""
+    case = Case("mlp", devices=2, micro_batch=4, steps=6)
+    ours = (await household_run(case, _with_faint_gradients())).outcome
+    reference = plain_torch(case, _with_faint_gradients())
+    assert ours.losses == reference.losses
+    assert not ours.state_dict["0.inner.bias"].any()
+    assert 0.0 < difference(ours, reference).state < torch.finfo(torch.float32).tiny
 
 
 async def test_another_seed_gives_another_order() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 
 import pytest
+import torch
 
 from p2ptrain.model.share import Span
 from p2ptrain.training import compute as module
@@ -135,3 +136,17 @@ async def test_the_time_in_a_queue_is_not_a_tasks_own(
     await first
     assert await waiting == (None, Span(wall=20.0, cpu=2.0))
     assert log == ["asked", "waits", "clock", "works", "clock"]
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot flush")
+async def test_denormals_are_zero_in_this_thread_alone(compute: ComputeThread) -> None:
+    smallest = torch.full((8,), torch.finfo(torch.float32).tiny)
+
+    def faint_gradient() -> torch.Tensor:
+        weight = torch.ones(8, requires_grad=True)
+        (weight * smallest * 0.5).sum().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    assert not (await compute.run((0,), faint_gradient)).any()
+    assert faint_gradient().count_nonzero() == 8  # an app's own threads count as before
