@@ -1,6 +1,6 @@
 """What numbers too small to be normal cost a model, and what it loses without them.
 
-    python -m tools.denormals [--models efficientnet_b1,vit] [--batch 16] [--steps 15]
+    python -m tools.denormals [--models efficientnet_b1 vit] [--batch 16] [--steps 15]
 
 Plain torch, one thread, the models of `tools/bench`: trained on one batch as it is, and with such
 numbers taken for zero, as devices of p2ptrain take them. Processor seconds of both, whether the
@@ -36,20 +36,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", default=",".join(MODELS), help="(default: all)")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--batch", type=int, default=16, help="samples (default: 16)")
     parser.add_argument("--steps", type=int, default=15, help="updates (default: 15)")
     wishes = parser.parse_args()
+    if not torch.set_flush_denormal(False):
+        parser.exit(1, "this processor cannot take such numbers for zero\n")
     torch.set_num_threads(1)
-    for name in wishes.models.split(","):
+    for name in wishes.models:
         print(f"{name:18} {_compared(name, wishes.batch, wishes.steps)}", flush=True)
 
 
 def _compared(name: str, batch: int, steps: int) -> str:
-    before = torch.set_flush_denormal(False)
     as_is = _train(name, batch, steps)
-    if not (torch.set_flush_denormal(True) and before):
-        return "this processor cannot take them for zero"
+    torch.set_flush_denormal(True)
     flushed = _train(name, batch, steps)
     torch.set_flush_denormal(False)
     same = "the same losses" if as_is.losses == flushed.losses else "OTHER LOSSES"
