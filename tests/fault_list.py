@@ -22,7 +22,6 @@ _PIECES = (  # (name, stages where it is not reached); several times a round
 _ROUND = (  # once a round
     ("ties.send.before", "c"),
     ("ties.receive.after", "bc"),
-    ("norms.send.before", ""),
     ("done.send.before", ""),
     ("done.send.after", ""),
     ("commit.receive.before", ""),
@@ -30,6 +29,7 @@ _ROUND = (  # once a round
     ("update.after", ""),
     ("version.after", ""),
 )
+_CLIPPED = (("norms.send.before", ""), *_ROUND)
 _DECISION = ("decide.before", "report.after", "commit.send.between")
 _CHANGE = (
     "inventory.receive.before",
@@ -85,6 +85,9 @@ def _in_rounds() -> Iterator[Fault]:
             for name, not_at in names:
                 if device not in not_at:
                     yield from (Fault(name, device, device, count) for count in counts)
+        for name, not_at in _CLIPPED:
+            if device not in not_at:
+                yield from (Fault(name, device, device, n, clips=True) for n in (1, 3))
         for name in _DECISION:
             yield from (Fault(name, device, "a", count) for count in (1, 2))
         yield Fault("backward.weights.after", device, device, 2, stages=ZERO_BUBBLE)
@@ -137,6 +140,9 @@ def _going_back_to_copies() -> Iterator[Fault]:
         for name, not_at in (*_PIECES, *_ROUND):
             if own not in not_at:
                 yield Fault(name, device, device, copies=True)
+        for name, not_at in _CLIPPED:
+            if own not in not_at:
+                yield Fault(name, device, device, copies=True, clips=True)
 
 
 def _making_anew() -> Iterator[Fault]:
@@ -144,6 +150,7 @@ def _making_anew() -> Iterator[Fault]:
     for victim in "bde":
         yield Fault("anew.step.before", victim, "d", first="c", copies=True)
         yield Fault("anew.after", victim, "d", first="c", copies=True)
+        yield Fault("anew.after", victim, "d", first="c", copies=True, clips=True)
         yield from (
             Fault("log.send.between", victim, sender, first="c", copies=True) for sender in "bd"
         )
@@ -203,6 +210,9 @@ def _of_the_holder() -> Iterator[Fault]:
         for name, not_at in names:
             if "b" not in not_at:
                 yield from (Fault(name, "a", "a", count) for count in counts)
+    for name, not_at in _CLIPPED:
+        if "b" not in not_at:
+            yield from (Fault(name, "a", "a", count, clips=True) for count in (1, 3))
     for name in _DECISION:
         yield from (Fault(name, "a", "a", count) for count in (1, 2))
     for name in (*_CHANGE, *_BEGIN, *_OFFICE):

@@ -1,9 +1,10 @@
 """One small job on devices in memory, and somebody who dies at a failpoint.
 
 The model has everything that could tell: running statistics, dropout, a weight in two stages, and
-the job clips, has momentum and evaluates. Mostly the data holder `a` trains nothing itself, so that
-every stage can die; `b`, `c`, `d` are the first plan's stages and `e` has no work at first. Where
-`a` itself dies it has the first stage, and is started again in its folder.
+the job has momentum and evaluates. Where it clips, updates wait until they count; else they are
+made ahead. Mostly the data holder `a` trains nothing itself, so that every stage can die; `b`, `c`,
+`d` are the first plan's stages and `e` has no work at first. Where `a` itself dies it has the first
+stage, and is started again in its folder.
 
 Which faults there are: `fault_list.py`; what must not show: `fault_checks.py`. Used by the tests
 and by `tools/failpoint_matrix.py`.
@@ -131,6 +132,7 @@ class Fault:
         copies: whether copies of stages are kept after two updates, and again as somebody dies.
         kills: (update, seconds after it counts, device that dies then).
         may_miss: whether anybody comes to the failpoint is the planner's affair.
+        clips: whether the job clips its gradients.
     """
 
     name: str
@@ -144,12 +146,14 @@ class Fault:
     copies: bool = False
     kills: tuple[tuple[int, float, str], ...] = ()
     may_miss: bool = False
+    clips: bool = False
 
     def __str__(self) -> str:
         if self.kills:
             return ", ".join(f"{n} after {s} + {t * 1e3:.0f} ms" for s, t, n in self.kills)
         first = f" after {self.first}" if self.first else ""
         first += " with copies" if self.copies else ""
+        first += ", clipped" if self.clips else ""
         office = f", {self.coordinator} coordinates" if self.coordinator != "a" else ""
         return f"{self.name}#{self.count} {self.victim}{first}{office}"
 
@@ -215,7 +219,7 @@ def _job(fault: Fault) -> tuple[Job, Recorder]:
         batch_size=BATCH,
         micro_batch=MICRO_BATCH,
         epochs=STEPS,
-        clip_grad_norm=0.5,
+        clip_grad_norm=0.5 if fault.clips else None,
         eval_data=evaluated,
     )
     return job, data

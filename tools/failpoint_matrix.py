@@ -64,7 +64,7 @@ async def _run(faults: Sequence[Fault]) -> list[list[str]]:
     wanted: dict[object, Outcome] = {}
     found = []
     for fault in faults:
-        plan = (fault.stages, fault.places)
+        plan = (fault.stages, fault.places, fault.clips)
         if plan not in wanted:
             wanted[plan] = await undisturbed(fault)
         told = await _problems(fault, wanted[plan])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 from p2ptrain.errors import OptionError
@@ -33,6 +33,7 @@ class CostModel:
         overlap: what the runtime does beyond the plain model; None = the plain model.
         mode: whether rounds are timed, or steady asynchronous running.
         weights: asynchronously, which versions stages keep.
+        updates_ahead: with `overlap`, whether stages update before all are done with the round.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class CostModel:
         overlap: bool = False,
         mode: Mode = Mode.SYNC,
         weights: Weights = Weights.STASHED,
+        updates_ahead: bool = True,
     ) -> None:
         if overlap and mode is Mode.ASYNC:
             raise OptionError("overlap is known of synchronous rounds only, not of mode async")
         self.profile = profile
         self.mode = mode
         self.weights = weights
+        self.updates_ahead = overlap and updates_ahead
         self.devices: tuple[Device, ...] = tuple(sorted(cluster.devices, key=lambda d: d.name))
         self.holder = next(i for i, device in enumerate(self.devices) if device.holder)
         self.unit_count = len(profile.units)
@@ -114,11 +117,22 @@ class CostModel:
             self._split_seconds[key] = forward, backward + more - weight, weight
         return self._split_seconds[key]
 
-    def update_seconds(self, device: int, first: int, end: int) -> float:
-        """Of an update of units [first, end); none in the plain model."""
+    def goes_ahead(self, devices: Collection[int]) -> bool:
+        """Whether a plan's stages update before they know that all of its devices are done.
+
+        The holder alone knows at once.
+        """
+        return self.updates_ahead and any(device != self.holder for device in devices)
+
+    def update_seconds(self, device: int, first: int, end: int, *, ahead: bool = False) -> float:
+        """Of an update of units [first, end); none in the plain model.
+
+        `ahead`: with a copy of what was before.
+        """
         if self.overlap is None:
             return 0.0
-        return self.overlap.update_seconds(device, self.parameter_bytes(first, end))
+        parameters = self.parameter_bytes(first, end)
+        return self.overlap.update_seconds(device, parameters, ahead=ahead)
 
     def link(self, sender: int, receiver: int) -> Link:
         """That direction; from a device to itself nothing takes time."""

@@ -3,13 +3,14 @@
     overheads    every message and byte costs both ends time of the core that computes
                  (`overheads.py`); the holder's feeding costs the holder
     streaming    a message is sent, carried and read at the same time, block after block
-    update       takes time, once every stage is done with the round and the holder has said so:
-                 an update counts everywhere or nowhere; with it what a round costs whatever its
-                 size: orders, reports, events
+    update       takes time; with it what a round costs whatever its size: orders, reports, events.
+                 It counts everywhere or nowhere, once every stage is done with the round and the
+                 holder has said so; but a stage makes it when it is done itself, copies what was
+                 before, and begins the next round: whose update waits for that word
     prefetch     a round's first two pieces have arrived when it begins: the holder feeds across
                  rounds
-    rounds       follow one another: a stage begins the next one when it has updated. Later stages
-                 update while the next round's first micro-batch is on its way to them
+    rounds       follow one another: a stage begins the next one when it has updated, while others
+                 are still in the one before
     all-reduce   in buckets of gradients, each started when the last backward has come past its
                  units everywhere, over the ring's own links
     compression  of a cut where LZ4 pays, by the runtime's own rule (`net/compression.py`)
@@ -43,6 +44,9 @@ MOST_BUCKET_BYTES = 4 << 20
 """Larger costs memory and saves little more."""
 SPLIT_FACTOR = 1.03
 """How many times as long a backward takes in two pieces, inputs and weights."""
+COPY_PART = 0.8
+"""What a copy of parameters and optimizer state takes of their update: a byte is read and one
+written, where an update with momentum reads three for every two it writes."""
 LEAST_GAIN = 1.15
 """How many times cheaper a byte must be with LZ4; the runtime starts to compress there."""
 
@@ -134,11 +138,14 @@ class OverlapCosts:
         counted = (FEED_MESSAGES * messages + loading) * own.message_seconds
         return counted + fed * samples * own.byte_seconds
 
-    def update_seconds(self, device: int, parameter_bytes: int) -> float:
-        """Of an update of so many bytes of parameters, and of the round's own messages."""
+    def update_seconds(self, device: int, parameter_bytes: int, *, ahead: bool = False) -> float:
+        """Of an update of so many bytes of parameters, and of the round's own messages.
+
+        `ahead`: with a copy of what was before.
+        """
         held = parameter_bytes * (1 + self._profile.optimizer_state_ratio)
-        own = self.overheads[device]
-        return held * own.update_byte_seconds + ROUND_MESSAGES * own.message_seconds
+        own, passes = self.overheads[device], 1 + COPY_PART * ahead
+        return passes * held * own.update_byte_seconds + ROUND_MESSAGES * own.message_seconds
 
     def reduce_seconds(self, device: int, parts: int, buckets: Sequence[Bucket]) -> float:
         """What the messages of an all-reduce among `parts` devices cost one of them."""

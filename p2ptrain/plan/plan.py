@@ -41,6 +41,7 @@ class PlannedStage:
         held: the backward is split (`schedule.ZeroBubble`), and so many micro-batches at most are
             without their weight gradients; None = it is not.
         tiling: how its maps are cut, where it is tiled.
+        goes_ahead: its devices have the memory to make updates before they count.
     """
 
     units: tuple[int, int]
@@ -50,6 +51,7 @@ class PlannedStage:
     compression: tuple[Direction, ...] = ()
     held: int | None = None
     tiling: TileShape | None = None
+    goes_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +281,7 @@ def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> i
 
 
 def _stage(value: object, where: str) -> PlannedStage:
-    optional = ("allocation", "compression", "held", *_TILED)
+    optional = ("allocation", "compression", "held", "ahead", *_TILED)
     entry = fields.members(value, where, ("units", "devices", "warmup"), optional)
     units = fields.items(entry["units"], f"{where}.units")
     if len(units) != 2:
@@ -294,6 +296,7 @@ def _stage(value: object, where: str) -> PlannedStage:
         compression=_directions(entry.get("compression", []), f"{where}.compression"),
         held=fields.whole(entry["held"], f"{where}.held", least=1) if "held" in entry else None,
         tiling=_tiling(entry, where) if any(name in entry for name in _TILED) else None,
+        goes_ahead=fields.truth(entry.get("ahead", False), f"{where}.ahead"),
     )
 
 
@@ -404,6 +407,8 @@ def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
         content["compression"] = list(stage.compression)
     if stage.held is not None:
         content["held"] = stage.held
+    if stage.goes_ahead:
+        content["ahead"] = True
     if stage.tiling is not None:
         tiling = stage.tiling
         content["grid"] = list(tiling.grid)

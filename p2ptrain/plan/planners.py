@@ -65,7 +65,11 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
         known = ", ".join(sorted(NAMES))
         raise OptionError(f'unknown planner "{request.planner}" (known: {known})')
     cost = CostModel(
-        profile, cluster, overlap=request.overlap, mode=request.mode, weights=request.weights
+        *(profile, cluster),
+        overlap=request.overlap,
+        mode=request.mode,
+        weights=request.weights,
+        updates_ahead=request.updates_ahead,
     )
     if request.schedule is Schedule.ZERO_BUBBLE and not cost.can_split:
         raise OptionError(

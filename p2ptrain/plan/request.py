@@ -56,6 +56,8 @@ class PlanRequest:
         mode: synchronous rounds, or steady asynchronous running.
         weights: asynchronously, which versions of their weights stages keep.
         overlap: judge by what the runtime does, not by the plain cost model.
+        updates_ahead: with `overlap`, whether stages update before they know that all are done
+            with the round; they cannot where gradients are clipped by the whole model's norm.
         schedule: of backwards; None = AUTO for planner `auto` with `overlap`, else 1F1B.
         effort: part of the usual search that `auto` may spend (0 < effort <= 1), for those who
             wait for the plan on a slow device.
@@ -81,6 +83,7 @@ class PlanRequest:
     mode: Mode = Mode.SYNC
     weights: Weights = Weights.STASHED
     overlap: bool = False
+    updates_ahead: bool = True
     schedule: Schedule | None = None
     effort: float = 1.0
     grid: tuple[int, int] | None = None

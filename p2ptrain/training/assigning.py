@@ -61,6 +61,7 @@ def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assig
             held=stage.held,
             copies_to=where.copies_to,
             tiling=stage.tiling,
+            goes_ahead=stage.goes_ahead,
         )
         for stage, where in zip(plan.stages, placed.stages, strict=True)
     )

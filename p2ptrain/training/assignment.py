@@ -43,6 +43,7 @@ class StagePlace:
             gradients (`plan.schedule.ZeroBubble`); None = it is not.
         copies_to: id of the device that keeps copies of the stage; None = none is kept.
         tiling: how its maps are cut, where `shares` count tiles, in row order.
+        goes_ahead: its devices make updates before they count, and keep what was before until then.
     """
 
     first: int
@@ -54,6 +55,7 @@ class StagePlace:
     held: int | None = None
     copies_to: str | None = None
     tiling: TileShape | None = None
+    goes_ahead: bool = False
 
     @property
     def leader(self) -> str:
@@ -190,6 +192,9 @@ class Assignment:
 
     def check(self) -> None:
         """ProtocolError where the shares of a stage do not add up, or it cannot train so."""
+        waits = self.clip or self.asynchrony is not None
+        if any(place.goes_ahead and (waits or place.tiling is not None) for place in self.stages):
+            raise ProtocolError("an update cannot be made ahead of what it waits for")
         if self.asynchrony is not None:
             self._check_delays(self.asynchrony)
             return
@@ -241,6 +246,7 @@ def _stage_fields(place: StagePlace) -> dict[str, Any]:
         "held": place.held,
         "copies_to": place.copies_to,
         "tiling": None if place.tiling is None else place.tiling.fields(),
+        "ahead": place.goes_ahead,
     }
 
 
@@ -272,10 +278,12 @@ def _read_stage(entry: object) -> StagePlace:
             "held": int() | None as held,
             "copies_to": str() | None as keeper,
             "tiling": tiling,
+            "ahead": bool(ahead),
         } if warmup >= 1 and len(shares) == len(devices) == len(set(devices)):
             how, shape = Allocation(allocation), _read_tiling(tiling)
             place = StagePlace(
-                *(first, end, warmup, tuple(devices), tuple(shares), how, held, keeper, shape)
+                *(first, end, warmup, tuple(devices), tuple(shares)),
+                *(how, held, keeper, shape, ahead),
             )
         case _:
             raise ProtocolError("a stage has units, devices, their shares and how they work")

@@ -42,7 +42,10 @@ class Present:
 def as_of_now(request: PlanningRequest, household: MeasuredHousehold, plan: Plan) -> Present:
     """What the plan in force takes with the times, links and devices of now."""
     profile, cluster = question(request, household)
-    cost = CostModel(profile, cluster, overlap=plan.mode is Mode.SYNC, mode=plan.mode)
+    ahead = any(stage.goes_ahead for stage in plan.stages)
+    cost = CostModel(
+        *(profile, cluster), overlap=plan.mode is Mode.SYNC, mode=plan.mode, updates_ahead=ahead
+    )
     seconds = round_seconds(cost, plan)
     promised = plan.predicted.round_seconds
     return Present(plan, seconds, seconds / promised if promised > 0 else 1.0)

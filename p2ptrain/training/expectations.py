@@ -64,7 +64,8 @@ def expected_of(
     profile, cluster = question(request, household)
     if plan.mode is Mode.ASYNC:
         return {} if request.ftpipehd is None else _by_capacity(profile, cluster, household, plan)
-    cost = CostModel(profile, cluster, overlap=True)
+    ahead = any(stage.goes_ahead for stage in plan.stages)
+    cost = CostModel(profile, cluster, overlap=True, updates_ahead=ahead)
     ids = {candidate.name: candidate.id for candidate in household.candidates}
     share = {c.name: max(c.measured.get("wall_by_cpu", 1.0), 1e-9) for c in household.candidates}
     expected: dict[Seat, Expected] = {}
@@ -109,7 +110,7 @@ def _computing(cost: CostModel, draft: Draft, p: int, place: int) -> float:
     """Forwards, backwards and the update of one device of stage p."""
     (first, end), device = draft.units[p], draft.groups[p].devices[place]
     backward_factor = SPLIT_FACTOR if draft.splits(p) else 1.0
-    seconds = cost.update_seconds(device, first, end)
+    seconds = cost.update_seconds(device, first, end, ahead=cost.goes_ahead(draft.devices))
     for samples in draft.groups[p].pieces(draft.split, place):
         if samples:
             times = cost.unit_times(device, samples)

@@ -244,7 +244,8 @@ def _within_memory(
     reserved = _reserved(profile, request, household)
     for _ in range(MOST_PLANS):
         plain = _plan_within(cluster, profile, request, planning, household.leaving)
-        plan = with_all_memory(plain, profile, request, household.holder)
+        memory = {c.name: c.memory_bytes for c in household.candidates}
+        plan = with_all_memory(plain, profile, request, household.holder, memory)
         needed, counted = plan.predicted.peak_bytes, plain.predicted.peak_bytes
         short = [c for c in household.candidates if needed.get(c.name, 0) > c.memory_bytes]
         if not short:
@@ -286,6 +287,7 @@ def _request(
         mode=Mode.SYNC if how is None else Mode.ASYNC,
         weights=Weights.STASHED if how is None else how.weights,
         overlap=how is None,
+        updates_ahead=not request.clip,
         effort=PLANNING_EFFORT,
         grid=request.grid,
         groups_of_units=request.groups_of_units,

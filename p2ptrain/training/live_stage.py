@@ -1,9 +1,16 @@
 """A stage in training on this device: at which version it is, and what its next update needs.
 
-    version v, round given up at any time          version v + 1
+    version v, round given up at any time                     version v + 1
     |-- forwards, backwards --|-- ready: gradients complete --|-- apply --|
         buffers written           (the holder decides)
         (copies at v saved)
+
+Or, where there is memory for it, the update is made before it counts (optimizer post-validation,
+Qi et al. 2023, section 4), and the next round begins:
+
+    version v                                                        version v + 1
+    |-- forwards, backwards --|-- advance --|-- of the next round --|-- apply --|
+                                  (copies of all that changes; the holder decides)
 
 An update changes everything or, where it fails half-way, leaves the stage `torn`: then nothing of
 it counts any more. All but `version`, `ready` and `torn` is for the compute thread, or for whoever
@@ -15,7 +22,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
@@ -64,8 +73,15 @@ class TrainedStage(ABC):
         return self.present() | before
 
     def copied(self, slot: Named) -> dict[str, Tensor]:
-        """Copies of them, in the memory of `slot` as far as it fits."""
-        return {name: copy_into(slot.get(name), tensor) for name, tensor in self.named().items()}
+        """Copies of what the last update gave, in the memory of `slot` as far as it fits.
+
+        Ask before a forward comes after an update that does not count yet.
+        """
+        return {name: copy_into(slot.get(name), tensor) for name, tensor in self._newest().items()}
+
+    def _newest(self) -> Mapping[str, Tensor]:
+        """Of the last update, whether it counts or not."""
+        return self.named()
 
     @contextmanager
     def _whole_or_torn(self) -> Iterator[None]:
@@ -96,6 +112,7 @@ class LiveStage(TrainedStage):
     Attributes:
         version: which state it is; changes in `apply` alone.
         ready: what `apply` makes of it; None while gradients are missing.
+        is_ahead: the tensors are those of `ready` already, or of what follows.
     """
 
     def __init__(
@@ -103,9 +120,11 @@ class LiveStage(TrainedStage):
     ) -> None:
         """Take a stage at `version` into training; `epoch` is the one that computes from now on."""
         super().__init__(stage, optimizer, version)
+        self.is_ahead = False
         self._epoch = epoch
         self._order: RoundOrder | None = None
         self._saved = SavedBuffers(self._written())
+        self._before: dict[str, Tensor] = {}  # where ahead: of `version`, what updates change
 
     def save(self) -> None:
         """A round of training begins: keep what its forwards will write."""
@@ -117,26 +136,69 @@ class LiveStage(TrainedStage):
         Raises:
             InternalError: some micro-batch is not finished, or it is another update's turn.
         """
-        if self.stage.held() or order.round.step != self.version.step:
+        if self.stage.held() or self.is_ahead or order.round.step != self.version.step:
             raise InternalError(f"not ready for update {order.round.step} at {self.version}")
         self._order = order
         self.ready = Version(order.round.step + 1, self._epoch)
 
+    def advance(self) -> None:
+        """Make the update that the stage is ready for before it counts; `named` stays as it was.
+
+        For updates without a coefficient.
+
+        Raises:
+            RuntimeError, MemoryError: there is no memory for what it was; unless `torn`, nothing
+                has changed.
+        """
+        changing = {name: tensor for name, tensor in self.named().items() if self._changes(name)}
+        if self._before.keys() == changing.keys():
+            torch._foreach_copy_(list(self._before.values()), [*changing.values()])
+        else:  # the first update makes the optimizer's state
+            self._before = {name: copy_into(None, tensor) for name, tensor in changing.items()}
+        self._step(None)
+        self.is_ahead = True
+
     def apply(self, coefficient: Coefficient | None) -> None:
-        """Make the update that the stage is ready for."""
-        order, ready = self._order, self.ready
-        if order is None or ready is None:
+        """Make the update that the stage is ready for, as far as that is not done; it counts."""
+        if self.ready is None:
             raise InternalError("an update without gradients")
+        if not self.is_ahead:
+            self._step(coefficient)
+        self.is_ahead = False
+        self.version, self.coefficient = self.ready, coefficient
+        self.ready = self._order = None
+
+    def named(self) -> dict[str, Tensor]:
+        """As of `version`, whatever forwards, or an update that does not count, have written."""
+        if not self.is_ahead:
+            return super().named()
+        unchanged = {n: tensor for n, tensor in self.present().items() if not self._changes(n)}
+        return unchanged | self._before
+
+    def _newest(self) -> Mapping[str, Tensor]:
+        return self.present() if self.is_ahead else self.named()
+
+    def _step(self, coefficient: Coefficient | None) -> None:
+        assert self._order is not None
         with self._whole_or_torn():
             if coefficient is not None:
                 clip.scale_(self.optimizer.gradients().values(), clip.to_tensor(*coefficient))
-            self.optimizer.step(order.lr_factor)
+            self.optimizer.step(self._order.lr_factor)
             self.optimizer.zero_grad()
             if self.stage.statistics is not None:
                 self.stage.statistics.merge()
             self._saved.forget()
-        self.version, self.coefficient = ready, coefficient
-        self.ready = self._order = None
+
+    def _changes(self, name: str) -> bool:
+        """Whether a round and its update may change that tensor."""
+        kind, _, rest = name.partition(":")
+        return kind == "optimizer" or rest in self._changing
+
+    @cached_property
+    def _changing(self) -> frozenset[str]:
+        stage = self.stage
+        written = written_names(stage.description, stage.first, stage.end)
+        return written | frozenset(self.optimizer.parameters)
 
     def _written_before(self) -> Mapping[str, Tensor]:
         return self._saved.before()

@@ -10,6 +10,8 @@
                freed block again for one of the same size that must lie on a 64-byte border, as
                torch wants them; the largest blocks do not lie there
     samples    on the data holder: loaded, and fed ahead of the stages that work on them
+    before     parameters and optimizer state as they were, while an update made ahead of its word
+               may not count; where there is no room for that, a stage waits for the word
 
 How close that comes, and how to measure it: docs/memory.md.
 """
@@ -17,7 +19,7 @@ How close that comes, and how to measure it: docs/memory.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from p2ptrain.plan.draft import Group
@@ -51,13 +53,48 @@ def reserved_bytes(profile: Profile, request: PlanningRequest, *, holder: bool) 
     return PROCESS_BYTES + largest + (fed if holder else 0)
 
 
-def with_all_memory(plan: Plan, profile: Profile, request: PlanningRequest, holder: str) -> Plan:
-    """`plan`, whose predicted peaks count all that its devices take from now on."""
+def with_all_memory(
+    plan: Plan,
+    profile: Profile,
+    request: PlanningRequest,
+    holder: str,
+    memory_bytes: Mapping[str, int],
+) -> Plan:
+    """`plan`, whose predicted peaks count all that its devices take from now on.
+
+    Its stages make updates ahead where all of their devices have memory for that too.
+    """
     peaks = {
         name: peak + _extra_bytes(plan, profile, request, name, holder)
         for name, peak in plan.predicted.peak_bytes.items()
     }
-    return replace(plan, predicted=replace(plan.predicted, peak_bytes=peaks))
+    stages = []
+    for stage in plan.stages:
+        before = _before_bytes(stage, profile)
+        names = [device.name for device in stage.devices]
+        has_room = all(peaks[name] + before <= memory_bytes[name] for name in names)
+        ahead = has_room and _may_go_ahead(plan, request, holder)
+        for name in names if ahead else ():
+            peaks[name] += before
+        stages.append(replace(stage, goes_ahead=ahead))
+    predicted = replace(plan.predicted, peak_bytes=peaks)
+    return replace(plan, stages=tuple(stages), predicted=predicted)
+
+
+def _may_go_ahead(plan: Plan, request: PlanningRequest, holder: str) -> bool:
+    """Whether an update waits for nothing but the word that it counts, and somebody else gives it.
+
+    Tiles wait for one another all the time.
+    """
+    alone = plan.device_names == {holder}
+    tiled = plan.stages[0].tiling is not None
+    return not (alone or tiled or request.clip or plan.mode is Mode.ASYNC)
+
+
+def _before_bytes(stage: PlannedStage, profile: Profile) -> int:
+    first, end = stage.units
+    parameters = sum(unit.parameter_bytes for unit in profile.units[first:end])
+    return math.ceil(parameters * (1 + profile.optimizer_state_ratio))
 
 
 def job_bytes(peak_bytes: int, taken_bytes: int) -> int:

@@ -67,6 +67,7 @@ class StageTask:
         division: how its devices divide the work.
         device: this one.
         keeps: whether this device copies the stage when a round's order says so.
+        goes_ahead: whether it makes updates before they count (`update.Update`).
     """
 
     index: int
@@ -78,6 +79,7 @@ class StageTask:
     division: Division
     device: str
     keeps: bool
+    goes_ahead: bool = False
 
     def piece(self, shape: Round, number: int) -> Piece | None:
         """This device's part of a micro-batch; None = it has none."""

@@ -156,7 +156,7 @@ class _Rebuilding:
         self._assignment = replace(self._old, key=self._key, stages=stages)
         self._steps = engagement.log.orders(what.version.step, what.target.step)
         self._lines = StageLines(self._assignment, what.stage, self._description, shell)
-        self._task = replace(self._lines.task(), keeps=False)
+        self._task = replace(self._lines.task(), keeps=False, goes_ahead=False)
 
     async def run(self) -> None:
         what = self._what

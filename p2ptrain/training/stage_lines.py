@@ -63,6 +63,7 @@ class StageLines:
             division=self._divisions[self._index],
             device=self._shell.mesh.self_id,
             keeps=self._keeps,
+            goes_ahead=self._place.goes_ahead,
         )
 
     @property

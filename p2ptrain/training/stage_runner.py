@@ -10,9 +10,10 @@ while the outlets hand finished activations and gradients to the links.
                        all-reduce in the group, begun during the last backward
     commit ------------> one update
 
-An update waits until the holder says that all devices have their gradients: so nobody is ever more
-than one update ahead of another (`recovery.committing`). The stages that end a round first hear of
-it while the last one, the first of the pipeline, already makes its own update.
+An update counts once the holder says that all devices have their gradients: so nobody is ever more
+than one update ahead of another (`recovery.committing`). Where the plan has memory for it a stage
+makes its update before that and begins the next round, whose update waits for the word on this one
+(`update.Update`).
 
 Where the plan splits the backward, gradients of weights are computed while an input is awaited, and
 the rest before the stage is done (`plan.schedule.ZeroBubble`).
@@ -35,7 +36,7 @@ from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.epoch_log import EpochLog
 from p2ptrain.training.inlet import Piece, Value
 from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.piece_runner import Forward, PieceRunner, StageTask, draw
+from p2ptrain.training.piece_runner import Forward, NotFinite, PieceRunner, StageTask, draw
 from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.stage_ends import Lines, StageLinks
@@ -67,10 +68,20 @@ class StageRunner(PieceRunner):
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
         run = partial(self._run, (0, task.index))
         self.update = Update(
-            live, run, store, device=task.device, stage=task.index, keeps=task.keeps
+            *(live, run, store),
+            device=task.device,
+            stage=task.index,
+            keeps=task.keeps,
+            goes_ahead=task.goes_ahead,
         )
         self._is_first = True
         self._is_saved = False  # what the forwards of this round write
+
+    async def run(self) -> None:
+        """Serve rounds, and let updates count that were made ahead of the word."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.update.run())
+            group.create_task(super().run())
 
     async def order(self, order: RoundOrder) -> None:
         """Queue a round; the holder keeps at most two ahead."""
@@ -163,7 +174,11 @@ class StageRunner(PieceRunner):
             split=self.task.held is not None,
         )
         run = forward if self._is_saved else partial(self._saving, forward)
-        return await self._compute_forward(order, piece, run)
+        try:
+            return await self._compute_forward(order, piece, run)
+        except NotFinite:
+            await self.update.counted()  # an update before this one is told of before
+            raise
 
     def _saving(self, run: Forward, inputs: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
         """Before the round's first forward, in the same task: keep what forwards will write."""

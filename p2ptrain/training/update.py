@@ -4,20 +4,44 @@
     update, copy where one is to be kept  ◄── commit
 
 Ready comes before done is said: nobody may find a stage unready whose update counts already.
+
+A stage that goes ahead does not wait in between. It keeps what it was, and begins the next round;
+that one's update waits until this one counts, so that nobody is more than one ahead:
+
+    gradients complete ── ready, done ──► holder
+    update, copy                                     all stages are: the update counts
+    the next round's forwards ...         ◄── commit
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from p2ptrain import failpoints
 from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.protocol import Commit, RoundOrder
 from p2ptrain.training.stage_copies import Run, StageCopies
-from p2ptrain.training.versions import VersionStore
+from p2ptrain.training.versions import Named, VersionStore
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An update that waits to count.
+
+    Attributes:
+        kept: a copy of what it gives, where one was asked for and there is memory.
+    """
+
+    order: RoundOrder
+    kept: Named | None
 
 
 class Update(StageCopies):
@@ -32,27 +56,49 @@ class Update(StageCopies):
         device: str,
         stage: int,
         keeps: bool,
+        goes_ahead: bool = False,
     ) -> None:
-        """Update `live`; the rest as `StageCopies`."""
+        """Update `live`; the rest as `StageCopies`.
+
+        Args:
+            goes_ahead: whether updates are made before they count; `run` lets them count then.
+        """
         super().__init__(live, run, store, device=device, stage=stage, keeps=keeps)
         self._live = live
+        self._goes_ahead = goes_ahead
         self._commit: asyncio.Future[Commit] | None = None  # of the update that is ready
+        self._ahead: asyncio.Queue[_Made] = asyncio.Queue(1)
         self._settled = asyncio.Event()  # there is none to wait for
         self._settled.set()
 
     async def make(self, order: RoundOrder, say_done: Callable[[], Awaitable[None]]) -> None:
-        """Be ready, say so, and make the round's update once it counts."""
+        """Be ready, say so, and make the round's update; it counts then, unless it is ahead."""
+        await self._settled.wait()  # nobody is more than one update ahead of another
         self._live.get_ready(order)
         self._settled.clear()
         self._commit = asyncio.get_running_loop().create_future()
+        is_ahead = False
         try:
             await say_done()
-            commit = await self._commit
-            if failpoints.armed:
-                await self._reach("update.before", order)
-            await self._apply(order, commit)
-            if failpoints.armed:
-                await self._reach("version.after", order)
+            is_ahead = self._goes_ahead and await self._go_ahead(order)
+            if not is_ahead:
+                commit = await self._commit
+                apply = partial(self._live.apply, commit.coefficient)
+                await self._counted(_Made(order, await self._made(order, apply)))
+        finally:
+            if not is_ahead:
+                self._settled.set()
+
+    async def run(self) -> None:
+        """Let updates that were made ahead count once they do, until cancelled."""
+        try:
+            while True:
+                made = await self._ahead.get()
+                assert self._commit is not None
+                commit = await self._commit
+                self._live.apply(commit.coefficient)  # touches no tensor
+                await self._counted(made)
+                self._settled.set()
         finally:
             self._settled.set()
 
@@ -72,24 +118,50 @@ class Update(StageCopies):
             raise ProtocolError(f"a commit of update {commit.step} instead of {ready.step - 1}")
         self._commit.set_result(commit)
 
+    async def counted(self) -> None:
+        """Wait until there is no update that this stage is ready for, made or not."""
+        await self._settled.wait()
+
     async def settled(self) -> None:
-        """Wait until there is no update that this stage is ready for.
+        """As `counted`.
 
         Raises:
             PeerError: it was not made: the epoch has ended before, or it has failed.
         """
-        await self._settled.wait()
+        await self.counted()
         if self._live.torn or self._live.ready is not None:
             raise PeerError(f"update {self._live.version.step} was not made here")
 
-    async def _apply(self, order: RoundOrder, commit: Commit) -> None:
-        copies = order.keep and self._keeps
-        apply = partial(self._live.apply, commit.coefficient)
-        kept = await self._changed(apply, copies=copies)
+    async def _go_ahead(self, order: RoundOrder) -> bool:
+        """Make the update before it counts; False where there is no memory for what was before."""
+        try:
+            kept = await self._made(order, self._live.advance)
+        except (RuntimeError, MemoryError) as error:
+            if self._live.torn or not is_out_of_memory(error):
+                raise
+            log.info("not_ahead", stage=self._stage, why=str(error))
+            self._goes_ahead = False
+            return False
+        self._ahead.put_nowait(_Made(order, kept))
+        return True
+
+    async def _made(self, order: RoundOrder, change: Callable[[], None]) -> Named | None:
+        """The copy of what it gives, where one is asked for and there is memory."""
+        if failpoints.armed:
+            await self._reach("update.before", order)
+        kept = await self._changed(change, copies=self._is_copied(order))
         if failpoints.armed:
             await self._reach("update.after", order)
-        if copies:
-            self._keep(kept)
+        return kept
+
+    async def _counted(self, made: _Made) -> None:
+        if self._is_copied(made.order):
+            self._keep(made.kept)
+        if failpoints.armed:
+            await self._reach("version.after", made.order)
+
+    def _is_copied(self, order: RoundOrder) -> bool:
+        return order.keep and self._keeps
 
     async def _reach(self, name: str, order: RoundOrder) -> None:
         place = {"stage": self._stage, "step": order.round.step}

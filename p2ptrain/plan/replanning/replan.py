@@ -111,7 +111,11 @@ def living(cluster: Cluster, dead: Iterable[str]) -> Cluster:
 def cost_model(profile: Profile, cluster: Cluster, request: PlanRequest) -> CostModel:
     """What plans are judged by: as `request` says, synchronous or not, with overlap or not."""
     return CostModel(
-        profile, cluster, overlap=request.overlap, mode=request.mode, weights=request.weights
+        *(profile, cluster),
+        overlap=request.overlap,
+        mode=request.mode,
+        weights=request.weights,
+        updates_ahead=request.updates_ahead,
     )
 
 

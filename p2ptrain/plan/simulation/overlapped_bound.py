@@ -3,7 +3,8 @@
     device      all its tasks, the messages of its all-reduce, and its update
     interface   all bytes it sends, or receives
     compute     of a straight pipeline: first micro-batch's way to a stage, all its tasks, the last
-                one's way back, and the first stage's update, which waits for all stages
+                one's way back, and the first stage's update; where that waits for all stages, also
+                weight gradients behind the last one's way back
     depth       (M-1)//K_p + 1 round trips in place of the tasks
 
 The feed is ahead by two pieces and all-reduces may be hidden, so neither is in a chain. Weight
@@ -31,6 +32,7 @@ def steady_bound(cost: CostModel, draft: Draft) -> float:
 
 def _device_seconds(cost: CostModel, draft: Draft) -> dict[int, float]:
     assert cost.overlap is not None
+    ahead = cost.goes_ahead(draft.devices)
     seconds: dict[int, float] = defaultdict(float)
     for p, (group, units) in enumerate(zip(draft.groups, draft.units, strict=True)):
         parts = len(group.devices)
@@ -40,7 +42,7 @@ def _device_seconds(cost: CostModel, draft: Draft) -> dict[int, float]:
             for samples in set(pieces):
                 of = cost.split_seconds if draft.splits(p) else cost.stage_seconds
                 seconds[device] += pieces.count(samples) * sum(of(device, *units, samples))
-            seconds[device] += cost.update_seconds(device, *units)
+            seconds[device] += cost.update_seconds(device, *units, ahead=ahead)
             seconds[device] += cost.overlap.reduce_seconds(device, parts, buckets)
     return seconds
 
@@ -67,7 +69,8 @@ def _longest_chain(cost: CostModel, draft: Draft) -> float:
         _Way(cost, draft, samples)
         for samples in (draft.split.first_samples, draft.split.last_samples)
     )
-    update = cost.update_seconds(draft.devices[0], *draft.units[0])
+    ahead = cost.goes_ahead(draft.devices)
+    update = cost.update_seconds(draft.devices[0], *draft.units[0], ahead=ahead)
     weights = weight_seconds(cost, draft)
     longest = fill = 0.0
     drain = weights[0].last
@@ -75,7 +78,9 @@ def _longest_chain(cost: CostModel, draft: Draft) -> float:
         tasks = (count - 1) * sum(full.tasks[p]) + sum(last.tasks[p])
         trips = ((count - 1) // draft.warmup[p]) * full.trip(p) + last.trip(p)
         there_and_back = fill + max(tasks + weights[p].forced, trips) + drain
-        longest = max(longest, there_and_back + update, fill + tasks + weights[p].all + update)
+        longest = max(longest, there_and_back + update)
+        if not ahead:
+            longest = max(longest, fill + tasks + weights[p].all + update)
         if p + 1 < stages:
             fill += (full if count > 1 else last).tasks[p][0] + full.hops[p][0]
             drain += last.tasks[p][1] + last.hops[p][1]

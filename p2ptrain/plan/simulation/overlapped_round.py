@@ -5,8 +5,10 @@ What the plain model lacks is added around the engine, so that its loop stays as
     prefetch     the first two pieces of a fed lane miss no input, and their feed is not sent again
     all-reduce   a lane's last backward is cut where it has made a bucket of gradients; each cut
                  sends them to the next device of the ring, and a lane without a device collects
-    the word     nobody updates before everybody is done and the holder has said so; the next round
-                 begins so late that each lane has updated when its first task is due
+    update       a lane updates when it is done, and the next round begins so late that each lane
+                 has updated when its first task is due
+    the word     everybody is done and the holder has said so: no lane makes its next update before
+                 that; where they do not go ahead not even this one
 
         lane of a   ... F7 B6 | B7: bucket 0 made | bucket 1 made |
                                     `--> uplink a, downlink b `--> uplink a, downlink b
@@ -45,11 +47,18 @@ def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: 
     """
     if cost.overlap is None:
         raise ValueError("the plain cost model knows no overlap")
-    engine = SteadyEngine([*lanes], record=record, word_seconds=_word_seconds(cost, draft))
+    engine = SteadyEngine(
+        [*lanes],
+        record=record,
+        word_seconds=_word_seconds(cost, draft),
+        is_ahead=cost.goes_ahead(draft.devices),
+    )
     for p, units in enumerate(draft.units):
         ring = [lane for lane in lanes if lane.stage == p]
         for lane in ring:
-            engine.updates[lane.number] = cost.update_seconds(lane.device, *units)
+            engine.updates[lane.number] = cost.update_seconds(
+                lane.device, *units, ahead=engine.is_ahead
+            )
         if len(ring) > 1:
             buckets = cost.overlap.buckets(*units)
             for lane in ring:
@@ -158,11 +167,13 @@ class SteadyEngine(Engine):
         updates: seconds of each lane's update, by its number; lanes without one are collectors.
         sums: what its all-reduce costs it, by the number of a lane in a stage of several devices.
         word_seconds: from when the last lane is done until the holder's word is everywhere.
+        is_ahead: lanes do not wait for it.
         collectors: by stage of several devices, the lane that its gradients come together in.
         sends: (lane, task) -> what else goes out when it is done, with the task that waits for it.
     """
 
     word_seconds: float = 0.0
+    is_ahead: bool = False
     updates: dict[int, float] = field(default_factory=dict)
     sums: dict[int, _Sums] = field(default_factory=dict)
     collectors: dict[int, Lane] = field(default_factory=dict)
@@ -219,7 +230,7 @@ class SteadyEngine(Engine):
         return busy
 
     def run(self) -> float:
-        """Seconds from round to round: until all have updated, and no less than anything is busy.
+        """Seconds from round to round: what any lane takes, and no less than anything is busy.
 
         Raises:
             InternalError: the lanes' orders deadlock; a checked plan cannot.
@@ -252,10 +263,12 @@ class SteadyEngine(Engine):
 
     def _update(self, lane: Lane, told: float) -> float:
         """Let the lane update; returns how long after this round the next one may begin for it."""
-        end = told + self.updates[lane.number]
-        self.updated[lane.number] = told, end
+        done = self._done(lane)
+        begin = done if self.is_ahead else told
+        end = begin + self.updates[lane.number]
+        self.updated[lane.number] = begin, end
         first = lane.ends[0] - lane.seconds[lane.tasks[0]] if lane.ends else 0.0
-        return end - first
+        return max(end - first, told - done)
 
     def _own_lanes(self) -> Iterable[Lane]:
         return (lane for lane in self.lanes if lane.number in self.updates)

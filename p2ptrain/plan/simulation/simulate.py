@@ -68,19 +68,23 @@ def simulate(
     *,
     timeline: bool = True,
     overlap: bool = False,
+    updates_ahead: bool = True,
     schedule: Schedule | None = None,
 ) -> Simulation:
     """One round of `plan`, or steady running of an asynchronous one.
 
-    With `overlap` as the runtime does it, from one round to the next; with `schedule` as if the
-    plan's backwards were whole (1F1B) or split as usual (zero-bubble).
+    With `overlap` as the runtime does it, from one round to the next, where it has the memory to
+    update before all are done, or has not; with `schedule` as if the plan's backwards were whole
+    (1F1B) or split as usual (zero-bubble).
 
     Raises:
         OptionError: the plan does not belong to this profile and cluster; `overlap` or split
             backwards of an asynchronous plan; `schedule` says auto.
     """
     check_plan(plan, profile, cluster)
-    cost = CostModel(profile, cluster, overlap=overlap, mode=plan.mode)
+    cost = CostModel(
+        *(profile, cluster), overlap=overlap, mode=plan.mode, updates_ahead=updates_ahead
+    )
     draft = _scheduled(cost, draft_of(plan, cost), schedule)
     return simulate_draft(cost, draft, timeline=timeline)
 

@@ -11,14 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2ptrain.mesh.memory import MemoryMesh
+from p2ptrain import failpoints
+from p2ptrain.mesh.memory import MemoryMesh, memory_id
 from p2ptrain.net.message import Message
+from p2ptrain.training import memory_needs
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import COMMIT
 from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.stage_runner import StageRunner
 from tests.integration.training.group_plans import Stage, device_count, divided, force
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job
@@ -69,9 +72,15 @@ async def _state_after(steps: int, case: Case) -> dict[str, Tensor]:
 async def _broken_off(
     monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> AsyncIterator[dict[str, Engagement]]:
-    """Update 1 counts, b does not hear of it, all others apply it; then all stop."""
-    lost = asyncio.Event()
+    """Update 1 counts, b does not hear of it, all others apply it; then all stop.
+
+    Where stages go ahead, b has made it by then.
+    """
+    lost, made = asyncio.Event(), asyncio.Event()
     count = case.devices
+    monkeypatch.setattr(failpoints, "_all", [])
+    monkeypatch.setattr(failpoints, "armed", False)
+    failpoints.arm("update.after", lambda _: made.set(), device=memory_id("b"), step=1)
 
     def on_send(pass_on: Send) -> Send:
         async def send(mesh: MemoryMesh, peer: str, message: Message) -> None:
@@ -93,6 +102,8 @@ async def _broken_off(
         for name, engagement in engagements.items():
             if name != "b":
                 await engagement.applied()
+        if any(place.goes_ahead for place in engagements["b"].assignment.stages):
+            await made.wait()
         for engagement in engagements.values():
             await engagement.stop()
             await engagement.stop()  # once more is nothing
@@ -112,9 +123,17 @@ def _model(engagements: dict[str, Engagement], version: Version) -> dict[str, Te
     return {n.removeprefix("model:"): t for n, t in found.items() if n.startswith("model:")}
 
 
+@pytest.fixture(params=[True, False], ids=["ahead", "waiting"])
+def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether stages make updates before they count, where nothing else forbids it."""
+    if not request.param:
+        monkeypatch.setattr(memory_needs, "_may_go_ahead", lambda *_: False)
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 async def test_who_is_behind_catches_up_to_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, case: Case
+    monkeypatch: pytest.MonkeyPatch, case: Case, ahead: bool
 ) -> None:
     force(monkeypatch, case.plan)
     wanted = await _state_after(2, case)
@@ -124,6 +143,9 @@ async def test_who_is_behind_catches_up_to_the_same_bits(
             assert holding.kind is Kind.LIVE
             expected = (BEFORE, AFTER) if name == "b" else (AFTER, None)
             assert (holding.version, holding.ready) == expected
+        (behind,) = engagements["b"].runners.values()
+        assert isinstance(behind, StageRunner)
+        assert behind.live.is_ahead == (ahead and case.clip is None)
         coefficient = held["a"][0].coefficient
         assert (coefficient is None) == (case.clip is None)
         for engagement in engagements.values():  # who has applied it stays as it is
@@ -143,6 +165,7 @@ async def test_who_is_behind_catches_up_to_the_same_bits(
         assert await engagements["b"].apply_ready(Version(3, 1), coefficient) == {}
 
 
+@pytest.mark.usefixtures("ahead")
 async def test_who_is_ready_still_has_the_version_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Running statistics included, which the round has changed already."""
     force(monkeypatch, ALONE)
@@ -165,6 +188,7 @@ async def test_who_is_ready_still_has_the_version_before(monkeypatch: pytest.Mon
 
 async def test_what_is_torn_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     force(monkeypatch, ALONE)
+    monkeypatch.setattr(memory_needs, "_may_go_ahead", lambda *_: False)
     async with _broken_off(monkeypatch, BATCH_NORM) as engagements:
         engagement = engagements["b"]
         (runner,), (holding,) = engagement.runners.values(), engagement.held()

@@ -25,14 +25,14 @@ def _sample() -> list[Fault]:
 
 
 @cache
-def _known() -> dict[tuple[int, str], Outcome]:
+def _known() -> dict[tuple[int, str, bool], Outcome]:
     """The undisturbed runs, by plan."""
     return {}
 
 
 async def _wanted(fault: Fault) -> Outcome:
     known = _known()
-    plan = (id(fault.stages), fault.places)
+    plan = (id(fault.stages), fault.places, fault.clips)
     if plan not in known:
         known[plan] = await undisturbed(fault)
     return known[plan]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from p2ptrain.errors import TrainingError
 from p2ptrain.observe.events import Eval, Event, Step, Warned
+from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.job import SGD, AdamW, Job
 from p2ptrain.training.options import TrainOptions
 from tests import reference, zoo
@@ -45,25 +46,33 @@ async def _trained(
     """Train on a household that follows `plan`; replicas are compared after the last update."""
     force(monkeypatch, plan)
     made = zoo.make(case.model, dtype=case.dtype)
+    trained: list[Engagement] = []
     async with devices(device_count(plan)) as household:
 
         def listen(event: Event) -> None:
             household.events.append(event)
             if isinstance(event, Step) and event.step == case.steps:
-                _check_replicas(household)
+                here = (member.service.engagement for member in household.members.values())
+                trained.extend(engagement for engagement in here if engagement is not None)
 
         options = TrainOptions(wait_for=case.devices, steps=case.steps)
         await household.holder_run(job_of(case, made), options, listen).run()
+    _check_replicas(trained, case.steps)
     return outcome_of(household.losses, made), household
 
 
-def _check_replicas(household: Devices) -> None:
-    """Every device of a stage holds the same bits."""
+def _check_replicas(trained: Sequence[Engagement], steps: int) -> None:
+    """Every device of a stage that has made the last update holds the same bits."""
     states: dict[int, Mapping[str, Tensor]] = {}
-    for member in household.members.values():
-        engagement = member.service.engagement
-        for index, runner in engagement.runners.items() if engagement else ():
-            state = runner.live.copied({})
+    assert trained
+    for engagement in trained:
+        for index, runner in engagement.runners.items():
+            if runner.live.ready is not None:  # the job has ended before it heard the last word
+                if not runner.live.is_ahead:
+                    continue
+                runner.live.apply(None)
+            assert runner.live.version.step == steps
+            state = runner.live.named()
             first = states.setdefault(index, state)
             assert first.keys() == state.keys()
             for name, tensor in state.items():

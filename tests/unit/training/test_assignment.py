@@ -8,8 +8,10 @@ import pytest
 
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.versions import Weights
 from p2ptrain.tiles.shape import TileShape
 from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.protocol import EpochKey
 from p2ptrain.training.recovery.version import Version
 
@@ -30,6 +32,16 @@ def test_a_good_one_survives() -> None:
     assert Assignment.from_bytes(good.to_bytes()) == good
     told = replace(good, stable=Version(4, 1), keeps=True)
     assert Assignment.from_bytes(told.to_bytes()) == told
+
+
+def test_no_update_is_made_ahead_of_what_it_waits_for() -> None:
+    good = assignment(replace(shared(3, 1), goes_ahead=True))
+    assert Assignment.from_bytes(good.to_bytes()) == good
+    how = Asynchrony(Weights.STASHED)
+    tiles = followed(replace(tiled(1, 2, 1), goes_ahead=True))
+    for bad in (replace(good, clip=True), replace(good, asynchrony=how), tiles):
+        with pytest.raises(ProtocolError, match="ahead of what it waits for"):
+            Assignment.from_bytes(bad.to_bytes())
 
 
 @pytest.mark.parametrize("shares", [(0,), (4, 0), (0, 4), (5, -1)])

@@ -17,6 +17,7 @@ from p2ptrain.model.captured import Captured
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.written import written_names
+from p2ptrain.training import live_stage
 from p2ptrain.training.job import SGD, Adam
 from p2ptrain.training.live_stage import LiveStage
 from p2ptrain.training.protocol import RoundOrder
@@ -212,6 +213,89 @@ def test_clipping_is_part_of_the_update(captured: Captured) -> None:
     assert_equal(live.named(), plain.named())
     assert live.coefficient == coefficient
     assert coefficient[1] == "float32"
+
+
+def make_whole(live: LiveStage, step: int, *, ahead: bool = False) -> None:
+    compute_round(live)
+    live.get_ready(make_order(step))
+    if ahead:
+        live.advance()
+    live.apply(None)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_ahead_of_the_word_both_versions_are_there(captured: Captured, shared: bool) -> None:
+    """At the first update, which makes the optimizer's state, and at the second."""
+    x, y = data()
+    if shared:
+        model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))  # nothing but sums is written
+        captured = capture(model, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]))
+    live, plain = (make_live(captured, shared=shared) for _ in range(2))
+    for step in range(3):
+        for one in (live, plain):
+            if one.stage.statistics is not None:
+                one.stage.statistics.begin(MICRO_BATCHES)
+            compute_round(one)
+            one.get_ready(make_order(step))
+        before, version = copies(live), live.version
+        live.advance()
+        plain.apply(None)
+        assert (live.version, live.ready) == (version, Version(step + 1, EPOCH))
+        assert_equal(live.named(), before)
+        assert_equal(live.copied({}), plain.named())
+        with pytest.raises(InternalError, match="not ready"):
+            live.get_ready(make_order(step))
+        live.apply(None)
+        assert (live.version, live.ready) == (Version(step + 1, EPOCH), None)
+        assert_equal(live.named(), plain.named())
+
+
+def test_forwards_after_an_update_that_does_not_count_change_nothing_of_before(
+    captured: Captured,
+) -> None:
+    """Given up there, the round before is done again from its own bits; or it counts after all."""
+    undisturbed = make_live(captured)
+    for step in range(3):
+        make_whole(undisturbed, step)
+    live = make_live(captured)
+    make_whole(live, 0, ahead=True)
+    after_one = copies(live)
+    compute_round(live)
+    live.get_ready(make_order(1))
+    live.advance()
+    after_two = live.copied({})
+    compute_round(live, micro_batches=2)
+    assert not torch.equal(live.present()["model:table"], after_two["model:table"])
+    assert_equal(live.named(), after_one)
+    given_up = {name: tensor.clone() for name, tensor in live.named().items()}
+    live.apply(None)
+    assert_equal(live.named(), after_two)
+    for state, step in ((given_up, 1), (live.named(), 2)):
+        again = make_live(captured, state, step)
+        for later in range(step, 3):
+            make_whole(again, later)
+        assert_equal(again.named(), undisturbed.named())
+
+
+def test_without_memory_for_what_was_before_nothing_changes(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = make_live(captured)
+    before = copies(live)
+    compute_round(live)
+    live.get_ready(make_order())
+
+    def no_memory(slot: object, tensor: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(live_stage, "copy_into", no_memory)
+    with pytest.raises(MemoryError):
+        live.advance()
+    assert not live.torn
+    assert not live.is_ahead
+    assert_equal(live.named(), before)
+    live.apply(None)
+    assert live.version == Version(1, EPOCH)
 
 
 def test_an_update_that_fails_half_way_counts_for_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,11 +58,15 @@ def measured(*units: tuple[int, int, int]) -> dict[str, Any]:
     }
 
 
-def extras(*stages: dict[str, Any]) -> dict[str, int]:
+def planned(
+    *stages: dict[str, Any],
+    asked: PlanningRequest | None = None,
+    memory_bytes: Mapping[str, int] | None = None,
+) -> Plan:
     """What the prediction adds to the planners' bytes for 4 micro-batches of 4 on devices x, y, z.
 
     Units have 1200, 600 and 24 bytes of parameters, hand on 50 and 30 bytes a sample and keep 100,
-    60 and 20. x is the holder.
+    60 and 20. x is the holder. Without `memory_bytes` nothing is made ahead.
     """
     names = [device["name"] for stage in stages for device in stage["devices"]]
     plan = Plan.from_json(
@@ -80,7 +85,13 @@ def extras(*stages: dict[str, Any]) -> dict[str, int]:
         }
     )
     profile = to_profile(measured((1200, 50, 100), (600, 30, 60), (24, 0, 20)), request())
-    peaks = with_all_memory(plan, profile, request(), "x").predicted.peak_bytes
+    memory = dict.fromkeys(names, 0) if memory_bytes is None else memory_bytes
+    return with_all_memory(plan, profile, asked or request(), "x", memory)
+
+
+def extras(*stages: dict[str, Any]) -> dict[str, int]:
+    """By device what `planned` adds to the planners' 5000 bytes and those of a process."""
+    peaks = planned(*stages).predicted.peak_bytes
     return {name: peak - 5000 - PROCESS_BYTES for name, peak in peaks.items()}
 
 
@@ -93,6 +104,28 @@ def test_a_pipeline_counts_what_waits_at_its_cut() -> None:
         "x": wire + 1200 + (4 * 160 + 1800) // 3 + (12 - 4) * 160 // 12 + fed,
         "y": 4 * 30 + wire + 24 + (4 * 20 + 24) // 3,
     }
+
+
+def test_stages_go_ahead_where_there_is_room_for_what_was_before() -> None:
+    """Parameters and a state as large; for a stage on all of its devices, or on none."""
+    first = {"units": [0, 1], "devices": [{"name": "x", "share": 4}], "warmup": 3}
+    devices = [{"name": "y", "share": 3}, {"name": "z", "share": 1}]
+    last = {"units": [1, 3], "devices": devices, "warmup": 1}
+    needed = planned(first, last).predicted.peak_bytes
+
+    def ahead(room: Mapping[str, int], asked: PlanningRequest | None = None) -> dict[str, int]:
+        memory = {name: peak + room[name] for name, peak in needed.items()}
+        found = planned(first, last, asked=asked, memory_bytes=memory)
+        more = {name: peak - needed[name] for name, peak in found.predicted.peak_bytes.items()}
+        told = {d.name for stage in found.stages if stage.goes_ahead for d in stage.devices}
+        assert {name for name, peak in more.items() if peak} == told
+        return more
+
+    before = {"x": 2 * 1200, "y": 2 * 624, "z": 2 * 624}
+    assert ahead(before) == before
+    assert ahead({**before, "y": before["y"] - 1}) == {"x": before["x"], "y": 0, "z": 0}
+    assert ahead({**before, "x": 0}) == {**before, "x": 0}
+    assert ahead(before, replace(request(), clip=True)) == dict.fromkeys("xyz", 0)
 
 
 def test_a_device_of_a_group_counts_its_own_pieces() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -40,11 +41,17 @@ async def run_here(function: Callable[[], T]) -> T:
 class Kept:
     """A stage whose copies are watched."""
 
-    def __init__(self, captured: Captured, *, keeps: bool = True) -> None:
+    def __init__(self, captured: Captured, *, keeps: bool = True, goes_ahead: bool = False) -> None:
         self.live: LiveStage = make_live(captured)
         self.units = (self.live.stage.first, self.live.stage.end)
         self.store = VersionStore(captured.description)
-        self.update = Update(self.live, run_here, self.store, device="a", stage=3, keeps=keeps)
+        self.update = Update(
+            *(self.live, run_here, self.store),
+            device="a",
+            stage=3,
+            keeps=keeps,
+            goes_ahead=goes_ahead,
+        )
         self.told: list[tuple[int, Version, str | None]] = []
         self.update.on_kept = lambda *what: self.told.append(what)
 
@@ -155,3 +162,93 @@ async def test_a_failed_update_is_nothing_to_wait_for(
     assert kept.store.holdings() == ()
     with pytest.raises(PeerError, match="update 0 was not made here"):
         await kept.update.settled()
+
+
+async def said() -> None:
+    """Done is said, and nobody answers yet."""
+
+
+@asynccontextmanager
+async def counting(update: Update) -> AsyncIterator[None]:
+    """What the stage's runner does."""
+    running = asyncio.create_task(update.run())
+    yield
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_ahead_an_update_is_made_at_once_and_counts_when_it_is_told_to(
+    captured: Captured,
+) -> None:
+    kept = Kept(captured, goes_ahead=True)
+    version = Version(1, EPOCH)
+    async with counting(kept.update):
+        compute_round(kept.live)
+        await kept.update.make(replace(make_order(0), keep=True), said)
+        assert kept.live.is_ahead
+        assert (kept.live.version, kept.live.ready) == (Version(0, 0), version)
+        assert kept.told == []
+        after = kept.live.copied({})
+        settled = asyncio.create_task(kept.update.settled())
+        compute_round(kept.live)
+        early = asyncio.create_task(kept.update.make(make_order(1), said))
+        await asyncio.sleep(0)
+        assert not settled.done()
+        assert kept.live.ready == version, "the next update waits for the word on this one"
+        kept.update.commit(Commit(0, 0))
+        await settled
+        assert kept.told == [(3, version, None)]
+        await early
+        assert kept.live.ready == Version(2, EPOCH)
+        copy = kept.store.named(*kept.units, version)
+        assert copy is not None
+        assert_equal(copy, after)
+        assert_equal(kept.live.named(), after)
+
+
+async def test_the_word_may_come_while_the_update_is_made(captured: Captured) -> None:
+    kept = Kept(captured, goes_ahead=True)
+    plain = Kept(captured)
+    async with counting(kept.update):
+        for step in range(3):
+            await plain.round(step)
+            await kept.round(step)
+            await kept.update.settled()
+            assert_equal(kept.live.named(), plain.live.named())
+    assert kept.live.version == Version(3, EPOCH)
+
+
+async def test_who_stops_before_the_word_leaves_nobody_waiting(captured: Captured) -> None:
+    kept = Kept(captured, goes_ahead=True)
+    before = kept.live.copied({})
+    async with counting(kept.update):
+        compute_round(kept.live)
+        await kept.update.make(replace(make_order(0), keep=True), said)
+        settled = asyncio.create_task(kept.update.settled())
+        await asyncio.sleep(0)
+    with pytest.raises(PeerError, match="update 0 was not made here"):
+        await settled
+    assert kept.store.holdings() == ()
+    assert_equal(kept.live.named(), before)
+
+
+async def test_without_memory_to_go_ahead_a_stage_waits_for_the_word(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(captured, goes_ahead=True)
+
+    def no_memory() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(kept.live, "advance", no_memory)
+    async with counting(kept.update):
+        for step in range(2):
+            compute_round(kept.live)
+            making = asyncio.create_task(kept.update.make(make_order(step), said))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not making.done()
+            kept.update.commit(Commit(0, step))
+            await making
+            monkeypatch.setattr(kept.live, "advance", pytest.fail)  # it does not ask again
+    assert kept.live.version == Version(2, EPOCH)

@@ -10,7 +10,13 @@ from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.overheads import REFERENCE, Overheads, Ratios
-from p2ptrain.plan.overlap import FEED_MESSAGES, LEAST_BUCKET_BYTES, LOAD_MESSAGES, ROUND_MESSAGES
+from p2ptrain.plan.overlap import (
+    COPY_PART,
+    FEED_MESSAGES,
+    LEAST_BUCKET_BYTES,
+    LOAD_MESSAGES,
+    ROUND_MESSAGES,
+)
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
@@ -56,13 +62,18 @@ def test_the_plain_model_does_not_know_overheads(drawn: tuple[Plan, Profile, Clu
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples_of(50))
-@given(rounds(), st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01, 0.0, 0.0)]))
+@given(
+    rounds(),
+    st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01, 0.0, 0.0)]),
+    st.booleans(),
+)
 def test_no_round_is_faster_than_its_bound(
-    drawn: tuple[Plan, Profile, Cluster], overheads: Overheads
+    drawn: tuple[Plan, Profile, Cluster], overheads: Overheads, ahead: bool
 ) -> None:
     plan, profile, cluster = drawn
-    cost = CostModel(profile, with_overheads(cluster, overheads), overlap=True)
-    simulation = simulate(plan, profile, with_overheads(cluster, overheads), overlap=True)
+    cluster = with_overheads(cluster, overheads)
+    cost = CostModel(profile, cluster, overlap=True, updates_ahead=ahead)
+    simulation = simulate(plan, profile, cluster, overlap=True, updates_ahead=ahead)
     assert lower_bound(cost, draft_of(plan, cost)) <= simulation.round_seconds * (1 + 1e-9)
     assert all(busy <= simulation.round_seconds for busy in simulation.busy_seconds.values())
 
@@ -105,30 +116,61 @@ def test_an_update_takes_time_by_its_parameters_and_their_state() -> None:
     assert simulation.round_seconds == 4.0
 
 
-def _with_parameters_behind(latency_s: float) -> Simulation:
+def _with_parameters_behind(latency_s: float, *, updates_ahead: bool) -> Simulation:
     """Two stages; the second one's update takes 2 s, and its first forward begins at 1 s."""
     profile = examples.profile([(1.0, 3.0), (1.0, 1.0)])
     units = profile.units[0], replace(profile.units[1], parameter_bytes=100)
     plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
     cluster = examples.cluster("a", "b", link=Link(1e300, latency_s))
     cluster = with_overheads(cluster, Overheads(0.0, 0.0, 0.01, 0.0, 0.0))
-    return simulate(plan, replace(profile, units=units), cluster, overlap=True)
+    profile = replace(profile, units=units)
+    return simulate(plan, profile, cluster, overlap=True, updates_ahead=updates_ahead)
 
 
 def test_an_update_of_a_later_stage_begins_when_all_are_done_and_is_hidden_by_the_way_there() -> (
     None
 ):
-    simulation = _with_parameters_behind(0.0)
+    simulation = _with_parameters_behind(0.0, updates_ahead=False)
     assert ends(simulation, "backward") == [(2.0, 3.0), (3.0, 6.0)]
     assert ends(simulation, "update") == [(6.0, 6.0), (6.0, 8.0)]
     assert simulation.round_seconds == 7.0
 
 
 def test_the_holder_is_told_of_a_round_and_tells_everybody() -> None:
-    simulation = _with_parameters_behind(0.25)
+    simulation = _with_parameters_behind(0.25, updates_ahead=False)
     assert ends(simulation, "backward") == [(2.25, 3.25), (3.5, 6.5)]
     assert ends(simulation, "update") == [(7.0, 7.0), (7.0, 9.0)]
     assert simulation.round_seconds == 9.0 - 1.25
+
+
+def test_ahead_an_update_begins_when_the_stage_is_done() -> None:
+    """Copying what was before costs a part of it. The first stage is done last."""
+    simulation = _with_parameters_behind(0.25, updates_ahead=True)
+    update = 2.0 * (1 + COPY_PART)
+    assert ends(simulation, "backward") == [(2.25, 3.25), (3.5, 6.5)]
+    assert ends(simulation, "update") == [(3.25, pytest.approx(3.25 + update)), (6.5, 6.5)]
+    assert simulation.round_seconds == 6.5
+
+
+def test_ahead_no_update_begins_before_the_word_on_the_last_one() -> None:
+    """Stage b is done after 2 s of a round and hears at 6.5 + 2 x 4 that a is, too."""
+    simulation = _with_parameters_behind(4.0, updates_ahead=True)
+    assert ends(simulation, "backward") == [(6.0, 7.0), (11.0, 14.0)]
+    assert simulation.round_seconds == 14.0 + 2 * 4.0 - 7.0
+
+
+@settings(derandomize=True, deadline=None, max_examples=examples_of(25))
+@given(rounds(), st.sampled_from([NOTHING, replace(REFERENCE, update_byte_seconds=0.0)]))
+def test_updates_that_cost_nothing_lose_nothing_by_going_ahead(
+    drawn: tuple[Plan, Profile, Cluster], overheads: Overheads
+) -> None:
+    plan, profile, cluster = drawn
+    cluster = with_overheads(cluster, overheads)
+    waiting, ahead = (
+        simulate(plan, profile, cluster, overlap=True, updates_ahead=ahead).round_seconds
+        for ahead in (False, True)
+    )
+    assert ahead <= waiting * (1 + 1e-9)
 
 
 def test_the_first_two_pieces_are_there_when_a_round_begins() -> None:
@@ -138,7 +180,9 @@ def test_the_first_two_pieces_are_there_when_a_round_begins() -> None:
     cluster = with_overheads(examples.cluster("a", "b", link=Link(1.0, 0.5)), NOTHING)
     assert simulate(plan, profile, cluster).round_seconds == 1.5 + 4.0
     the_word = 2 * 0.5  # to the holder and back
-    assert simulate(plan, profile, cluster, overlap=True).round_seconds == 4.0 + the_word
+    waiting = simulate(plan, profile, cluster, overlap=True, updates_ahead=False)
+    assert waiting.round_seconds == 4.0 + the_word
+    assert simulate(plan, profile, cluster, overlap=True).round_seconds == 4.0
 
 
 def test_feeding_all_the_time_limits_a_round() -> None:

@@ -83,14 +83,18 @@ def test_the_naive_simulator_agrees_and_the_bound_is_below(
 
 
 @settings(max_examples=examples_of(40), deadline=None, derandomize=True)
-@given(split_rounds(), st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01, 0.0, 0.0)]))
+@given(
+    split_rounds(),
+    st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01, 0.0, 0.0)]),
+    st.booleans(),
+)
 def test_with_overlap_no_round_is_faster_than_its_bound(
-    drawn: tuple[Plan, Profile, Cluster], overheads: Overheads
+    drawn: tuple[Plan, Profile, Cluster], overheads: Overheads, ahead: bool
 ) -> None:
     plan, profile, cluster = drawn
     cluster = with_overheads(cluster, overheads)
-    cost = CostModel(profile, cluster, overlap=True)
-    simulation = simulate(plan, profile, cluster, overlap=True)
+    cost = CostModel(profile, cluster, overlap=True, updates_ahead=ahead)
+    simulation = simulate(plan, profile, cluster, overlap=True, updates_ahead=ahead)
     assert lower_bound(cost, draft_of(plan, cost)) <= simulation.round_seconds * (1 + 1e-9)
     assert all(
         busy <= simulation.round_seconds * (1 + 1e-9) for busy in simulation.busy_seconds.values()
