@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ class Task:
         devices: how many the household has.
         sizes: of micro-batches to train with.
         seconds: processor time to train with each size, at least.
+        largest_second: whether the largest size is profiled after the smallest.
     """
 
     model: str
@@ -58,6 +59,7 @@ class Task:
     devices: int
     sizes: Sequence[int]
     seconds: float
+    largest_second: bool = False
 
 
 @dataclass(slots=True)
@@ -97,7 +99,10 @@ async def _measure(task: Task, channel: Channel) -> None:
     sizes = batch_sizes_to_measure(task.batch_size, 0, task.devices, prepared.least_piece)
     description = prepared.captured.description
     begin = await compute.run((0,), lambda: (time.perf_counter(), time.thread_time()))
-    measured = await measure(description, sizes, compute, ProfileCache(None), MEMORY_BYTES)
+    measured = await measure(
+        *(description, sizes, compute, ProfileCache(None), MEMORY_BYTES),
+        largest_second=task.largest_second,
+    )
     end = await compute.run((0,), lambda: (time.perf_counter(), time.thread_time()))
     channel.say("profiled", measured=measured, wall=end[0] - begin[0], cpu=end[1] - begin[1])
     channel.wait()
@@ -175,8 +180,12 @@ class DeviceFigures:
 def measure(task: Task, testbed: Testbed) -> list[DeviceFigures]:
     """All devices at the same time. Raises CellError."""
     company = Company(LIMIT_SECONDS)
-    command = ("tools/profile_accuracy.py", "--inside", json.dumps(asdict(task)))
-    workers = company.start_lifted([(device, command) for device in testbed.devices])
+    orders = []
+    for number, device in enumerate(testbed.devices):
+        own = replace(task, largest_second=number % 2 == 0)  # as a coordinator asks them
+        command = ("tools/profile_accuracy.py", "--inside", json.dumps(asdict(own)))
+        orders.append((device, command))
+    workers = company.start_lifted(orders)
     for worker in workers:
         worker.tell(go=True)
     profiled = company.expect_each(workers, "profiled")
@@ -199,8 +208,21 @@ def measure(task: Task, testbed: Testbed) -> list[DeviceFigures]:
 def report(task: Task, figures: Sequence[DeviceFigures]) -> str:
     """The table of one model."""
     from p2ptrain.plan.times import TimeTable, bytes_by_flop
+    from p2ptrain.training.alike import Measured, shared
 
-    tables = [TimeTable.from_json(one.measured["times"], "times") for one in figures]
+    found = shared(
+        {
+            str(number): Measured(
+                one.measured["processor"],
+                one.measured["wall_by_cpu"],
+                TimeTable.from_json(one.measured["times"], "times"),
+                None,
+                frozenset(one.measured["cold"]),
+            )
+            for number, one in enumerate(figures)
+        }
+    )
+    tables = [found[str(number)].times for number in range(len(figures))]
     reference = max(tables, key=lambda table: table.sizes[-1])
     units = figures[0].measured["units"]
     weights = bytes_by_flop((unit["parameter_bytes"], unit["flops"]) for unit in units)

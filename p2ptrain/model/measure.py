@@ -94,6 +94,7 @@ def measure_units(
     budget_seconds: float = DEFAULT_BUDGET_SECONDS,
     most_seconds: float = 0.0,
     every_size: bool = False,
+    largest_second: bool = False,
     memory_bytes: int | None = None,
     clock: Clock | None = None,
 ) -> UnitMeasurements:
@@ -109,13 +110,18 @@ def measure_units(
             ones.
         most_seconds: what a slow device may take instead, for the sake of larger sizes.
         every_size: measure each as it was asked for, at least once, however long it takes.
+        largest_second: after the smallest; those between if there is time left.
         memory_bytes: sizes that need more are not measured; where the whole model does, units
             run one by one.
         clock: tests bring their own.
     """
     room = _Room(description, memory_bytes)
     chain = room.chain
-    limits = Limits(budget_seconds, most_seconds, every_size, room.may_run, room.must_run_apart)
+    limits = Limits(
+        *(budget_seconds, most_seconds, every_size, largest_second),
+        may_run=room.may_run,
+        apart=room.must_run_apart,
+    )
     timing = time_units(chain, batch_sizes, limits, clock)
     saved, largest = chain.saved_bytes, max(chain.saved_bytes)
     return UnitMeasurements(

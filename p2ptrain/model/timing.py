@@ -14,6 +14,9 @@ says how long a batch takes; passes by units say how that divides among them.
     larger ones      (units), units, whole; which part of a backward is weights is that of smaller
                      sizes
 
+Or the largest comes second, and those between if there is time left. A slow device comes to either
+those between or to a large one warm; several of one kind, which share what they find, do both.
+
 One size alone does not say what another takes: weights that are read, and gradients of theirs that
 are written, cost the same for any. A BERT of 29 M parameters took 1.3 s for one sample on 0.3 core
 and 4.5 s for 16; who knew only the first would train it with micro-batches of one. So a slow device
@@ -64,6 +67,9 @@ SECOND_SIZE = 1.3
 SLOPE_OF_ONE_SIZE = 0.8
 """Of a sample's cost in the smallest size, what a further one is expected to cost where no other
 size has shown it."""
+NEAR_THE_LARGEST = 4
+"""Where the largest size comes second, how many times smaller one may be that is run warm in place
+of it: what lies above follows from a line."""
 SPLIT_BY_WHOLE = 1.25
 """How many times as long as a whole pass the first, split one takes at least."""
 LEAST_GROWTH = 1.5
@@ -154,11 +160,13 @@ class Limits:
         may_run: whether there is memory for a batch size.
         apart: asked before each pass: whether one unit after the other runs alone.
         every_size: each is run as it was asked for, at least once, however long it takes.
+        largest_second: the largest size is measured after the smallest.
     """
 
     budget_seconds: float
     most_seconds: float = 0.0
     every_size: bool = False
+    largest_second: bool = False
     may_run: Callable[[int], bool] = lambda batch: True
     apart: Callable[[int], bool] = lambda batch: False
 
@@ -190,15 +198,20 @@ def time_units(
     course = _Course(runner, clock or Clock(), limits)
     sizes = sorted(set(batch_sizes))
     course.measure_smallest(sizes, limits.budget_seconds / len(sizes))
+    if limits.largest_second:
+        sizes[1:] = [*sizes[-1:], *sizes[1:-1]]
     for place, wanted in enumerate(sizes[1:], 1):
         left = len(sizes) - place
-        if not course.measure_larger(wanted, last=left == 1):
+        if wanted < course.largest:
+            course.measure_between(wanted)
+        elif not course.measure_larger(wanted, last=wanted == max(sizes)):
             break
-        course.repeat(course.largest, course.left_seconds() / left)
-    course.repeat(course.largest, course.left_seconds())
+        course.repeat(course.latest, course.left_seconds() / left)
+    course.repeat(course.latest, course.left_seconds())
     course.run_again()
     course.fill()
-    factor, passes = wall_by_cpu(course.spans), telling(list(course.done.values()))
+    found = [course.done[batch] for batch in sorted(course.done)]
+    factor, passes = wall_by_cpu(course.spans), telling(found)
     cold = tuple(found.batch for found in passes if found.is_cold)
     return Timing(unit_times(passes, factor), factor, cold)
 
@@ -208,7 +221,7 @@ class _Course:
     """Passes over the units of a runner, timed.
 
     Attributes:
-        done: by batch size, ascending.
+        done: by batch size, in the order in which they were measured.
         spans: of all passes.
     """
 
@@ -224,8 +237,13 @@ class _Course:
 
     @property
     def largest(self) -> int:
-        """The size measured last."""
+        """The largest size measured."""
         return max(self.done)
+
+    @property
+    def latest(self) -> int:
+        """The size measured last."""
+        return next(reversed(self.done))
 
     def left_seconds(self) -> float:
         """Of the budget."""
@@ -276,8 +294,9 @@ class _Course:
         asked = [wanted] if self.limits.every_size else _towards(wanted, self.largest)
         sizes = [size for size in asked if self.limits.may_run(size)]
         near = [size for size in sizes if 2 * size >= wanted]
-        best = _SPLIT if len(self.done) < IN_TWO_PARTS else _UNITS
-        choices = [(best, size, allowed) for size in near]
+        choices = [(self._best, size, allowed) for size in near]
+        if self.limits.largest_second:
+            near = [size for size in sizes if NEAR_THE_LARGEST * size >= wanted]
         choices += [(_SHORT, size, late) for size in near]
         choices += [(_ONCE, size, late) for size in sizes]
         if self.limits.apart(wanted):
@@ -289,6 +308,19 @@ class _Course:
                 self._measure(size, way)
                 return True
         return False
+
+    def measure_between(self, batch: int) -> None:
+        """Measure a size between others, where there is memory and time for what counts of it."""
+        if not self.limits.may_run(batch) or self.limits.apart(batch) or batch in self.done:
+            return
+        for way in (self._best, _SHORT):
+            if way.cost * self._seconds(batch) <= self._allowed_seconds():
+                self._measure(batch, way)
+                return
+
+    @property
+    def _best(self) -> _Way:
+        return _SPLIT if len(self.done) < IN_TWO_PARTS else _UNITS
 
     def _measure(self, batch: int, way: _Way) -> None:
         found = self.done[batch] = BatchPasses(batch, is_ready=way.first > 0)
@@ -324,7 +356,7 @@ class _Course:
 
     def run_again(self) -> None:
         """Run sizes that were run once as a whole, largest first, as far as time allows."""
-        for batch, found in reversed(self.done.items()):
+        for batch, found in sorted(self.done.items(), reverse=True):
             fits = found.longest <= self._allowed_seconds()
             if fits and found.is_cold and not self.limits.apart(batch):
                 found.whole.append(self._whole(batch))
@@ -332,7 +364,7 @@ class _Course:
     def fill(self) -> None:
         """Where the budget is spent, repeat sizes, largest first, in the time that remains."""
         if self.left_seconds() <= 0:
-            for batch in reversed(self.done):
+            for batch in sorted(self.done, reverse=True):
                 self.repeat(batch, self._allowed_seconds())
 
     def _another(self, found: BatchPasses) -> None:

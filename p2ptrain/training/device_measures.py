@@ -71,11 +71,15 @@ class DeviceMeasures:
         digest = text(message.fields, "digest", 64)
         description = await self.model(digest, text(message.fields, "holder", 64))
         sizes = _sizes(message.fields.get("batch_sizes"))
+        largest_second = message.fields.get("largest_second") is True
         budget = self.budget_bytes()
         measured: Mapping[str, Any] = {}
         if sizes:
             with timed(log, "measured"):
-                measured = await measure(description, sizes, self._compute, self._profiles, budget)
+                measured = await measure(
+                    *(description, sizes, self._compute, self._profiles, budget),
+                    largest_second=largest_second,
+                )
         memory_bytes = self.budget_bytes()
         taken = max(anonymous_bytes() - self._idle_bytes, 0)
         self._offers = {digest: _Offer(measured, memory_bytes, taken)}

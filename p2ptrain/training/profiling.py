@@ -28,7 +28,7 @@ from p2ptrain.training.processor import processor_kind
 
 log = get_logger(__name__)
 
-METHOD = 5
+METHOD = 6
 """Of measuring: what an earlier one has found is measured anew."""
 MOST_SAMPLES = 128
 """A sample of a larger batch costs about the same, and a slow device would take seconds."""
@@ -102,6 +102,8 @@ async def measure(
     compute: ComputeThread,
     cache: ProfileCache,
     memory_bytes: int,
+    *,
+    largest_second: bool = False,
 ) -> Mapping[str, Any]:
     """The profile of `description` on this device; see `model.measure` for its content.
 
@@ -115,7 +117,8 @@ async def measure(
     known = cache.get(key)
     if known is not None and _is_complete(known):
         return known
-    measured = await compute.run((1,), partial(_measure, description, batch_sizes, memory_bytes))
+    run = partial(_measure, description, batch_sizes, memory_bytes, largest_second)
+    measured = await compute.run((1,), run)
     await asyncio.to_thread(cache.put, key, measured)
     return measured
 
@@ -126,7 +129,10 @@ def _is_complete(measured: Mapping[str, Any]) -> bool:
 
 
 def _measure(
-    description: ModelDescription, batch_sizes: Sequence[int], memory_bytes: int
+    description: ModelDescription,
+    batch_sizes: Sequence[int],
+    memory_bytes: int,
+    largest_second: bool,
 ) -> dict[str, Any]:
     begin = Look.at(Clock())
     units = measure_units(
@@ -134,6 +140,7 @@ def _measure(
         batch_sizes=batch_sizes,
         budget_seconds=BUDGET_SECONDS,
         most_seconds=MOST_SECONDS,
+        largest_second=largest_second,
         memory_bytes=memory_bytes,
     )
     return {

@@ -90,7 +90,9 @@ class Surveyor:
     ) -> dict[str, Candidate | LeftOut]:
         """Unit times of the devices in `names` (id -> name), measured side by side.
 
-        FTPipeHD measures the holder alone: the others say only how much memory they offer.
+        Every other one goes on from the smallest batch to the largest: slow ones come no further,
+        and what devices of one kind find is put together (`alike.py`). FTPipeHD measures the holder
+        alone: the others say only how much memory they offer.
 
         Args:
             count: devices that may take part.
@@ -100,19 +102,30 @@ class Surveyor:
         )
         is_alone = request.ftpipehd is not None
         wanted = {device: [] if is_alone and device != holder else sizes for device in names}
+        every_other = set(sorted(names)[::2])
         answers = await asyncio.gather(
-            *(self._profile(request, holder, d, names[d], wanted[d]) for d in names)
+            *(
+                self._profile(request, holder, d, names[d], wanted[d], d in every_other)
+                for d in names
+            )
         )
         return dict(zip(names, answers, strict=True))
 
     async def _profile(
-        self, request: PlanningRequest, holder: str, device: str, name: str, sizes: list[int]
+        self,
+        request: PlanningRequest,
+        holder: str,
+        device: str,
+        name: str,
+        sizes: list[int],
+        largest_second: bool,
     ) -> Candidate | LeftOut:
         fields = {
             "job": request.job,
             "digest": request.digest,
             "holder": holder,
             "batch_sizes": sizes,
+            "largest_second": largest_second,
         }
         try:
             reply = await self._mesh.call(

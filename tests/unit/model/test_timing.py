@@ -352,6 +352,30 @@ def test_the_largest_size_is_run_once_only_where_a_second_pass_does_not_fit(
         assert device.wall + a_pass > most_seconds - 0.02
 
 
+def test_a_slow_device_comes_to_a_size_between_warm_or_to_a_large_one() -> None:
+    """Who goes on to the next size runs a large one once, and that takes longer than it will."""
+
+    def found(most_seconds: float, *, largest_second: bool) -> Timing:
+        device = Device(share=0.3, first_pass_factor=1.5, fixed=0.01)
+        limits = Limits(0.5, most_seconds, largest_second=largest_second)
+        return time_units(device, [4, 16, 64], limits, device.clock)
+
+    up, down = (found(5.0, largest_second=second) for second in (False, True))
+    assert (list(up.times), up.cold) == ([4, 9, 48], (48,))
+    assert (list(down.times), down.cold) == ([4, 36], ())
+    ample = found(12.0, largest_second=True)
+    assert (list(ample.times), ample.cold) == ([4, 16, 48], ())
+
+
+def test_a_quick_device_measures_all_in_either_order() -> None:
+    for largest_second in (False, True):
+        device = Device(first_pass_factor=2.0)
+        times = timed(device, [4, 16, 64], 8.0, largest_second=largest_second)
+        assert list(times) == [4, 16, 64]
+        for batch in times:
+            assert_close(times[batch], batch, 1.0, 1e-9)
+
+
 def test_a_size_that_was_run_once_tells_nothing_between_others() -> None:
     passes = {4: 3, 8: 1, 16: 1, 32: 2, 64: 1}
     sizes = [BatchPasses(size, whole=[WholePass(1.0, 1.0, 2.0)] * n) for size, n in passes.items()]
