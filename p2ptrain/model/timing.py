@@ -97,7 +97,7 @@ class _Way:
 
 _SPLIT, _UNITS, _SHORT = _Way(1, 1, 0, 1, 4.3), _Way(1, 0, 1, 1, 3.5), _Way(1, 0, 1, 0, 2.5)
 _APART = _Way(0, 2, 0, 0, 3.0)
-_ONCE = _Way(0, 0, 0, 1, 1.2)
+_ONCE, _THIRD_ONCE = _Way(0, 0, 0, 1, 1.2), _Way(0, 0, 0, 1, 1.5)
 
 
 class UnitRunner(Protocol):
@@ -298,7 +298,8 @@ class _Course:
         if self.limits.largest_second:
             near = [size for size in sizes if NEAR_THE_LARGEST * size >= wanted]
         choices += [(_SHORT, size, late) for size in near]
-        choices += [(_ONCE, size, late) for size in sizes]
+        once = _ONCE if len(self.done) == 1 else _THIRD_ONCE
+        choices += [(once, size, late) for size in sizes]
         if self.limits.apart(wanted):
             choices = [(_APART, size, allowed) for size in sizes]
         if self.limits.every_size:

@@ -93,6 +93,14 @@ class Bucket:
     first: int
 
 
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What the holder sends to the devices at one end of the pipeline in a round."""
+
+    pieces: int
+    samples: int
+
+
 def bucket_bytes(before_bytes: int, left_bytes: int) -> int:
     """The next bucket's size: half of what is left, no more than there was before, within bounds.
 
@@ -121,10 +129,22 @@ class OverlapCosts:
         last = len(profile.units)
         cuts = [profile.units[cut - 1].output_bytes for cut in (first, end) if 0 < cut < last]
         each = len(cuts) * own.message_seconds + sum(cuts) * samples * own.byte_seconds
-        return each + self._feed_seconds(device, first, end, samples), each
+        return each + self.feed_seconds(device, first, end, samples), each
 
-    def _feed_seconds(self, device: int, first: int, end: int, samples: int) -> float:
-        """Of a piece's inputs and targets, at the holder's end and at the fed stages'."""
+    def feeding_seconds(self, inputs: Fed, targets: Fed, micro_batches: int) -> float:
+        """What it takes the holder to load a round's pieces and to feed them to others."""
+        own = self.overheads[self._holder]
+        messages = LOAD_MESSAGES * micro_batches + FEED_MESSAGES * (inputs.pieces + targets.pieces)
+        sent = inputs.samples * self._profile.input_bytes
+        sent += targets.samples * self._profile.target_bytes
+        return messages * own.message_seconds + sent * own.byte_seconds
+
+    def feed_seconds(self, device: int, first: int, end: int, samples: int) -> float:
+        """Of a piece's inputs and targets, at the holder's end and at the fed stages'.
+
+        The holder's as if it had all samples of its stage: what it feeds to others with which it
+        shares one comes on top (`feeding_seconds`).
+        """
         profile, own = self._profile, self.overheads[device]
         at_start, at_end = first == 0, end == len(profile.units)
         if device == self._holder:

@@ -35,7 +35,7 @@ from itertools import islice, pairwise
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.overlap import PREFETCHED_PIECES, Bucket
+from p2ptrain.plan.overlap import PREFETCHED_PIECES, Bucket, Fed
 from p2ptrain.plan.simulation.engine import WEIGHED, Deferred, Engine, Lane, Route, Span
 
 
@@ -69,6 +69,8 @@ def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: 
             engine.add_collector(_Ring(cost, units, ring, buckets))
     for lane in lanes:
         _prefetch(lane)
+    if not draft.is_straight:
+        _feed_others(cost, draft, lanes)
     return engine
 
 
@@ -349,6 +351,44 @@ def _word_seconds(cost: CostModel, draft: Draft) -> float:
         for device in draft.devices
     ]
     return max(ways, default=0.0)
+
+
+def _feed_others(cost: CostModel, draft: Draft, lanes: Sequence[Lane]) -> None:
+    """What the holder, in a group, spends on its others' pieces comes on top of its forwards."""
+    assert cost.overlap is not None
+    own = [lane for lane in lanes if lane.device == cost.holder and lane.tasks]
+    if not own:
+        return
+    counted = 0.0
+    for group, units in zip(draft.groups, draft.units, strict=True):
+        if cost.holder in group.devices:
+            pieces = group.pieces(draft.split, group.devices.index(cost.holder))
+            counted += sum(
+                cost.overlap.feed_seconds(cost.holder, *units, samples)
+                for samples in pieces
+                if samples
+            )
+    last = _fed(cost, draft, -1)
+    ends = (_fed(cost, draft, 0), last) if len(draft.groups) > 1 else (last, Fed(0, last.samples))
+    more = cost.overlap.feeding_seconds(*ends, draft.split.micro_batches) - counted
+    forwards = [(lane, task) for lane in own for task in lane.tasks if not task & 1]
+    for lane in own:
+        lane.seconds = [*lane.seconds]
+    for lane, task in forwards:
+        lane.seconds[task] += max(0.0, more) / len(forwards)
+
+
+def _fed(cost: CostModel, draft: Draft, p: int) -> Fed:
+    """Pieces and samples of stage p that are not the holder's own."""
+    group = draft.groups[p]
+    pieces = [
+        samples
+        for place, device in enumerate(group.devices)
+        if device != cost.holder
+        for samples in group.pieces(draft.split, place)
+        if samples
+    ]
+    return Fed(len(pieces), sum(pieces))
 
 
 def _prefetch(lane: Lane) -> None:

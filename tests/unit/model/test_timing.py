@@ -361,7 +361,7 @@ def test_a_slow_device_comes_to_a_size_between_warm_or_to_a_large_one() -> None:
         return time_units(device, [4, 16, 64], limits, device.clock)
 
     up, down = (found(5.0, largest_second=second) for second in (False, True))
-    assert (list(up.times), up.cold) == ([4, 9, 48], (48,))
+    assert (list(up.times), up.cold) == ([4, 9, 36], (36,))
     assert (list(down.times), down.cold) == ([4, 36], ())
     ample = found(12.0, largest_second=True)
     assert (list(ample.times), ample.cold) == ([4, 16, 48], ())

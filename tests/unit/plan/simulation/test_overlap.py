@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.overheads import REFERENCE, Overheads, Ratios
@@ -105,6 +106,40 @@ def test_messages_and_bytes_cost_both_ends() -> None:
     assert first == pytest.approx((0.0, 2 + message + target + loading))
     assert second == pytest.approx((first[1], first[1] + 2 + message + target))
     assert simulation.round_seconds == pytest.approx(second[1] + 2 * (2 + message) + round_s)
+
+
+def _dealt(*groups: tuple[str, ...]) -> Plan:
+    """A unit on each group; four micro-batches of two samples, dealt evenly."""
+    stages = tuple(
+        PlannedStage(
+            (p, p + 1),
+            tuple(DeviceShare(name, 4 // len(names)) for name in names),
+            warmup=4 - p,
+            allocation=Allocation.MICRO_BATCHES,
+        )
+        for p, names in enumerate(groups)
+    )
+    return Plan("test", BatchSplit(8, 2), stages, Predicted(0.0, 0.0, {}))
+
+
+@pytest.mark.parametrize(
+    ("plan", "fed"),
+    [
+        (_dealt(("a", "b")), 0.0),
+        (_dealt(("a", "b"), ("c",)), 4 * FEED_MESSAGES + 8 * 1 * 0.01),
+        (_dealt(("c",), ("b", "a")), 4 * FEED_MESSAGES + 8 * 3 * 0.01),
+    ],
+)
+def test_the_holder_loads_and_feeds_all_pieces(plan: Plan, fed: float) -> None:
+    """Messages take 1 s and bytes 10 ms at either end.
+
+    What b receives, and its part of the sums, costs a as much; a loads four pieces and feeds c.
+    """
+    profile = examples.profile([(1.0, 1.0)] * len(plan.stages), input_bytes=3, target_bytes=1)
+    names = sorted(name for stage in plan.stages for name in (d.name for d in stage.devices))
+    cluster = with_overheads(examples.cluster(*names), Overheads(1.0, 0.01, 0.0, 0.0, 0.0))
+    busy = simulate(plan, profile, cluster, overlap=True).busy_seconds
+    assert busy["a"] - busy["b"] == pytest.approx(4 * LOAD_MESSAGES + fed)
 
 
 def test_an_update_takes_time_by_its_parameters_and_their_state() -> None:
