@@ -371,11 +371,12 @@ def _feed_others(cost: CostModel, draft: Draft, lanes: Sequence[Lane]) -> None:
     last = _fed(cost, draft, -1)
     ends = (_fed(cost, draft, 0), last) if len(draft.groups) > 1 else (last, Fed(0, last.samples))
     more = cost.overlap.feeding_seconds(*ends, draft.split.micro_batches) - counted
-    forwards = [(lane, task) for lane in own for task in lane.tasks if not task & 1]
+    forwards = sum(not task & 1 for lane in own for task in lane.tasks)
     for lane in own:
-        lane.seconds = [*lane.seconds]
-    for lane, task in forwards:
-        lane.seconds[task] += max(0.0, more) / len(forwards)
+        seconds = [*lane.seconds]
+        for task in lane.tasks:
+            seconds[task] += 0.0 if task & 1 else max(0.0, more) / forwards
+        lane.seconds = seconds
 
 
 def _fed(cost: CostModel, draft: Draft, p: int) -> Fed:
