@@ -159,7 +159,10 @@ class LiveStage(TrainedStage):
         self.is_ahead = True
 
     def apply(self, coefficient: Coefficient | None) -> None:
-        """Make the update that the stage is ready for, as far as that is not done; it counts."""
+        """Make the update that the stage is ready for, as far as that is not done; it counts.
+
+        Where the stage is ahead this touches no tensor, and may be called while forwards run.
+        """
         if self.ready is None:
             raise InternalError("an update without gradients")
         if not self.is_ahead:
