@@ -45,9 +45,9 @@ class Speeds:
             seconds = (place.end - place.first) * sum(UNIT_SECONDS) * factors.get(me, 1.0)
             await report(links, replace(said, busy=Span(seconds, seconds)))
 
-        async def counted(*asked: Any) -> Mapping[str, Any]:
+        async def counted(*asked: Any, **more: Any) -> Mapping[str, Any]:
             self.profiled += 1
-            return await made_up(*asked)
+            return await made_up(*asked, **more)
 
         with (
             patch.object(device_measures, "measure", counted),

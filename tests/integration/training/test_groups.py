@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests import reference, zoo
 from tests.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import Devices, devices
+from tests.integration.training.replicas import check_replicas, engaged
 from tests.reference import Outcome
 
 TOLERANCE = 1e-8
@@ -52,31 +53,12 @@ async def _trained(
         def listen(event: Event) -> None:
             household.events.append(event)
             if isinstance(event, Step) and event.step == case.steps:
-                here = (member.service.engagement for member in household.members.values())
-                trained.extend(engagement for engagement in here if engagement is not None)
+                trained.extend(engaged(household))
 
         options = TrainOptions(wait_for=case.devices, steps=case.steps)
         await household.holder_run(job_of(case, made), options, listen).run()
-    _check_replicas(trained, case.steps)
+    check_replicas(trained, case.steps)
     return outcome_of(household.losses, made), household
-
-
-def _check_replicas(trained: Sequence[Engagement], steps: int) -> None:
-    """Every device of a stage that has made the last update holds the same bits."""
-    states: dict[int, Mapping[str, Tensor]] = {}
-    assert trained
-    for engagement in trained:
-        for index, runner in engagement.runners.items():
-            if runner.live.ready is not None:  # the job has ended before it heard the last word
-                if not runner.live.is_ahead:
-                    continue
-                runner.live.apply(None)
-            assert runner.live.version.step == steps
-            state = runner.live.named()
-            first = states.setdefault(index, state)
-            assert first.keys() == state.keys()
-            for name, tensor in state.items():
-                assert torch.equal(first[name], tensor), (index, name)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=_named)

@@ -246,11 +246,11 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
     made_up, plan = device_measures.measure, household_plan.plan_change
     async with devices(3) as household:
 
-        async def measured(*args: Any) -> Mapping[str, Any]:
+        async def measured(*args: Any, **more: Any) -> Mapping[str, Any]:
             newcomer = household.members.get("d")
             if newcomer is not None and args[2] is newcomer.compute:
                 await may_be_measured.wait()
-            return await made_up(*args)
+            return await made_up(*args, **more)
 
         def short(
             request: PlanningRequest, around: MeasuredHousehold, *rest: Any, **named: Any

@@ -16,6 +16,7 @@ from p2ptrain.observe.events import Event, Step
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.bucket_sum import BucketSum
 from p2ptrain.training.buckets import Ring
+from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import EpochKey
 from p2ptrain.training.recovery.version import Version
@@ -23,7 +24,7 @@ from tests import zoo
 from tests.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import Devices, devices
-from tests.integration.training.test_groups import _check_replicas
+from tests.integration.training.replicas import check_replicas, engaged
 from tests.reference import Outcome
 
 BF16, INT8 = WireFormat.BF16, WireFormat.INT8
@@ -57,16 +58,17 @@ async def trained(
     """What training by `plan` gives, and plain torch."""
     force(monkeypatch, plan)
     case = Case(model, devices=device_count(plan), steps=3)
-    made = zoo.make(case.model)
+    made, here = zoo.make(case.model), list[Engagement]()
     async with devices(case.devices) as household:
 
         def listen(event: Event) -> None:
             household.events.append(event)
             if isinstance(event, Step) and event.step == case.steps:
-                _check_replicas(household)
+                here.extend(engaged(household))
 
         options = TrainOptions(wait_for=case.devices, steps=case.steps, wire=wire)
         await household.holder_run(job_of(case, made), options, listen).run()
+    check_replicas(here, case.steps)
     return outcome_of(household.losses, made), plain_torch(case), household
 
 
