@@ -79,13 +79,17 @@ async def _train(testbed: Testbed, clocks: Clocks, folder: Path) -> None:
 
 
 async def _slow_down(holder: Device, device: EmulatedDevice) -> None:
-    """A hundredth of its rate for some steps, which take longer."""
+    """A hundredth of its rate for some steps, which take longer together.
+
+    Not each: after a pause the emulated link makes up for what it did not carry.
+    """
     await holder.expect("step", step=6)
     device.set_rate(1)
     await holder.expect("step", step=10)
     device.set_rate(100)
     seconds = {said["step"]: said["seconds"] for said in holder.events("step")}
-    assert min(seconds[step] for step in range(8, 10)) > 2 * min(seconds.values()), seconds
+    slow = [seconds[step] for step in range(7, 11)]
+    assert sum(slow) > 2 * len(slow) * min(seconds.values()), seconds
 
 
 def _losses(device: Device) -> list[float]:
