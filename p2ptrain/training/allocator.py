@@ -6,12 +6,20 @@ it unmaps whenever one is empty, whatever the thresholds. Training frees all act
 micro-batch and takes them again for the next one, so each would pay for every page anew: the kernel
 must find it and fill it with zeros. `tools/allocator.py` measures what is gained.
 
+Memory that is kept creeps: blocks come to lie a little elsewhere in each round, most of all in a
+heap that measuring a model has left full of holes, and every page touched once stays. So what an
+update takes lies elsewhere (`beside_the_heap`), and what has crept up is given back (`Creep`).
+
 Elsewhere (musl, macOS, Windows) nothing is changed.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from p2ptrain.training.budget import anonymous_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 
@@ -20,6 +28,12 @@ TRIM_THRESHOLD_BYTES = (1 << 31) - 1
 MMAP_THRESHOLD_BYTES = 32 << 20
 """glibc's largest in all its versions. Blocks beyond it come from the kernel each time: raising it
 would keep holes where they once lay."""
+APART_BYTES = 4 << 20
+"""Of a block that is not to lie in the heap. A smaller one leaves no hole worth a page's price."""
+LEAST_CREEP_BYTES = 12 << 20
+CREEP_PARTS = 32
+"""One of so many parts of a process is worth giving back, and no less than LEAST_CREEP_BYTES: the
+pages that the next round needs after all must be had anew."""
 
 
 def keep_freed_memory() -> bool:
@@ -41,6 +55,47 @@ def keep_freed_memory() -> bool:
     )
     taken = [library.mallopt(option, value) == 1 for option, value in wanted]
     return all(taken)
+
+
+@contextmanager
+def beside_the_heap() -> Iterator[None]:
+    """What is taken meanwhile in blocks of APART_BYTES and more comes from the kernel, each alone.
+
+    For what stays, and for what an update needs for a moment: among the blocks of rounds both would
+    leave holes that no block of the same size fits into. Other threads' blocks go there too.
+    """
+    library = _glibc()
+    if library is None:
+        yield
+        return
+    library.mallopt(_M_MMAP_THRESHOLD, APART_BYTES)
+    try:
+        yield
+    finally:
+        library.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+
+
+class Creep:
+    """Gives back what rounds have freed, once that has become much more than they need."""
+
+    def __init__(
+        self,
+        used_bytes: Callable[[], int] = anonymous_bytes,
+        give_back: Callable[[], None] | None = None,
+    ) -> None:
+        """Tests bring their own; by default it is this process's heap."""
+        self._used_bytes = used_bytes
+        self._give_back = trim_heap if give_back is None else give_back
+        self._least: int | None = None  # that a round has ended with since the last time
+
+    def round_ended(self) -> None:
+        """Look, when least is in use: what the first round after a trim ends with is needed."""
+        used = self._used_bytes()
+        if self._least is None or used < self._least:
+            self._least = used
+        elif used - self._least > max(LEAST_CREEP_BYTES, self._least // CREEP_PARTS):
+            self._give_back()
+            self._least = None
 
 
 def trim_heap() -> None:

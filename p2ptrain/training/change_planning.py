@@ -7,7 +7,7 @@ profiles and memory of who is here ─┬────────► what was fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
@@ -145,12 +145,16 @@ class ChangePlanning:
 
     async def _chosen(self, make: rules.MakePlan, later: Mapping[str, str]) -> Made:
         """From all but those of `later`."""
-        candidates, left_out = await self._candidates(make, later)
+        candidates, unmeasured = await self._candidates(make, later)
+        left_out = (*unmeasured, *self._left_out(make))
         household = self._household(candidates)
-        plan = await self._found(make, household)
+        try:
+            plan = await self._found(make, household)
+        except PlanError as error:
+            raise _naming(left_out, error) from error
         settled = self._request.planning.settled(asynchronous=plan.mode is Mode.ASYNC)
         expected = await in_background(partial(expected_of, settled, household, plan))
-        return Made(plan, candidates, (*left_out, *self._left_out(make)), expected)
+        return Made(plan, candidates, left_out, expected)
 
     def _household(self, candidates: Mapping[str, Candidate]) -> MeasuredHousehold:
         names = {device: candidate.name for device, candidate in candidates.items()}
@@ -282,3 +286,11 @@ class ChangePlanning:
 
     def _name(self, device: str) -> str:
         return called(self._mesh, device)
+
+
+def _naming(left_out: Sequence[LeftOut], error: PlanError) -> PlanError:
+    """The same, and why devices that might have helped are not in it."""
+    if not left_out:
+        return error
+    reasons = "; ".join(f"{out.name}: {out.reason}" for out in left_out)
+    return PlanError(f"{error}. Left out: {reasons}")

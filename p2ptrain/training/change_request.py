@@ -91,7 +91,7 @@ class ChangeAnswer:
     Attributes:
         plan: `p2ptrain.plan/1`, nothing beside it.
         changes_results: how results differ from one device's.
-        taken_bytes: by device name, what the job takes there beside the plan's peak.
+        beside_bytes: by device name, what the job takes there beside the plan's peak.
         planning_seconds: what the plan took to make.
         moved_bytes: what all devices together fetched of others to be ready.
         expected: what a round should take each stage on each device; empty = as it was, because
@@ -105,7 +105,7 @@ class ChangeAnswer:
     plan: Mapping[str, Any]
     choice: Choice
     changes_results: tuple[str, ...]
-    taken_bytes: Mapping[str, int]
+    beside_bytes: Mapping[str, int]
     planning_seconds: float
     moved_bytes: int = 0
     expected: Mapping[Seat, Expected] = field(default_factory=dict)
@@ -164,7 +164,7 @@ def reply_to_bytes(reply: ChangeAnswer | Refusal) -> bytes:
             "replayed": choice.replayed,
             "reason": choice.reason,
             "changes_results": list(reply.changes_results),
-            "taken_bytes": dict(reply.taken_bytes),
+            "beside_bytes": dict(reply.beside_bytes),
             "planning_seconds": reply.planning_seconds,
             "moved_bytes": reply.moved_bytes,
             "expected": [
@@ -193,10 +193,10 @@ def reply_from_bytes(data: bytes | memoryview) -> ChangeAnswer | Refusal:
             lowered=_bytes_by_device(fields, "lowered"),
         )
     assignment, plan = fields.get("assignment"), fields.get("plan")
-    taken = fields.get("taken_bytes")
+    beside = fields.get("beside_bytes")
     if not isinstance(assignment, bytes):
         raise ProtocolError("an answer holds an assignment")
-    if not isinstance(plan, dict) or not isinstance(taken, dict):
+    if not isinstance(plan, dict) or not isinstance(beside, dict):
         raise ProtocolError("an answer holds a plan, and what devices need for it")
     choice = Choice(
         version=read_version(fields.get("version")),
@@ -209,7 +209,7 @@ def reply_from_bytes(data: bytes | memoryview) -> ChangeAnswer | Refusal:
         plan=plan,
         choice=choice,
         changes_results=_texts(_list(fields, "changes_results")),
-        taken_bytes={name: integer(taken, name) for name in taken},
+        beside_bytes={name: integer(beside, name, 0, 2**63) for name in beside},
         planning_seconds=number(fields, "planning_seconds"),
         moved_bytes=integer(fields, "moved_bytes", 0, 2**63),
         expected=dict(_read_expected(entry) for entry in _list(fields, "expected")),

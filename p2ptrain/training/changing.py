@@ -23,6 +23,7 @@ from p2ptrain.training.assigning import (
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.change_planning import ChangePlanning, Heard, Made
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
+from p2ptrain.training.memory_needs import taken_beside_bytes
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.parts import limited
 from p2ptrain.training.patience import call_while_bytes_arrive
@@ -283,7 +284,11 @@ class Change:
             plan=plan.to_json(),
             choice=choice,
             changes_results=tuple(request.sharing.changes(plan)),
-            taken_bytes={c.name: c.taken_bytes for c in made.candidates.values()},
+            beside_bytes={
+                c.name: taken_beside_bytes(c.taken_bytes)
+                + made.protected.taken_bytes.get(device, 0)
+                for device, c in made.candidates.items()
+            },
             planning_seconds=made.seconds,
             moved_bytes=self._moved_bytes,
             expected=made.expected,

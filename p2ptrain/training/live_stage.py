@@ -154,7 +154,8 @@ class LiveStage(TrainedStage):
         if self._before.keys() == changing.keys():
             torch._foreach_copy_(list(self._before.values()), [*changing.values()])
         else:  # the first update makes the optimizer's state
-            self._before = {name: copy_into(None, tensor) for name, tensor in changing.items()}
+            slot = self._before
+            self._before = {n: copy_into(slot.get(n), tensor) for n, tensor in changing.items()}
         self._step(None)
         self.is_ahead = True
 

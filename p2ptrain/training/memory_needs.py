@@ -10,6 +10,9 @@
                freed block again for one of the same size that must lie on a 64-byte border, as
                torch wants them; the largest blocks do not lie there
     samples    on the data holder: loaded, and fed ahead of the stages that work on them
+    log        what was sent since the version to go back to, for a stage that is made anew
+    update     what Adam and its like need of the largest unit for a moment; small blocks find room
+               where activations were
     before     parameters and optimizer state as they were, while an update made ahead of its word
                may not count; where there is no room for that, a stage waits for the word
 
@@ -26,9 +29,11 @@ from p2ptrain.plan.draft import Group
 from p2ptrain.plan.plan import Plan, PlannedStage
 from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.request import Mode
-from p2ptrain.training.allocator import MMAP_THRESHOLD_BYTES
+from p2ptrain.training.allocator import APART_BYTES, MMAP_THRESHOLD_BYTES
+from p2ptrain.training.epoch_log import limit_bytes
 from p2ptrain.training.loader import PIECES_AHEAD as LOADED_AHEAD
 from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.recovery.cadence import FIRST_ROUNDS
 from p2ptrain.training.stage_lines import PIECES_AHEAD as FED_AHEAD
 
 PROCESS_BYTES = 24 << 20
@@ -39,6 +44,8 @@ HOLE_SHARE = 1 / 3
 differ in size (MobileNetV2), 0.5 where all are equal (transformers)."""
 HELD_HOLE_SHARE = 1 / 12
 """Of the activations of other micro-batches, which stay while that one comes and goes."""
+RATIO_WITH_TEMPORARIES = 2.0
+"""Optimizers that keep as much for a parameter compute in memory of its size beside it."""
 USUAL_DEPTH = 4
 """Of a first stage, as long as it is not known."""
 
@@ -97,17 +104,22 @@ def _before_bytes(stage: PlannedStage, profile: Profile) -> int:
     return math.ceil(parameters * (1 + profile.optimizer_state_ratio))
 
 
-def job_bytes(peak_bytes: int, taken_bytes: int) -> int:
-    """All that a job takes of a device, with what it had taken there before the plan."""
-    return peak_bytes + max(taken_bytes - PROCESS_BYTES, 0)
+def taken_beside_bytes(taken_bytes: int) -> int:
+    """Of what a job had taken of a device before its plan, what the plan does not count."""
+    return max(taken_bytes - PROCESS_BYTES, 0)
 
 
 def _extra_bytes(
     plan: Plan, profile: Profile, request: PlanningRequest, name: str, holder: str
 ) -> int:
-    fed = _fed_bytes(profile, plan.micro_batch, plan.stages[0].warmup, request)
-    parts = _parts(plan, profile, name)
-    return PROCESS_BYTES + sum(part.extra_bytes for part in parts) + (fed if name == holder else 0)
+    parts = [*_parts(plan, profile, name)]
+    extra = PROCESS_BYTES + sum(part.extra_bytes for part in parts)
+    if name == holder:
+        extra += _fed_bytes(profile, plan.micro_batch, plan.stages[0].warmup, request)
+    if plan.mode is Mode.SYNC:
+        sent = math.ceil(FIRST_ROUNDS * sum(part.sent_bytes for part in parts))
+        extra += min(sent, limit_bytes(plan.predicted.peak_bytes[name] + extra))
+    return extra
 
 
 def _fed_bytes(profile: Profile, micro_batch: int, depth: int, request: PlanningRequest) -> int:
@@ -126,18 +138,26 @@ class _Part:
         entering_bytes, leaving_bytes: across the cuts before and after it, of one sample.
         piece: most samples of a micro-batch that are this device's; of tiles, a part of each.
         in_flight: most samples between forward and backward, the same.
+        samples: of a round.
         accumulates: whether it has several micro-batches a round.
         waiting: gradients of whole mini-batches that wait to be applied in order: one of each
             device, where these take mini-batches in turn.
     """
 
     units: tuple[Unit, ...]
+    optimizer_state_ratio: float
     entering_bytes: int
     leaving_bytes: int
     piece: float
     in_flight: float
+    samples: float
     accumulates: bool
     waiting: int
+
+    @property
+    def sent_bytes(self) -> float:
+        """To the stages before and after it, in a round."""
+        return self.samples * (self.entering_bytes + self.leaving_bytes)
 
     @property
     def extra_bytes(self) -> int:
@@ -150,7 +170,11 @@ class _Part:
         in_heap = sum(count for count in parameters if count < MMAP_THRESHOLD_BYTES)
         holes = int(HOLE_SHARE * (self.piece * kept + in_heap))
         holes += int(HELD_HOLE_SHARE * (self.in_flight - self.piece) * kept)
-        return math.ceil(received + wire) + gradient + holes + self.waiting * sum(parameters)
+        update = 0
+        if self.optimizer_state_ratio >= RATIO_WITH_TEMPORARIES and max(parameters) > APART_BYTES:
+            update = max(parameters)
+        waiting = self.waiting * sum(parameters)
+        return math.ceil(received + wire) + gradient + update + holes + waiting
 
 
 def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_Part]:
@@ -170,10 +194,12 @@ def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Par
     first, end = stage.units
     return _Part(
         units=profile.units[first:end],
+        optimizer_state_ratio=profile.optimizer_state_ratio,
         entering_bytes=profile.units[first - 1].output_bytes if first else 0,
         leaving_bytes=profile.units[end - 1].output_bytes,
         piece=max(pieces, default=0),
         in_flight=group.in_flight_samples(plan.split, place, depth),
+        samples=sum(pieces),
         accumulates=len(pieces) > 1,
         waiting=len(shares) if len(shares) > 1 and plan.mode is Mode.ASYNC else 0,
     )
@@ -185,10 +211,12 @@ def _tiled_part(plan: Plan, profile: Profile, stage: PlannedStage, area: float) 
     piece = area * plan.micro_batch
     return _Part(
         units=profile.units[first:end],
+        optimizer_state_ratio=profile.optimizer_state_ratio,
         entering_bytes=profile.input_bytes,
         leaving_bytes=profile.units[end - 1].output_bytes,
         piece=piece,
         in_flight=stage.warmup * piece,
+        samples=plan.micro_batches * piece,
         accumulates=plan.micro_batches > 1,
         waiting=0,
     )

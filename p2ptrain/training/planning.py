@@ -12,7 +12,6 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import LeftOut, PlanEvent, PlannedDevice, PlannedStage
 from p2ptrain.training.change_request import ChangeAnswer
-from p2ptrain.training.memory_needs import job_bytes
 from p2ptrain.training.protocol import SURVEY_LINKS
 from p2ptrain.training.waiting import changes, within
 
@@ -76,7 +75,7 @@ def plan_event(answer: ChangeAnswer, description: ModelDescription, reason: str)
         mode="sync" if answer.assignment.asynchrony is None else "async",
         mode_reason=plan.get("mode_reason", ""),
         predicted_peak_bytes={
-            name: job_bytes(peak, answer.taken_bytes.get(name, 0))
+            name: peak + answer.beside_bytes.get(name, 0)
             for name, peak in plan["predicted"]["peak_bytes"].items()
         },
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.overheads import REFERENCE, Overheads
@@ -22,6 +22,7 @@ from p2ptrain.training.recovery.protect import (
     SLOTS_WITH_CHECKPOINTS,
     Protection,
     Unprotected,
+    copies_bytes,
     protect,
 )
 
@@ -43,12 +44,14 @@ class Protected:
 
     Attributes:
         cost: None where nothing is kept.
+        taken_bytes: most that copies take, by device.
         warnings: for people, a line a stage of which no copy is kept.
     """
 
     stages: tuple[PlacedStage, ...]
     cost: CopyCost | None
     warnings: tuple[str, ...] = ()
+    taken_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 def protected(
@@ -74,7 +77,8 @@ def protected(
         device: candidate.memory_bytes - peaks.get(candidate.name, 0)
         for device, candidate in candidates.items()
     }
-    found = protect(stages, sizes, spare, SLOTS_WITH_CHECKPOINTS if request.checkpoints else SLOTS)
+    own_slots = SLOTS_WITH_CHECKPOINTS if request.checkpoints else SLOTS
+    found = protect(stages, sizes, spare, own_slots)
     names = {device: candidate.name for device, candidate in candidates.items()}
     warnings = tuple(_warning(one, names) for one in found.unprotected)
     if all(stage.copies_to is None for stage in found.stages):
@@ -86,7 +90,8 @@ def protected(
         transfers=tuple(_transfers(found, sizes, profile, plan, ways)),
         round_seconds=plan.predicted.round_seconds,
     )
-    return Protected(found.stages, cost, warnings)
+    taken = copies_bytes(found.stages, sizes, own_slots)
+    return Protected(found.stages, cost, warnings, taken)
 
 
 def state_bytes(profile: Profile, stage: PlacedStage) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
+from p2ptrain.training.allocator import Creep, beside_the_heap
 from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.live_stage import TrainedStage
 from p2ptrain.training.recovery.holdings import Kind
@@ -57,6 +58,7 @@ class StageCopies:
         self._device = device
         self._stage = stage
         self._keeps = keeps
+        self._creep = Creep()
 
     async def copy(self) -> None:
         """Keep a copy of the stage as it is, before its first round."""
@@ -81,8 +83,11 @@ class StageCopies:
         self.on_kept(self._stage, version, None if kept is not None else "no memory")
 
     def _change_and_copy(self, change: Callable[[], None], slot: Named | None) -> Named | None:
-        change()
-        return None if slot is None else self._copied(slot)
+        with beside_the_heap():
+            change()
+            kept = None if slot is None else self._copied(slot)
+        self._creep.round_ended()
+        return kept
 
     def _copied(self, slot: Named) -> Named | None:
         try:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import pytest
 import torch
 
 import p2ptrain
-from p2ptrain.errors import OptionError, ScriptError
+from p2ptrain.errors import OptionError, PlanError, ScriptError
 from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.observe.events import Done, Event, MemberEvent, PlanEvent, Ready, Step
 from tests.unit.mesh.household import CODE, FakeDiscovery, FakeNetwork
 
-Start: TypeAlias = Callable[[str], Awaitable[p2ptrain.Node]]
+
+class Start(Protocol):
+    def __call__(self, name: str, memory_bytes: int = ...) -> Awaitable[p2ptrain.Node]: ...
 
 
 def make_job(epochs: int = 2, **changes: Any) -> p2ptrain.Job:
@@ -50,14 +52,14 @@ async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     )
     async with AsyncExitStack() as stack:
 
-        async def start_one(name: str) -> p2ptrain.Node:
+        async def start_one(name: str, memory_bytes: int = 1 << 30) -> p2ptrain.Node:
             node = p2ptrain.Node(
                 name=name,
                 code=CODE,
                 interfaces=("127.0.0.1",),
                 port=0,
                 state_dir=tmp_path / name,
-                memory_bytes=1 << 30,
+                memory_bytes=memory_bytes,
             )
             return await stack.enter_async_context(node)
 
@@ -116,6 +118,19 @@ async def test_devices_at_work_for_others_are_left_out_with_the_reason(start: St
     assert all("already works for another job" in reason for reason in reasons.values())
     assert shelf.status()["job"] is not None
     assert not first.done
+    await first.cancel()
+
+
+async def test_where_no_plan_fits_people_hear_who_was_left_out_and_why(start: Start) -> None:
+    desk, _ = await start("desk"), await start("shelf")
+    first = await desk.train(make_job(epochs=5000), over(2))
+    await events_until(first, Step)
+    attic = await start("attic", memory_bytes=1 << 20)
+    with pytest.raises(PlanError, match="bytes missing") as caught:
+        await (await attic.train(make_job(), over(3))).result()
+    said = str(caught.value)
+    assert "Left out: " in said
+    assert all(f"{name} already works for another job" in said for name in ("desk", "shelf"))
     await first.cancel()
 
 

@@ -96,6 +96,19 @@ def protect(
     )
 
 
+def copies_bytes(
+    stages: Sequence[PlacedStage], state_bytes: Sequence[int], own_slots: int = SLOTS
+) -> dict[str, int]:
+    """What copies take, by device of the plan, where any are kept; the rest as `protect`."""
+    taken = dict.fromkeys((device for stage in stages for device in stage.devices), 0)
+    for stage, size in zip(stages, state_bytes, strict=True):
+        for device in stage.devices:
+            taken[device] += own_slots * size
+        if stage.copies_to is not None:
+            taken[stage.copies_to] += SLOTS * size
+    return taken
+
+
 def keepers_of(stages: Sequence[PlacedStage], index: int) -> tuple[str, ...]:
     """Who could keep a stage's copies, the best first: the next stage's devices, the one before's,
     then any other of the plan."""

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from p2ptrain.training.allocator import keep_freed_memory
+from p2ptrain.training.allocator import LEAST_CREEP_BYTES, Creep, keep_freed_memory
 
+MIB = 1 << 20
 BLOCK_BYTES = 20 << 20
 PROGRAM = f"""
 import resource, sys, threading
@@ -60,3 +61,48 @@ def test_windows_has_no_library_of_that_kind(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
     assert not keep_freed_memory()
+
+
+BESIDE = """
+import ctypes, torch
+from p2ptrain.training.allocator import beside_the_heap, keep_freed_memory
+
+
+class Info(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+
+def from_kernel_bytes():
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = Info
+    return library.mallinfo2().hblkhd
+
+
+assert keep_freed_memory()
+before = from_kernel_bytes()
+rows = [torch.ones(2 << 20)]  # 8 MiB
+assert from_kernel_bytes() == before
+with beside_the_heap():
+    rows += [torch.ones(2 << 20), torch.ones(16)]
+assert (8 << 20) < from_kernel_bytes() - before < (9 << 20)
+rows.append(torch.ones(2 << 20))
+del rows[1]
+assert from_kernel_bytes() == before
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_large_blocks_can_lie_beside_the_heap_and_leave_no_hole() -> None:
+    subprocess.run([sys.executable, "-c", BESIDE], check=True)
+
+
+def test_what_has_crept_up_is_given_back_and_what_rounds_need_is_not() -> None:
+    """A copy that has come to stay is given back for once: then it is what rounds end with."""
+    used, given = [300 * MIB], []
+    creep = Creep(lambda: used[0], lambda: given.append(used[0] // MIB))
+    for now in (300, 295, 305, 307, 308, 296, 300, 309, 400, 405, 412, 413, 500):
+        used[0] = now * MIB
+        creep.round_ended()
+    assert LEAST_CREEP_BYTES == 12 * MIB
+    assert given == [308, 309, 413]

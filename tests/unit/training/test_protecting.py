@@ -67,6 +67,9 @@ def test_neighbours_keep_and_the_cost_is_that_of_the_device_with_most_of_it() ->
     safe = found()
     assert [stage.copies_to for stage in safe.stages] == ["iy", "iz", "iy"]
     assert safe.warnings == ()
+    own, for_others = (1000, 600, 400), (0, 1400, 600)
+    taken = [2 * STATE * (mine + its) for mine, its in zip(own, for_others, strict=True)]
+    assert [safe.taken_bytes[device] for device in ("ix", "iy", "iz")] == taken
     assert safe.cost is not None
     assert safe.cost.round_seconds == 2.0
     # y copies and sends 600 bytes of parameters, and keeps 1000 and 400 of others

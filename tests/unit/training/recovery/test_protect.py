@@ -14,6 +14,7 @@ from p2ptrain.training.recovery.protect import (
     SLOTS_WITH_CHECKPOINTS,
     Protection,
     Unprotected,
+    copies_bytes,
     is_covered,
     keepers_of,
     protect,
@@ -43,6 +44,17 @@ def test_the_next_stage_keeps_and_for_the_last_one_the_one_before() -> None:
     found = protected("a", "b", "c")
     assert kept_by(found) == ["b", "c", "b"]
     assert not found.unprotected
+
+
+def test_copies_take_two_versions_of_what_is_here_and_of_what_is_kept_for_others() -> None:
+    """a | b c | d  , of which "bc" is a group: b keeps for a, c for d."""
+    stages = protected("a", "bc", "d").stages
+    keepers = {stages[0].copies_to: 10, stages[2].copies_to: 1000}
+    taken = copies_bytes(stages, [10, 100, 1000])
+    own = {"a": 10, "b": 100, "c": 100, "d": 1000}
+    assert taken == {name: 2 * (size + keepers.get(name, 0)) for name, size in own.items()}
+    more = copies_bytes(stages, [10, 100, 1000], SLOTS_WITH_CHECKPOINTS)
+    assert more == {name: taken[name] + size for name, size in own.items()}
 
 
 def test_a_group_needs_no_copies_and_keeps_those_of_others_in_turn() -> None:
