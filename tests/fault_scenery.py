@@ -123,6 +123,26 @@ def made_anew_at_once(seconds: float = job_memory.REPLAY_LIMIT_SECONDS) -> Itera
 
 
 @contextmanager
+def nothing_better() -> Iterator[None]:
+    """Whatever is looked at, the plan stays: however slow the machine, whoever is idle."""
+
+    def decide(
+        request: PlanningRequest,
+        household: MeasuredHousehold,
+        present: consideration.Present,
+        *_: Any,
+        **_rest: Any,
+    ) -> Decision:
+        profile, cluster = question(request, household)
+        held = place_replicas(present.plan, chain=False)
+        nothing = plan_migration(profile, cluster, present.plan, held, present.plan)
+        return Decision(Action.STAY, present.plan, nothing, 0.0, "a test wants it")
+
+    with patch.object(consideration, "decide", decide):
+        yield
+
+
+@contextmanager
 def taken_in(stages: Sequence[Stage], places: Sequence[str]) -> Iterator[None]:
     """Who comes is looked at at once, and a plan of these stages on these devices is better."""
 

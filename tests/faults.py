@@ -42,6 +42,7 @@ from tests.fault_scenery import (
     copies_at_any_cost,
     kept_early,
     made_anew_at_once,
+    nothing_better,
     taken_in,
 )
 from tests.integration.training.group_plans import Stage, divided, plan
@@ -434,4 +435,5 @@ def _complaints() -> Iterator[list[str]]:
 
 async def undisturbed(fault: Fault) -> Outcome:
     """The run that `fault`'s must not be told from."""
-    return await outcome_of(replace(fault, name="", first="", coordinator="a", kills=()))
+    with nothing_better():
+        return await outcome_of(replace(fault, name="", first="", coordinator="a", kills=()))
