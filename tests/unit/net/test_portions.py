@@ -36,7 +36,7 @@ def test_what_a_link_took_without_a_wait_counts(
 
 @pytest.mark.parametrize(
     ("bytes_per_s", "frame_kib", "unsent_kib"),
-    [(1 * MBIT, 4, 8), (10 * MBIT, 8, 8), (100 * MBIT, 64, 128), (1000 * MBIT, 256, 1024)],
+    [(1 * MBIT, 4, 8), (10 * MBIT, 16, 8), (100 * MBIT, 256, 128), (1000 * MBIT, 256, 1024)],
 )
 def test_sizes_follow_the_rate(bytes_per_s: float, frame_kib: int, unsent_kib: int) -> None:
     found = portions(bytes_per_s)
