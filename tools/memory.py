@@ -164,7 +164,10 @@ async def _watched(setting: Setting, devices: dict[str, Device]) -> list[Row]:
     finally:
         for task in looking:
             task.cancel()
-    (plan,) = devices["holder"].events("plan")
+    plan, *others = devices["holder"].events("plan")
+    if others:
+        reasons = ", ".join(other["reason"] for other in others)
+        raise SystemExit(f"{setting.name}: the plan has changed ({reasons}); try fewer --steps")
     return [
         Row(
             setting=setting.name,
