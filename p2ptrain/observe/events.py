@@ -140,8 +140,9 @@ class PlanEvent(Event):
 
     `changes_results` says how its results differ from one device's; empty if not at all. `wire`
     says how values travel between devices: "exact", or rounded as "bf16" or "int8".
-    `predicted_peak_bytes` is the memory each device needs for it, by name. `mode` is sync, or async
-    where no stage waits for another's update; `mode_reason` why, where that was to be chosen.
+    `predicted_peak_bytes` is the memory each device needs for it, copies included, by name. `mode`
+    is sync, or async where no stage waits for another's update; `mode_reason` why, where that was
+    to be chosen.
     """
 
     event = "plan"

@@ -75,17 +75,24 @@ def beside_the_heap() -> Iterator[None]:
         library.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
+def trim_heap() -> None:
+    """Give memory back that the C library keeps for later, so that it counts as available."""
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
+
+
 class Creep:
     """Gives back what rounds have freed, once that has become much more than they need."""
 
     def __init__(
         self,
         used_bytes: Callable[[], int] = anonymous_bytes,
-        give_back: Callable[[], None] | None = None,
+        give_back: Callable[[], None] = trim_heap,
     ) -> None:
         """Tests bring their own; by default it is this process's heap."""
         self._used_bytes = used_bytes
-        self._give_back = trim_heap if give_back is None else give_back
+        self._give_back = give_back
         self._least: int | None = None  # that a round has ended with since the last time
 
     def round_ended(self) -> None:
@@ -96,13 +103,6 @@ class Creep:
         elif used - self._least > max(LEAST_CREEP_BYTES, self._least // CREEP_PARTS):
             self._give_back()
             self._least = None
-
-
-def trim_heap() -> None:
-    """Give memory back that the C library keeps for later, so that it counts as available."""
-    library = _glibc()
-    if library is not None:
-        library.malloc_trim(0)
 
 
 def _glibc() -> ctypes.CDLL | None:

@@ -76,10 +76,8 @@ def protect(
     single = [p for p, stage in enumerate(bare) if len(stage.devices) == 1]
     if not single or len({device for stage in bare for device in stage.devices}) < 2:
         return Protection(bare)
-    left = {device: spare_bytes.get(device, 0) for stage in bare for device in stage.devices}
-    for stage, size in zip(bare, state_bytes, strict=True):
-        for device in stage.devices:
-            left[device] -= own_slots * size
+    own = copies_bytes(bare, state_bytes, own_slots)
+    left = {device: spare_bytes.get(device, 0) - taken for device, taken in own.items()}
     short = min(left, key=lambda device: (left[device], device))
     if left[short] < 0:
         return Protection(bare, tuple(Unprotected(p, bare[p].devices[0], short) for p in single))
@@ -99,7 +97,7 @@ def protect(
 def copies_bytes(
     stages: Sequence[PlacedStage], state_bytes: Sequence[int], own_slots: int = SLOTS
 ) -> dict[str, int]:
-    """What copies take, by device of the plan, where any are kept; the rest as `protect`."""
+    """What copies take, by device of the plan: of its own stages, and of those it keeps."""
     taken = dict.fromkeys((device for stage in stages for device in stage.devices), 0)
     for stage, size in zip(stages, state_bytes, strict=True):
         for device in stage.devices:
