@@ -13,9 +13,10 @@ drift look looks for the best one then, whatever was changed for lately.
 
 To look is to ask the coordinator, while training goes on, for what it would do now. One look at a
 time: a leave overtakes every other, a device that appears a drift look; what was overtaken is tried
-again. What is found counts only while the plan it was asked for is in force; once a change has been
-called for, only leavers are looked at until the next plan is in force. Pure: feed events and
-ticks with the time (seconds of any monotonic clock), carry out what it returns.
+again, and what drifts during a look, which does not know of it, is looked at after it. What is
+found counts only while the plan it was asked for is in force; once a change has been called for,
+only leavers are looked at until the next plan is in force. Pure: feed events and ticks with the
+time (seconds of any monotonic clock), carry out what it returns.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ class ElasticCore:
                 self._on_device(event)
             case Drifted():
                 has_choice = len(self._alive) > 1  # a device alone stays with its plan
-                self._drifted = self._replans and has_choice and self._look is None
+                self._drifted = self._replans and has_choice
             case Asked():
                 self._end()
             case Began(devices, considered, in_haste):

@@ -254,6 +254,7 @@ async def test_no_memory_for_sums_of_a_group_is_planned_around(
 async def test_no_memory_for_what_tiles_tell_each_other_is_planned_around(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(household_plan, "LESS_MEMORY", 1.0)  # most of what it takes is no tile
     async with devices(2) as household:
         wanted = await _tiled(household)
     fails_once(monkeypatch, TileExchange, "_room", 9)

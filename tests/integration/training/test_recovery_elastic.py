@@ -291,7 +291,7 @@ async def _set(event: asyncio.Event) -> None:
 
 @pytest.mark.parametrize("replan", [True, False])
 async def test_a_device_that_slows_down_gets_less_to_do_unless_the_plan_is_to_stay(
-    slowed: dict[str, float], replan: bool
+    monkeypatch: pytest.MonkeyPatch, slowed: dict[str, float], replan: bool
 ) -> None:
     options = replace(PIPELINE, replan=replan, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
@@ -300,6 +300,8 @@ async def test_a_device_that_slows_down_gets_less_to_do_unless_the_plan_is_to_st
         async def slow_down() -> None:
             slowed[household.mesh["b"].self_id] = 4.0
 
+        if replan:
+            hold_rounds(monkeypatch, 35, lambda: household.plan.reason == "drift")
         course = Course(household, {20: slow_down})
         await course.train(job, options)
         reasons = ["start", "drift"] if replan else ["start"]

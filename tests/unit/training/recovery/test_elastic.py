@@ -226,6 +226,22 @@ def test_a_drift_look_that_a_leave_overtook_is_made_again_where_all_stays() -> N
     assert look([drift]).reason is Reason.DRIFT
 
 
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_drifts_during_a_look_is_looked_at_after_it_unless_the_plan_ends(stays: bool) -> None:
+    core = begun()
+    first = look(core.handle(Drifted(), 1.0))
+    assert core.handle(Drifted(), 1.5) == []
+    found = core.handle(answered(first.number, frozenset() if stays else AB), 2.0)
+    if stays:
+        again = look(found)
+        assert again.reason is Reason.DRIFT
+        assert core.handle(answered(again.number, frozenset()), 3.0) == []
+    else:
+        assert found == [ChangePlan(Reason.DRIFT)]
+        core.handle(Asked(), 2.0)
+        assert core.handle(Began(AB), 3.0) == []
+
+
 def test_who_comes_overtakes_a_drift_look_which_is_made_again() -> None:
     core = begun()
     drift = look(core.handle(Drifted(), 1.0))
