@@ -16,15 +16,15 @@ from a seed, so the same question has the same answer on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from math import log
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from p2ptrain.plan.draft import Draft, Group, draft_groups
 from p2ptrain.plan.search.climb import climb_fine, spare_devices
-from p2ptrain.plan.search.coarse import coarse_changes
+from p2ptrain.plan.search.coarse import Layout, coarse_changes
 from p2ptrain.plan.search.divider import Divider
 from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.fine import (
@@ -43,7 +43,7 @@ HOT, COLD = 0.03, 0.002
 """How much slower, as a part, a draft may typically be at the beginning and at the end."""
 CLIMB_SHARE = 0.15
 """Of the budget, kept for the climb at the end."""
-DRAW_TASKS = 30
+DRAW_TASKS = 15
 """What drawing and bounding a draft costs, in simulated tasks."""
 SIZED, DEEPENED, SHARED, SHIFTED = 0.12, 0.18, 0.12, 0.13
 """How often what is drawn is the micro-batch's size, a depth, a share, a border or an order;
@@ -74,11 +74,29 @@ def annealed(question: Question, rules: Rules, judge: Judge, start: Judged) -> J
     return _Annealing(question, drafter, Random(SEED)).run(start)
 
 
+class _Changes:
+    """What can be changed in a draft, listed once: it is drawn from until another one is kept."""
+
+    def __init__(self) -> None:
+        self._draft: Draft | None = None
+        self._listed: dict[str, Sequence[Any]] = {}
+
+    def of(self, draft: Draft, what: str, changes: Callable[[Draft], Iterable[_T]]) -> Sequence[_T]:
+        """All `changes` of `draft`, which are called `what`."""
+        if draft is not self._draft:
+            self._draft = draft
+            self._listed.clear()
+        if what not in self._listed:
+            self._listed[what] = list(changes(draft))
+        return self._listed[what]
+
+
 @dataclass(frozen=True, slots=True)
 class _Annealing:
     question: Question
     drafter: Drafter
     random: Random
+    changes: _Changes = field(default_factory=_Changes)
 
     def run(self, start: Judged) -> Judged:
         judge = self.drafter.judge
@@ -106,15 +124,17 @@ class _Annealing:
             return self._sized(draft)
         drawn -= SIZED
         if drawn < DEEPENED:
-            return self._changed(
-                draft, draft.borders, draft.groups, self._one(changed_depths(draft))
-            )
+            depths = self.changes.of(draft, "depths", changed_depths)
+            return self._changed(draft, draft.borders, draft.groups, self._one(depths))
         drawn -= DEEPENED
         if drawn < SHARED:
             return self._shared(draft)
         drawn -= SHARED
-        layout = self._one(changed_layouts(draft)) if drawn < SHIFTED else None
-        return self._structured(draft) if layout is None else self._changed(draft, *layout)
+        if drawn < SHIFTED:
+            layout = self._one(self.changes.of(draft, "layouts", changed_layouts))
+            if layout is not None:
+                return self._changed(draft, *layout)
+        return self._structured(draft)
 
     def _sized(self, draft: Draft) -> Draft | None:
         if self.question.least_piece is None:
@@ -133,9 +153,12 @@ class _Annealing:
         return self._changed(draft, draft.borders, groups)
 
     def _structured(self, draft: Draft) -> Draft | None:
-        spare = spare_devices(self.drafter, draft, self.question.devices)
-        layout = self._one(coarse_changes(draft, spare, self.drafter.rules))
+        layout = self._one(self.changes.of(draft, "structures", self._structures))
         return None if layout is None else self._one(self.drafter.drafts(draft.split, *layout))
+
+    def _structures(self, draft: Draft) -> Iterable[Layout]:
+        spare = spare_devices(self.drafter, draft, self.question.devices)
+        return coarse_changes(draft, spare, self.drafter.rules)
 
     def _changed(
         self,
@@ -149,5 +172,5 @@ class _Annealing:
         return changed if changed is not None and self.drafter.rules.allow(changed) else None
 
     def _one(self, choices: Iterable[_T]) -> _T | None:
-        several = list(choices)
+        several = choices if isinstance(choices, Sequence) else list(choices)
         return self.random.choice(several) if several else None

@@ -16,6 +16,7 @@ from p2ptrain.plan.search.climb import climb_coarse, climb_sizes, try_depths
 from p2ptrain.plan.search.coarse import taking_in
 from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.grouped import Estimated
+from p2ptrain.plan.search.halves import dealt_halves
 from p2ptrain.plan.search.replicated import best_replicated
 from p2ptrain.plan.search.segments import promising_splits, segment_candidates
 from p2ptrain.plan.search.straight import StraightSearch
@@ -123,6 +124,7 @@ class LargeSearch:
                 replicated = self._replicated(split)
                 starts += [start for start in (found, replicated) if start is not None]
                 few += self._of_few(split)
+            few += dealt_halves(self.question, self.drafter)
         few = sorted(few, key=lambda judged: judged.seconds)[:FEW_KEPT]
         return sorted([*_unlike(starts), *few], key=lambda judged: judged.seconds)
 
