@@ -198,13 +198,14 @@ def time_units(
     course = _Course(runner, clock or Clock(), limits)
     sizes = sorted(set(batch_sizes))
     course.measure_smallest(sizes, limits.budget_seconds / len(sizes))
+    larger = sizes[1:]
     if limits.largest_second:
-        sizes[1:] = [*sizes[-1:], *sizes[1:-1]]
-    for place, wanted in enumerate(sizes[1:], 1):
-        left = len(sizes) - place
+        larger = [*larger[-1:], *larger[:-1]]
+    for place, wanted in enumerate(larger):
+        left = len(larger) - place
         if wanted < course.largest:
             course.measure_between(wanted)
-        elif not course.measure_larger(wanted, last=wanted == max(sizes)):
+        elif not course.measure_larger(wanted, last=wanted == sizes[-1]):
             break
         course.repeat(course.latest, course.left_seconds() / left)
     course.repeat(course.latest, course.left_seconds())

@@ -367,6 +367,16 @@ def test_a_slow_device_comes_to_a_size_between_warm_or_to_a_large_one() -> None:
     assert (list(ample.times), ample.cold) == ([4, 16, 48], ())
 
 
+def test_one_size_is_measured_once_in_either_order() -> None:
+    for share in (1.0, 0.1):
+        up, down = (
+            timed(Device(share=share), [1], 2.0, most_seconds=7.0, largest_second=second)
+            for second in (False, True)
+        )
+        assert list(down) == [1]
+        assert down == up
+
+
 def test_a_quick_device_measures_all_in_either_order() -> None:
     for largest_second in (False, True):
         device = Device(first_pass_factor=2.0)
