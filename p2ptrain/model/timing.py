@@ -27,6 +27,10 @@ Who is slower than planned anyway takes all the time there is. Devices measure s
 some of them share something, a machine or its memory: sizes run after the others had stopped took
 up to 1.8 times less processor time than beside them, and in training nobody stops.
 
+Whoever runs first finds the memory that those after it use again, page by page, and the library
+unprepared: the first unit of a YOLO seemed half of the model on six devices that began together,
+and is a sixth. So it is run once before anything counts.
+
 The first pass of a size, in parentheses, takes longer, as kernels are prepared and what autograd
 keeps is counted, and not in all units alike: by first passes the first half of EfficientNet took
 0.37 to 0.45 of the whole, and in training 0.32. A slow device runs a large size as a whole only,
@@ -72,6 +76,8 @@ NEAR_THE_LARGEST = 4
 of it: what lies above follows from a line."""
 SPLIT_BY_WHOLE = 1.25
 """How many times as long as a whole pass the first, split one takes at least."""
+MANY_UNITS = 6
+"""Among so many one more costs little: from here on the first is run before they are timed."""
 LEAST_GROWTH = 1.5
 """From one size to the next, where time forces a smaller step than was asked for."""
 
@@ -106,6 +112,9 @@ class UnitRunner(Protocol):
     @property
     def unit_count(self) -> int:
         """How many units."""
+
+    def warm_up(self, batch: int, *, split: bool) -> None:
+        """Run the first unit forward and back with `batch` samples."""
 
     def begin(self, batch: int, *, split: bool, apart: bool) -> None:
         """Make inputs and targets for `batch` samples; forwards in order, then backwards follow.
@@ -391,6 +400,8 @@ class _Course:
     def _units(self, batch: int, *, split: bool) -> UnitPass:
         """All units forward, then all backward; or each by itself."""
         units, apart = range(self.runner.unit_count), self.limits.apart(batch)
+        if apart and not self.spans and len(units) >= MANY_UNITS:
+            self._warm_up(batch, split=split)
         self.runner.begin(batch, split=split, apart=apart)
         begin = self._look()
         forward, backward = [], []
@@ -407,6 +418,12 @@ class _Course:
             weight=tuple(weight for _, weight in backward) if split else None,
             wall=self._span(begin).wall,
         )
+
+    def _warm_up(self, batch: int, *, split: bool) -> None:
+        """Run the first unit, which does not count."""
+        begin = self._look()
+        self.runner.warm_up(batch, split=split)
+        self._span(begin)
 
     def _backward(self, unit: int, split: bool) -> tuple[float, float]:
         """(inputs, weights), or all of it and nothing."""

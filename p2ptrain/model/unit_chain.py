@@ -67,6 +67,17 @@ class UnitChain:
         """How many units."""
         return len(self._description.units)
 
+    def warm_up(self, batch: int, *, split: bool = False) -> None:
+        """Run the first unit by itself, forward and back, without counting what it keeps."""
+        self.begin(batch, split=split, apart=True)
+        self.prepare(0)
+        self._forward(0)
+        if split:
+            self.backward_inputs(0)
+            self.backward_weights(0)
+        else:
+            self.backward(0)
+
     def begin(self, batch: int, *, split: bool = False, apart: bool = False) -> None:
         """Make inputs and targets for `batch` samples; the rest: see `timing.UnitRunner`."""
         self._batch, self._split, self._apart = batch, split, apart

@@ -112,6 +112,18 @@ def test_a_frozen_front_keeps_less_than_the_same_front_in_training() -> None:
     assert chain.saved_bytes[4][0] == 0
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_warming_up_counts_nothing(split: bool) -> None:
+    plain, warm = UnitChain(described("cnn")), UnitChain(described("cnn"))
+    warm.warm_up(4, split=split)
+    for chain in (plain, warm):
+        chain.begin(4, apart=True)
+        for unit in range(chain.unit_count):
+            chain.forward(unit)
+            chain.backward(unit)
+    assert warm.saved_bytes == plain.saved_bytes
+
+
 def test_json_is_plain_and_complete() -> None:
     content = measured("mlp", 2, 4).to_json()
     assert json.loads(json.dumps(content)) == content

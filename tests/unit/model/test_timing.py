@@ -67,6 +67,10 @@ class Device:
     def kinds(self) -> list[tuple[str, int]]:
         return [call for call in self.calls if call[0] in ("split", "units", "whole")]
 
+    def warm_up(self, batch: int, *, split: bool) -> None:
+        self.begin(batch, split=split, apart=True)
+        self.forward(0)
+
     def begin(self, batch: int, *, split: bool, apart: bool) -> None:
         self.passes.append(batch)
         self.calls.append(("split" if split else "units", batch))
@@ -182,6 +186,35 @@ def test_units_that_run_apart_are_timed_the_same() -> None:
     of_one = [call for unit in range(3) for call in [("forward", unit), ("inputs", unit)]]
     assert [call for call in device.calls[:10] if call[0] in ("forward", "inputs")] == of_one
     assert ("whole", 2) not in device.kinds
+
+
+class ColdDevice(Device):
+    """Of twice as many units, the first of which to run finds everything cold."""
+
+    @property
+    def unit_count(self) -> int:
+        return 2 * len(COSTS)
+
+    def forward(self, unit: int) -> None:
+        if ("forward", 0) not in self.calls:
+            self._spend(1.0)
+        super().forward(unit % len(COSTS))
+
+    def backward(self, unit: int) -> None:
+        super().backward(unit % len(COSTS))
+
+    def backward_inputs(self, unit: int) -> None:
+        super().backward_inputs(unit % len(COSTS))
+
+    def backward_weights(self, unit: int) -> None:
+        super().backward_weights(unit % len(COSTS))
+
+
+def test_what_whoever_runs_first_finds_cold_counts_for_no_unit() -> None:
+    device = ColdDevice()
+    times = timed(device, [2], 0.0, apart=lambda batch: True)
+    assert times[2].forward == pytest.approx([2 * forward for forward, _ in 2 * COSTS], rel=1e-9)
+    assert device.passes[:2] == [2, 2]
 
 
 def test_a_pass_by_units_runs_all_forwards_in_order_then_all_backwards_in_reverse() -> None:
