@@ -20,6 +20,7 @@ from tools.bench import cells
 from tools.bench.results import Results, ResultsError
 from tools.bench.rounds import WARM
 from tools.bench.run import Wishes, run
+from tools.testbed.errors import HouseholdError
 
 INTERRUPTED = 130
 
@@ -43,6 +44,8 @@ def main() -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # devices are taken down too
         try:
             run(chosen, results, _wishes(arguments))
+        except (HouseholdError, ResultsError) as error:
+            parser.error(str(error))
         except KeyboardInterrupt:
             print("interrupted; what is measured is kept", file=sys.stderr)
             code = INTERRUPTED
@@ -62,6 +65,7 @@ def _wishes(arguments: argparse.Namespace) -> Wishes:
         settle_rounds=arguments.settle,
         simulate=arguments.simulate,
         train_options=tuple(shlex.split(arguments.train)),
+        rate=arguments.rate,
     )
 
 
@@ -94,6 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--train", default="", metavar="OPTIONS", help='for p2ptrain, such as "--micro-batch 64"'
+    )
+    parser.add_argument(
+        "--rate",
+        metavar="RATE",
+        help="of all cables, such as 400mbit, instead of the household's: fractions depend on how "
+        "fast devices compute beside how fast links carry",
     )
     parser.add_argument(
         "--report",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,6 +49,16 @@ class Results:
         """Keep a value, in the file too."""
         self.content[part][key] = value
         self._write()
+
+    def keep_household(self, name: str, devices: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what a household is. Raises ResultsError: there are figures of another so called."""
+        described = {"devices": [dict(device) for device in devices]}
+        if self.get("households", name) not in (None, described):
+            raise ResultsError(
+                f"{self._file} has figures of household {name} with other devices or cables: "
+                "give --out another file"
+            )
+        self.put("households", name, described)
 
     def add_run(self, cell: str, run: Mapping[str, Any]) -> None:
         """Keep one more run of a cell."""

@@ -42,6 +42,7 @@ class Wishes:
         reference_seconds: for so long what the devices reach alone holds; then it is measured anew,
             as a machine that others use changes from hour to hour.
         train_options: more of them for `p2ptrain train`, such as a fixed micro-batch.
+        rate: of all cables, as `tc` writes it, instead of each household's own.
     """
 
     repeat: int = 1
@@ -52,6 +53,7 @@ class Wishes:
     simulate: bool = False
     reference_seconds: float = 300.0
     train_options: tuple[str, ...] = ()
+    rate: str | None = None
 
 
 class Bench:
@@ -155,6 +157,8 @@ class Bench:
 
     def _testbed(self, name: str) -> Testbed:
         household = Household.load(name)
+        if self._wishes.rate is not None:
+            household = household.at_rate(self._wishes.rate)
         devices = [
             {
                 "name": device.name,
@@ -164,12 +168,17 @@ class Bench:
             }
             for device in household.devices
         ]
-        self._results.put("households", name, {"devices": devices})
+        self._results.keep_household(name, devices)
         return Testbed(household)
 
 
 def run(cells: Sequence[Cell], results: Results, wishes: Wishes) -> None:
-    """Measure or simulate `cells`. KeyboardInterrupt leaves the file with what is done."""
+    """Measure or simulate `cells`. KeyboardInterrupt leaves the file with what is done.
+
+    Raises:
+        ResultsError: the file has figures of other devices or cables.
+        HouseholdError: no household, or the rate is none.
+    """
     with tempfile.TemporaryDirectory(prefix="p2ptrain-bench-") as states:
         bench = Bench(results, wishes, Path(states))
         if wishes.simulate:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -120,6 +120,14 @@ class Household:
             for number, cores in enumerate(shares)
         )
         return cls("shares", tuple(devices))
+
+    def at_rate(self, rate: str) -> Household:
+        """The same devices on cables of that rate. Raises HouseholdError: it is none."""
+        try:
+            rate_mbit = quantities.mbit(rate)
+        except ValueError as error:
+            raise HouseholdError(f"rate: {error}") from error
+        return replace(self, devices=tuple(replace(d, rate_mbit=rate_mbit) for d in self.devices))
 
 
 def names() -> list[str]:

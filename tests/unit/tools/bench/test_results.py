@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tools.bench.results import Results, ResultsError
+from tools.testbed import Household
 
 CELL = "A/vit/S/pp"
 
@@ -26,6 +28,17 @@ def test_a_resumed_run_measures_only_what_is_missing(tmp_path: Path) -> None:
     assert resumed.runs_missing(CELL, repeat=1) == 0
     assert resumed.runs_missing(CELL, repeat=3) == 2
     assert resumed.runs_missing("A/vit/S/dp", repeat=1) == 1
+
+
+def test_figures_of_other_cables_are_not_mixed(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    household = Household.load("A")
+    results = Results(file)
+    results.keep_household("A", list(map(asdict, household.devices)))
+    resumed = Results(file)
+    resumed.keep_household("A", list(map(asdict, household.devices)))
+    with pytest.raises(ResultsError, match=r"bench\.json has figures of household A with other"):
+        resumed.keep_household("A", list(map(asdict, household.at_rate("400mbit").devices)))
 
 
 def test_a_failure_is_tried_again_but_not_what_cannot_be_run() -> None:

@@ -107,3 +107,12 @@ def test_only_one_household_has_faster_cables() -> None:
     rates = {n: {device.rate_mbit for device in Household.load(n).devices} for n in names()}
     assert rates.pop("B1000") == {1000.0}
     assert set(map(tuple, rates.values())) == {(100.0,)}
+
+
+def test_a_household_can_have_other_cables() -> None:
+    own = Household.load("F")
+    other = own.at_rate("1gbit")
+    assert {device.rate_mbit for device in other.devices} == {1000.0}
+    assert other.at_rate("100mbit") == own
+    with pytest.raises(HouseholdError, match="rate: 'fast' is not a rate"):
+        own.at_rate("fast")
