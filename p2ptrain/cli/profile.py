@@ -94,13 +94,17 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
     if threads is not None:
         torch.set_num_threads(threads)
     prepared = prepare(job, TrainOptions(local=True))
-    measured = measure_units(
-        prepared.captured.description,
-        batch_sizes=batch_sizes,
-        budget_seconds=BUDGET_SECONDS,
-        every_size=True,
-        memory_bytes=usable_memory_bytes(),
-    )
+    torch.set_flush_denormal(True)  # as in the thread that computes
+    try:
+        measured = measure_units(
+            prepared.captured.description,
+            batch_sizes=batch_sizes,
+            budget_seconds=BUDGET_SECONDS,
+            every_size=True,
+            memory_bytes=usable_memory_bytes(),
+        )
+    finally:
+        torch.set_flush_denormal(False)
     content = measured.to_json()
     for unit, window in zip(content["units"], _windows(prepared), strict=False):
         unit["spatial"] = window

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from p2ptrain.cli import main as cli
 from p2ptrain.cli.files import write_whole
+from p2ptrain.model import measure
+from p2ptrain.model.measure import UnitMeasurements, measure_units
 from p2ptrain.plan.profile import Profile
 
 
@@ -23,6 +27,26 @@ def test_a_model_is_measured_into_a_profile_file(
     assert profile.input_bytes == 6 * 4
     assert sum(unit.parameter_bytes for unit in profile.units) == (6 * 2 + 2) * 4
     assert json.loads(capfd.readouterr().out)["units"] == len(profile.units)
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot flush")
+def test_denormals_are_zero_while_units_are_timed_and_only_then(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faint() -> float:
+        return float((torch.full((8,), torch.finfo(torch.float32).tiny) * 0.5).sum())
+
+    found: list[float] = []
+
+    def noting(*args: Any, **kwargs: Any) -> UnitMeasurements:
+        found.append(faint())
+        return measure_units(*args, **kwargs)
+
+    monkeypatch.setattr(measure, "measure_units", noting)
+    argv = ["profile", script, "--out", str(tmp_path / "p.json"), "--batch-sizes", "2"]
+    assert cli.main(argv) == 0
+    assert found == [0.0]
+    assert faint() > 0
 
 
 def test_a_missing_folder_is_wrong_usage(script: str, tmp_path: Path) -> None:
