@@ -29,7 +29,7 @@ up to 1.8 times less processor time than beside them, and in training nobody sto
 
 Whoever runs first finds the memory that those after it use again, page by page, and the library
 unprepared: the first unit of a YOLO seemed half of the model on six devices that began together,
-and is a sixth. So it is run once before anything counts.
+and is a sixth. So where units run by themselves, the first of many is run once before they count.
 
 The first pass of a size, in parentheses, takes longer, as kernels are prepared and what autograd
 keeps is counted, and not in all units alike: by first passes the first half of EfficientNet took
