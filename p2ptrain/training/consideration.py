@@ -23,6 +23,8 @@ from p2ptrain.training.plan_request import PlanningRequest
 
 SEARCH_ANEW = 1.1
 """So much slower than promised is a plan whose kind may be wrong."""
+URGENT = 1.5
+"""So much slower, a search for another may slow training down further."""
 
 
 @dataclass(frozen=True, slots=True)

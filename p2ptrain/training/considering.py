@@ -24,6 +24,7 @@ from p2ptrain.plan.plan import LeftOut, Plan
 from p2ptrain.plan.replanning.hysteresis import REPAY_SECONDS, Action, Decision
 from p2ptrain.plan.replanning.replicas import place_replicas
 from p2ptrain.training import consideration
+from p2ptrain.training.apart import Haste, runner
 from p2ptrain.training.assigning import renamed
 from p2ptrain.training.background import in_background
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
@@ -146,7 +147,7 @@ class Consideration:
         Raises PlanError: there is neither.
         """
         if fixed.ftpipehd is not None:
-            return [await self._search.plan(fixed, household)]
+            return [await self._search.plan(fixed, household, self._haste(household, present))]
         found: list[Plan] = []
         trouble = PlanError("no plan was searched for")
         try:
@@ -155,13 +156,19 @@ class Consideration:
             trouble = error
         has_new = bool(self._newcomers(household))
         if not household.leaving and consideration.wants_search(fixed, present, has_new=has_new):
+            haste = self._haste(household, present)
             try:
-                found.append(await self._search.plan(fixed, household))
+                found.append(await self._search.plan(fixed, household, haste))
             except PlanError as error:
                 trouble = error
         if not found:
             raise trouble
         return found
+
+    def _haste(self, household: MeasuredHousehold, present: consideration.Present) -> Haste:
+        """Of what is searched while training goes on."""
+        waited_for = household.leaving or self._newcomers(household)
+        return Haste.PROMPT if waited_for or present.slower > consideration.URGENT else Haste.IDLE
 
     async def _light(
         self,
@@ -174,6 +181,7 @@ class Consideration:
         """Close to the plan in force. Raises PlanError: nothing fits."""
         replicas = place_replicas(present.plan, chain=False)
         forced = REPAY_SECONDS if household.leaving else None
+        haste = self._haste(household, present)
         light = partial(
             plan_change,
             fixed,
@@ -183,6 +191,7 @@ class Consideration:
             Recovery.LIGHT,
             forced,
             on_all=on_all,
+            run=runner(haste if haste is Haste.IDLE else Haste.ALONE),  # soon over, a start is not
         )
         with timed(log, "replanned"):
             return await in_background(light)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan import fields
@@ -112,7 +113,23 @@ class MeasuredHousehold:
         return Cluster(devices=devices, links=dict(self.links))
 
 
-def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Plan:
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """Calls a planner: here, or elsewhere."""
+
+    def __call__(self, planner: Callable[[], T], /) -> T: ...
+
+
+def run_here(planner: Callable[[], T], /) -> T:
+    """Without further ado."""
+    return planner()
+
+
+def plan_household(
+    request: PlanningRequest, household: MeasuredHousehold, run: Run = run_here
+) -> Plan:
     """The plan for `request`, by what the runtime really does.
 
     What it takes beside the units is known when there is a plan. Where a device has less left,
@@ -125,12 +142,12 @@ def plan_household(request: PlanningRequest, household: MeasuredHousehold) -> Pl
     if request.rounds is None:
         if len(household.candidates) > 1:
             request.sharing.check(request.planner, asynchronous=request.asynchrony is not None)
-        return _within_memory(request, household, make_plan)
+        return _within_memory(request, household, lambda *asked: run(partial(make_plan, *asked)))
     rounds_request = request.settled(asynchronous=False)
-    rounds = plan_household(rounds_request, household)
+    rounds = plan_household(rounds_request, household, run)
     assert request.asynchrony is not None
     try:
-        free = plan_household(request.settled(asynchronous=True), household)
+        free = plan_household(request.settled(asynchronous=True), household, run)
     except PlanError as error:
         return replace(rounds, mode_reason=f"without a barrier there is no plan: {error}")
     seconds = _plain_seconds(rounds, *question(rounds_request, household))
@@ -153,12 +170,14 @@ def plan_change(
     repay_seconds: float | None = None,
     *,
     on_all: bool = False,
+    run: Run = run_here,
 ) -> Plan:
     """A plan for the devices of `household`, in place of `present`; its micro-batch stays.
 
     Args:
         replicas: who has each unit now, by names.
         on_all: planner pp is to use every device, as it does where a job starts.
+        run: where planners run.
         repay_seconds: where the change cannot be put off: how long a slower plan may be slower
             for what it saves of the pause; None = it is weighed against the present plan.
 
@@ -182,18 +201,17 @@ def plan_change(
     def again(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
         tiled = present.stages[0].tiling is not None  # what is close to it has other tiles
         if recovery is Recovery.HEAVY or folds or tiled:  # a private plan's units are folded
-            return make_plan(profile, cluster, fixed(present, wanted))
+            return run(partial(make_plan, profile, cluster, fixed(present, wanted)))
         if recovery is Recovery.RESPIPE and not household.leaving:  # it takes part of nobody alive
             return respipe(profile, cluster, present, wanted, replicas=replicas).plan
-        return replan(
-            profile,
-            cluster,
-            present,
-            wanted,
+        near = partial(
+            replan,
+            *(profile, cluster, present, wanted),
             replicas=replicas,
             effort=THOROUGH if repay_seconds is None else None,  # nobody waits
             repay_seconds=repay_seconds,
-        ).plan
+        )
+        return run(near).plan
 
     return _within_memory(request, household, change)
 

@@ -1,4 +1,4 @@
-"""Where the search for a plan runs: on the fastest device, as everyone waits for it.
+"""Where the search for a plan runs: on the fastest device, where everyone waits for it.
 
 Who coordinates is a matter of the election, not of speed. Wherever it runs, the same question has
 the same plan; a device that does not answer costs time only, as the coordinator searches itself.
@@ -17,6 +17,7 @@ from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
+from p2ptrain.training.apart import Haste, runner
 from p2ptrain.training.background import in_background
 from p2ptrain.training.household_plan import (
     Candidate,
@@ -32,6 +33,7 @@ from p2ptrain.training.routes import Route
 log = get_logger(__name__)
 
 TIMEOUT_SECONDS = 120.0
+IDLE_TIMEOUT_SECONDS = 600.0
 WORTH_ASKING = 1.25
 """How many times as fast another device must be."""
 
@@ -47,36 +49,41 @@ class PlanSearch:
         """What this device answers, by kind."""
         return {SEARCH_PLAN: Route(self._answer, limited(BLOB_LIMIT_BYTES))}
 
-    async def plan(self, request: PlanningRequest, household: MeasuredHousehold) -> Plan:
+    async def plan(
+        self, request: PlanningRequest, household: MeasuredHousehold, haste: Haste = Haste.ALONE
+    ) -> Plan:
         """As `plan_household`, which says what it raises."""
         searcher = fastest(household, self._mesh.self_id)
         if searcher != self._mesh.self_id:
             try:
-                return await self._ask(searcher, request, household)
+                return await self._ask(searcher, request, household, haste)
             except (PeerError, InternalError, OptionError, TimeoutError) as error:
                 log.info("plan_not_searched", by=searcher[:12], why=str(error) or "timed out")
-        return await _search(request, household)
+        return await _search(request, household, haste)
 
     async def _ask(
-        self, searcher: str, request: PlanningRequest, household: MeasuredHousehold
+        self, searcher: str, request: PlanningRequest, household: MeasuredHousehold, haste: Haste
     ) -> Plan:
         reply = await self._mesh.call(
             searcher,
-            Message(SEARCH_PLAN, {}, (memoryview(to_bytes(request, household)),)),
-            timeout_seconds=TIMEOUT_SECONDS,
+            Message(
+                SEARCH_PLAN, {"haste": haste.value}, (memoryview(to_bytes(request, household)),)
+            ),
+            timeout_seconds=IDLE_TIMEOUT_SECONDS if haste is Haste.IDLE else TIMEOUT_SECONDS,
             reply_parts=limited(BLOB_LIMIT_BYTES),
         )
         return _checked(cbor.loads(bytes(reply.parts[0]), BLOB_LIMIT_BYTES), request, household)
 
     async def _answer(self, peer: str, message: Message) -> Message:
         request, household = from_bytes(message.parts[0])
-        plan = await _search(request, household)
+        haste = Haste(integer(message.fields, "haste", min(Haste), max(Haste)))
+        plan = await _search(request, household, haste)
         return Message(SEARCH_PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
 
 
-async def _search(request: PlanningRequest, household: MeasuredHousehold) -> Plan:
+async def _search(request: PlanningRequest, household: MeasuredHousehold, haste: Haste) -> Plan:
     with timed(log, "plan_searched"):
-        return await in_background(partial(plan_household, request, household))
+        return await in_background(partial(plan_household, request, household, runner(haste)))
 
 
 def fastest(household: MeasuredHousehold, here: str) -> str:

@@ -176,9 +176,10 @@ async def test_planner_pp_takes_in_who_comes_though_the_others_could_be_faster_w
         present: Plan,
         *rest: Any,
         on_all: bool,
+        **named: Any,
     ) -> Plan:
         if on_all:
-            return plan(request, around, present, *rest, on_all=True)
+            return plan(request, around, present, *rest, on_all=True, **named)
         those = [c for c in around.candidates if c.name in present.device_names]
         found = household_plan.plan_household(request, replace(around, candidates=those))
         borders = [stage.units[1] for stage in found.stages]

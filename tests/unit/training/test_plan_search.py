@@ -15,8 +15,9 @@ from p2ptrain.net.message import Message
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.plan import Plan
-from p2ptrain.training import plan_search
-from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
+from p2ptrain.training import apart, plan_search
+from p2ptrain.training.apart import Haste
+from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, Run, plan_household
 from p2ptrain.training.plan_search import PlanSearch, fastest, from_bytes, to_bytes
 from p2ptrain.training.protocol import SEARCH_PLAN
 from tests.unit.training.test_memory_needs import request
@@ -111,6 +112,23 @@ async def test_the_fastest_searches_and_finds_what_the_coordinator_would(
     assert plan == plan_household(REQUEST, household)
 
 
+async def test_beside_training_a_process_of_the_fastest_finds_the_same(
+    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hastes: list[Haste] = []
+
+    def runner(haste: Haste) -> Run:
+        hastes.append(haste)
+        return apart.runner(haste)
+
+    monkeypatch.setattr(plan_search, "runner", runner)
+    searches = {name: _route(mesh[name]) for name in NAMES}
+    household = _household(_ids(mesh), b=0.2)
+    plan = await searches["c"].plan(REQUEST, household, Haste.IDLE)
+    assert hastes == [Haste.IDLE]  # the coordinator has not searched itself
+    assert plan == plan_household(REQUEST, household)
+
+
 @pytest.mark.parametrize("error", [PeerError("busy"), ProtocolError("what?")])
 async def test_the_coordinator_searches_where_the_fastest_does_not(
     mesh: MemoryHousehold, error: PeerError
@@ -150,6 +168,6 @@ async def test_that_no_plan_fits_is_the_answer(mesh: MemoryHousehold) -> None:
     small = [dataclasses.replace(c, memory_bytes=1000) for c in household.candidates]
     with pytest.raises(PlanError):
         await _route(mesh["c"]).plan(REQUEST, dataclasses.replace(household, candidates=small))
-    no_question = Message(SEARCH_PLAN, {}, (memoryview(cbor.dumps({"request": b""})),))
+    no_question = Message(SEARCH_PLAN, {"haste": 0}, (memoryview(cbor.dumps({"request": b""})),))
     with pytest.raises(PeerError, match="a question for a plan"):
         await mesh["c"].call(mesh["b"].self_id, no_question, timeout_seconds=5.0)

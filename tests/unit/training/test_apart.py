@@ -1,0 +1,75 @@
+"""A function in a process of its own answers as it would here, or is called here."""
+
+from __future__ import annotations
+
+import operator
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+
+from p2ptrain.errors import PlanError
+from p2ptrain.training import apart
+from p2ptrain.training.apart import Haste, run
+
+BESIDE = [Haste.PROMPT, Haste.IDLE]
+
+
+@pytest.mark.parametrize("haste", BESIDE)
+def test_another_process_answers(haste: Haste) -> None:
+    assert run(os.getpid, haste) != os.getpid()
+
+
+def test_a_search_that_nobody_waits_for_yields_to_training() -> None:
+    niceness = partial(os.nice, 0)
+    assert run(niceness, Haste.IDLE) == run(niceness, Haste.PROMPT) + 10
+
+
+def test_where_nobody_trains_it_stays_here() -> None:
+    assert run(os.getpid, Haste.ALONE) == os.getpid()
+
+
+def test_what_is_raised_there_is_raised_here() -> None:
+    with pytest.raises(OSError, match="No such file"):
+        run(partial(os.stat, "/no/such/file"), Haste.PROMPT)
+    with pytest.raises(ZeroDivisionError):
+        run(partial(operator.floordiv, 1, 0), Haste.PROMPT)
+
+
+def test_errors_of_planners_keep_their_kind_and_their_text() -> None:
+    told = pickle.loads(pickle.dumps(PlanError("1024 bytes are missing")))
+    assert (type(told), str(told)) == (PlanError, "1024 bytes are missing")
+
+
+def test_where_that_process_dies_it_is_called_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python3")
+    assert run(os.getpid, Haste.PROMPT) == os.getpid()
+
+
+@pytest.mark.parametrize("executable", ["/opt/my-app", ""])
+def test_an_app_that_embeds_python_is_not_started_anew(
+    monkeypatch: pytest.MonkeyPatch, executable: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    assert run(os.getpid, Haste.PROMPT) == os.getpid()
+
+
+def test_with_little_memory_it_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "available_memory_bytes", lambda: apart.ROOM_BYTES - 1)
+    assert run(os.getpid, Haste.PROMPT) == os.getpid()
+
+
+def test_it_ends_with_who_asked() -> None:
+    question = pickle.dumps((partial(time.sleep, 600), 0))
+    with subprocess.Popen(
+        [sys.executable, "-m", "p2ptrain.training.apart"], stdin=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(struct.pack(">Q", len(question)) + question)
+        process.stdin.close()
+        assert process.wait(timeout=30) == 1
