@@ -1,8 +1,9 @@
 """A pure function in a process of its own, so that training beside it does not feel it.
 
 A thread that searches for seconds shares the interpreter's lock with the one that trains: torch
-gives the lock away in every operator and waits for it, 5 ms each, at the operator's end, so that
-rounds take twice as long. A process shares no lock, and the system gives it what training leaves.
+gives the lock away in every operator and waits for it at the operator's end, so that rounds take
+twice as long. A process shares no lock. Where nobody waits for it, it also rests most of the time:
+priorities alone do not keep it from taking half of a device that is limited to part of a processor.
 
     this process                        the other one
     [length][function, pickled] ──────► stdin:  called; ends when this side is closed
@@ -15,10 +16,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
@@ -44,7 +47,7 @@ class Haste(IntEnum):
     Attributes:
         ALONE: nobody trains: a thread will do.
         PROMPT: somebody waits for what is found: an equal beside training.
-        IDLE: nobody waits: of a processor that training uses whole it gets a tenth.
+        IDLE: nobody waits: it runs a tenth of the time.
     """
 
     ALONE = 0
@@ -52,7 +55,11 @@ class Haste(IntEnum):
     IDLE = 2
 
 
-_NICENESS = {Haste.PROMPT: 0, Haste.IDLE: 10}
+SLICE_SECONDS = 0.01
+"""Of processor time, between two rests."""
+NICENESS = 10
+RESTS = 9
+"""A rest is so many times as long as what it rests from."""
 
 
 def run(function: Callable[[], T], haste: Haste) -> T:
@@ -64,7 +71,7 @@ def run(function: Callable[[], T], haste: Haste) -> T:
     if haste is Haste.ALONE or not _can_be_had():
         return function()
     try:
-        result, error = _elsewhere(function, _NICENESS[haste])
+        result, error = _elsewhere(function, haste)
     except (OSError, EOFError, pickle.UnpicklingError) as trouble:
         log.info("not_apart", why=str(trouble) or type(trouble).__name__)
         return function()
@@ -85,12 +92,12 @@ def _can_be_had() -> bool:
     return is_python and not frozen and available_memory_bytes() >= ROOM_BYTES
 
 
-def _elsewhere(function: Callable[[], T], niceness: int) -> tuple[T, Exception | None]:
+def _elsewhere(function: Callable[[], T], haste: Haste) -> tuple[T, Exception | None]:
     """What it returned, or raised.
 
     Raises OSError, EOFError, UnpicklingError: that process did not do it.
     """
-    question = pickle.dumps((function, niceness))
+    question = pickle.dumps((function, haste.value))
     root = str(Path(p2ptrain.__file__).parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     with subprocess.Popen(
@@ -112,9 +119,9 @@ def _answer(questions: BinaryIO, answers: BinaryIO) -> None:
     (length,) = _LENGTH.unpack(questions.read(_LENGTH.size))
     question = questions.read(length)
     threading.Thread(target=_end_with, args=(questions.fileno(),), daemon=True).start()
-    function, niceness = pickle.loads(question)
-    if hasattr(os, "nice"):  # not on Windows
-        os.nice(niceness)
+    function, haste = pickle.loads(question)
+    if haste == Haste.IDLE:
+        _rest_from_now_on()
     result, raised = None, None
     try:
         result = function()
@@ -122,6 +129,22 @@ def _answer(questions: BinaryIO, answers: BinaryIO) -> None:
         raised = error
     answers.write(pickle.dumps((result, raised)))
     answers.flush()
+
+
+def _rest_from_now_on() -> None:
+    """Run a tenth of the time, and after others."""
+    if not hasattr(signal, "setitimer"):  # Windows
+        return
+    woke = time.monotonic()
+
+    def rest(*_signal: object) -> None:
+        nonlocal woke
+        time.sleep(RESTS * (time.monotonic() - woke))
+        woke = time.monotonic()
+
+    os.nice(NICENESS)
+    signal.signal(signal.SIGPROF, rest)
+    signal.setitimer(signal.ITIMER_PROF, SLICE_SECONDS, SLICE_SECONDS)
 
 
 def _end_with(questions: int) -> None:

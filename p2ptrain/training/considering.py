@@ -74,8 +74,7 @@ class Consideration:
         present = await in_background(partial(consideration.as_of_now, fixed, household, plan))
         decision = await self._with_newcomers(fixed, household, present)
         if decision is None:
-            found = await self._found(fixed, household, present)
-            decision = await self._decided(fixed, household, present, found)
+            decision = await self._best(fixed, household, present)
         log.info(
             "plan_considered",
             why=request.reason.value,
@@ -139,31 +138,38 @@ class Consideration:
         names = {device: self._name(device) for device in in_force.assignment.devices}
         return renamed(plan, in_force.assignment, names)
 
-    async def _found(
+    async def _best(
         self, fixed: PlanningRequest, household: MeasuredHousehold, present: consideration.Present
-    ) -> list[Plan]:
-        """A plan close to the one in force, and the best of all kinds where that may be another.
+    ) -> Decision:
+        """From a plan close to the one in force, and the best of all kinds if that may be another.
+
+        Where nobody waits that one takes minutes: what is close and pays is not kept back for it.
 
         Raises PlanError: there is neither.
         """
         if fixed.ftpipehd is not None:
-            return [await self._search.plan(fixed, household, self._haste(household, present))]
-        found: list[Plan] = []
-        trouble = PlanError("no plan was searched for")
+            found = [await self._search.plan(fixed, household)]
+            return await self._decided(fixed, household, present, found)
+        haste = self._haste(household, present)
+        decision: Decision | None = None
+        found, trouble = [], PlanError("no plan was searched for")
         try:
             found.append(await self._light(fixed, household, present))
+            decision = await self._decided(fixed, household, present, found)
         except PlanError as error:
             trouble = error
+        paid = decision is not None and decision.action is Action.MOVE and haste is Haste.IDLE
         has_new = bool(self._newcomers(household))
-        if not household.leaving and consideration.wants_search(fixed, present, has_new=has_new):
-            haste = self._haste(household, present)
+        wanted = consideration.wants_search(fixed, present, has_new=has_new)
+        if wanted and not household.leaving and not paid:
             try:
                 found.append(await self._search.plan(fixed, household, haste))
+                decision = await self._decided(fixed, household, present, found)
             except PlanError as error:
                 trouble = error
-        if not found:
+        if decision is None:
             raise trouble
-        return found
+        return decision
 
     def _haste(self, household: MeasuredHousehold, present: consideration.Present) -> Haste:
         """Of what is searched while training goes on."""

@@ -39,8 +39,11 @@ log = get_logger(__name__)
 
 LOOK_SECONDS = 120.0
 """A newcomer fetches the model and measures it, and plans are searched for on a busy device."""
+DRIFT_LOOK_SECONDS = 1800.0
+"""Nobody waits, and plans are searched for in what time training leaves."""
 LEAVE_LOOK_SECONDS = 3.0
 """Somebody waits: what is not found by then is found while training stands."""
+_LIMITS_SECONDS = {Reason.LEAVE: LEAVE_LOOK_SECONDS, Reason.DRIFT: DRIFT_LOOK_SECONDS}
 
 
 @dataclass(frozen=True)
@@ -268,7 +271,7 @@ class Elasticity:
             log.info("look_not_ended", why=str(error))
 
     async def _look(self, look: rules.LookNow) -> None:
-        limit = LEAVE_LOOK_SECONDS if look.reason is Reason.LEAVE else LOOK_SECONDS
+        limit = _LIMITS_SECONDS.get(look.reason, LOOK_SECONDS)
         if failpoints.armed:
             await self._reach("look.ask.before")
         try:

@@ -33,7 +33,7 @@ from p2ptrain.training.routes import Route
 log = get_logger(__name__)
 
 TIMEOUT_SECONDS = 120.0
-IDLE_TIMEOUT_SECONDS = 600.0
+IDLE_TIMEOUT_SECONDS = 1200.0
 WORTH_ASKING = 1.25
 """How many times as fast another device must be."""
 

@@ -15,7 +15,7 @@ import pytest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.training import apart
-from p2ptrain.training.apart import Haste, run
+from p2ptrain.training.apart import NICENESS, RESTS, SLICE_SECONDS, Haste, run
 
 BESIDE = [Haste.PROMPT, Haste.IDLE]
 
@@ -27,7 +27,20 @@ def test_another_process_answers(haste: Haste) -> None:
 
 def test_a_search_that_nobody_waits_for_yields_to_training() -> None:
     niceness = partial(os.nice, 0)
-    assert run(niceness, Haste.IDLE) == run(niceness, Haste.PROMPT) + 10
+    assert run(niceness, Haste.IDLE) == run(niceness, Haste.PROMPT) + NICENESS
+
+
+def computed() -> tuple[float, float]:
+    """Seconds of the processor, and of the clock, that computing takes."""
+    started, ended = time.monotonic(), time.process_time() + 10 * SLICE_SECONDS
+    while time.process_time() < ended:
+        pass
+    return 10 * SLICE_SECONDS, time.monotonic() - started
+
+
+def test_and_rests_most_of_the_time() -> None:
+    busy_seconds, seconds = run(computed, Haste.IDLE)
+    assert seconds > 0.7 * RESTS * busy_seconds
 
 
 def test_where_nobody_trains_it_stays_here() -> None:
