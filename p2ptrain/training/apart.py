@@ -9,27 +9,26 @@ priorities alone do not keep it from taking half of a device that is limited to 
     [length][function, pickled] ──────► stdin:  called; ends when this side is closed
                   stdout ◄───────────── [result, exception, pickled]
 
-Both are this program, so what is pickled comes from nobody else.
+Both are this program, so what is pickled comes from nobody else. The other one's part is
+`apart_process`.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-import signal
-import struct
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import p2ptrain
 from p2ptrain.logs import get_logger
+from p2ptrain.training import apart_process
+from p2ptrain.training.apart_process import LENGTH
 from p2ptrain.training.budget import available_memory_bytes
 
 log = get_logger(__name__)
@@ -38,7 +37,6 @@ T = TypeVar("T")
 
 ROOM_BYTES = 128 << 20
 """Less memory than this is left to training: a process with a planner takes 35 MB and more."""
-_LENGTH = struct.Struct(">Q")
 
 
 class Haste(IntEnum):
@@ -53,13 +51,6 @@ class Haste(IntEnum):
     ALONE = 0
     PROMPT = 1
     IDLE = 2
-
-
-SLICE_SECONDS = 0.01
-"""Of processor time, between two rests."""
-NICENESS = 10
-RESTS = 9
-"""A rest is so many times as long as what it rests from."""
 
 
 def run(function: Callable[[], T], haste: Haste) -> T:
@@ -97,64 +88,18 @@ def _elsewhere(function: Callable[[], T], haste: Haste) -> tuple[T, Exception | 
 
     Raises OSError, EOFError, UnpicklingError: that process did not do it.
     """
-    question = pickle.dumps((function, haste.value))
+    question = pickle.dumps(function)
     root = str(Path(p2ptrain.__file__).parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__],
+        [sys.executable, "-P", "-m", apart_process.__name__, *(["rest"] * (haste is Haste.IDLE))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(_LENGTH.pack(len(question)) + question)
+        process.stdin.write(LENGTH.pack(len(question)) + question)
         process.stdin.flush()
         answer: tuple[T, Exception | None] = pickle.load(process.stdout)
         return answer
-
-
-def _answer(questions: BinaryIO, answers: BinaryIO) -> None:
-    """The other process's part."""
-    (length,) = _LENGTH.unpack(questions.read(_LENGTH.size))
-    question = questions.read(length)
-    threading.Thread(target=_end_with, args=(questions.fileno(),), daemon=True).start()
-    function, haste = pickle.loads(question)
-    if haste == Haste.IDLE:
-        _rest_from_now_on()
-    result, raised = None, None
-    try:
-        result = function()
-    except Exception as error:  # raised again by who asked
-        raised = error
-    answers.write(pickle.dumps((result, raised)))
-    answers.flush()
-
-
-def _rest_from_now_on() -> None:
-    """Run a tenth of the time, and after others."""
-    if not hasattr(signal, "setitimer"):  # Windows
-        return
-    woke = time.monotonic()
-
-    def rest(*_signal: object) -> None:
-        nonlocal woke
-        time.sleep(RESTS * (time.monotonic() - woke))
-        woke = time.monotonic()
-
-    os.nice(NICENESS)
-    signal.signal(signal.SIGPROF, rest)
-    signal.setitimer(signal.ITIMER_PROF, SLICE_SECONDS, SLICE_SECONDS)
-
-
-def _end_with(questions: int) -> None:
-    """Who asked is gone: nobody wants the answer. Past the buffer, whose lock the end needs."""
-    while os.read(questions, 1):
-        pass
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    own_stdout = sys.stdout.buffer
-    sys.stdout = sys.stderr  # whatever is printed is no answer
-    _answer(sys.stdin.buffer, own_stdout)

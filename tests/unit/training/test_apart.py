@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import time
@@ -15,7 +14,8 @@ import pytest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.training import apart
-from p2ptrain.training.apart import NICENESS, RESTS, SLICE_SECONDS, Haste, run
+from p2ptrain.training.apart import Haste, run
+from p2ptrain.training.apart_process import LENGTH, NICENESS, RESTS, SLICE_SECONDS
 
 BESIDE = [Haste.PROMPT, Haste.IDLE]
 
@@ -78,11 +78,11 @@ def test_with_little_memory_it_stays_here(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_it_ends_with_who_asked() -> None:
-    question = pickle.dumps((partial(time.sleep, 600), 0))
+    question = pickle.dumps(partial(time.sleep, 600))
     with subprocess.Popen(
-        [sys.executable, "-m", "p2ptrain.training.apart"], stdin=subprocess.PIPE
+        [sys.executable, "-m", "p2ptrain.training.apart_process"], stdin=subprocess.PIPE
     ) as process:
         assert process.stdin is not None
-        process.stdin.write(struct.pack(">Q", len(question)) + question)
+        process.stdin.write(LENGTH.pack(len(question)) + question)
         process.stdin.close()
         assert process.wait(timeout=30) == 1
