@@ -84,11 +84,8 @@ from p2ptrain.training.switchboard import Switchboard
 
 log = get_logger(__name__)
 
-FETCH_TIMEOUT_SECONDS = 120.0
 PARK_LEAST_SECONDS = 600.0
 """So long a job whose holder is gone keeps its devices from other holders' jobs."""
-LINK_SECONDS = 0.12
-"""How long one direction of a link is measured: 1.5 MB at 100 Mbit/s, well past its slow start."""
 
 
 class TrainingService:

@@ -24,7 +24,7 @@ from p2ptrain.training.protocol import (
     integer,
 )
 from p2ptrain.training.scope import task_scope
-from p2ptrain.training.survey import LinkTable
+from p2ptrain.training.survey import LinkTable, Pair
 
 log = get_logger(__name__)
 
@@ -56,11 +56,17 @@ class Surveyor:
     async def measure_links(self, devices: Sequence[str]) -> None:
         """Between these devices, as far as they were not measured lately."""
         async with self._surveying:
-            for pairs in self._links.missing(devices, monotonic()):
-                async with task_scope() as group:
-                    for one, other in pairs:
-                        group.create_task(self._measure_link(one, other))
-                        group.create_task(self._measure_link(other, one))
+            missing = self._links.missing(devices, monotonic())
+            for pairs in missing:
+                await self._measure_round(pairs, again=False)
+            for pairs in self._links.doubtful(devices) if missing else ():
+                await self._measure_round(pairs, again=True)
+
+    async def _measure_round(self, pairs: Sequence[Pair], *, again: bool) -> None:
+        async with task_scope() as group:
+            for one, other in pairs:
+                group.create_task(self._measure_link(one, other, again=again))
+                group.create_task(self._measure_link(other, one, again=again))
 
     async def measure_new_links(self, new: Sequence[str], others: Sequence[str]) -> None:
         """Between `new` devices and all, one link at a time, as far as never measured.
@@ -74,14 +80,16 @@ class Surveyor:
                         await self._measure_link(device, other)
                         await self._measure_link(other, device)
 
-    async def _measure_link(self, sender: str, receiver: str) -> None:
+    async def _measure_link(self, sender: str, receiver: str, *, again: bool = False) -> None:
         try:
             reply = await self._mesh.call(
                 sender,
                 Message(MEASURE_LINKS, {"peers": [receiver]}),
                 timeout_seconds=LINK_TIMEOUT_SECONDS,
             )
-            self.learn(sender, _speeds(reply))
+            for target, bytes_per_s, latency_s in _speeds(reply):
+                record = self._links.record_again if again else self._links.record
+                record(sender, target, LinkSpeed(bytes_per_s, latency_s), monotonic())
         except (PeerError, TimeoutError) as error:
             log.info("link_not_measured", sender=sender[:12], why=str(error))
 
