@@ -33,6 +33,7 @@ PROBE_KIND = "mesh.probe"
 CHUNK_BYTES = 256 * 1024
 """Larger hides the cost of a message on fast links, smaller shortens the probe on slow ones."""
 CHUNKS_IN_FLIGHT = 4
+MOST_BY_ALL = 1.15
 PINGS = 4
 TIMEOUT_SECONDS = 10.0
 
@@ -83,13 +84,17 @@ async def measure(mesh: Mesh, peer_id: str, duration_seconds: float) -> LinkSpee
 def chunks_per_s(started: float, arrivals: Sequence[float]) -> float:
     """The slope of the line through so many chunks acknowledged over time, by least squares.
 
+    Where a device stood still for a while all of them are acknowledged at once, so no more than
+    MOST_BY_ALL times what they took from the first byte on.
+
     Args:
         started: when the first was sent.
         arrivals: of their acknowledgements, in order, at least one.
     """
-    if arrivals[-1] > arrivals[0]:
-        return linear_regression(arrivals, range(len(arrivals))).slope
-    return len(arrivals) / max(arrivals[-1] - started, 1e-9)
+    by_all = len(arrivals) / max(arrivals[-1] - started, 1e-9)
+    if arrivals[-1] == arrivals[0]:
+        return by_all
+    return min(linear_regression(arrivals, range(len(arrivals))).slope, MOST_BY_ALL * by_all)
 
 
 async def _round_trip_seconds(mesh: Mesh, peer_id: str) -> float:
