@@ -34,6 +34,8 @@ CHUNK_BYTES = 256 * 1024
 """Larger hides the cost of a message on fast links, smaller shortens the probe on slow ones."""
 CHUNKS_IN_FLIGHT = 4
 MOST_BY_ALL = 1.15
+"""A line's slope, by the rate of all from the first byte on. Larger believes bursts of
+acknowledgements, smaller counts the way of the first bytes again."""
 PINGS = 4
 TIMEOUT_SECONDS = 10.0
 
