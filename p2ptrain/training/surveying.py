@@ -47,11 +47,17 @@ class Surveyor:
             for (one, other), speed in self._links.speeds(list(names)).items()
         }
 
-    def learn(self, sender: str, speeds: Sequence[tuple[str, float, float]]) -> None:
-        """What a device measured for an earlier coordinator: (receiver, bytes/s, seconds)."""
+    def learn(
+        self, sender: str, speeds: Sequence[tuple[str, float, float]], *, again: bool = False
+    ) -> None:
+        """What a device measured, now or for an earlier coordinator: (receiver, bytes/s, seconds).
+
+        Args:
+            again: it was doubted; see `LinkTable.record_again`.
+        """
+        record = self._links.record_again if again else self._links.record
         for receiver, bytes_per_s, latency_s in speeds:
-            speed = LinkSpeed(bytes_per_s, latency_s)
-            self._links.record(sender, receiver, speed, monotonic())
+            record(sender, receiver, LinkSpeed(bytes_per_s, latency_s), monotonic())
 
     async def measure_links(self, devices: Sequence[str]) -> None:
         """Between these devices, as far as they were not measured lately."""
@@ -87,9 +93,7 @@ class Surveyor:
                 Message(MEASURE_LINKS, {"peers": [receiver]}),
                 timeout_seconds=LINK_TIMEOUT_SECONDS,
             )
-            for target, bytes_per_s, latency_s in _speeds(reply):
-                record = self._links.record_again if again else self._links.record
-                record(sender, target, LinkSpeed(bytes_per_s, latency_s), monotonic())
+            self.learn(sender, _speeds(reply), again=again)
         except (PeerError, TimeoutError) as error:
             log.info("link_not_measured", sender=sender[:12], why=str(error))
 
