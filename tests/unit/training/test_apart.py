@@ -59,7 +59,20 @@ def test_errors_of_planners_keep_their_kind_and_their_text() -> None:
     assert (type(told), str(told)) == (PlanError, "1024 bytes are missing")
 
 
-def test_where_that_process_dies_it_is_called_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_in(process: int) -> int:
+    """Kills every other process that calls it."""
+    if os.getpid() != process:
+        os._exit(1)
+    return process
+
+
+def test_where_that_process_dies_it_is_called_here() -> None:
+    assert run(partial(only_in, os.getpid()), Haste.PROMPT) == os.getpid()
+
+
+def test_where_that_process_cannot_be_started_it_is_called_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python3")
     assert run(os.getpid, Haste.PROMPT) == os.getpid()
 
