@@ -8,7 +8,7 @@ would take.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -31,6 +31,7 @@ from p2ptrain.model.graph import (
 )
 from p2ptrain.model.operators import resolve
 from p2ptrain.model.randomness import seeded
+from p2ptrain.model.row_gradients import EMBEDDING, embedding
 from p2ptrain.model.values import Polynomial
 
 Seed: TypeAlias = tuple[int, int, int]
@@ -121,7 +122,14 @@ class Program:
         end: int,
         mode: Mode,
         state: Mapping[str, Tensor],
+        separate: Collection[str] = (),
     ) -> None:
+        """Prepare them.
+
+        Args:
+            separate: parameters whose gradients are taken from `.grad` between two updates.
+        """
+        self._separate = separate
         self.inputs = description.crossing(first, mode)
         self.outputs = description.crossing(end, mode)
         self._targets = description.targets
@@ -218,7 +226,7 @@ class Program:
                 built.append((position, self._builder(argument, batch)))
         fixed = {k: _constant(a, batch) for k, a in node.kwargs if _is_constant(a)}
         dynamic = [(k, self._builder(a, batch)) for k, a in node.kwargs if not _is_constant(a)]
-        call = resolve(node.operator).call
+        call = embedding if self._adds_rows(node) else resolve(node.operator).call
         return _Instruction(
             call=call._op if isinstance(call, OpOverload) else call,
             args=constants,
@@ -230,6 +238,17 @@ class Program:
             free=self._free.get(index, ()),
             grad_enabled=node.grad_enabled,
             weighs=node.operator in _PRODUCTS and self._reads_parameter(node),
+        )
+
+    def _adds_rows(self, node: Node) -> bool:
+        """Whether it reads a table that takes gradients, and is all that does."""
+        if node.operator != EMBEDDING or not node.args:
+            return False
+        table = node.args[0]
+        return (
+            isinstance(table, StateRef)
+            and self.parameter_uses.get(table.name) == 1
+            and table.name not in self._separate
         )
 
     def _reads_parameter(self, node: Node) -> bool:

@@ -99,7 +99,7 @@ class Stage:
             written = written_buffers(description, first, end)
             self.statistics = RunningStatistics(written, self._state)
             training_state = self._state | self.statistics.scratch
-        self._train = Program(description, first, end, "train", training_state)
+        self._train = Program(description, first, end, "train", training_state, separate)
         self._evaluate: Program | None = None
         self._uses = {
             id(self._state[name]): count for name, count in self._train.parameter_uses.items()

@@ -25,6 +25,7 @@ import torch
 from p2ptrain.errors import ScriptError
 from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.job import MapDataset
+from p2ptrain.training.tensor_rows import tensor_rows
 from p2ptrain.training.user_code import told
 
 Collated: TypeAlias = Any
@@ -72,6 +73,7 @@ class Samples:
         with self._lock, _Streams(f"{name} example").active():
             self._example = self._read(0)
             self.leaves = tuple(_describe(*item) for item in self._flatten(0, self._example))
+        self._tensors = tensor_rows(data)
 
     def __len__(self) -> int:
         return len(self._data)
@@ -97,12 +99,18 @@ class Samples:
         streams = _Streams(seed)
         for piece in pieces:
             try:
-                batch = self._stack(list(self._rows(piece, streams)))
+                batch = self._batch(piece, streams)
             except ScriptError as error:  # no fault of the script where memory was short
                 if error.__cause__ is None or not is_out_of_memory(error.__cause__):
                     raise
                 raise MemoryError(str(error)) from error
             yield batch
+
+    def _batch(self, indices: Sequence[int], streams: _Streams) -> tuple[Collated, Collated]:
+        if self._tensors is not None:
+            inputs, targets = self._tensors(indices)
+            return inputs, targets
+        return self._stack(list(self._rows(indices, streams)))
 
     def _rows(self, indices: Sequence[int], streams: _Streams) -> Iterator[list[torch.Tensor]]:
         """One list of leaves a sample; the lock is given up between slices of time."""
