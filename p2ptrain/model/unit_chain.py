@@ -88,9 +88,7 @@ class UnitChain:
     def begin_whole(self, batch: int) -> None:
         """Make the model as one stage, and inputs and targets for `batch` samples."""
         if self._whole is None:
-            names = self._description.state_names(0, self.unit_count)
-            state = {name: self._tensor(name) for name in names}
-            self._whole = Stage(self._description, 0, self.unit_count, state, copy=False)
+            self._whole = self._stage(0, self.unit_count)
         self._touch(batch)
         self._draw(batch)
 
@@ -129,9 +127,17 @@ class UnitChain:
         if self._apart and not self._keep:
             self._stages.clear()
             self._state.clear()
-        names = self._description.state_names(unit, unit + 1)
+        self._stages[unit] = self._stage(unit, unit + 1)
+
+    def _stage(self, first: int, end: int) -> Stage:
+        """With gradients to add to, as all micro-batches of a round find them but the first."""
+        names = self._description.state_names(first, end)
         state = {name: self._tensor(name) for name in names}
-        self._stages[unit] = Stage(self._description, unit, unit + 1, state, copy=False)
+        stage = Stage(self._description, first, end, state, copy=False)
+        for parameter in stage.parameters().values():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        return stage
 
     def forward(self, unit: int) -> None:
         """Run one unit's forward; the units must come in order."""
