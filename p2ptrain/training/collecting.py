@@ -57,9 +57,14 @@ class Collecting:
         self._store = store
         self._tell = tell
         self._clock = asyncio.get_running_loop().time
+        self._begun = self._clock()  # the epoch
         self._offered: dict[_Units, float] = {}  # when the newest offer of each stage came
         self._rates = ReadRates()
         self._tasks: dict[_Units, asyncio.Task[None]] = {}
+
+    def begin(self) -> None:
+        """An epoch begins: its first copies are spread over a part of what passes until then."""
+        self._begun = self._clock()
 
     def collect(self, order: to_do.Collect, nbytes: int) -> None:
         """Read a copy of `nbytes`; what is being read of an older one is given up."""
@@ -67,9 +72,9 @@ class Collecting:
         under_way = self._tasks.pop(units, None)
         if under_way is not None:
             under_way.cancel()
-        now, before = self._clock(), self._offered.get(units)
+        now = self._clock()
+        seconds = paced_seconds(now - self._offered.get(units, self._begun))
         self._offered[units] = now
-        seconds = 0.0 if before is None else paced_seconds(now - before)
         work = self._collect(order, nbytes, Pacing(now, seconds))
         task = asyncio.create_task(work, name=f"collect units {order.first} to {order.end}")
         self._tasks[units] = task

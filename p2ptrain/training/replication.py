@@ -58,6 +58,7 @@ class Replication:
 
     def begin(self, engagement: Engagement) -> None:
         """These are the stages from now on."""
+        self._collecting.begin()
         for runner in engagement.runners.values():
             runner.update.on_kept = partial(self._copied, engagement)
 

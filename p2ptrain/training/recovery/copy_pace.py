@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from p2ptrain.training.recovery.cadence import REPLAY_LIMIT_SECONDS
 
-PACED_SHARE = 0.05
-"""Of the time between two offers: what dies meanwhile goes back to the version before. Evenly, but
-early: later reads cost as much as sooner ones."""
+PACED_SHARE = 0.3
+"""Of the time between two offers: what dies meanwhile goes back to the version before. At once, a
+copy of 125 MB makes the two or three rounds in which it travels half as long again; spread, its
+reads find time in which the keeper waits."""
 PACED_LIMIT_SECONDS = PACED_SHARE * REPLAY_LIMIT_SECONDS
 """Most of it: after a long pause in training the next copy would take longer than it is awaited."""
 
@@ -60,7 +61,8 @@ class ReadRates:
 
 
 def paced_seconds(since_last: float) -> float:
-    """How long to read a copy, so many seconds after the one before was offered."""
+    """How long to read a copy, offered so many seconds after the one before, or after the epoch's
+    beginning."""
     return min(PACED_SHARE * since_last, PACED_LIMIT_SECONDS)
 
 
