@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from p2ptrain.errors import OptionError
 from p2ptrain.tiles.grid import Group, GroupLayout, TileGrid, Transfer
+from p2ptrain.tiles.interior import Interior, Splitting, interior_of
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.tiles.span import Region, Span
 
@@ -79,6 +80,10 @@ class Layout:
             if laid.is_used(number):
                 whole = whole.hull(laid.required(tile, number))
         return whole
+
+    def interior(self, group: int, tile: int, splitting: Splitting) -> Interior | None:
+        """What a tile computes of a group before its halos are there; None = nothing."""
+        return interior_of(self._laid[group], tile, splitting)
 
     @cached_property
     def transfers(self) -> tuple[tuple[Transfer, ...], ...]:

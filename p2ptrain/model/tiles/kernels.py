@@ -65,7 +65,7 @@ def kernel(place: Place, state: Mapping[str, Tensor]) -> Kernel:
     """The operator of `place` with the tensors of `state`."""
     operator = place.node.operator
     if operator in CONVOLUTIONS:
-        return _convolution(place, state)
+        return convolution(place, state, place.padding)
     if operator == "aten.max_pool2d.default":
         return _maximum_pooling(place)
     if operator == "aten.avg_pool2d.default":
@@ -76,12 +76,13 @@ def kernel(place: Place, state: Mapping[str, Tensor]) -> Kernel:
     return _elementwise(place, state)
 
 
-def _convolution(place: Place, state: Mapping[str, Tensor]) -> Kernel:
+def convolution(place: Place, state: Mapping[str, Tensor], padding: Padding) -> Kernel:
+    """The convolution of `place`, of an input that lacks `padding` of what its outputs read."""
     arguments = arguments_of(place.node)
     weight = state[arguments["weight"].name]
     bias = None if arguments["bias"] is None else state[arguments["bias"].name]
     stride, dilation = pair(arguments, "stride"), pair(arguments, "dilation")
-    by_hand, both_ends = _divided(place.padding)
+    by_hand, both_ends = _divided(padding)
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
         padded = _padded(inputs[0], by_hand, 0.0)

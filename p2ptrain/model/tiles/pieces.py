@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from p2ptrain.model.tiles.program import cut
 from p2ptrain.tiles.span import Region
+
+
+def cut(tensor: Tensor, cuts: tuple[slice, slice] | None) -> Tensor:
+    """A region of samples x channels x rows x columns."""
+    return tensor if cuts is None else tensor[:, :, cuts[0], cuts[1]]
 
 
 def part(tensor: Tensor, held: Region, wanted: Region) -> Tensor:

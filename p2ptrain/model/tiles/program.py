@@ -13,10 +13,12 @@ from p2ptrain.errors import InternalError
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.tiles.elementwise import is_in_place
+from p2ptrain.model.tiles.interior import InteriorFirst, as_known
 from p2ptrain.model.tiles.kernels import Kernel, Place, kernel
 from p2ptrain.model.tiles.messages import GradientSums, Halo, HaloGradient, Moments, Subject
 from p2ptrain.model.tiles.normalisation import Normalisation
 from p2ptrain.model.tiles.part import TiledPart
+from p2ptrain.model.tiles.pieces import cut
 from p2ptrain.model.tiles.schedule import (
     Normalise,
     Segment,
@@ -28,6 +30,7 @@ from p2ptrain.model.tiles.schedule import (
 )
 from p2ptrain.model.tiles.windows import CONVOLUTIONS
 from p2ptrain.tiles.grid import Transfer
+from p2ptrain.tiles.interior import SPLITTING, Splitting
 from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.network import Operation
 from p2ptrain.tiles.span import Region
@@ -98,6 +101,7 @@ class TileProgram:
         dtype: of all maps.
         steps, uses: by group.
         fused: by group: the normalisation with which it begins, of a map that others have parts of.
+        interiors: by group: the convolution that it begins before its halos are there.
         instructions, normalisations: by number of the operation.
     """
 
@@ -110,6 +114,7 @@ class TileProgram:
         replica: Replica,
         *,
         tracks: bool = True,
+        splitting: Splitting = SPLITTING,
     ) -> None:
         """Prepare the tile.
 
@@ -119,6 +124,7 @@ class TileProgram:
             tile: its number.
             replica: its device's.
             tracks: it changes the replica's running statistics and counters; one tile of a device.
+            splitting: what it computes before halos are there.
         """
         self.part, self.layout, self.tile, self.replica = part, layout, tile, replica
         self.tracks = tracks
@@ -136,6 +142,8 @@ class TileProgram:
         for place, steps in enumerate(self.steps):
             for step in steps:
                 self._prepare(place, step)
+        places = range(len(layout.groups))
+        self.interiors = tuple(self._interior(place, splitting) for place in places)
         self._shapes = self._expected_shapes()
 
     @property
@@ -219,24 +227,36 @@ class TileProgram:
             self.normalisations[step.operation] = Normalisation(node, self.replica.tensors)
 
     def _instruction(self, group: int, k: int) -> Instruction:
+        place = self._place(group, k)
+        return Instruction(
+            place.operation,
+            self._cuts(group, place.operation, place.outputs),
+            kernel(place, self.replica.tensors),
+            place.node.grad_enabled,
+            place.node.operator in CONVOLUTIONS,
+        )
+
+    def _place(self, group: int, k: int) -> Place:
         operation = self.part.network.operations[k]
         node = self._nodes[self.part.nodes[k]]
-        outputs = self.required(group, operation.output)
-        place = Place(
+        return Place(
             node=node,
             operation=operation,
             reads=self.part.reads[k],
             source=self.part.network.maps[operation.inputs[0]],
-            outputs=outputs,
+            outputs=self.required(group, operation.output),
             in_place=is_in_place(node.operator) and self._may_write(group, operation),
         )
-        return Instruction(
-            operation,
-            self._cuts(group, operation, outputs),
-            kernel(place, self.replica.tensors),
-            node.grad_enabled,
-            node.operator in CONVOLUTIONS,
-        )
+
+    def _interior(self, group: int, splitting: Splitting) -> InteriorFirst | None:
+        found = self.layout.interior(group, self.tile, splitting)
+        if found is None:
+            return None
+        place = self._place(group, found.operation)
+        if place.node.operator not in CONVOLUTIONS:
+            return None
+        regions = self.owned(found.map), self.required(group, found.map)
+        return InteriorFirst(found, place, self.replica.tensors, *regions)
 
     def _cuts(
         self, group: int, operation: Operation, outputs: Region
@@ -263,17 +283,13 @@ class TileProgram:
         return readers == 1 and not made_outside and number not in network.leaving
 
 
-def cut(tensor: Tensor, cuts: tuple[slice, slice] | None) -> Tensor:
-    """A region of samples x channels x rows x columns."""
-    return tensor if cuts is None else tensor[:, :, cuts[0], cuts[1]]
-
-
 def run_segment(
     instructions: Mapping[int, Instruction],
     operations: Sequence[int],
     values: dict[int, Tensor],
     last_reads: Mapping[int, Sequence[int]],
     watch: Callable[[Tensor], None],
+    known: dict[int, Tensor],
 ) -> None:
     """Run operators; `values` (by map) gains what they make and loses what is read no more.
 
@@ -283,6 +299,7 @@ def run_segment(
         values: what they read.
         last_reads: operation -> maps that nothing reads after it.
         watch: gets what each product with filters makes.
+        known: operation -> what it makes, if that is known already; used up.
     """
     recording = torch.is_grad_enabled()
     for k in operations:
@@ -293,7 +310,11 @@ def run_segment(
             for number, cuts in zip(operation.inputs, instruction.cuts, strict=True)
         ]
         with torch.set_grad_enabled(recording and instruction.grad_enabled):
-            values[operation.output] = made = instruction.call(inputs)
+            if k in known:
+                made = as_known(known.pop(k), instruction.call, inputs)
+            else:
+                made = instruction.call(inputs)
+            values[operation.output] = made
         if instruction.weighs:
             watch(made)
         del inputs, made

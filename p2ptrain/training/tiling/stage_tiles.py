@@ -20,7 +20,7 @@ from p2ptrain.errors import InternalError, OptionError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.graph import InputRef, NodeRef
 from p2ptrain.model.tiles.part import TiledPart
-from p2ptrain.model.tiles.program import cut
+from p2ptrain.model.tiles.pieces import cut
 from p2ptrain.model.tiles.reading import read_tiled_part
 from p2ptrain.model.tiles.refusal import NotTiled
 from p2ptrain.tiles.layout import Layout

@@ -17,6 +17,7 @@ from p2ptrain.model.operators import resolve
 from p2ptrain.model.tiles.in_process import Tiles
 from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.model.tiles.reading import read_tiled_part
+from p2ptrain.tiles.interior import NEVER, Splitting
 from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.lines import GridError
 from tests.unit.model.tiles.descriptions import describe
@@ -24,6 +25,8 @@ from tests.unit.model.tiles.descriptions import describe
 CHANNELS, SIZES = 3, (17, 14)
 LEAST = 5
 """Positions along an axis that a map must keep."""
+WHEREVER = Splitting(least_part=0.0, least_operations=0.0)
+"""What needs no halo is computed first, however little it is."""
 
 
 @dataclass
@@ -167,9 +170,9 @@ def drawn(draw: st.DrawFn) -> tuple[ModelDescription, TiledPart, Layout]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(drawn(), st.integers(0, 999))
+@given(drawn(), st.integers(0, 999), st.sampled_from((WHEREVER, WHEREVER, NEVER)))
 def test_tiles_give_what_the_nodes_give(
-    model: tuple[ModelDescription, TiledPart, Layout], seed: int
+    model: tuple[ModelDescription, TiledPart, Layout], seed: int, splitting: Splitting
 ) -> None:
     description, part, layout = model
     torch.manual_seed(seed)
@@ -189,7 +192,10 @@ def test_tiles_give_what_the_nodes_give(
         assume("modified by an inplace operation" not in str(error))
         raise
     own = {name: tensor.clone() for name, tensor in state.items()}
-    tiles = Tiles(description, part, layout, [own], device_of_tile=[0] * layout.tiles)
+    one_device = [0] * layout.tiles
+    tiles = Tiles(
+        description, part, layout, [own], device_of_tile=one_device, splitting=splitting
+    )
     made = tiles.forward(0, [x])
     for ours, theirs in zip(made, expected, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-9, atol=1e-9)

@@ -12,7 +12,8 @@ from p2ptrain.model.graph import Argument, NodeRef, StateRef
 from p2ptrain.model.split_backward import accumulate
 from p2ptrain.model.tiles import tile_pass
 from p2ptrain.model.tiles.device_pass import DevicePass
-from p2ptrain.model.tiles.program import Replica, TileProgram, cut
+from p2ptrain.model.tiles.pieces import cut
+from p2ptrain.model.tiles.program import Replica, TileProgram
 from p2ptrain.model.tiles.reading import read_tiled_part
 from p2ptrain.tiles.layout import Layout
 from tests.unit.model.tiles.descriptions import (
