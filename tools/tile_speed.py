@@ -1,7 +1,7 @@
 """Training in tiles on emulated households: seconds of a step, beside the prediction. Root, Linux.
 
     python -m tools.tile_speed [--devices 1,2,4,6] [--batches 1,8] [--steps 8] [--planner tiles]
-        [--groups 0-3,4-9]
+        [--groups 0-3,4-9] [--network vgg16 --size 224]
 
 YOLOv2's first 16 layers at 416x416 on equal devices of 0.28 core at 1 Gbit/s (`--rate`). One
 household is opened for each number of devices and trains once for each batch size; each line has
@@ -59,6 +59,7 @@ class Setting:
     size: int
     planner: str
     groups: str | None = None
+    network: str = "yolov2"
 
 
 async def measure(setting: Setting, count: int, batches: Sequence[int], folder: Path) -> list[Row]:
@@ -89,7 +90,8 @@ async def _train(setting: Setting, starting: _Starting, testbed: Testbed, batch:
     planner = setting.planner if len(testbed.devices) > 1 else "single"
     groups = () if planner == "single" or setting.groups is None else ("--groups", setting.groups)
     holder = await starting.train(
-        *("-o", f"size={setting.size}", "-o", f"batch_size={batch}", "--fresh", "--no-replan"),
+        *("-o", f"size={setting.size}", "-o", f"batch_size={batch}"),
+        *("-o", f"network={setting.network}", "--fresh", "--no-replan"),
         *("--batch-size", str(batch), "--micro-batch", str(batch)),
         *("--planner", planner, "--steps", str(setting.steps + WARM_STEPS), *groups),
     )
@@ -171,9 +173,13 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=1000, help="Mbit/s of every cable")
     parser.add_argument("--planner", default="tiles")
     parser.add_argument("--groups", help="of tiled units, as of train; the planner's own else")
+    parser.add_argument("--network", default="yolov2", choices=("yolov2", "vgg16"))
     parser.add_argument("--alone", help="one device's seconds, a batch size each")
     asked = parser.parse_args()
-    setting = Setting(f"{asked.rate}mbit", asked.steps, asked.size, asked.planner, asked.groups)
+    setting = Setting(
+        *(f"{asked.rate}mbit", asked.steps, asked.size, asked.planner, asked.groups),
+        asked.network,
+    )
     rows = asyncio.run(measure_all(setting, asked.devices, asked.batches))
     alone = {row.batch: row.measured_seconds for row in rows if row.devices == 1}
     if asked.alone:

@@ -15,6 +15,7 @@ and the operators alone: planners and devices ask here, and no bit depends on wh
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from p2ptrain.tiles.grid import GroupLayout
@@ -77,10 +78,18 @@ class Interior:
         return tuple(region for region in found if region.area)
 
 
-def interior_of(laid: GroupLayout, tile: int, splitting: Splitting) -> Interior | None:
-    """What `tile` computes before its halos are there; None = it waits for them first."""
+def interior_of(
+    laid: GroupLayout, tile: int, splitting: Splitting, beside: Container[int] = ()
+) -> Interior | None:
+    """What `tile` computes before its halos are there; None = it waits for them first.
+
+    Args:
+        beside: tiles on the same device, whose parts of a halo are there at once.
+    """
     network, number = laid.grid.network, _first_used(laid)
-    if number is None or not any(transfer.receiver == tile for transfer in laid.transfers):
+    if number is None or all(
+        transfer.receiver != tile or transfer.sender in beside for transfer in laid.transfers
+    ):
         return None
     operation = network.operations[number]
     read = operation.inputs[0]

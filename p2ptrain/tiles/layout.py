@@ -11,7 +11,7 @@ The way back is the way forward transposed: a tile's gradient of a map that ente
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -81,9 +81,11 @@ class Layout:
                 whole = whole.hull(laid.required(tile, number))
         return whole
 
-    def interior(self, group: int, tile: int, splitting: Splitting) -> Interior | None:
-        """What a tile computes of a group before its halos are there; None = nothing."""
-        return interior_of(self._laid[group], tile, splitting)
+    def interior(
+        self, group: int, tile: int, splitting: Splitting, beside: Container[int] = ()
+    ) -> Interior | None:
+        """What a tile computes of a group before its halos are there, as `interior_of`."""
+        return interior_of(self._laid[group], tile, splitting, beside)
 
     @cached_property
     def transfers(self) -> tuple[tuple[Transfer, ...], ...]:

@@ -64,6 +64,7 @@ class Tiles:
                 *(description, part, layout, tile, self.replicas[device]),
                 tracks=device not in devices[:tile],
                 splitting=splitting,
+                beside=[other for other, its in enumerate(devices) if its == device],
             )
             for tile, device in enumerate(devices)
         ]

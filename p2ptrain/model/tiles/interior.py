@@ -117,11 +117,11 @@ def as_known(result: Tensor, call: Kernel, inputs: Sequence[Tensor]) -> Tensor:
     return made
 
 
-class _Known(TorchDispatchMode):
+class _Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Below autograd: a convolution gives what is known, all else is computed."""
 
     def __init__(self, result: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._result = result
         self.is_used = False
 

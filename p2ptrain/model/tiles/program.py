@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -115,6 +115,7 @@ class TileProgram:
         *,
         tracks: bool = True,
         splitting: Splitting = SPLITTING,
+        beside: Container[int] = (),
     ) -> None:
         """Prepare the tile.
 
@@ -125,6 +126,7 @@ class TileProgram:
             replica: its device's.
             tracks: it changes the replica's running statistics and counters; one tile of a device.
             splitting: what it computes before halos are there.
+            beside: tiles of the same device.
         """
         self.part, self.layout, self.tile, self.replica = part, layout, tile, replica
         self.tracks = tracks
@@ -143,7 +145,7 @@ class TileProgram:
             for step in steps:
                 self._prepare(place, step)
         places = range(len(layout.groups))
-        self.interiors = tuple(self._interior(place, splitting) for place in places)
+        self.interiors = tuple(self._interior(place, splitting, beside) for place in places)
         self._shapes = self._expected_shapes()
 
     @property
@@ -248,8 +250,10 @@ class TileProgram:
             in_place=is_in_place(node.operator) and self._may_write(group, operation),
         )
 
-    def _interior(self, group: int, splitting: Splitting) -> InteriorFirst | None:
-        found = self.layout.interior(group, self.tile, splitting)
+    def _interior(
+        self, group: int, splitting: Splitting, beside: Container[int]
+    ) -> InteriorFirst | None:
+        found = self.layout.interior(group, self.tile, splitting, beside)
         if found is None:
             return None
         place = self._place(group, found.operation)

@@ -191,15 +191,14 @@ def test_tiles_give_what_the_nodes_give(
     except RuntimeError as error:  # the model writes to what its own backward needs
         assume("modified by an inplace operation" not in str(error))
         raise
-    own = {name: tensor.clone() for name, tensor in state.items()}
-    one_device = [0] * layout.tiles
-    tiles = Tiles(
-        description, part, layout, [own], device_of_tile=one_device, splitting=splitting
-    )
+    devices = [0] * layout.tiles if splitting is NEVER else range(layout.tiles)
+    own = [{n: t.clone() for n, t in state.items()} for _ in {*devices}]
+    tiles = Tiles(description, part, layout, own, device_of_tile=devices, splitting=splitting)
     made = tiles.forward(0, [x])
     for ours, theirs in zip(made, expected, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-9, atol=1e-9)
     tiles.backward(0, gradients)
+    tiles.sum_gradients()
     for name, tensor in tiles.replicas[0].tensors.items():
         torch.testing.assert_close(tensor.detach(), plain[name].detach(), rtol=1e-9, atol=1e-9)
         if tensor.requires_grad and plain[name].grad is not None:
