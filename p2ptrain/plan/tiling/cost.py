@@ -17,6 +17,10 @@ of the link, m and b the processor's seconds for a message and for a byte:
               handed on in rounds (`tiles.gathering`); not in the paper, whose network has them per
               tile. It needs all tiles, so it divides the group's work into legs, each as slow as
               its slowest device. At the beginning of a group they are one exchange with the halo
+    interior  forward, where a group begins with a convolution (`tiles.interior`), e(d) of the first
+              leg c(d) is computed while the halo is on its way and d has nothing to do with it:
+              max over d of max(halo, k(d) (m messages(d) + b bytes(d)) + e(d)) + c(d) - e(d)
+              for the two together; c(d) is then longer by what thin strips cost
     group     sum over legs of max over d of c(d), plus halos, plus statistics
 
 and once a mini-batch, whatever the groups:
@@ -46,6 +50,7 @@ from p2ptrain.plan.overlap import bucket_bytes
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.gathering import Gathering
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
+from p2ptrain.tiles.interior import SPLITTING, Splitting, interior_of
 from p2ptrain.tiles.lines import GridError
 from p2ptrain.tiles.network import Operation
 
@@ -109,6 +114,7 @@ class GroupCost:
         forward, backward: by leg, in the order of the forward: seconds by device.
         halo: at its beginning, forward, with the statistics of what enters where the group begins
             with their operator; on the way back the same turned round.
+        interior: by device: seconds of the first leg forward that the halo is not needed for.
         statistics: by leg but the last: what all devices tell each other behind it.
         memory: bytes kept for the backward, by device.
         seconds: the sum, see the module.
@@ -119,6 +125,7 @@ class GroupCost:
     forward: tuple[tuple[float, ...], ...]
     backward: tuple[tuple[float, ...], ...]
     halo: Exchange
+    interior: tuple[float, ...]
     statistics: tuple[Exchange, ...]
     memory: tuple[float, ...]
     seconds: float
@@ -139,6 +146,7 @@ class Costs:
         holder: TileDevice | None = None,
         behind: TileDevice | None = None,
         early: Iterable[int] = (),
+        splitting: Splitting = SPLITTING,
     ) -> None:
         """Prepare.
 
@@ -150,6 +158,7 @@ class Costs:
             holder: the device that has the images, with tiles or without; None = the first one.
             behind: the device that goes on with the last maps, the same.
             early: borders of units where halos travel with statistics (`MapNetwork.with_early`).
+            splitting: what tiles compute before halos are there.
         """
         if len(device_of_tile) != grid.tiles:
             raise OptionError(f"{grid.tiles} tiles, but {len(device_of_tile)} have a device")
@@ -157,6 +166,7 @@ class Costs:
         self.early = frozenset(early)
         self.grid = grid.over(problem.network.with_early(self.early))
         self.device_of_tile = tuple(device_of_tile)
+        self.splitting = splitting
         self._holder, self._behind = holder or self.devices[0], behind or self.devices[0]
         self._groups: dict[tuple[int, int], GroupCost | None] = {}
         self._refusals: dict[tuple[int, int], GridError] = {}
@@ -180,6 +190,7 @@ class Costs:
             holder=self._holder,
             behind=self._behind,
             early=early,
+            splitting=self.splitting,
         )
 
     def group(self, first: int, end: int) -> GroupCost | None:
@@ -311,16 +322,43 @@ class Costs:
             once = _work(operation) * _area(problem, operation.output) / whole
             work, useful = work + made * seconds, useful + min(made, once) * seconds
             self._keep(laid, number, operation, kept)
-        legs = sum(max(a) + max(b) for a, b in zip(forward, backward, strict=True))
+        interior, strips = self._interior(laid)
+        forward[0] = [seconds + more for seconds, more in zip(forward[0], strips, strict=True)]
+        legs = sum(map(max, (*forward[1:], *backward)))
+        legs += self._first_leg(halo, interior, forward[0]) + self.exchange_seconds(halo)
         return GroupCost(
             forward=tuple(tuple(leg) for leg in forward),
             backward=tuple(tuple(leg) for leg in backward),
             halo=halo,
+            interior=interior,
             statistics=tuple(statistics),
             memory=tuple(kept),
-            seconds=legs + 2 * sum(self.exchange_seconds(e) for e in (halo, *statistics)),
+            seconds=legs + 2 * sum(map(self.exchange_seconds, statistics)),
             work=work,
             repeated=1.0 - useful / work if work else 0.0,
+        )
+
+    def _interior(self, laid: GroupLayout) -> tuple[tuple[float, ...], list[float]]:
+        """By device: seconds that need no halo, and what strips cost beyond their part."""
+        early, strips = [0.0] * len(self.devices), [0.0] * len(self.devices)
+        for tile, device in enumerate(self.device_of_tile):
+            beside = [other for other, its in enumerate(self.device_of_tile) if its == device]
+            found = interior_of(laid, tile, self.splitting, beside)
+            if found is not None:
+                unit = self._unit_of[found.operation]
+                position = _work(laid.grid.network.operations[found.operation]) / self._whole[unit]
+                position *= self.devices[device].slowdown * self.problem.forward[unit]
+                area = found.outputs.area
+                early[device] += position * area  # the strips too, for nothing
+                strips[device] += position * self.splitting.strip_cost * (area - found.inner.area)
+        return tuple(early), strips
+
+    def _first_leg(self, halo: Exchange, interior: Sequence[float], leg: Sequence[float]) -> float:
+        """Forward, with the halo in front, if all begin together."""
+        there = self.exchange_seconds(halo)
+        return max(
+            max(there, self.processor_seconds(halo, device) + early) + seconds - early
+            for device, (early, seconds) in enumerate(zip(interior, leg, strict=True))
         )
 
     def _keep(
@@ -409,12 +447,16 @@ class Costs:
 
     def device_seconds(self, exchange: Exchange, device: int) -> float:
         """What it keeps one device busy: its interface or its processor, whichever is slower."""
-        sent, received = exchange.sent[device], exchange.received[device]
+        wire = max(exchange.sent[device], exchange.received[device])
+        wire /= self.problem.link.bytes_per_s
+        return max(wire, self.processor_seconds(exchange, device))
+
+    def processor_seconds(self, exchange: Exchange, device: int) -> float:
+        """What one device's processor has to do with it."""
         overheads = self.problem.overheads
         processor = overheads.message_seconds * exchange.messages[device]
-        processor += overheads.byte_seconds * (sent + received)
-        wire = max(sent, received) / self.problem.link.bytes_per_s
-        return max(wire, self.devices[device].slowdown * processor)
+        processor += overheads.byte_seconds * (exchange.sent[device] + exchange.received[device])
+        return self.devices[device].slowdown * processor
 
 
 def _buckets(size: float) -> int:

@@ -3,8 +3,9 @@
 In a halo's exchange a device waits for its neighbours only, not for all; devices far from the
 slowest one run ahead until the next normalisation, which needs everybody. A device's bytes and
 messages are sent when it gets there; what it waits for has arrived a latency after the sender is
-through. All begin the backward together: what follows the tiles needs all of their maps. The
-filters' sum and the ends are as in `cost`.
+through. What a group's first convolution computes without a halo (`tiles.interior`) is computed
+meanwhile, when the processor is done with its messages. All begin the backward together: what
+follows the tiles needs all of their maps. The filters' sum and the ends are as in `cost`.
 """
 
 from __future__ import annotations
@@ -124,14 +125,23 @@ def _telling(problem: TilingProblem, used: int) -> float:
     return 2 * count * used * 2 * each * problem.overheads.message_seconds
 
 
-_Step = Exchange | tuple[float, ...]
+@dataclass(frozen=True, slots=True)
+class _Meanwhile:
+    """An exchange, and what devices compute until they have what they wait for, in seconds."""
+
+    exchange: Exchange
+    computed: tuple[float, ...]
+
+
+_Step = Exchange | _Meanwhile | tuple[float, ...]
 
 
 def _forward(group: GroupCost) -> Iterable[_Step]:
-    yield group.halo
-    for k, leg in enumerate(group.forward):
-        if k:
-            yield group.statistics[k - 1]
+    yield _Meanwhile(group.halo, group.interior) if any(group.interior) else group.halo
+    first, *legs = group.forward
+    yield tuple(leg - early for leg, early in zip(first, group.interior, strict=True))
+    for told, leg in zip(group.statistics, legs, strict=True):
+        yield told
         yield leg
 
 
@@ -158,17 +168,39 @@ def _through(
     """When each device is through; adds what it does to `spans`, if there are any."""
     now = list(clocks)
     for step in steps:
-        exchange = step if isinstance(step, Exchange) else None
-        taken = _taken(costs, step) if isinstance(step, Exchange) else step
-        through = [clock + seconds for clock, seconds in zip(now, taken, strict=True)]
-        if spans is not None:
-            ends = enumerate(zip(now, through, strict=True))
-            is_exchange = exchange is not None
-            spans += [
-                TileSpan(d, start, end, is_exchange) for d, (start, end) in ends if end > start
-            ]
-        now = through if exchange is None else _arrived(costs, through, exchange)
+        match step:
+            case Exchange():
+                through = _after(now, _taken(costs, step))
+                _note(spans, now, through, exchanges=True)
+                now = _arrived(costs, through, step)
+            case _Meanwhile(exchange, computed):
+                told = _after(now, _handled(costs, exchange))
+                _note(spans, now, told, exchanges=True)
+                done = _after(told, computed)
+                _note(spans, told, done, exchanges=False)
+                arrived = _arrived(costs, _after(now, _taken(costs, exchange)), exchange)
+                now = list(map(max, done, arrived))
+            case _:
+                through = _after(now, step)
+                _note(spans, now, through, exchanges=False)
+                now = through
     return now
+
+
+def _after(now: Sequence[float], taken: Sequence[float]) -> list[float]:
+    return [clock + seconds for clock, seconds in zip(now, taken, strict=True)]
+
+
+def _note(
+    spans: list[TileSpan] | None, start: Sequence[float], end: Sequence[float], *, exchanges: bool
+) -> None:
+    if spans is not None:
+        ends = enumerate(zip(start, end, strict=True))
+        spans += [TileSpan(d, first, last, exchanges) for d, (first, last) in ends if last > first]
+
+
+def _handled(costs: Costs, exchange: Exchange) -> tuple[float, ...]:
+    return tuple(costs.processor_seconds(exchange, device) for device in range(len(costs.devices)))
 
 
 def _taken(costs: Costs, exchange: Exchange) -> tuple[float, ...]:
