@@ -29,7 +29,7 @@ from tools.testbed import Testbed
 SHARE = 0.28
 WARM_STEPS = 2
 TRAIN_SECONDS = 280.0
-FILTER_BYTES = 13.7e6
+FILTER_BYTES = {"yolov2": 13.7e6, "vgg16": 58.9e6}
 JOB = str(ROOT / "tools" / "tile_speed_job.py")
 
 
@@ -116,12 +116,14 @@ def _plan(plan: Mapping[str, Sequence[Mapping[str, Sequence[object]]]]) -> str:
     )
 
 
-def bound(alone: float, devices: int, rate_bytes: float) -> float:
+def bound(alone: float, devices: int, rate_bytes: float, filter_bytes: float) -> float:
     """Seconds that no tiling undercuts: `plan.tiling.simulate.lower_bound`, without latency."""
-    return alone / devices + 2 * (devices - 1) * FILTER_BYTES / (devices * rate_bytes)
+    return alone / devices + 2 * (devices - 1) * filter_bytes / (devices * rate_bytes)
 
 
-def report(rows: Sequence[Row], alone: Mapping[int, float], rate_bytes: float) -> str:
+def report(
+    rows: Sequence[Row], alone: Mapping[int, float], rate_bytes: float, filter_bytes: float
+) -> str:
     """The table; speedups where one device's time is known."""
     title = f"{'devices':>7} {'batch':>5} {'measured':>9} {'predicted':>9} {'ratio':>5}"
     lines = [f"{title} {'speedup':>7} {'bound':>6} {'of it':>5} {'memory':>9}  plan"]
@@ -130,7 +132,7 @@ def report(rows: Sequence[Row], alone: Mapping[int, float], rate_bytes: float) -
         gains = f"{'':7} {'':6} {'':5}"
         if known is not None:
             gain = known / row.measured_seconds
-            most = known / bound(known, row.devices, rate_bytes)
+            most = known / bound(known, row.devices, rate_bytes, filter_bytes)
             gains = f"{gain:7.2f} {most:6.2f} {gain / most:5.2f}"
         ratio = row.predicted_seconds / row.measured_seconds
         lines.append(
@@ -185,7 +187,7 @@ def main() -> None:
     if asked.alone:
         given = [float(part) for part in asked.alone.split(",")]
         alone |= dict(zip(asked.batches, given, strict=True))
-    print(report(rows, alone, asked.rate * 1e6 / 8))
+    print(report(rows, alone, asked.rate * 1e6 / 8, FILTER_BYTES[asked.network]))
 
 
 if __name__ == "__main__":

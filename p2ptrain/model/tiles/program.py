@@ -9,7 +9,7 @@ from itertools import repeat
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.errors import InternalError
+from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.tiles.elementwise import is_in_place
@@ -163,6 +163,18 @@ class TileProgram:
         if isinstance(subject, Moments | GradientSums):
             return shape, torch.float64
         return (samples, *shape), self.dtype
+
+    def check_inputs(self, inputs: Mapping[int, Tensor], samples: int) -> None:
+        """Raises ProtocolError: an input has another shape than the tile's."""
+        for number in self.layout.network.entering:
+            region, found = self.layout.input_region(self.tile, number), inputs[number]
+            channels = self.layout.network.maps[number].channels
+            shape = samples, channels, region.rows.size, region.columns.size
+            if tuple(found.shape) != shape or found.dtype is not self.dtype:
+                raise ProtocolError(
+                    f"tile {self.tile} takes {shape} {self.dtype} of the model's input, found "
+                    f"{tuple(found.shape)} {found.dtype}: images must keep their size within a job"
+                )
 
     def owned(self, number: int) -> Region:
         """What the tile owns of a map."""

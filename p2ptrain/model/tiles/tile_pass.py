@@ -22,7 +22,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from p2ptrain.errors import ProtocolError
 from p2ptrain.model.split_backward import WeightGradients, accumulate
 from p2ptrain.model.tiles.messages import (
     GradientSums,
@@ -101,7 +100,7 @@ class TilePass(TileMachine):
         Raises:
             ProtocolError: an input has another shape than the tile's.
         """
-        self._check_inputs(inputs)
+        self._program.check_inputs(inputs, self._samples)
         self._inputs = dict(inputs)
         return self._begin(self._forward())
 
@@ -406,17 +405,3 @@ class TilePass(TileMachine):
         channels = self._program.layout.network.maps[number].channels
         shape = self._samples, channels, region.rows.size, region.columns.size
         return torch.zeros(shape, dtype=self._program.dtype)
-
-    def _check_inputs(self, inputs: Mapping[int, Tensor]) -> None:
-        layout = self._program.layout
-        for number in layout.network.entering:
-            region = layout.input_region(self._program.tile, number)
-            channels = layout.network.maps[number].channels
-            shape = self._samples, channels, region.rows.size, region.columns.size
-            found = inputs[number]
-            if tuple(found.shape) != shape or found.dtype is not self._program.dtype:
-                raise ProtocolError(
-                    f"tile {self._program.tile} takes {shape} {self._program.dtype} of the model's "
-                    f"input, found {tuple(found.shape)} {found.dtype}: images must keep their size "
-                    "within a job"
-                )

@@ -41,12 +41,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.overlap import bucket_bytes
+from p2ptrain.plan.tiling.exchanges import Exchange, GroupCost, Passage
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.gathering import Gathering
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
@@ -58,79 +58,6 @@ STATISTICS_BYTES = 16
 """Two float64 for each channel."""
 COPY = 2.0
 """A byte copied takes as long as so many of an update, which reads and writes as memory lets it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Messages that cross between devices at one moment, one way.
-
-    Attributes:
-        sent, received: bytes by device.
-        messages: by device, at both ends together.
-        waits_for: by device: those that it gets something from.
-        hops: one after the other.
-    """
-
-    sent: tuple[float, ...]
-    received: tuple[float, ...]
-    messages: tuple[int, ...]
-    waits_for: tuple[frozenset[int], ...]
-    hops: int = 1
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing crosses."""
-        return not any(self.messages)
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """What goes between all tiles and one device, which sends or receives one after the other.
-
-    Attributes:
-        parts: (device with tiles, seconds that the link carries what is its), in their order.
-        latency_s: until the last of it has arrived.
-    """
-
-    parts: tuple[tuple[int, float], ...]
-    latency_s: float
-
-    @property
-    def carried_seconds(self) -> float:
-        """That links carry it."""
-        return sum(seconds for _, seconds in self.parts)
-
-    @property
-    def seconds(self) -> float:
-        """Until all of it has arrived."""
-        return self.carried_seconds + self.latency_s
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCost:
-    """One group.
-
-    Attributes:
-        forward, backward: by leg, in the order of the forward: seconds by device.
-        halo: at its beginning, forward, with the statistics of what enters where the group begins
-            with their operator; on the way back the same turned round.
-        interior: by device: seconds of the first leg forward that the halo is not needed for.
-        statistics: by leg but the last: what all devices tell each other behind it.
-        memory: bytes kept for the backward, by device.
-        seconds: the sum, see the module.
-        work: seconds that all it computes takes the reference device alone.
-        repeated: part of its work that is computed more than once.
-    """
-
-    forward: tuple[tuple[float, ...], ...]
-    backward: tuple[tuple[float, ...], ...]
-    halo: Exchange
-    interior: tuple[float, ...]
-    statistics: tuple[Exchange, ...]
-    memory: tuple[float, ...]
-    seconds: float
-    work: float
-    repeated: float
 
 
 class Costs:

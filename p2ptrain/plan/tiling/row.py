@@ -31,7 +31,8 @@ from p2ptrain.plan.schedule import usual_warmup
 from p2ptrain.plan.simulation.engine import FEED, Engine, Lane, Route
 from p2ptrain.plan.simulation.lanes import route, stage_tasks
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.cost import Costs, Passage
+from p2ptrain.plan.tiling.cost import Costs
+from p2ptrain.plan.tiling.exchanges import Passage
 from p2ptrain.plan.tiling.simulate import Simulated
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from p2ptrain.errors import InternalError
-from p2ptrain.plan.tiling.cost import Costs, Exchange, GroupCost
+from p2ptrain.plan.tiling.cost import Costs
+from p2ptrain.plan.tiling.exchanges import Exchange, GroupCost
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.gathering import Gathering
 
