@@ -38,7 +38,7 @@ class Splitting:
 
     least_part: float = 0.95
     least_operations: float = 100.0
-    strip_cost: float = 2.0
+    strip_cost: float = 3.0
 
 
 SPLITTING = Splitting()
