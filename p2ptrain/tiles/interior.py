@@ -87,13 +87,13 @@ def interior_of(
         beside: tiles on the same device, whose parts of a halo are there at once.
     """
     network, number = laid.grid.network, _first_used(laid)
-    if number is None or all(
-        transfer.receiver != tile or transfer.sender in beside for transfer in laid.transfers
-    ):
+    if number is None:
         return None
     operation = network.operations[number]
     read = operation.inputs[0]
     if not _is_alone(laid, operation) or _operations(laid, operation) < splitting.least_operations:
+        return None
+    if not any(t.receiver == tile and t.sender not in beside for t in laid.transfers):
         return None
     source, owned = network.maps[read], laid.grid.owned(tile, read)
     outputs = laid.required(tile, operation.output)
