@@ -50,6 +50,16 @@ def test_a_halo_that_is_there_sooner_costs_nothing() -> None:
     assert group.seconds == pytest.approx(told + 3 * HALF + there)
 
 
+def test_simulated_devices_compute_while_a_halo_travels() -> None:
+    borders = (0, 1, 2)
+    strip = SPLITTING.strip_cost * STRIP
+    split = simulate(costs(problem(2), splitting=SPLITTING), borders)
+    assert split.forward == pytest.approx(HALF + HALO + strip)
+    waiting = simulate(costs(problem(2)), borders)
+    assert waiting.forward == pytest.approx(HALF + HALO + HALF)
+    assert split.backward == pytest.approx(waiting.backward)
+
+
 def test_a_device_waits_for_a_slow_neighbour_with_its_interior_done() -> None:
     """The neighbour is late by its first unit; meanwhile the other has done all but a strip."""
     question = problem(2, link=Link(1e12, 0.0))
