@@ -9,14 +9,14 @@ Of the outputs of a convolution, most depend on nothing but what the tile owns:
     +-----------+--+
     +--------------+
 
-Thin strips are computed slowly, so it is done only where they are few. That follows from the layout
-and the operators alone: planners and devices ask here, and no bit depends on when a message comes.
+Thin strips are computed slowly, so it is done only where they are few, and where a planner finds
+that the halo takes longer. Planners and devices ask here; no bit depends on when a message comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
 
 from p2ptrain.tiles.grid import GroupLayout
 from p2ptrain.tiles.network import Operation
@@ -34,11 +34,18 @@ class Splitting:
             poolings and depthwise convolutions so few that there is nothing to gain.
         strip_cost: what it costs beyond doing all at once, by the strips' part of the outputs
             (`python -m tools.tile_interior`).
+        groups: units with which groups begin where it pays; None = not decided, so wherever else
+            it may be done.
     """
 
     least_part: float = 0.95
     least_operations: float = 100.0
     strip_cost: float = 3.0
+    groups: frozenset[int] | None = None
+
+    def at(self, groups: Iterable[int]) -> Splitting:
+        """The same for groups that begin with these units only."""
+        return replace(self, groups=frozenset(groups))
 
 
 SPLITTING = Splitting()
@@ -87,7 +94,7 @@ def interior_of(
         beside: tiles on the same device, whose parts of a halo are there at once.
     """
     network, number = laid.grid.network, _first_used(laid)
-    if number is None:
+    if number is None or not (splitting.groups is None or laid.group.first in splitting.groups):
         return None
     operation = network.operations[number]
     read = operation.inputs[0]

@@ -20,7 +20,7 @@ of the link, m and b the processor's seconds for a message and for a byte:
     interior  forward, where a group begins with a convolution (`tiles.interior`), e(d) of the first
               leg c(d) is computed while the halo is on its way and d has nothing to do with it:
               max over d of max(halo, k(d) (m messages(d) + b bytes(d)) + e(d)) + c(d) - e(d)
-              for the two together; c(d) is then longer by what thin strips cost
+              for the two together, where that is less; c(d) is longer by what thin strips cost
     group     sum over legs of max over d of c(d), plus halos, plus statistics
 
 and once a mini-batch, whatever the groups:
@@ -144,6 +144,11 @@ class Costs:
             return float("inf")
         return self.fixed_seconds + sum(group.seconds for group in groups if group is not None)
 
+    def interiors(self, borders: Sequence[int]) -> tuple[int, ...]:
+        """Those of the borders where what needs no halo is computed first."""
+        groups = [(first, self.group(first, end)) for first, end in pairwise(borders)]
+        return tuple(first for first, group in groups if group and any(group.interior))
+
     def memory(self, borders: Sequence[int]) -> list[float]:
         """Bytes by device, filters included."""
         groups = [self.group(first, end) for first, end in pairwise(borders)]
@@ -249,8 +254,7 @@ class Costs:
             once = _work(operation) * _area(problem, operation.output) / whole
             work, useful = work + made * seconds, useful + min(made, once) * seconds
             self._keep(laid, number, operation, kept)
-        interior, strips = self._interior(laid)
-        forward[0] = [seconds + more for seconds, more in zip(forward[0], strips, strict=True)]
+        interior, forward[0] = self._split(laid, halo, forward[0])
         legs = sum(map(max, (*forward[1:], *backward)))
         legs += self._first_leg(halo, interior, forward[0]) + self.exchange_seconds(halo)
         return GroupCost(
@@ -264,6 +268,18 @@ class Costs:
             work=work,
             repeated=1.0 - useful / work if work else 0.0,
         )
+
+    def _split(
+        self, laid: GroupLayout, halo: Exchange, leg: list[float]
+    ) -> tuple[tuple[float, ...], list[float]]:
+        """By device: what of the first leg needs no halo, and all of it; where it pays, if open."""
+        early, strips = self._interior(laid)
+        split = [seconds + more for seconds, more in zip(leg, strips, strict=True)]
+        none = (0.0,) * len(leg)
+        waiting = self._first_leg(halo, none, leg)
+        if self.splitting.groups is None and self._first_leg(halo, early, split) >= waiting:
+            return none, leg
+        return early, split
 
     def _interior(self, laid: GroupLayout) -> tuple[tuple[float, ...], list[float]]:
         """By device: seconds that need no halo, and what strips cost beyond their part."""

@@ -35,6 +35,7 @@ from p2ptrain.plan.tiling.shared_rest import SharedRest
 from p2ptrain.plan.tiling.simulate import simulate
 from p2ptrain.plan.tiling.timeline import tiled_timeline
 from p2ptrain.tiles.grid import TileGrid
+from p2ptrain.tiles.interior import SPLITTING
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.tiles.shape import TileShape, owners
 
@@ -177,6 +178,7 @@ def costs_of(cost: CostModel, plan: Plan) -> tuple[Costs, tuple[int, ...]]:
         holder=setting.tile_device(cost.holder),
         behind=setting.tile_device(cost.index(behind[0].devices[0].name)),
         early=shape.early,
+        splitting=SPLITTING.at(shape.interiors),
     )
     refusal = costs.refusal(shape.borders)
     if refusal is not None:
@@ -198,7 +200,8 @@ def _asked(setting: Setting, request: PlanRequest, below: float, *, every: bool)
 def _plan(setting: Setting, tiling: Tiling, row: Row, depths: Sequence[int]) -> Plan:
     """Without its prediction."""
     cost, split = setting.cost, setting.split
-    shape = TileShape(tiling.rows, tiling.columns, tiling.borders, tiling.aligned, tiling.early)
+    lines = tiling.rows, tiling.columns, tiling.borders
+    shape = TileShape(*lines, tiling.aligned, tiling.early, tiling.interiors)
     devices = tuple(map(DeviceShare, tiling.devices, tiling.shares))
     stages = [PlannedStage((0, shape.units), devices, depths[0], Allocation.TILES, tiling=shape)]
     for depth, (device, begin, end) in zip(depths[1:], row.stages, strict=True):

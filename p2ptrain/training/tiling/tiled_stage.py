@@ -68,6 +68,7 @@ class TiledStage(Stage):
                     tile,
                     replica,
                     tracks=tile == self._own[0],
+                    splitting=self.tiles.splitting,
                     beside=self._own,
                 )
                 for tile in self._own

@@ -57,9 +57,9 @@ def job() -> Job:
 @pytest.mark.parametrize(
     ("shape", "shares"),
     [
-        (TileShape((1.0,), (0.5, 0.5), (0, 1, 2)), (1, 1)),
-        (TileShape((0.5, 0.5), (0.5, 0.5), (0, 1, 2)), (3, 1)),
-        (TileShape((0.5, 0.5), (0.5, 0.5), (0, 1, 2)), (1, 1, 1, 1)),
+        (TileShape((1.0,), (0.5, 0.5), (0, 1, 2), interiors=(1,)), (1, 1)),
+        (TileShape((0.5, 0.5), (0.5, 0.5), (0, 1, 2), interiors=(1,)), (3, 1)),
+        (TileShape((0.5, 0.5), (0.5, 0.5), (0, 1, 2), interiors=(1,)), (1, 1, 1, 1)),
     ],
     ids=["1x2", "2x2 on two devices", "2x2"],
 )

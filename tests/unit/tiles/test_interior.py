@@ -103,6 +103,8 @@ def test_what_reads_two_maps_waits() -> None:
     network = replace(network, operations=(*network.operations[:2], both))
     assert interior_of(laid(network, 2, 3), 0, SPLITTING) is None
     assert interior_of(laid(network, 1, 2), 0, SPLITTING) is not None
+    assert interior_of(laid(network, 1, 2), 0, SPLITTING.at([1])) is not None
+    assert interior_of(laid(network, 1, 2), 0, SPLITTING.at([0, 2])) is None
     assert interior_of(laid(network, 1, 2), 0, NEVER) is None
     assert interior_of(laid(network, 0, 1), 0, SPLITTING) is None  # the images have no halo
     assert interior_of(laid(network, 1, 2), 0, SPLITTING, beside=(0, 1)) is None  # nor those

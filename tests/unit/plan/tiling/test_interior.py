@@ -96,6 +96,16 @@ def test_nothing_is_begun_before_statistics_or_with_little_work() -> None:
     assert group.interior == (0.0, 0.0)
 
 
+def test_strips_that_take_longer_than_the_halo_are_not_worth_it() -> None:
+    link = Link(1e12, 0.0)
+    found = costs(problem(3, link=link), splitting=SPLITTING)
+    assert found.interiors((0, 1, 2, 3)) == ()
+    assert found.total((0, 1, 2, 3)) == costs(problem(3, link=link)).total((0, 1, 2, 3))
+    assert costs(problem(3), splitting=SPLITTING).interiors((0, 1, 2, 3)) == (1, 2)
+    forced = costs(problem(3, link=link), splitting=SPLITTING.at([1]))
+    assert forced.interiors((0, 1, 2, 3)) == (1,)
+
+
 def without(found: Costs) -> Costs:
     arguments = found.problem, found.devices, found.grid, found.device_of_tile
     return Costs(*arguments, splitting=NEVER)
@@ -105,14 +115,21 @@ def without(found: Costs) -> Costs:
 @given(drawn_costs())
 def test_overlap_is_never_slower_than_waiting_but_for_its_strips(found: Costs) -> None:
     arguments = found.problem, found.devices, found.grid, found.device_of_tile
-    free, priced = (Costs(*arguments, splitting=s) for s in (FREE_STRIPS, Splitting(0.5, 0.0)))
+    units = range(len(found.problem.network.units))
+    wherever = Splitting(0.5, 0.0).at(units)
+    decided, free, priced = (
+        Costs(*arguments, splitting=s) for s in (Splitting(0.5, 0.0), FREE_STRIPS, wherever)
+    )
     plain = without(found)
     for borders in groupings(len(found.problem.network.units)):
         if found.total(borders) == float("inf"):
             continue
         waiting = simulate(plain, borders)
         assert simulate(free, borders).seconds <= waiting.seconds * (1 + 1e-9)
-        assert free.total(borders) <= plain.total(borders) * (1 + 1e-9)
+        for overlapped in (free, decided):
+            assert overlapped.total(borders) <= plain.total(borders) * (1 + 1e-9)
+        chosen = Splitting(0.5, 0.0).at(decided.interiors(borders))
+        assert simulate(Costs(*arguments, splitting=chosen), borders) == simulate(decided, borders)
         split = simulate(priced, borders)
         strips = sum(split.computing) - sum(waiting.computing)
         assert strips >= -1e-12

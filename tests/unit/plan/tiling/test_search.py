@@ -8,12 +8,10 @@ import pytest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import best_grouping
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem, by_flops
 from p2ptrain.plan.tiling.search import Asked, best_tiling
 from p2ptrain.plan.tiling.simulate import simulate
-from p2ptrain.tiles.interior import NEVER
 from p2ptrain.tiles.network import MapUnit
 from tests.unit.plan.tiling.examples import problem
 from tools.tile_crossover import LINKS, SPEEDS, gain, question, yolov2
@@ -24,14 +22,9 @@ UNITS = len(NETWORK.units)
 
 
 def test_slow_devices_exchange_at_every_layer() -> None:
-    """Figure 7: on Raspberry Pis and 100 Mbit/s grouping gains nothing, large groups lose.
-
-    But for what strips cost, which are computed by themselves after each exchange.
-    """
+    """Figure 7: on Raspberry Pis and 100 Mbit/s grouping gains nothing, large groups lose."""
     costs = question(NETWORK, 8, LINKS["100 Mbit/s"], SLOW, (2, 3))
-    assert gain(costs)[0] < 1.015
-    arguments = costs.problem, costs.devices, costs.grid, costs.device_of_tile
-    assert gain(Costs(*arguments, splitting=NEVER))[0] < 1.001
+    assert gain(costs)[0] < 1.01
     each = simulate(costs, range(UNITS + 1)).seconds
     assert simulate(costs, (0, 4, 8, 12, 16)).seconds > 1.03 * each
 
