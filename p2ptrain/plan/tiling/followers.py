@@ -23,7 +23,7 @@ from p2ptrain.plan.tiling.row import Row, place_seconds
 from p2ptrain.plan.work import Work
 
 MOST_IN_A_ROW = 2
-MOST_SHARING = 3
+MOST_SHARING = 4
 
 
 @dataclass(frozen=True)  # without slots: it keeps what it has computed

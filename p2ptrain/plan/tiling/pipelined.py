@@ -1,6 +1,6 @@
 """Tiles, and stages behind them on devices that have none.
 
-While these compute one micro-batch, the tiles already compute the next. Tried are one to three such
+While these compute one micro-batch, the tiles already compute the next. Tried are one to four such
 devices, the fastest or the slowest ones, and all numbers of tiled units, each with what the others
 may do there (`followers.py`): a pipeline of one or two of them, or one stage that several share.
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.followers import MOST_IN_A_ROW, MOST_SHARING, Followers
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
-from p2ptrain.plan.tiling.row import Passes, Row, depths_that_fit, row_seconds
+from p2ptrain.plan.tiling.row import Passes, Row, depths_that_fit, row_seconds, tile_parts
 from p2ptrain.plan.tiling.search import Asked, Candidate, Tiling, best_of, unit_counts
 from p2ptrain.plan.tiling.setting import Setting
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
@@ -50,16 +50,23 @@ def best_pipelined(setting: Setting, asked: Asked) -> Pipelined | None:
         setting: all of its devices have a part.
     """
     best: Pipelined | None = None
-    for behind in _choices(setting):
-        followers = Followers(setting.cost, setting.split, behind, asked.allocations)
-        if not followers.are_worth_asking:
-            continue
-        with_tiles = [device for device in setting.devices if device not in behind]
-        less = Setting.of(setting.cost, setting.network, setting.split, with_tiles)
+    for search in _searches(setting, asked):
         if best is not None:
             asked = replace(asked, below=best.tiling.seconds)
-        best = _Search(less, followers).best(asked) or best
+        best = search.best(asked) or best
     return best
+
+
+def _searches(setting: Setting, asked: Asked) -> Sequence[_Search]:
+    """The most promising first: what it finds spares looking at others."""
+    found = []
+    for behind in _choices(setting):
+        followers = Followers(setting.cost, setting.split, behind, asked.allocations)
+        if followers.are_worth_asking:
+            with_tiles = [device for device in setting.devices if device not in behind]
+            less = Setting.of(setting.cost, setting.network, setting.split, with_tiles)
+            found.append(_Search(less, followers))
+    return sorted(found, key=lambda search: search.bound(asked))
 
 
 def _choices(setting: Setting) -> Iterator[tuple[int, ...]]:
@@ -105,6 +112,10 @@ class _Search:
         judged = self._judged(rows, self._costs(tiling, asked), tiling.borders)
         return Pipelined(tiling, judged.row, judged.depths)
 
+    def bound(self, asked: Asked) -> float:
+        """About what nothing that is found here undercuts."""
+        return min((candidate.bound for candidate in self._candidates(asked)), default=inf)
+
     def _candidates(self, asked: Asked) -> Iterator[Candidate]:
         devices = self._with_tiles(asked)
         problem = self._setting.problem.among(devices)
@@ -128,11 +139,14 @@ class _Search:
         return self._devices[:tiles] if tiles <= len(self._devices) else ()
 
     def _bound(self, tiled: TilingProblem, devices: Sequence[TileDevice], pieces: float) -> float:
-        """A single micro-batch is in the tiles or behind them, several may be in both."""
-        least = lower_bound(tiled, devices, least=len(devices), pieces=pieces, messages=True)
+        """Before what is behind can begin, and after it has ended, tiles have something to do."""
         behind = self._followers.least_seconds(len(tiled.network.units))
-        alone = self._setting.split.micro_batches == 1
-        return least + behind if alone else max(least, behind)
+        last = tile_parts(self._setting.split)[-1]
+
+        def tiles(pieces: float) -> float:
+            return lower_bound(tiled, devices, least=len(devices), pieces=pieces, messages=True)
+
+        return max(tiles(pieces), behind + tiles(last))
 
     def _least_seconds(self, rows: Sequence[Row], costs: Costs, borders: tuple[int, ...]) -> float:
         return self._judged(rows, costs, borders).seconds
