@@ -13,7 +13,7 @@ The same where the stage's device has a tile too, of depths 1 and 1:
 And where two devices share it, each with whole micro-batches of twice that time, of depths 4 and 2:
 
     tiles    F0 F1 F2 F3 .  B0 B1 .  .  B2 B3 sum
-    stage 1  .  F0 F0 B0 B0 F2 F2 B2 B2 sum
+    stage 1  .  F0 F0 B0 B0 F2 F2 B2 B2 .  sum
              .  .  F1 F1 B1 B1 F3 F3 B3 B3 sum
 
 All devices with tiles work on the same micro-batch, so that they are one device of the engine, and
