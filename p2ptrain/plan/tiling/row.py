@@ -210,8 +210,8 @@ class _TiledLanes(LaneBuilder):
         """See `LaneBuilder`."""
         if part.stage > 0:
             return super().seconds(part, samples)
-        taken = size_of(samples) / size_of(part.full)
-        return taken * self._passes.forward, taken * self._passes.backward
+        taken, full = size_of(samples), size_of(part.full)
+        return taken * self._passes.forward / full, taken * self._passes.backward / full
 
     def routes(self, carries: Direction, sender: Part, receiver: Part, samples: int) -> Routes:
         """See `LaneBuilder`."""
@@ -231,9 +231,10 @@ class _TiledLanes(LaneBuilder):
         passages, other = self._passes.leaving, receiver
         if receiver.stage == 0:
             passages, other = self._passes.returning, sender
-        passage, part = passages[other.lane - 1], samples / size_of(other.full)
+        passage = passages[other.lane - 1]
         ends = sender.lane, receiver.lane, sender.device, receiver.device
-        return Route(carries, *ends, part * passage.carried_seconds, passage.latency_s)
+        seconds = samples * passage.carried_seconds / size_of(other.full)
+        return Route(carries, *ends, seconds, passage.latency_s)
 
     def feed(self, part: Part) -> list[Route] | None:
         """What the holder sends: images to the tiles, targets to the last stage but its own."""
@@ -252,7 +253,7 @@ class _TiledLanes(LaneBuilder):
                 part.lane,
                 self.cost.holder,
                 part.device,
-                size_of(samples) / size_of(part.full) * passage.carried_seconds,
+                size_of(samples) * passage.carried_seconds / size_of(part.full),
                 passage.latency_s,
             )
             for samples in (part.full, part.last)

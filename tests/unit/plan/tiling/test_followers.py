@@ -74,6 +74,16 @@ def test_they_share_only_as_is_allowed(way: Allocation) -> None:
     assert plan.stages[1].allocation is way
 
 
+@pytest.mark.parametrize(("micro_batch", "way"), [(3, DEALING), (4, DIVIDING)])
+def test_the_way_that_divides_evenly_is_taken(micro_batch: int, way: Allocation) -> None:
+    """Four micro-batches of three samples on two devices, or three of four."""
+    request = asked(batch_size=12, micro_batch=micro_batch)
+    net = profile(tail=4.0, maps=True)
+    behind = make_plan(net, cluster(*[1.0] * 4), request).stages[1]
+    assert behind.allocation is way
+    assert [device.share for device in behind.devices] == [2, 2]
+
+
 def test_a_single_micro_batch_is_not_dealt() -> None:
     assert sharing(plan_of(micro_batch=8, allocations=frozenset({DEALING}))) == 1
     with_samples = plan_of(micro_batch=8, allocations=frozenset({DIVIDING}))
