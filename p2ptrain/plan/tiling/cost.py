@@ -43,6 +43,7 @@ from itertools import pairwise
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.overlap import bucket_bytes
+from p2ptrain.plan.tiling.passage import Passage, Taker
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.gathering import Gathering
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
@@ -76,37 +77,6 @@ class Exchange:
     def is_empty(self) -> bool:
         """Whether nothing crosses."""
         return not any(self.messages)
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """What goes between all tiles and one device, which sends or receives one after the other.
-
-    Attributes:
-        parts: (device with tiles, seconds that the link carries what is its), in their order.
-        latency_s: until the last of it has arrived.
-    """
-
-    parts: tuple[tuple[int, float], ...]
-    latency_s: float
-
-    @property
-    def carried_seconds(self) -> float:
-        """That links carry it."""
-        return sum(seconds for _, seconds in self.parts)
-
-    @property
-    def seconds(self) -> float:
-        """Until all of it has arrived."""
-        return self.carried_seconds + self.latency_s
-
-
-@dataclass(frozen=True, slots=True)
-class Taker:
-    """A device that goes on with the last maps: with all of their samples, or with a part."""
-
-    device: TileDevice
-    part: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ from p2ptrain.plan.overlap import Direction
 from p2ptrain.plan.simulation.engine import FEED, Engine, Lane, Route
 from p2ptrain.plan.simulation.lanes import LaneBuilder, Part, Range, Routes, size_of
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.cost import Costs, Passage, Taker
+from p2ptrain.plan.tiling.cost import Costs
+from p2ptrain.plan.tiling.passage import Passage, Taker
 from p2ptrain.plan.tiling.simulate import Simulated
 
 

@@ -10,8 +10,8 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Group
 from p2ptrain.plan.overheads import REFERENCE, Overheads
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.cost import Taker
 from p2ptrain.plan.tiling.links import TileLinks
+from p2ptrain.plan.tiling.passage import Taker
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.network import MapNetwork
 

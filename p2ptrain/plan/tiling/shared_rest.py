@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2ptrain.plan.tiling.cost import Costs, Taker
+from p2ptrain.plan.tiling.cost import Costs
+from p2ptrain.plan.tiling.passage import Taker
 from p2ptrain.plan.tiling.problem import TileDevice
 from p2ptrain.plan.tiling.row import Passes, Row, row_seconds, stage_seconds
 from p2ptrain.plan.tiling.setting import Setting

@@ -26,8 +26,9 @@ from p2ptrain.plan.shared.micro_batches import candidate_splits
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, group_of, simulate_draft
 from p2ptrain.plan.simulation.timeline import TimelineEntry
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.cost import Costs, Taker
+from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.maps import tiled_network
+from p2ptrain.plan.tiling.passage import Taker
 from p2ptrain.plan.tiling.pipelined import best_pipelined
 from p2ptrain.plan.tiling.row import Passes, Row, place_seconds, row_engine, tile_parts
 from p2ptrain.plan.tiling.search import Asked, Tiling, best_tiling

@@ -16,7 +16,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.simulation.engine import FEED, Engine, Route, Span
 from p2ptrain.plan.simulation.timeline import SENT, EntryKind, TimelineEntry, in_order
-from p2ptrain.plan.tiling.cost import Passage
+from p2ptrain.plan.tiling.passage import Passage
 from p2ptrain.plan.tiling.row import Passes, tile_parts
 from p2ptrain.plan.tiling.simulate import Simulated, TileSpan
 

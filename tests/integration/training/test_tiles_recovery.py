@@ -15,7 +15,8 @@ from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.tiling.exchange import TileExchange
 from tests.curves import by_plain_torch, difference
 from tests.integration.training.household import Devices, devices
-from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job, long_rest
+from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job
+from tests.integration.training.test_tiles_shared_rest import long_rest
 from tests.reference import Outcome
 
 STEPS = 14

@@ -12,7 +12,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.cost import Passage
+from p2ptrain.plan.tiling.passage import Passage
 from p2ptrain.plan.tiling.pipelined import best_pipelined
 from p2ptrain.plan.tiling.row import Passes, Row, depths_that_fit, row_seconds
 from p2ptrain.plan.tiling.search import Asked, best_tiling

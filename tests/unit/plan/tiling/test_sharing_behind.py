@@ -18,7 +18,7 @@ from p2ptrain.plan.plan import DeviceShare, Plan
 from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.simulation.simulate import round_seconds
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.cost import Passage
+from p2ptrain.plan.tiling.passage import Passage
 from p2ptrain.plan.tiling.row import (
     Passes,
     Row,
