@@ -153,7 +153,7 @@ class JobEpochs:
 
     def busy(self, busy: Mapping[Seat, Span]) -> None:
         """What the stages' tasks took in a round."""
-        self._elastic.busy(busy, copying=self.copies.are_under_way)
+        self._elastic.busy(busy, copying=self.copies.have_travelled)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """The same for an evaluation after `step` updates."""

@@ -57,6 +57,7 @@ class KeptVersions:
     Attributes:
         stable: what one goes back to, None while there is nothing but the first weights.
         readers: each says which version it still reads, if any; that one stays.
+        have_travelled: whether copies were on their way in the round that has ended last.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class KeptVersions:
         self._fixed = fixed
         self.stable: Version | None = None
         self.readers: list[Callable[[], Version | None]] = []
+        self.have_travelled = False
         self._mesh = mesh
         self._job = job
         self._on_stable = on_stable
@@ -97,11 +99,6 @@ class KeptVersions:
         """Versions that somebody still reads."""
         found = (reader() for reader in self.readers)
         return tuple(version for version in found if version is not None)
-
-    @property
-    def are_under_way(self) -> bool:
-        """Whether a version is being copied."""
-        return bool(self._keeping.under_way)
 
     @property
     def seconds_between(self) -> float:
@@ -153,8 +150,8 @@ class KeptVersions:
 
     def round_done(self, step: int) -> None:
         """A round of training has ended: `step` updates count."""
-        if self._cadence is not None:
-            self._cadence.round_done(monotonic())
+        cadence = self._cadence
+        self.have_travelled = cadence is not None and cadence.round_done(step, monotonic())
         self._counted = step
         due = [said for said in self._early if said[2].version.step <= step]
         self._early = [said for said in self._early if said[2].version.step > step]

@@ -37,13 +37,13 @@ Routes: TypeAlias = tuple[Route, ...]
 def build_engine(cost: CostModel, draft: Draft, *, record: bool = False) -> Engine:
     """The engine that times one round of `draft`."""
     if cost.overlap is not None:
-        return steady_engine(cost, draft, _Builder(cost, draft).lanes(), record)
+        return steady_engine(cost, draft, LaneBuilder(cost, draft).lanes(), record)
     reduce_seconds = {
         p: cost.all_reduce_seconds(group.devices, *draft.units[p])
         for p, group in enumerate(draft.groups)
         if len(group.devices) > 1
     }
-    return Engine(_Builder(cost, draft).lanes(), reduce_seconds, record)
+    return Engine(LaneBuilder(cost, draft).lanes(), reduce_seconds, record)
 
 
 @lru_cache(maxsize=256)
@@ -82,7 +82,7 @@ def route(
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class Part:
     """What one device of a stage takes: its samples of a full and of the last micro-batch.
 
     `owners` is None where all devices of the stage divide every micro-batch, else the place of the
@@ -98,15 +98,15 @@ class _Part:
     owners: tuple[int, ...] | None = None
 
 
-class _Builder:
-    """Builds the lanes of one draft."""
+class LaneBuilder:
+    """Builds the lanes of one draft; what is other where the first stage is tiled is overridden."""
 
     def __init__(self, cost: CostModel, draft: Draft) -> None:
         self.cost, self.draft, self.split = cost, draft, draft.split
         self.count = draft.split.micro_batches
         self.is_ragged = draft.split.first_samples != draft.split.last_samples
         self.units = draft.units
-        self.stages: list[list[_Part]] = []
+        self.stages: list[list[Part]] = []
         number = 0
         for p in range(len(draft.groups)):
             self.stages.append(self._parts(p, number))
@@ -116,35 +116,35 @@ class _Builder:
         """All lanes, earlier stages first, in a stage in the order of its devices."""
         return [self._lane(part) for parts in self.stages for part in parts]
 
-    def _parts(self, p: int, number: int) -> list[_Part]:
+    def _parts(self, p: int, number: int) -> list[Part]:
         group, split = self.draft.groups[p], self.split
         tasks = stage_tasks(self.count, self.draft.warmup[p])
         full, last = (0, split.first_samples), (0, split.last_samples)
         if len(group.devices) == 1:
-            return [_Part(number, p, group.devices[0], full, last, tasks)]
+            return [Part(number, p, group.devices[0], full, last, tasks)]
         if group.deals:
             owners = deal(group.shares)
             dealt = _dealt_tasks(group.shares, self.draft.warmup[p])
             return [
-                _Part(number + i, p, device, full, last, dealt[i], owners)
+                Part(number + i, p, device, full, last, dealt[i], owners)
                 for i, device in enumerate(group.devices)
             ]
         full_ranges = sample_ranges(group.shares, split.first_samples)
         last_ranges = sample_ranges(group.shares, split.last_samples)
         return [
-            _Part(number + i, p, device, full_ranges[i], last_ranges[i], tasks)
-            if _size(last_ranges[i])
-            else _Part(number + i, p, device, full_ranges[i], last_ranges[i], self._but_last(tasks))
+            Part(number + i, p, device, full_ranges[i], last_ranges[i], tasks)
+            if size_of(last_ranges[i])
+            else Part(number + i, p, device, full_ranges[i], last_ranges[i], self._but_last(tasks))
             for i, device in enumerate(group.devices)
         ]
 
     def _but_last(self, tasks: Sequence[int]) -> tuple[int, ...]:
         return tuple(task for task in tasks if task >> 1 != self.count - 1)
 
-    def _lane(self, part: _Part) -> Lane:
+    def _lane(self, part: Part) -> Lane:
         before = self.stages[part.stage - 1] if part.stage > 0 else []
         after = self.stages[part.stage + 1] if part.stage + 1 < len(self.stages) else []
-        feed = self._feed(part)
+        feed = self.feed(part)
         routes: list[Routes] = [()] * (2 * self.count)
         if after:
             routes[0::2] = self._results("output", part, after)
@@ -157,14 +157,14 @@ class _Builder:
             stage=part.stage,
             device=part.device,
             tasks=part.tasks,
-            seconds=self._by_task(self._seconds(part, part.full), self._seconds(part, part.last)),
+            seconds=self.by_task(self.seconds(part, part.full), self.seconds(part, part.last)),
             missing=missing,
             routes=routes,
             feed=feed,
             deferred=deferred,
         )
 
-    def _deferred(self, part: _Part, missing: list[int]) -> Deferred:
+    def _deferred(self, part: Part, missing: list[int]) -> Deferred:
         """Its weight gradients; forwards that would leave too many pending miss one more input."""
         held, own = self.draft.held[part.stage], [task for task in part.tasks if not task & 1]
         awaited: dict[int, list[int]] = {}
@@ -174,8 +174,8 @@ class _Builder:
                 awaited.setdefault(own[oldest] >> 1, []).append(task)
                 missing[task] += 1
         full, last = (
-            self.cost.split_seconds(part.device, *self.units[part.stage], _size(samples))[2]
-            if _size(samples)
+            self.cost.split_seconds(part.device, *self.units[part.stage], size_of(samples))[2]
+            if size_of(samples)
             else 0.0
             for samples in (part.full, part.last)
         )
@@ -186,39 +186,40 @@ class _Builder:
         return Deferred(seconds, awaited)
 
     def _missing(
-        self, part: _Part, before: Sequence[_Part], after: Sequence[_Part], *, fed: bool
+        self, part: Part, before: Sequence[Part], after: Sequence[Part], *, fed: bool
     ) -> list[int]:
         """How many inputs each task waits for."""
         full_before, last_before = _senders(part, before)
         full_after, last_after = _senders(part, after)
-        return self._by_task((full_before + fed, full_after), (last_before + fed, last_after))
+        return self.by_task((full_before + fed, full_after), (last_before + fed, last_after))
 
-    def _by_task(self, full: tuple[T, T], last: tuple[T, T]) -> list[T]:
+    def by_task(self, full: tuple[T, T], last: tuple[T, T]) -> list[T]:
         """(forward, backward) of a full micro-batch and of the last one, as a list by task."""
         return [*full] * (self.count - 1) + [*last]
 
-    def _seconds(self, part: _Part, samples: Range) -> tuple[float, float]:
-        if not _size(samples):
+    def seconds(self, part: Part, samples: Range) -> tuple[float, float]:
+        """(forward, backward) of these samples of a micro-batch."""
+        if not size_of(samples):
             return 0.0, 0.0
         if self.draft.splits(part.stage):
-            key = part.device, *self.units[part.stage], _size(samples)
+            key = part.device, *self.units[part.stage], size_of(samples)
             return self.cost.split_seconds(*key)[:2]
-        return self.cost.stage_seconds(part.device, *self.units[part.stage], _size(samples))
+        return self.cost.stage_seconds(part.device, *self.units[part.stage], size_of(samples))
 
-    def _results(self, carries: Direction, part: _Part, others: Sequence[_Part]) -> list[Routes]:
+    def _results(self, carries: Direction, part: Part, others: Sequence[Part]) -> list[Routes]:
         """Where a micro-batch's result goes, by micro-batch."""
         full: list[Routes] = [
-            self._route(carries, part, o, _common(part.full, o.full)) for o in others
+            self.routes(carries, part, o, _common(part.full, o.full)) for o in others
         ]
         last = full
         if self.is_ragged:
-            last = [self._route(carries, part, o, _common(part.last, o.last)) for o in others]
+            last = [self.routes(carries, part, o, _common(part.last, o.last)) for o in others]
         owners = others[0].owners
         if owners is not None:
             return [full[owner] for owner in owners[:-1]] + [last[owners[-1]]]
         return [tuple(chain(*full))] * (self.count - 1) + [tuple(chain(*last))]
 
-    def _route(self, carries: Direction, sender: _Part, receiver: _Part, samples: int) -> Routes:
+    def routes(self, carries: Direction, sender: Part, receiver: Part, samples: int) -> Routes:
         """The way of that many samples; none of no samples."""
         if not samples:
             return ()
@@ -226,7 +227,7 @@ class _Builder:
         ends = sender.lane, receiver.lane, sender.device, receiver.device
         return (route(self.cost, carries, ends, cut, samples),)
 
-    def _feed(self, part: _Part) -> list[Route] | None:
+    def feed(self, part: Part) -> list[Route] | None:
         """What the holder sends a lane at either end; what is its own costs nothing."""
         holder, ends = self.cost.holder, (0, len(self.stages) - 1)
         if part.device == holder or part.stage not in ends:
@@ -243,15 +244,15 @@ class _Builder:
                 part.lane,
                 holder,
                 part.device,
-                _size(samples) * each / link.bytes_per_s,
+                size_of(samples) * each / link.bytes_per_s,
                 link.latency_s,
             )
             for samples in (part.full, part.last)
         )
-        return self._by_task((full, full), (last, last))
+        return self.by_task((full, full), (last, last))
 
 
-def _senders(part: _Part, others: Sequence[_Part]) -> tuple[int, int]:
+def _senders(part: Part, others: Sequence[Part]) -> tuple[int, int]:
     """How many of `others` have a full micro-batch's, and the last one's, samples for `part`."""
     if not others or others[0].owners is not None:
         return len(others[:1]), len(others[:1])
@@ -259,7 +260,7 @@ def _senders(part: _Part, others: Sequence[_Part]) -> tuple[int, int]:
     return full, sum([_common(part.last, other.last) > 0 for other in others])
 
 
-def _size(samples: Range) -> int:
+def size_of(samples: Range) -> int:
     return samples[1] - samples[0]
 
 

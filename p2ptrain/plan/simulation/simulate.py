@@ -10,7 +10,7 @@ from p2ptrain.plan.check import check_plan
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, Group, peak_bytes, split_usually
-from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.plan import Plan, PlannedStage
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, Schedule
 from p2ptrain.plan.simulation.lanes import build_engine
@@ -27,6 +27,7 @@ __all__ = [
     "Simulation",
     "TimelineEntry",
     "draft_of",
+    "group_of",
     "predicted_seconds",
     "round_seconds",
     "simulate",
@@ -108,16 +109,18 @@ def draft_of(plan: Plan, cost: CostModel) -> Draft:
     return Draft(
         split=plan.split,
         borders=(0, *(stage.units[1] for stage in plan.stages)),
-        groups=tuple(
-            Group(
-                devices=tuple(cost.index(device.name) for device in stage.devices),
-                shares=tuple(device.share for device in stage.devices),
-                allocation=stage.allocation,
-            )
-            for stage in plan.stages
-        ),
+        groups=tuple(group_of(cost, stage) for stage in plan.stages),
         warmup=tuple(stage.warmup for stage in plan.stages),
         held=tuple(stage.held or 0 for stage in plan.stages) if plan.is_split else (),
+    )
+
+
+def group_of(cost: CostModel, stage: PlannedStage) -> Group:
+    """The devices of a stage that is not tiled."""
+    return Group(
+        devices=tuple(cost.index(device.name) for device in stage.devices),
+        shares=tuple(device.share for device in stage.devices),
+        allocation=stage.allocation,
     )
 
 

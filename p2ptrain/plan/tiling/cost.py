@@ -46,7 +46,8 @@ from itertools import pairwise
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.overlap import bucket_bytes
-from p2ptrain.plan.tiling.exchanges import Exchange, GroupCost, Passage
+from p2ptrain.plan.tiling.exchanges import Exchange, GroupCost
+from p2ptrain.plan.tiling.passage import Passage, Taker
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.gathering import Gathering
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
@@ -83,7 +84,8 @@ class Costs:
             grid: of `problem.network`.
             device_of_tile: by tile.
             holder: the device that has the images, with tiles or without; None = the first one.
-            behind: the device that goes on with the last maps, the same.
+            behind: the device that goes on with the last maps, the same, if it is one
+                (`leaving_to`, `returning_from` are for others).
             early: borders of units where halos travel with statistics (`MapNetwork.with_early`).
             splitting: what tiles compute before halos are there.
         """
@@ -189,18 +191,31 @@ class Costs:
     @cached_property
     def leaving(self) -> Passage:
         """The last maps to what follows."""
-        return self._passage(self.problem.network.leaving, self._behind, to_tiles=False)
+        return self.leaving_to(Taker(self._behind))
 
     @cached_property
     def returning(self) -> Passage:
         """Their gradients back."""
-        return self._passage(self.problem.network.leaving, self._behind, to_tiles=True)
+        return self.returning_from(Taker(self._behind))
 
-    def _passage(self, maps: Sequence[int], end: TileDevice, *, to_tiles: bool) -> Passage:
+    def leaving_to(self, taker: Taker) -> Passage:
+        """The last maps to one of those that go on with them."""
+        leaving = self.problem.network.leaving
+        return self._passage(leaving, taker.device, taker.part, to_tiles=False)
+
+    def returning_from(self, taker: Taker) -> Passage:
+        """Their gradients back."""
+        leaving = self.problem.network.leaving
+        return self._passage(leaving, taker.device, taker.part, to_tiles=True)
+
+    def _passage(
+        self, maps: Sequence[int], end: TileDevice, part: float = 1.0, *, to_tiles: bool
+    ) -> Passage:
         """Between all tiles and one device, whose processor handles every byte."""
         overheads = self.problem.overheads
         parts, latency_s = list[tuple[int, float]](), 0.0
-        for device, size in self._owned_bytes(maps).items():
+        for device, owned in self._owned_bytes(maps).items():
+            size = part * owned
             own = self.devices[device].name
             if own == end.name or not size:
                 continue

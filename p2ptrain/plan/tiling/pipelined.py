@@ -1,8 +1,8 @@
-"""Tiles with a pipeline behind them: some devices have no tile, and what is not tiled instead.
+"""Tiles, and stages behind them on devices that have none.
 
-While they compute one micro-batch, the tiles already compute the next. Tried are one or two such
-devices, the fastest or the slowest ones, and all numbers of tiled units, each with the best
-straight pipeline of the others (`shared.partition`).
+While these compute one micro-batch, the tiles already compute the next. Tried are one to four such
+devices, the fastest or the slowest ones, and all numbers of tiled units, each with what the others
+may do there (`followers.py`): a pipeline of one or two of them, or one stage that several share.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
-from p2ptrain.plan.shared.partition import Partition, Suffix, every_subset
 from p2ptrain.plan.tiling.cost import Costs
+from p2ptrain.plan.tiling.followers import MOST_IN_A_ROW, MOST_SHARING, Followers
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
-from p2ptrain.plan.tiling.row import Passes, Row, depths_that_fit, row_seconds
+from p2ptrain.plan.tiling.row import Passes, Row, depths_that_fit, row_seconds, tile_parts
 from p2ptrain.plan.tiling.search import Asked, Candidate, Tiling, best_of, unit_counts
 from p2ptrain.plan.tiling.setting import Setting
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
+from p2ptrain.tiles.grid import TileGrid
+from p2ptrain.tiles.shape import owners
 
-MOST_BEHIND = 2
 LEAST_TILES = 2
 LITTLE = 1.1
 """Devices that differ by less are taken for equal: it is all the same which have tiles."""
@@ -48,14 +50,23 @@ def best_pipelined(setting: Setting, asked: Asked) -> Pipelined | None:
         setting: all of its devices have a part.
     """
     best: Pipelined | None = None
-    for behind in _choices(setting):
-        with_tiles = [device for device in setting.devices if device not in behind]
-        less = Setting.of(setting.cost, setting.network, setting.split, with_tiles)
-        search = _Search(less, behind)
+    for search in _searches(setting, asked):
         if best is not None:
             asked = replace(asked, below=best.tiling.seconds)
         best = search.best(asked) or best
     return best
+
+
+def _searches(setting: Setting, asked: Asked) -> Sequence[_Search]:
+    """The most promising first: what it finds spares looking at others."""
+    found = []
+    for behind in _choices(setting):
+        followers = Followers(setting.cost, setting.split, behind, asked.allocations)
+        if followers.are_worth_asking:
+            with_tiles = [device for device in setting.devices if device not in behind]
+            less = Setting.of(setting.cost, setting.network, setting.split, with_tiles)
+            found.append(_Search(less, followers))
+    return sorted(found, key=lambda search: search.bound(asked))
 
 
 def _choices(setting: Setting) -> Iterator[tuple[int, ...]]:
@@ -66,22 +77,29 @@ def _choices(setting: Setting) -> Iterator[tuple[int, ...]]:
         return sum(cost.stage_seconds(device, 0, cost.unit_count, samples)), device
 
     ordered = tuple(sorted(setting.devices, key=seconds))
-    for count in range(1, min(MOST_BEHIND, len(ordered) - LEAST_TILES) + 1):
+    most = max(MOST_IN_A_ROW, MOST_SHARING)
+    for count in range(1, min(most, len(ordered) - LEAST_TILES) + 1):
         fastest, slowest = ordered[:count], ordered[-count:]
         yield fastest
         if seconds(slowest[-1])[0] > LITTLE * seconds(fastest[0])[0]:
             yield slowest
 
 
+class _Judged(NamedTuple):
+    """A way to go on behind some tiling; infinite seconds where it does not fit the memory."""
+
+    seconds: float
+    row: Row
+    depths: tuple[int, ...]
+
+
 class _Search:
     """With these devices behind the tiles, and the others in front."""
 
-    def __init__(self, setting: Setting, behind: tuple[int, ...]) -> None:
-        self._setting = setting
+    def __init__(self, setting: Setting, followers: Followers) -> None:
+        self._setting, self._followers = setting, followers
         by_speed = sorted(setting.tile_devices(), key=lambda d: (d.slowdown, d.name))
         self._devices: Sequence[TileDevice] = by_speed
-        found = list(every_subset(Partition(setting.cost, setting.split), behind))
-        self._suffixes = found[-len(behind) :]  # those of all devices, by head
 
     def best(self, asked: Asked) -> Pipelined | None:
         """The fastest below the seconds asked for, if there is one."""
@@ -90,62 +108,83 @@ class _Search:
         tiling = best_of(self._candidates(asked), asked, [])
         if tiling is None:
             return None
-        units, names = tiling.borders[-1], [device.name for device in self._devices]
-        devices = [self._devices[names.index(name)] for name in tiling.devices]
-        row, tiled = self._row(units), self._setting.problem.first_units(units)
-        depths = self._depths(row, tiled, devices, tiling.memory_bytes)
-        assert depths is not None
-        return Pipelined(tiling, row, depths)
+        rows = self._followers.rows(tiling.borders[-1])
+        judged = self._judged(rows, self._costs(tiling, asked), tiling.borders)
+        return Pipelined(tiling, judged.row, judged.depths)
+
+    def bound(self, asked: Asked) -> float:
+        """About what nothing that is found here undercuts."""
+        return min((candidate.bound for candidate in self._candidates(asked)), default=inf)
 
     def _candidates(self, asked: Asked) -> Iterator[Candidate]:
-        problem, devices = self._setting.problem, self._devices
-        if asked.grid is not None:
-            tiles = asked.grid[0] * asked.grid[1]
-            if tiles > len(devices):
-                return  # a device that could have one of them has one
-            devices = devices[:tiles]
-            problem = problem.among(devices)
-        for count in unit_counts(problem, asked):
-            tiled, behind = problem.first_units(count), self._suffix(count).value[count]
-            row = self._row(count)
-            least = lower_bound(
-                tiled, devices, least=len(devices), pieces=asked.pieces, messages=True
-            )
-            yield Candidate(
-                problem=tiled,
-                devices=tuple(devices),
-                whole=partial(self._seconds, row),
-                bound=max(least, float(behind)),
-                behind=self._setting.tile_device(row.devices[0]),
-            )
+        devices = self._with_tiles(asked)
+        problem = self._setting.problem.among(devices)
+        for count in unit_counts(problem, asked) if devices else ():
+            rows = self._followers.rows(count)
+            if rows:
+                tiled = problem.first_units(count)
+                yield Candidate(
+                    problem=tiled,
+                    devices=tuple(devices),
+                    whole=partial(self._least_seconds, rows),
+                    bound=self._bound(tiled, devices, asked.pieces),
+                    behind=self._setting.tile_device(rows[0].groups[0].devices[0]),
+                )
 
-    def _seconds(self, row: Row, costs: Costs, borders: tuple[int, ...]) -> float:
-        depths = self._depths(row, costs.problem, costs.devices, costs.memory(borders))
-        if depths is None:
-            return inf
-        setting = self._setting
-        passes = Passes.of(setting.cost, costs, simulate(costs, borders))
-        return row_seconds(setting.cost, setting.split, passes, row, depths)
+    def _with_tiles(self, asked: Asked) -> Sequence[TileDevice]:
+        """A device that could have one of the tiles asked for has one; nobody where all could."""
+        if asked.grid is None:
+            return self._devices
+        tiles = asked.grid[0] * asked.grid[1]
+        return self._devices[:tiles] if tiles <= len(self._devices) else ()
 
-    def _depths(
-        self,
-        row: Row,
-        tiled: TilingProblem,
-        devices: Sequence[TileDevice],
-        held_bytes: Sequence[float],
-    ) -> tuple[int, ...] | None:
-        """`held_bytes`: by device, with one micro-batch in flight."""
-        filters = tiled.filter_memory_bytes
+    def _bound(self, tiled: TilingProblem, devices: Sequence[TileDevice], pieces: float) -> float:
+        """Before what is behind can begin, and after it has ended, tiles have something to do."""
+        behind = self._followers.least_seconds(len(tiled.network.units))
+        last = tile_parts(self._setting.split)[-1]
+
+        def tiles(pieces: float) -> float:
+            return lower_bound(tiled, devices, least=len(devices), pieces=pieces, messages=True)
+
+        return max(tiles(pieces), behind + tiles(last))
+
+    def _least_seconds(self, rows: Sequence[Row], costs: Costs, borders: tuple[int, ...]) -> float:
+        return self._judged(rows, costs, borders).seconds
+
+    def _judged(self, rows: Sequence[Row], costs: Costs, borders: tuple[int, ...]) -> _Judged:
+        """The fastest of what may follow these tiles."""
+        setting, simulated = self._setting, simulate(costs, borders)
+        most = self._most_in_flight(costs, borders)
+        best = _Judged(inf, rows[0], ())
+        for row in rows:
+            depths = depths_that_fit(setting.cost, setting.split, row, most)
+            if depths is None:
+                continue
+            takers = setting.takers(row.groups[0])
+            passes = Passes.of(setting.cost, costs, simulated, takers)
+            seconds = row_seconds(setting.cost, setting.split, passes, row, depths)
+            if seconds < best.seconds:
+                best = _Judged(seconds, row, depths)
+        return best
+
+    def _most_in_flight(self, costs: Costs, borders: tuple[int, ...]) -> int:
+        """Micro-batches of which all devices with tiles have room for what they keep."""
+        filters = costs.problem.filter_memory_bytes
         rooms = [
             (device.memory_bytes - filters) / max(held - filters, 1.0)
-            for device, held in zip(devices, held_bytes, strict=True)
+            for device, held in zip(costs.devices, costs.memory(borders), strict=True)
         ]
-        most = int(min(*rooms, self._setting.split.micro_batches))
-        return depths_that_fit(self._setting.cost, self._setting.split, row, most)
+        return int(min(*rooms, self._setting.split.micro_batches))
 
-    def _suffix(self, first: int) -> Suffix:
-        return min(self._suffixes, key=lambda suffix: suffix.value[first])
-
-    def _row(self, first: int) -> Row:
-        """The best pipeline of units `first` to the last."""
-        return Row(*self._suffix(first).placement(first))
+    def _costs(self, tiling: Tiling, asked: Asked) -> Costs:
+        """Of what was found."""
+        known = {device.name: device for device in self._devices}
+        devices = [known[name] for name in tiling.devices]
+        problem = self._setting.problem.among(devices).first_units(tiling.borders[-1])
+        return Costs(
+            *(problem, devices),
+            TileGrid(problem.network, (tiling.rows, tiling.columns), aligned=tiling.aligned),
+            owners(tiling.shares),
+            holder=asked.holder,
+            early=tiling.early,
+        )

@@ -10,29 +10,38 @@ The same where the stage's device has a tile too, of depths 1 and 1:
     tiles    F0 .  .  B0 F1 .  .  B1 F2 .  .  B2 F3 .  .  B3 sum
     stage 1  .  F0 B0 .  .  F1 B1 .  .  F2 B2 .  .  F3 B3
 
+And where two devices share it, each with whole micro-batches of twice that time, of depths 4 and 2:
+
+    tiles    F0 F1 F2 F3 .  B0 B1 .  .  B2 B3 sum
+    stage 1  .  F0 F0 B0 B0 F2 F2 B2 B2 .  sum
+             .  .  F1 F1 B1 B1 F3 F3 B3 B3 sum
+
 All devices with tiles work on the same micro-batch, so that they are one device of the engine, and
-a stage on one of them never computes beside the tiles. They have one uplink and one downlink for
-images, last maps and their gradients, one device's after another's. What remains inexact: halos and
-statistics, part of the tiles' tasks, do not wait for images that enter meanwhile; an image and its
-target for one device are two transfers; a smaller last micro-batch takes tiles its part of a full
-one's time; maps and their gradients are not compressed, with `overlap` either.
+a stage on one of them never computes beside the tiles. Stages behind, of one device or several, are
+what they are in any round (`simulation.lanes`), but for what comes from tiles and goes back there.
+Tiles have one uplink and one downlink for images, last maps and their gradients, one device's after
+another's, whoever sends or gets them. What remains inexact: halos and statistics, part of the
+tiles' tasks, do not wait for images that enter meanwhile; an image and its target for one device
+are two transfers; a smaller last micro-batch takes tiles its part of a full one's time; maps and
+their gradients are not compressed, with `overlap` either, and a stage's sum then begins with its
+last backward done, as the tiles' does.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Draft, Group, alone, draft_groups, usual_depths
 from p2ptrain.plan.overlap import Direction
-from p2ptrain.plan.schedule import usual_warmup
 from p2ptrain.plan.simulation.engine import FEED, Engine, Lane, Route
-from p2ptrain.plan.simulation.lanes import route, stage_tasks
+from p2ptrain.plan.simulation.lanes import LaneBuilder, Part, Range, Routes, size_of
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.exchanges import Passage
+from p2ptrain.plan.tiling.passage import Passage, Taker
 from p2ptrain.plan.tiling.simulate import Simulated
 
 
@@ -42,17 +51,21 @@ class Row:
 
     Attributes:
         borders: of their units, from the end of the tiles to the model's.
-        devices: by stage.
+        groups: the devices of each stage, one or several.
     """
 
     borders: tuple[int, ...]
-    devices: tuple[int, ...]
+    groups: tuple[Group, ...]
+
+    @staticmethod
+    def straight(split: BatchSplit, borders: Sequence[int], devices: Sequence[int]) -> Row:
+        """A device a stage."""
+        return Row(tuple(borders), tuple(alone(split, device) for device in devices))
 
     @property
-    def stages(self) -> list[tuple[int, int, int]]:
-        """(device, first unit, end) of each."""
-        units = pairwise(self.borders)
-        return [(d, first, end) for d, (first, end) in zip(self.devices, units, strict=True)]
+    def stages(self) -> list[tuple[Group, tuple[int, int]]]:
+        """(devices, units) of each."""
+        return list(zip(self.groups, pairwise(self.borders), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +74,9 @@ class Passes:
 
     Attributes:
         forward, backward: computing, and what devices with tiles wait for each other.
-        entering, leaving, returning: the images, the last maps and their gradients on their way.
+        entering: the images on their way.
+        leaving, returning: the last maps and their gradients, of what each device of the first
+            stage behind the tiles has of a full micro-batch, in their order.
         filters: once a mini-batch, the sum of the filters' gradients.
         devices: those with tiles.
     """
@@ -69,20 +84,20 @@ class Passes:
     forward: float
     backward: float
     entering: Passage
-    leaving: Passage
-    returning: Passage
+    leaving: tuple[Passage, ...]
+    returning: tuple[Passage, ...]
     filters: float
     devices: frozenset[int]
 
     @staticmethod
-    def of(cost: CostModel, costs: Costs, simulated: Simulated) -> Passes:
-        """Of one grouping."""
+    def of(cost: CostModel, costs: Costs, simulated: Simulated, takers: Sequence[Taker]) -> Passes:
+        """Of one grouping; `takers` are the devices of the first stage behind."""
         return Passes(
             simulated.forward,
             simulated.backward,
             costs.entering,
-            costs.leaving,
-            costs.returning,
+            tuple(costs.leaving_to(taker) for taker in takers),
+            tuple(costs.returning_from(taker) for taker in takers),
             costs.filter_seconds,
             frozenset(cost.index(device.name) for device in costs.devices),
         )
@@ -96,14 +111,17 @@ def depths_that_fit(
     Args:
         most_in_tiles: micro-batches of which tiles have room for what they keep.
     """
-    room = [most_in_tiles]
-    for device, first, end in row.stages:
-        samples = cost.samples_that_fit(first, end, cost.devices[device].memory_bytes)
-        room.append(split.deepest(samples))
-    depths: list[int] = []
-    for usual, most in zip(usual_warmup(len(room), split.micro_batches), room, strict=True):
-        depths.append(min(usual, most, *depths[-1:]))  # never deeper than the stage before
-    return tuple(depths) if min(depths) > 0 else None
+    first, *usual = usual_depths((_TILES, *row.groups), split.micro_batches)
+    first = min(first, most_in_tiles)
+    if first < 1:
+        return None
+    wanted = [min(depth, first) for depth in usual]  # never deeper than the stage before
+    behind = draft_groups(cost, split, row.borders, row.groups, wanted)
+    return None if behind is None else (first, *behind.warmup)
+
+
+_TILES = Group((-1,), (1,))
+"""All devices with tiles, where nothing but their being one counts."""
 
 
 def row_seconds(
@@ -122,8 +140,18 @@ def row_engine(
     *,
     record: bool = False,
 ) -> Engine:
-    """What times a mini-batch, updates left out; lane 0 is the tiles'."""
-    return Engine(_Lanes(cost, split, passes, row).of(depths), {0: passes.filters}, record)
+    """What times a mini-batch, updates left out.
+
+    Lane 0 is the tiles'; then one a device, stage by stage in the order of their devices.
+    """
+    tiles = alone(split, len(cost.devices))
+    draft = Draft(split, (0, *row.borders), (tiles, *row.groups), tuple(depths))
+    sums = {0: passes.filters} | {
+        p: sum_seconds(cost, group, *units)
+        for p, (group, units) in enumerate(row.stages, 1)
+        if len(group.devices) > 1
+    }
+    return Engine(_TiledLanes(cost, draft, passes).lanes(), sums, record)
 
 
 def tile_parts(split: BatchSplit) -> list[float]:
@@ -139,94 +167,96 @@ def stage_seconds(cost: CostModel, split: BatchSplit, device: int, first: int, e
     return (split.micro_batches - 1) * full + last
 
 
-class _Lanes:
-    """The engine's lanes of one question."""
+def place_seconds(
+    cost: CostModel, split: BatchSplit, group: Group, place: int, units: tuple[int, int]
+) -> float:
+    """The same of one of those that share a stage: what is its own."""
+    device, pieces = group.devices[place], Counter(group.pieces(split, place))
+    return sum(n * sum(cost.stage_seconds(device, *units, s)) for s, n in pieces.items() if s)
 
-    def __init__(self, cost: CostModel, split: BatchSplit, passes: Passes, row: Row) -> None:
-        self._cost, self._passes, self._row = cost, passes, row
-        self._parts = tile_parts(split)
-        self._sizes = [split.first_samples] * (split.micro_batches - 1) + [split.last_samples]
+
+def sum_seconds(cost: CostModel, group: Group, first: int, end: int) -> float:
+    """Summing a stage's gradients; with `overlap` no less than its messages take any processor."""
+    wire = cost.all_reduce_seconds(group.devices, first, end)
+    if cost.overlap is None:
+        return wire
+    buckets, count = cost.overlap.buckets(first, end), len(group.devices)
+    return max(wire, *(cost.overlap.reduce_seconds(d, count, buckets) for d in group.devices))
+
+
+class _TiledLanes(LaneBuilder):
+    """Stage 0 of the draft is the tiles', on a device whose number no other has."""
+
+    def __init__(self, cost: CostModel, draft: Draft, passes: Passes) -> None:
+        self._passes = passes
         # Those with tiles are together one more device, whose interfaces have numbers of their
         # own: what goes from one number to the same takes the engine no time.
         self._tiles, self._inlet = len(cost.devices), len(cost.devices) + 1
-        self._last = len(row.devices)
+        super().__init__(cost, draft)
 
-    def of(self, depths: Sequence[int]) -> list[Lane]:
-        """The tiles' first, then each stage's."""
-        return [self._lane(p, depth) for p, depth in enumerate(depths)]
-
-    def _lane(self, p: int, depth: int) -> Lane:
-        count, is_last = len(self._sizes), p == self._last
-        routes: list[Sequence[Route]] = [()] * (2 * count)
-        if not is_last:
-            routes[0::2] = self._routes("output", p, p + 1)
-        if p > 0:
-            routes[1::2] = self._routes("gradient", p, p - 1)
-        feed = self._feed(p)
-        inputs = (p > 0) + (feed is not None)
-        return Lane(
-            number=p,
-            stage=p,
-            device=self._device(p),
-            tasks=stage_tasks(count, depth),
-            seconds=self._seconds(p),
-            missing=[inputs, 0 if is_last else 1] * count,
-            routes=routes,
-            feed=feed,
-        )
-
-    def _device(self, p: int) -> int:
-        return self._uplink(self._row.devices[p - 1]) if p else self._tiles
+    def lanes(self) -> list[Lane]:
+        """The tiles' first."""
+        lanes = super().lanes()
+        for lane in lanes:
+            lane.device = self._uplink(lane.device)
+        return lanes
 
     def _uplink(self, device: int) -> int:
         return self._tiles if device in self._passes.devices else device
 
-    def _downlink(self, p: int) -> int:
-        device = self._device(p)
-        return self._inlet if device == self._tiles else device
+    def _downlink(self, device: int) -> int:
+        return self._inlet if self._uplink(device) == self._tiles else device
 
-    def _seconds(self, p: int) -> list[float]:
-        """By task."""
-        if p == 0:
-            each = self._passes.forward, self._passes.backward
-            return [seconds * part for part in self._parts for seconds in each]
-        stage = self._row.stages[p - 1]
-        return [s for size in self._sizes for s in self._cost.stage_seconds(*stage, size)]
+    def seconds(self, part: Part, samples: Range) -> tuple[float, float]:
+        """See `LaneBuilder`."""
+        if part.stage > 0:
+            return super().seconds(part, samples)
+        taken, full = size_of(samples), size_of(part.full)
+        return taken * self._passes.forward / full, taken * self._passes.backward / full
 
-    def _feed(self, p: int) -> list[Route] | None:
-        """What the holder sends: images to the tiles, targets to the last stage but its own."""
-        holder = self._cost.holder
-        ends = FEED, p, self._uplink(holder), self._downlink(p)
-        if p == 0:
-            fed = [self._passed("input", ends, self._passes.entering, part) for part in self._parts]
-        elif p == self._last and self._row.devices[-1] != holder:
-            link = self._cost.link(holder, self._row.devices[-1])
-            each = self._cost.profile.target_bytes / link.bytes_per_s
-            fed = [Route("input", *ends, size * each, link.latency_s) for size in self._sizes]
+    def routes(self, carries: Direction, sender: Part, receiver: Part, samples: int) -> Routes:
+        """See `LaneBuilder`."""
+        if not samples:
+            return ()
+        if sender.stage > 0 and receiver.stage > 0:
+            routes = super().routes(carries, sender, receiver, samples)
         else:
-            return None
-        return [route for route in fed for _ in range(2)]  # by task, though only forwards have any
+            routes = (self._passed(carries, sender, receiver, samples),)
+        for route in routes:
+            route.uplink = self._uplink(sender.device)
+            route.downlink = self._downlink(receiver.device)
+        return routes
 
-    def _routes(self, carries: Direction, p: int, other: int) -> list[Sequence[Route]]:
-        """By micro-batch."""
-        ends = p, other, self._device(p), self._downlink(other)
-        if 0 in (p, other):
-            passage = self._passes.leaving if p == 0 else self._passes.returning
-            return [(self._passed(carries, ends, passage, part),) for part in self._parts]
-        return [(self._between(carries, p, other, size),) for size in self._sizes]
+    def _passed(self, carries: Direction, sender: Part, receiver: Part, samples: int) -> Route:
+        """Out of the tiles or back, of so many of the samples of a device behind them."""
+        passages, other = self._passes.leaving, receiver
+        if receiver.stage == 0:
+            passages, other = self._passes.returning, sender
+        passage = passages[other.lane - 1]
+        ends = sender.lane, receiver.lane, sender.device, receiver.device
+        seconds = samples * passage.carried_seconds / size_of(other.full)
+        return Route(carries, *ends, seconds, passage.latency_s)
 
-    def _passed(
-        self,
-        carries: Direction | Literal["input"],
-        ends: tuple[int, int, int, int],
-        passage: Passage,
-        part: float,
-    ) -> Route:
-        return Route(carries, *ends, part * passage.carried_seconds, passage.latency_s)
+    def feed(self, part: Part) -> list[Route] | None:
+        """What the holder sends: images to the tiles, targets to the last stage but its own."""
+        feed = super().feed(part) if part.stage > 0 else self._images(part)
+        for route in feed or ():
+            route.uplink = self._uplink(self.cost.holder)
+            route.downlink = self._downlink(part.device)
+        return feed
 
-    def _between(self, carries: Direction, p: int, other: int, size: int) -> Route:
-        """From a stage behind the tiles to another."""
-        cut, devices = self._row.borders[max(p, other) - 1], self._row.devices
-        made = route(self._cost, carries, (p, other, devices[p - 1], devices[other - 1]), cut, size)
-        made.uplink, made.downlink = self._device(p), self._downlink(other)
-        return made
+    def _images(self, part: Part) -> list[Route]:
+        passage = self._passes.entering
+        full, last = (
+            Route(
+                "input",
+                FEED,
+                part.lane,
+                self.cost.holder,
+                part.device,
+                size_of(samples) * passage.carried_seconds / size_of(part.full),
+                passage.latency_s,
+            )
+            for samples in (part.full, part.last)
+        )
+        return self.by_task((full, full), (last, last))

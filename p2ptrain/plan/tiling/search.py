@@ -21,6 +21,7 @@ from math import inf
 from typing import Protocol
 
 from p2ptrain.errors import PlanError
+from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import TilesTooLarge, best_grouping, early_borders
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
@@ -47,6 +48,7 @@ class Asked:
         pieces: micro-batches of a mini-batch, a smaller last one as the part that it is; the
             question is about one of them.
         holder: the device that has the images; None = the fastest.
+        allocations: how devices behind the tiles may share a stage.
     """
 
     grid: tuple[int, int] | None = None
@@ -55,6 +57,7 @@ class Asked:
     below: float = inf
     pieces: float = 1.0
     holder: TileDevice | None = None
+    allocations: frozenset[Allocation] = EVERY_ALLOCATION
 
 
 NOTHING = Asked()

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from p2ptrain.plan.allocation import sample_ranges
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Group
 from p2ptrain.plan.overheads import REFERENCE, Overheads
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.tiling.links import TileLinks
+from p2ptrain.plan.tiling.passage import Taker
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.network import MapNetwork
 
@@ -69,6 +72,17 @@ class Setting:
         """One of them, or another."""
         found = self.cost.devices[device]
         return TileDevice(found.name, self.slowdown(device), found.memory_bytes)
+
+    def takers(self, group: Group) -> list[Taker]:
+        """The devices of the first stage behind the tiles, with what they have of a micro-batch."""
+        samples = self.split.first_samples
+        if len(group.devices) == 1 or group.deals:
+            return [Taker(self.tile_device(device)) for device in group.devices]
+        ranges = sample_ranges(group.shares, samples)
+        return [
+            Taker(self.tile_device(device), (end - first) / samples)
+            for device, (first, end) in zip(group.devices, ranges, strict=True)
+        ]
 
     def slowdown(self, device: int) -> float:
         """By what the tiled units take."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2ptrain.plan.tiling.cost import Costs
+from p2ptrain.plan.tiling.passage import Taker
 from p2ptrain.plan.tiling.problem import TileDevice
 from p2ptrain.plan.tiling.row import Passes, Row, row_seconds, stage_seconds
 from p2ptrain.plan.tiling.setting import Setting
@@ -30,6 +31,6 @@ class SharedRest:
     def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> float:
         """Seconds of a mini-batch, tiles included."""
         cost, split = self.setting.cost, self.setting.split
-        row = Row((borders[-1], cost.unit_count), (cost.index(device.name),))
-        passes = Passes.of(cost, costs, simulate(costs, borders))
+        row = Row.straight(split, (borders[-1], cost.unit_count), (cost.index(device.name),))
+        passes = Passes.of(cost, costs, simulate(costs, borders), [Taker(device)])
         return row_seconds(cost, split, passes, row, (1, 1))

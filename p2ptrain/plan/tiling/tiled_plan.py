@@ -2,9 +2,9 @@
 
 The rest is behind it on one of its devices: a round is then one micro-batch after another,
 forward through the tiles and what follows, and back; then the sum of the filters' gradients and the
-update, so that nobody waits longer for a device with both. Or the rest is a pipeline of devices
-without tiles, which work on one micro-batch while the tiles are at the next (`pipelined.py`).
-What either takes is what `row.py` says.
+update, so that nobody waits longer for a device with both. Or devices without tiles have the rest,
+and work on one micro-batch while the tiles are at the next (`pipelined.py`): a pipeline of them,
+or one stage that they share. What either takes is what `row.py` says.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predict
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.shared.micro_batches import candidate_splits
-from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate_draft
+from p2ptrain.plan.simulation.simulate import Simulation, draft_of, group_of, simulate_draft
 from p2ptrain.plan.simulation.timeline import TimelineEntry
+from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.maps import tiled_network
-from p2ptrain.plan.tiling.pipelined import Pipelined, best_pipelined
-from p2ptrain.plan.tiling.row import Passes, Row, row_engine, stage_seconds, tile_parts
+from p2ptrain.plan.tiling.passage import Taker
+from p2ptrain.plan.tiling.pipelined import best_pipelined
+from p2ptrain.plan.tiling.row import Passes, Row, place_seconds, row_engine, tile_parts
 from p2ptrain.plan.tiling.search import Asked, Tiling, best_tiling
 from p2ptrain.plan.tiling.setting import Setting
 from p2ptrain.plan.tiling.shared_rest import SharedRest
@@ -79,25 +81,19 @@ def tiled_plan(
             reasons.append(str(error))
         else:
             if tiling.is_tiled and tiling.seconds < least:
-                last = Row((tiling.borders[-1], cost.unit_count), (cost.index(tiling.behind),))
+                units, behind = (tiling.borders[-1], cost.unit_count), cost.index(tiling.behind)
+                last = Row.straight(split, units, (behind,))
                 best, least = _plan(setting, tiling, last, (1, 1)), tiling.seconds
             elif not tiling.is_tiled:
                 reasons.append("one device is faster alone than with tiles")
                 least = min(least, tiling.seconds)
-        pipelined = _pipelined(setting, replace(asked, below=least))
+        pipelined = best_pipelined(setting, replace(asked, below=least))
         if pipelined is not None:
             tiling, least = pipelined.tiling, pipelined.tiling.seconds
             best = _plan(setting, tiling, pipelined.row, pipelined.depths)
     if best is None:
         raise PlanError("; ".join(dict.fromkeys(reasons)) or "nothing with tiles is faster")
     return with_prediction(cost, replace(best, planner=request.planner))
-
-
-def _pipelined(setting: Setting, asked: Asked) -> Pipelined | None:
-    """Only where there are several micro-batches do tiles compute while others do."""
-    if setting.split.micro_batches < 2:
-        return None
-    return best_pipelined(setting, asked)
 
 
 def may_be_tiled(cost: CostModel, request: PlanRequest) -> bool:
@@ -118,34 +114,57 @@ def round_of(cost: CostModel, plan: Plan, *, timeline: bool = False) -> Round:
         timeline: with one; else it stays empty.
 
     Raises:
-        PlanError: the profile does not say how its units are cut, the grid does not fit them, or a
-            stage behind the tiles has several devices.
+        PlanError: the profile does not say how its units are cut, or the grid does not fit them.
     """
-    first, *behind = plan.stages
-    costs, devices = costs_of(cost, plan)
-    assert first.tiling is not None
-    borders, split = first.tiling.borders, plan.split
-    simulated = simulate(costs, borders, record=timeline)
-    filters, pieces = costs.problem.filter_memory_bytes, sum(tile_parts(split))
-    peaks, busy = dict[str, int](), dict[str, float]()
-    for d, held, seconds in zip(devices, costs.memory(borders), simulated.computing, strict=True):
-        deep = min(first.warmup, split.micro_batches)
-        peaks[cost.name(d)] = ceil(filters + deep * (held - filters))
-        busy[cost.name(d)] = pieces * seconds
-    stages = [(cost.index(stage.devices[0].name), *stage.units) for stage in behind]
-    for stage, place in zip(behind, stages, strict=True):
-        name, samples = cost.name(place[0]), split.in_flight_samples(stage.warmup)
-        peaks[name] = peaks.get(name, 0) + cost.peak_bytes(*place[1:], samples)
-        busy[name] = busy.get(name, 0.0) + stage_seconds(cost, split, *place)
-    row = Row((*(begin for _, begin, _ in stages), cost.unit_count), tuple(d for d, *_ in stages))
-    passes, depths = Passes.of(cost, costs, simulated), [stage.warmup for stage in plan.stages]
+    tiled, row, split = costs_of(cost, plan), row_of(cost, plan), plan.split
+    simulated = simulate(tiled.costs, tiled.borders, record=timeline)
+    passes = Passes.of(cost, tiled.costs, simulated, tiled.takers)
+    depths = [stage.warmup for stage in plan.stages]
     engine = row_engine(cost, split, passes, row, depths, record=timeline)
     updates = _updates(cost, plan, engine.run())
-    seconds = max(update.end_seconds for update in updates)
+    taken = Round(
+        max(update.end_seconds for update in updates),
+        _peaks(cost, tiled, row, split, depths),
+        _busy(cost, tiled, row, split, simulated.computing),
+    )
     if not timeline:
-        return Round(seconds, peaks, busy)
+        return taken
     bars = (*tiled_timeline(cost, plan, engine, passes, simulated), *updates)
-    return Round(seconds, peaks, busy, bars)
+    return taken._replace(timeline=bars)
+
+
+def _peaks(
+    cost: CostModel, tiled: Tiled, row: Row, split: BatchSplit, depths: Sequence[int]
+) -> dict[str, int]:
+    """Bytes by device; of one in two stages both together."""
+    filters, peaks = tiled.costs.problem.filter_memory_bytes, dict[str, int]()
+    deep = min(depths[0], split.micro_batches)
+    for d, held in zip(tiled.devices, tiled.costs.memory(tiled.borders), strict=True):
+        peaks[cost.name(d)] = ceil(filters + deep * (held - filters))
+    for (group, units), depth in zip(row.stages, depths[1:], strict=True):
+        for place, d in enumerate(group.devices):
+            samples = group.in_flight_samples(split, place, depth)
+            peak = cost.peak_bytes(*units, samples)
+            peaks[cost.name(d)] = peaks.get(cost.name(d), 0) + peak
+    return peaks
+
+
+def _busy(
+    cost: CostModel, tiled: Tiled, row: Row, split: BatchSplit, computing: Sequence[float]
+) -> dict[str, float]:
+    """Seconds by device.
+
+    Args:
+        computing: of a full micro-batch in tiles, by device with tiles.
+    """
+    pieces, busy = sum(tile_parts(split)), dict[str, float]()
+    for d, seconds in zip(tiled.devices, computing, strict=True):
+        busy[cost.name(d)] = pieces * seconds
+    for group, units in row.stages:
+        for place, d in enumerate(group.devices):
+            seconds = place_seconds(cost, split, group, place, units)
+            busy[cost.name(d)] = busy.get(cost.name(d), 0.0) + seconds
+    return busy
 
 
 def _updates(cost: CostModel, plan: Plan, begin: float) -> list[TimelineEntry]:
@@ -159,11 +178,24 @@ def _updates(cost: CostModel, plan: Plan, begin: float) -> list[TimelineEntry]:
     return found
 
 
-def costs_of(cost: CostModel, plan: Plan) -> tuple[Costs, tuple[int, ...]]:
-    """Of the plan's grid, and the devices with tiles. Raises PlanError, as `round_of`."""
-    first, *behind = plan.stages
-    if any(len(stage.devices) > 1 for stage in behind):
-        raise PlanError("what stages of several devices take behind tiles is not predicted")
+class Tiled(NamedTuple):
+    """What a plan's tiles cost.
+
+    Attributes:
+        devices: those with tiles.
+        takers: the devices of the first stage behind them.
+        borders: of the groups of tiled units.
+    """
+
+    costs: Costs
+    devices: tuple[int, ...]
+    takers: Sequence[Taker]
+    borders: tuple[int, ...]
+
+
+def costs_of(cost: CostModel, plan: Plan) -> Tiled:
+    """Of the plan's grid. Raises PlanError, as `round_of`."""
+    first, *_ = plan.stages
     network, shape, end = tiled_network(cost.profile), first.tiling, first.units[1]
     assert shape is not None
     if network is None or end > len(network.units):
@@ -172,18 +204,26 @@ def costs_of(cost: CostModel, plan: Plan) -> tuple[Costs, tuple[int, ...]]:
     setting = Setting.of(cost, network, plan.split, devices)
     problem = setting.problem.first_units(end)
     grid = TileGrid(problem.network, (shape.rows, shape.columns), aligned=shape.aligned)
+    takers = setting.takers(row_of(cost, plan).groups[0])
     costs = Costs(
         *(problem, setting.tile_devices(), grid),
         owners([device.share for device in first.devices]),
         holder=setting.tile_device(cost.holder),
-        behind=setting.tile_device(cost.index(behind[0].devices[0].name)),
+        behind=takers[0].device,
         early=shape.early,
         splitting=SPLITTING.at(shape.interiors),
     )
     refusal = costs.refusal(shape.borders)
     if refusal is not None:
         raise refusal
-    return costs, devices
+    return Tiled(costs, devices, takers, shape.borders)
+
+
+def row_of(cost: CostModel, plan: Plan) -> Row:
+    """What follows a plan's tiles."""
+    _, *behind = plan.stages
+    borders = (*(stage.units[0] for stage in behind), cost.unit_count)
+    return Row(borders, tuple(group_of(cost, stage) for stage in behind))
 
 
 def _asked(setting: Setting, request: PlanRequest, below: float, *, every: bool) -> Asked:
@@ -194,6 +234,7 @@ def _asked(setting: Setting, request: PlanRequest, below: float, *, every: bool)
         below=below,
         pieces=sum(tile_parts(setting.split)),
         holder=setting.tile_device(setting.cost.holder),
+        allocations=request.allocations,
     )
 
 
@@ -204,9 +245,10 @@ def _plan(setting: Setting, tiling: Tiling, row: Row, depths: Sequence[int]) -> 
     shape = TileShape(*lines, tiling.aligned, tiling.early, tiling.interiors)
     devices = tuple(map(DeviceShare, tiling.devices, tiling.shares))
     stages = [PlannedStage((0, shape.units), devices, depths[0], Allocation.TILES, tiling=shape)]
-    for depth, (device, begin, end) in zip(depths[1:], row.stages, strict=True):
-        alone = (DeviceShare(cost.name(device), split.micro_batch),)
-        stages.append(PlannedStage((begin, end), alone, depth))
+    for depth, (group, units) in zip(depths[1:], row.stages, strict=True):
+        shares = zip(group.devices, group.shares, strict=True)
+        named = tuple(DeviceShare(cost.name(device), share) for device, share in shares)
+        stages.append(PlannedStage(units, named, depth, group.allocation))
     used = {share.name for stage in stages for share in stage.devices}
     rows, columns = tiling.grid
     reason = f"no tile for it: {rows}x{columns} tiles on {len(devices)} devices"

@@ -9,14 +9,14 @@ what enters and leaves is one device's after another's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.simulation.engine import FEED, Engine, Span
+from p2ptrain.plan.simulation.engine import FEED, Engine, Route, Span
 from p2ptrain.plan.simulation.timeline import SENT, EntryKind, TimelineEntry, in_order
-from p2ptrain.plan.tiling.exchanges import Passage
+from p2ptrain.plan.tiling.passage import Passage
 from p2ptrain.plan.tiling.row import Passes, tile_parts
 from p2ptrain.plan.tiling.simulate import Simulated, TileSpan
 
@@ -40,28 +40,37 @@ class _Bars:
         parts = tile_parts(self.plan.split)
         for span in self.engine.spans:
             if span.route is not None:
-                yield from self._sent(span, parts[span.micro_batch])
+                yield from self._sent(span, span.route)
             elif span.lane == 0:
                 yield from self._in_tiles(span, parts[span.micro_batch])
             else:
-                yield self._behind(span)
-        start, end = self.engine.reduced[0]
-        for name in self._tiled if end > start else ():
-            yield TimelineEntry("all-reduce", name, 0, None, start, end)
+                yield self._computed(span)
+        for p, (start, end) in self.engine.reduced.items():
+            for device in self.plan.stages[p].devices if end > start else ():
+                yield TimelineEntry("all-reduce", device.name, p, None, start, end)
 
     @property
     def _tiled(self) -> Sequence[str]:
         """In the order of their tiles, as in `Costs`."""
         return [device.name for device in self.plan.stages[0].devices]
 
-    def _name(self, lane: int) -> str:
-        """Of the one device of a stage behind the tiles."""
-        return self.plan.stages[lane].devices[0].name
+    @property
+    def _behind(self) -> Sequence[tuple[int, str]]:
+        """(stage, device) of every lane but the tiles'."""
+        stages = enumerate(self.plan.stages[1:], 1)
+        return [(p, device.name) for p, stage in stages for device in stage.devices]
 
-    def _behind(self, span: Span) -> TimelineEntry:
+    def _name(self, lane: int) -> str:
+        """Of the device of a lane behind the tiles."""
+        return self._behind[lane - 1][1]
+
+    def _stage(self, lane: int) -> int:
+        return self._behind[lane - 1][0] if lane else 0
+
+    def _computed(self, span: Span) -> TimelineEntry:
         ends = span.start_seconds, span.end_seconds
-        kind = span.kind or "forward"
-        return TimelineEntry(kind, self._name(span.lane), span.lane, span.micro_batch, *ends)
+        kind, stage = span.kind or "forward", self._stage(span.lane)
+        return TimelineEntry(kind, self._name(span.lane), stage, span.micro_batch, *ends)
 
     def _in_tiles(self, span: Span, part: float) -> Iterator[TimelineEntry]:
         """What each device does of a pass, of which a smaller micro-batch takes its part."""
@@ -80,15 +89,16 @@ class _Bars:
                 end_seconds=span.start_seconds + part * one.end_seconds,
             )
 
-    def _sent(self, span: Span, part: float) -> Iterator[TimelineEntry]:
-        assert span.route is not None
-        sender, receiver = span.route.sender, span.route.receiver
+    def _sent(self, span: Span, route: Route) -> Iterator[TimelineEntry]:
+        sender, receiver = route.sender, route.receiver
         source = self.cost.name(self.cost.holder) if sender == FEED else ""
         passage = self._passage(sender, receiver)
         if passage is None:
             names = source or self._name(sender), self._name(receiver)
-            yield self._transfer(span, names, span.start_seconds, span.end_seconds)
+            yield self._transfer(span, route, names, (span.start_seconds, span.end_seconds))
             return
+        # of a smaller micro-batch, or of a part of its samples, as much less
+        part = route.seconds / passage.carried_seconds if passage.parts else 0.0
         free = span.start_seconds
         for device, seconds in passage.parts:
             start, free = free, free + part * seconds
@@ -96,28 +106,26 @@ class _Bars:
             names = (tiled, self._name(receiver)) if receiver else (source, tiled)
             if not receiver and sender != FEED:
                 names = self._name(sender), tiled
-            yield self._transfer(span, names, start, free + passage.latency_s)
+            yield self._transfer(span, route, names, (start, free + passage.latency_s))
 
     def _passage(self, sender: int, receiver: int) -> Passage | None:
         """What goes in or out of the tiles; None of what does neither."""
-        ways: Mapping[tuple[int, int], Passage] = {
-            (FEED, 0): self.passes.entering,
-            (0, 1): self.passes.leaving,
-            (1, 0): self.passes.returning,
-        }
-        return ways.get((sender, receiver))
+        if receiver == 0:
+            if sender == FEED:
+                return self.passes.entering
+            return self.passes.returning[sender - 1]
+        return self.passes.leaving[receiver - 1] if sender == 0 else None
 
     def _transfer(
-        self, span: Span, names: tuple[str, str], start: float, end: float
+        self, span: Span, route: Route, names: tuple[str, str], ends: tuple[float, float]
     ) -> TimelineEntry:
-        assert span.route is not None
         return TimelineEntry(
-            kind=SENT[span.route.carries],
+            kind=SENT[route.carries],
             device=names[0],
-            stage=span.lane,
+            stage=self._stage(span.lane),
             micro_batch=span.micro_batch,
-            start_seconds=start,
-            end_seconds=end,
+            start_seconds=ends[0],
+            end_seconds=ends[1],
             receiver=names[1],
-            free_seconds=end - span.route.latency_s,
+            free_seconds=ends[1] - route.latency_s,
         )

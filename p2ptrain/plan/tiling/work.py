@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.draft import Group
 from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.tiling.row import stage_seconds, tile_parts
+from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.tiling.row import place_seconds, sum_seconds, tile_parts
 from p2ptrain.plan.tiling.simulate import simulate
-from p2ptrain.plan.tiling.tiled_plan import costs_of
+from p2ptrain.plan.tiling.tiled_plan import costs_of, row_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,8 @@ class Work:
 
 def round_work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], Work]:
     """By stage and device. Raises PlanError, as `tiled_plan.round_of`."""
-    costs, devices = costs_of(cost, plan)
-    first, *behind = plan.stages
-    assert first.tiling is not None
-    borders, pieces = first.tiling.borders, sum(tile_parts(plan.split))
+    costs, devices, _, borders = costs_of(cost, plan)
+    pieces = sum(tile_parts(plan.split))
     groups = [costs.group(*units) for units in pairwise(borders)]
     exchanges = [e for g in groups if g is not None for e in (g.halo, *g.statistics)]
     computing = simulate(costs, borders).computing
@@ -42,13 +43,22 @@ def round_work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], Work]:
         found[0, device] = Work(
             pieces * computing[place] + update, pieces * told + costs.filter_seconds
         )
-    split = plan.split
-    for p, stage in enumerate(behind, 1):
-        device, (begin, end) = cost.index(stage.devices[0].name), stage.units
-        whole, alone = stage_seconds(cost, split, device, begin, end), 0.0
-        full, last = (cost.unit_times(device, n) for n in (split.first_samples, split.last_samples))
-        for count, times in ((split.micro_batches - 1, full), (1, last)):
-            alone += count * (sum(times.forward[begin:end]) + sum(times.backward[begin:end]))
-        update = cost.update_seconds(device, begin, end)
-        found[p, device] = Work(alone + update, whole - alone)
+    for p, (group, units) in enumerate(row_of(cost, plan).stages, 1):
+        for place, device in enumerate(group.devices):
+            found[p, device] = _behind(cost, plan.split, group, place, units)
     return found
+
+
+def _behind(
+    cost: CostModel, split: BatchSplit, group: Group, place: int, units: tuple[int, int]
+) -> Work:
+    """Of one of the devices of a stage behind the tiles."""
+    (begin, end), device, alone = units, group.devices[place], 0.0
+    for samples, count in Counter(group.pieces(split, place)).items():
+        if samples:
+            times = cost.unit_times(device, samples)
+            alone += count * (sum(times.forward[begin:end]) + sum(times.backward[begin:end]))
+    messages = place_seconds(cost, split, group, place, units) - alone
+    if len(group.devices) > 1:
+        messages += sum_seconds(cost, group, begin, end)
+    return Work(alone + cost.update_seconds(device, begin, end), messages)

@@ -6,11 +6,16 @@
 
 The first one of an epoch comes after FIRST_ROUNDS at the latest. Never while one is on its way.
 What a version costs is first reckoned from bytes and from what the devices' yardsticks say, and
-then seen: rounds in which copies are made and travel take longer than those before. Both are means:
-most rounds are shorter than the mean, so that held against a median any rounds would seem to have
-cost something. What single versions seem to cost differs much, as rounds do for other reasons; so
-the middle one of the last few counts. The first ones do not: they pay for new memory, which the
-later ones use again.
+then seen: rounds in which its copies travel take longer than others.
+
+    version v ordered       its update: copies are made      all keepers have theirs
+        |-- v - 1 --|-- v --|-- v + 1 --|--  ...  --|-- v + n --|-- ...
+            as ever             these cost something                as ever again
+
+Both are means: most rounds are shorter than the mean, so that held against a median any rounds
+would seem to have cost something. What single versions seem to cost differs much, as rounds do for
+other reasons; so the middle one of the last few counts. The first ones do not: they pay for new
+memory, which the later ones use again.
 """
 
 from __future__ import annotations
@@ -104,11 +109,12 @@ class ReplicaCadence:
         self._last_step = step  # kept last
         self._round_at = now
         self._quiet: deque[float] = deque(maxlen=ROUNDS_SEEN)
-        self._disturbed: list[float] = []  # rounds since the version on its way was ordered
+        self._disturbed: list[float] = []  # rounds in which the version on its way travels
         self._seen: deque[float] = deque([cost.cpu_seconds], maxlen=COSTS_SEEN)
         self._whole = 0  # versions so far
         self._is_first = True
         self._is_under_way = False
+        self._ended: bool | None = None  # in the round under way: whether it is whole
         self._since = now
         self._patience = 1  # doubled for each version that was given up
 
@@ -152,10 +158,11 @@ class ReplicaCadence:
 
     def ordered(self, step: int, now: float) -> None:
         """The version after `step` updates is to be kept, whoever wants it."""
+        if self._ended is not None:
+            self._settle(whole=self._ended)
         self._last_step = max(step, self._last_step)
         self._is_first = False
         self._is_under_way, self._since = True, now
-        self._disturbed.clear()
 
     def is_late(self, now: float) -> bool:
         """Whether the version on its way has taken too long."""
@@ -169,17 +176,26 @@ class ReplicaCadence:
         """
         self._patience = min(2 * self._patience, PATIENCE_LIMIT)
 
-    def round_done(self, now: float) -> None:
-        """A round of training has ended."""
+    def round_done(self, step: int, now: float) -> bool:
+        """A round of training has ended, `step` updates count; whether copies travelled in it."""
         seconds, self._round_at = now - self._round_at, now
-        (self._disturbed if self._is_under_way else self._quiet).append(seconds)
+        is_there = self._is_under_way or self._ended is not None
+        is_disturbed = is_there and step > self._last_step
+        (self._disturbed if is_disturbed else self._quiet).append(seconds)
+        if self._ended is not None:
+            self._settle(whole=self._ended)
+        return is_disturbed
 
     def pause_over(self, now: float) -> None:
         """Something else than training took the time until now: an evaluation."""
         self._round_at = now
 
     def ended(self, *, whole: bool) -> None:
-        """No version is on its way any more."""
+        """No version is on its way any more; the round in which that is so has felt it."""
+        self._is_under_way, self._ended = False, whole
+
+    def _settle(self, *, whole: bool) -> None:
+        """The last round that felt the version is over: what it has cost."""
         self._whole += whole
         if whole and self._whole > COSTS_LEFT_OUT and self._quiet and self._disturbed:
             undisturbed = statistics.fmean(self._quiet)
@@ -187,5 +203,5 @@ class ReplicaCadence:
             reckoned = self._cost.cpu_seconds
             least, most = LEAST_OF_RECKONED * reckoned, MOST_OF_RECKONED * reckoned
             self.cost_seconds = min(max(statistics.median(self._seen), least), most)
-        self._is_under_way = False
+        self._ended = None
         self._disturbed.clear()

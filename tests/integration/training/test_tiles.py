@@ -113,7 +113,9 @@ def job(*, micro_batch: int = 4, steps: int = 20, clip: float | None = None) -> 
     )
 
 
-async def trained(household: Devices, what: Job, steps: int) -> Outcome:
+async def trained(
+    household: Devices, what: Job, steps: int, options: TrainOptions | None = None
+) -> Outcome:
     """Train on it; tile devices are compared after the last update."""
 
     def listen(event: Event) -> None:
@@ -121,7 +123,7 @@ async def trained(household: Devices, what: Job, steps: int) -> Outcome:
         if isinstance(event, Step) and event.step == steps:
             check_replicas(household)
 
-    options = TrainOptions(wait_for=len(household.names), steps=steps)
+    options = options or TrainOptions(wait_for=len(household.names), steps=steps)
     await household.holder_run(what, options, listen).run()
     assert isinstance(what.model, nn.Module)
     state = what.model.state_dict()

@@ -16,6 +16,7 @@ from p2ptrain.training.tiling.exchange import TileExchange
 from tests.curves import by_plain_torch, difference
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job
+from tests.integration.training.test_tiles_shared_rest import long_rest
 from tests.reference import Outcome
 
 STEPS = 14
@@ -66,6 +67,21 @@ async def test_whoever_dies_the_others_have_its_filters(kills: dict[int, Sequenc
         assert used == {"a", "b", "c", "d"} - dead
         tiled = household.plan.stages[0].allocation == "tiles"
         assert tiled is (len(used) > 1)
+
+
+@pytest.mark.parametrize("victim", ["c", "d"])
+async def test_where_several_share_the_rest_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, victim: str
+) -> None:
+    """One of those that share it dies, or one with tiles."""
+    long_rest(monkeypatch)
+    async with devices(4) as household:
+        assert_exact(await train(household, {4: [victim]}))
+        before, *_, after = [e for e in household.events if isinstance(e, PlanEvent)]
+    parts = [[device.name for device in stage.devices] for stage in before.stages]
+    assert [len(names) for names in parts] == [2, 2]
+    assert (victim in parts[1]) is (victim == "c")
+    assert victim not in {d.name for stage in after.stages for d in stage.devices}
 
 
 @pytest.mark.parametrize("subject", [Moments, GradientSums, HaloGradient])

@@ -133,6 +133,13 @@ def test_a_smaller_last_micro_batch_takes_less(behind: str) -> None:
     assert found == pytest.approx(busy)
 
 
+def test_a_stage_on_a_device_with_tiles_never_computes_beside_them() -> None:
+    """However deep they are."""
+    plan = tiled(("d0", "d1"), ("d1",), BatchSplit(4, 1), depths=(3, 1))
+    found = round_of(CostModel(profile(tail=1.0), house(2, {})), plan)
+    assert found.seconds > found.busy_seconds["d1"] > 1.4 * found.busy_seconds["d0"]
+
+
 def test_stages_behind_tell_each_other_where_one_has_tiles_too() -> None:
     plan = tiled(("d0", "d1"), ("d2", "d0"), ONE, depths=(1, 1, 1))
     slow = house(3, {("d2", "d0"): WIFI})

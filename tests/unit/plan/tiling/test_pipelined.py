@@ -12,7 +12,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.exchanges import Passage
+from p2ptrain.plan.tiling.passage import Passage
 from p2ptrain.plan.tiling.pipelined import best_pipelined
 from p2ptrain.plan.tiling.row import Passes, Row, depths_that_fit, row_seconds
 from p2ptrain.plan.tiling.search import Asked, best_tiling
@@ -40,8 +40,8 @@ def passes(
     forward: float, backward: float, entering: float, leaving: float, filters: float
 ) -> Passes:
     """Of tiles on devices 0 and 1; what leaves comes back in the same time."""
-    parts = [Passage(((1, seconds),), 0.0) for seconds in (entering, leaving, leaving)]
-    return Passes(forward, backward, *parts, filters, frozenset((0, 1)))
+    into, out = (Passage(((1, seconds),), 0.0) for seconds in (entering, leaving))
+    return Passes(forward, backward, into, (out,), (out,), filters, frozenset((0, 1)))
 
 
 def test_a_stage_works_while_the_tiles_are_at_the_next_micro_batch() -> None:
@@ -50,7 +50,7 @@ def test_a_stage_works_while_the_tiles_are_at_the_next_micro_batch() -> None:
     stage 1  .  F0 B0 F1 B1 F2 B2 F3 B3
     """
     tick = passes(1.0, 1.0, 0.0, 0.0, 1.0)
-    assert row_seconds(cost_of(2), SPLIT, tick, Row((1, 2), (3,)), (3, 1)) == 11.0
+    assert row_seconds(cost_of(2), SPLIT, tick, Row.straight(SPLIT, (1, 2), (3,)), (3, 1)) == 11.0
 
 
 def test_each_depth_counts() -> None:
@@ -59,13 +59,13 @@ def test_each_depth_counts() -> None:
     stage 1  .  F0 B0 .  .  F1 B1 .  .  F2 B2 .  .  F3 B3
     """
     tick = passes(1.0, 1.0, 0.0, 0.0, 1.0)
-    assert row_seconds(cost_of(2), SPLIT, tick, Row((1, 2), (3,)), (1, 1)) == 17.0
+    assert row_seconds(cost_of(2), SPLIT, tick, Row.straight(SPLIT, (1, 2), (3,)), (1, 1)) == 17.0
 
 
 def test_what_crosses_takes_its_time() -> None:
     """The images, the last maps there and back; then a cut between two stages."""
     some = passes(0.0, 0.0, 0.5, 2.0, 0.0)
-    row = Row((1, 2, 3), (2, 3))
+    row = Row.straight(SPLIT, (1, 2, 3), (2, 3))
     one = BatchSplit(1, 1)
     taken = row_seconds(cost_of(3), one, some, row, (1, 1, 1))
     assert taken == pytest.approx(0.5 + 2.0 + 4.0 + 2.0)
@@ -76,7 +76,7 @@ def test_what_crosses_takes_its_time() -> None:
 
 def test_memory_lowers_depths_and_those_of_all_behind() -> None:
     tight = cost_of(3, kept_bytes=10, memory_bytes=20)
-    row = Row((1, 2, 3), (2, 3))
+    row = Row.straight(SPLIT, (1, 2, 3), (2, 3))
     assert depths_that_fit(tight, SPLIT, row, 4) == (4, 2, 1)
     assert depths_that_fit(tight, SPLIT, row, 1) == (1, 1, 1)
     assert depths_that_fit(tight, SPLIT, row, 0) is None

@@ -172,16 +172,6 @@ def test_auto_tiles_where_no_single_device_holds_the_maps() -> None:
     assert max(plan.predicted.peak_bytes.values()) <= int(1.8 * needed)
 
 
-def test_groups_behind_tiles_are_not_predicted() -> None:
-    devices = cluster(1.0, 1.0, 1.0, 1.0)
-    plan = make_plan(profile(tail=1.0), devices, asked(batch_size=8, micro_batch=2, grid=(1, 2)))
-    tiles, one, other = plan.stages
-    both = tuple(replace(stage.devices[0], share=1) for stage in (one, other))
-    group = replace(one, units=(one.units[0], other.units[1]), devices=both, warmup=1)
-    with pytest.raises(PlanError, match="several devices take behind tiles"):
-        simulate_tiled(replace(plan, stages=(tiles, group)), profile(tail=1.0), devices)
-
-
 def test_memory_is_checked() -> None:
     with pytest.raises(PlanError, match=r"no tile|do not fit"):
         make_plan(profile(), cluster(1.0, 1.0, memory_bytes=100_000), asked())

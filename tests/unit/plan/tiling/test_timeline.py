@@ -8,12 +8,15 @@ from itertools import pairwise
 
 import pytest
 
+from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.gantt.chart import draw_gantt
 from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.simulation.simulate import group_of
 from p2ptrain.plan.simulation.timeline import TimelineEntry
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.tiling.tiled_plan import simulate_tiled
 from tests.unit.plan.tiling.test_ends import house, tiled
+from tests.unit.plan.tiling.test_sharing_behind import DEALING, DIVIDING, shared
 from tests.unit.plan.tiling.test_tiled_plan import profile
 
 DEVICES = house(4, {})
@@ -26,6 +29,11 @@ PLANS = [
     tiled(("d0", "d1", "d2"), ("d3",), BatchSplit(7, 2), depths=(3, 1)),
     tiled(("d1", "d2"), ("d3", "d0"), BatchSplit(6, 1), depths=(5, 3, 1)),
 ]
+GROUPS = [
+    shared(("d0", "d1"), ("d2", "d3"), (DEALING, (3, 1)), BatchSplit(7, 2), depths=(4, 2)),
+    shared(("d0", "d1"), ("d2", "d3"), (DIVIDING, (1, 2)), BatchSplit(7, 3), depths=(3, 1)),
+    shared(("d1", "d2"), ("d3", "d0"), (DIVIDING, (2, 1)), BatchSplit(9, 3), depths=(3, 1)),
+]
 
 
 def disjoint(spans: Iterable[tuple[float, float]]) -> bool:
@@ -36,7 +44,7 @@ def free(entry: TimelineEntry) -> float:
     return entry.end_seconds if entry.free_seconds is None else entry.free_seconds
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *GROUPS])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_bars_of_a_device_do_not_overlap(plan: Plan, overlap: bool) -> None:
     found = simulate_tiled(plan, NET, DEVICES, timeline=True, overlap=overlap)
@@ -75,6 +83,34 @@ def test_every_device_has_all_its_bars(plan: Plan) -> None:
     assert {("send input", "d0", name, 0) for name in tiles - {"d0"}} <= sent
     assert {("send output", name, behind, 1) for name in tiles - {behind}} <= sent
     assert {("send gradient", behind, name, 0) for name in tiles - {behind}} <= sent
+
+
+@pytest.mark.parametrize("plan", GROUPS)
+def test_devices_that_share_a_stage_have_bars_of_what_is_their_own(plan: Plan) -> None:
+    bars = simulate_tiled(plan, NET, DEVICES, timeline=True).timeline
+    behind, split = plan.stages[1], plan.split
+    group = group_of(CostModel(NET, DEVICES), behind)
+    for place, device in enumerate(behind.devices):
+        own = [bar for bar in bars if (bar.device, bar.stage) == (device.name, 1)]
+        pieces = {m for m, samples in enumerate(group.pieces(split, place)) if samples}
+        got = {
+            sender.name: {
+                bar.micro_batch
+                for bar in bars
+                if (bar.device, bar.receiver, bar.kind) == (sender.name, device.name, "send output")
+            }
+            for sender in plan.stages[0].devices
+        }
+        assert set(map(frozenset, got.values())) == {frozenset(pieces)}
+        for kind in ("forward", "backward"):
+            assert {bar.micro_batch for bar in own if bar.kind == kind} == pieces
+        sent = [bar for bar in bars if (bar.device, bar.kind) == (device.name, "send gradient")]
+        assert {bar.receiver for bar in sent} == {tile.name for tile in plan.stages[0].devices}
+        assert {bar.micro_batch for bar in sent} == pieces
+        (summed,) = [bar for bar in own if bar.kind == "all-reduce"]
+        last = max(bar.end_seconds for bar in bars if (bar.kind, bar.stage) == ("backward", 1))
+        assert summed.start_seconds == last
+    assert [bar.kind for bar in bars if bar.stage == 1].count("update") == 2
 
 
 def test_nothing_is_sent_before_it_is_there() -> None:

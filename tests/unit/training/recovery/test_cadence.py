@@ -63,7 +63,7 @@ def test_never_two_at_once_and_never_more_often_than_it_says(
             cadence.ordered(step, now)
             last, under_way = step, True
         now += took
-        cadence.round_done(now)
+        cadence.round_done(step, now)
         if under_way and whole:
             cadence.ended(whole=True)
             under_way = False
@@ -82,18 +82,30 @@ def test_bytes_and_links_say_how_often() -> None:
     assert cadence.wants(18)
 
 
+AHEAD = 2
+"""Rounds that are ordered before the one under way has ended."""
+
+
 def drive(cadence: ReplicaCadence, quiet: float, disturbed: float, versions: int) -> None:
-    """Rounds of `quiet` seconds, three of `disturbed` ones while a version is on its way."""
+    """Rounds of `quiet` seconds, three of `disturbed` ones in which a version travels."""
     now, step = 0.0, 0
+
+    def passes(seconds: float) -> bool:
+        nonlocal now, step
+        step, now = step + 1, now + seconds
+        return cadence.round_done(step, now)
+
     for _ in range(versions):
-        while not cadence.wants(step + 1):
-            step, now = step + 1, now + quiet
-            cadence.round_done(now)
-        cadence.ordered(step + 1, now)
-        for _ in range(3):
-            step, now = step + 1, now + disturbed
-            cadence.round_done(now)
-        cadence.ended(whole=True)
+        while not cadence.wants(step + AHEAD):
+            assert not passes(quiet)
+        cadence.ordered(step + AHEAD, now)
+        for _ in range(AHEAD):  # until the version's own update there is nothing to be copied
+            assert not passes(quiet)
+        assert passes(disturbed)
+        assert passes(disturbed)
+        cadence.ended(whole=True)  # before the round has ended that it has slowed down
+        assert passes(disturbed)
+    assert not passes(quiet)
 
 
 @pytest.mark.parametrize(("disturbed", "cost"), [(0.15, 0.15), (0.1, 0.12), (0.4, 0.9)])
@@ -112,11 +124,11 @@ def test_rounds_that_differ_anyway_cost_nothing() -> None:
     for _ in range(12):
         while not cadence.wants(step + 1) or step % 3:
             step, now = step + 1, now + (0.2 if step % 3 else 0.5)
-            cadence.round_done(now)
+            cadence.round_done(step, now)
         cadence.ordered(step + 1, now)
         for _ in range(12):
             step, now = step + 1, now + (0.2 if step % 3 else 0.5)
-            cadence.round_done(now)
+            cadence.round_done(step, now)
         cadence.ended(whole=True)
     assert cadence.round_seconds == pytest.approx(0.2)
     assert cadence.cost_seconds == pytest.approx(LEAST_OF_RECKONED * 0.2, abs=0.02)
@@ -132,10 +144,11 @@ def test_one_version_says_little_about_the_cost() -> None:
 
 def test_what_is_abandoned_says_nothing_about_the_cost_and_is_tried_again_later() -> None:
     cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
-    cadence.round_done(1.0)
+    cadence.round_done(1, 1.0)
     cadence.ordered(2, 1.0)
-    cadence.round_done(9.0)
+    cadence.round_done(2, 2.0)
     cadence.ended(whole=False)
+    cadence.round_done(3, 9.0)
     assert cadence.cost_seconds == 0.2
     later = 2 + cadence.interval_rounds
     assert not cadence.wants(later - 1)
@@ -153,9 +166,9 @@ def test_a_version_that_takes_far_too_long_is_late() -> None:
 
 def test_an_evaluation_is_no_long_round() -> None:
     cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
-    cadence.round_done(1.0)
+    cadence.round_done(1, 1.0)
     cadence.pause_over(50.0)
-    cadence.round_done(51.0)
+    cadence.round_done(2, 51.0)
     assert cadence.round_seconds == 1.0
 
 
@@ -181,3 +194,18 @@ def test_what_new_memory_costs_does_not_count() -> None:
     assert cadence.cost_seconds == 0.2
     drive(cadence, quiet=0.1, disturbed=0.15, versions=9)
     assert cadence.cost_seconds == pytest.approx(0.15)
+
+
+def test_the_next_version_may_be_ordered_before_the_round_has_ended_in_which_one_is_whole() -> None:
+    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    now = 0.0
+    for step in range(1, 60, 3):  # a version every three rounds, of which it slows down one
+        cadence.ordered(step, now)
+        for slow, number in enumerate((step, step + 1)):
+            now += 1.5 if slow else 1.0
+            assert cadence.round_done(number, now) == bool(slow)
+        cadence.ended(whole=True)
+        cadence.ordered(step + 3, now)
+        now += 1.0
+        assert not cadence.round_done(step + 2, now)
+    assert cadence.cost_seconds == pytest.approx(0.5)
