@@ -19,6 +19,7 @@ import torch
 from torch._ops import OpOverload
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.model.grouped import GROUPED_MM, grouped_mm
 
 
 def words(text: str) -> frozenset[str]:
@@ -58,7 +59,7 @@ _ATEN_FAMILIES = {
         linalg_cholesky linalg_solve linalg_matrix_exp linalg_qr linalg_svd linalg_eigh
         linalg_multi_dot linalg_vecdot linalg_slogdet linalg_eigvalsh linalg_svdvals linalg_pinv
         linalg_solve_triangular linalg_diagonal cholesky cholesky_solve cholesky_inverse cov
-        corrcoef trapezoid _weight_norm norm_except_dim _euclidean_dist""",
+        corrcoef trapezoid _weight_norm norm_except_dim _euclidean_dist _grouped_mm""",
     "convolution_and_pooling": """
         adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
         adaptive_max_pool2d adaptive_max_pool3d affine_grid_generator avg_pool1d avg_pool2d
@@ -108,8 +109,8 @@ _ATEN_FAMILIES = {
         item _local_scalar_dense sym_size sym_numel sym_stride sym_storage_offset is_nonzero""",
     "random": """
         alpha_dropout bernoulli dropout exponential feature_alpha_dropout feature_dropout
-        multinomial native_dropout normal poisson rand rand_like randint randint_like randn
-        randn_like randperm random uniform""",
+        binomial multinomial native_dropout normal poisson rand rand_like randint randint_like randn
+        randn_like randperm random uniform _sample_dirichlet _standard_gamma""",
     "signals": """
         fft_fft fft_fft2 fft_fftn fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ifftshift
         fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn fft_fftfreq
@@ -163,6 +164,10 @@ _WITHOUT_GRADIENT = words(
     """
 )
 """Operators whose result never requires a gradient even where an argument does."""
+
+
+_CHECKED: Mapping[str, Callable[..., Any]] = {GROUPED_MM: grouped_mm}
+"""Operators that are called through a function which looks at their arguments' values first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +268,7 @@ def _describe(name: str, overload: OpOverload) -> Operator:
     returned = frozenset(i for i, a in enumerate(arguments) if a.alias_info is not None)
     return Operator(
         name=name,
-        call=overload,
+        call=_CHECKED.get(name, overload),
         schema_arguments=tuple(argument.name for argument in arguments),
         mutates=frozenset(mutates),
         returned=None if _base(function) in _VIEWS_UNDECLARED else returned,
