@@ -42,10 +42,6 @@ _BY_TORCH_FUNCTION = {
         "a BatchNorm with momentum=None averages over all batches so far, which needs the value of "
         "its counter. Give it a momentum, such as 0.1"
     ),
-    ("transformer.py", "_detect_is_causal_mask"): (
-        "the transformer looks at the mask's values to learn whether it is causal. Tell it: pass "
-        "is_causal=True or is_causal=False (tgt_is_causal of a decoder) beside the mask"
-    ),
 }
 """Where torch's own layers decide on values, by file and function."""
 _NOT_TRACEABLE = (
