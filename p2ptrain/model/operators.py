@@ -19,6 +19,7 @@ import torch
 from torch._ops import OpOverload
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.model import packed
 from p2ptrain.model.grouped import GROUPED_MM, grouped_mm
 
 
@@ -82,7 +83,7 @@ _ATEN_FAMILIES = {
     "sequences": """
         embedding embedding_bag embedding_renorm gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell
         rnn_tanh rnn_tanh_cell scaled_dot_product_attention _scaled_dot_product_attention_math
-        one_hot bucketize searchsorted pad_sequence""",
+        one_hot bucketize searchsorted pad_sequence _pack_padded_sequence _pad_packed_sequence""",
     "shapes": """
         adjoint alias as_strided atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors
         broadcast_to cartesian_prod cat channel_shuffle chunk clone column_stack combinations concat
@@ -166,7 +167,7 @@ _WITHOUT_GRADIENT = words(
 """Operators whose result never requires a gradient even where an argument does."""
 
 
-_CHECKED: Mapping[str, Callable[..., Any]] = {GROUPED_MM: grouped_mm}
+_CHECKED: Mapping[str, Callable[..., Any]] = {GROUPED_MM: grouped_mm, **packed.CHECKED}
 """Operators that are called through a function which looks at their arguments' values first."""
 
 

@@ -15,31 +15,20 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_library: Any = torch.library.Library("p2ptrain", "DEF")  # type: ignore[no-untyped-call]
+from p2ptrain.model.packed import PackedCalls
+from p2ptrain.model.stand_in import NAMESPACE, stand_in
+
 _broadcast_shapes: Any = torch.broadcast_shapes
 
 
-def _define(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make an operator of ours; what is decorated says what its result looks like."""
-    _library.define(schema)
-    name = schema.partition("(")[0]
-
-    def register(shape_of: Callable[..., Any]) -> Callable[..., Any]:
-        torch.library.register_fake(f"p2ptrain::{name}", shape_of, lib=_library)
-        stand_in: Callable[..., Any] = getattr(torch.ops.p2ptrain, name)
-        return stand_in
-
-    return register
-
-
-@_define("cdist(Tensor x1, Tensor x2, float p=2.0, int? compute_mode=None) -> Tensor")
+@stand_in("cdist(Tensor x1, Tensor x2, float p=2.0, int? compute_mode=None) -> Tensor")
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
     """(..., P, M) and (..., R, M) -> (..., P, R); torch computes otherwise where P or R > 25."""
     batch = _broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     return x1.new_empty((*batch, x1.shape[-2], x2.shape[-2]))
 
 
-@_define("take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor")
+@stand_in("take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor")
 def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Shapes are broadcast but for `dim`, where the result is as long as `indices`."""
     if dim is None:
@@ -79,8 +68,12 @@ _INSTEAD: dict[object, Callable[..., Any]] = {
 class StandIns(TorchFunctionMode):
     """Call ours where the model calls torch's."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._instead = {**_INSTEAD, **PackedCalls().instead}
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _INSTEAD.get(func, func)(*args, **(kwargs or {}))
+        return self._instead.get(func, func)(*args, **(kwargs or {}))
 
 
 def aten_name(name: str | None) -> str | None:
@@ -89,8 +82,8 @@ def aten_name(name: str | None) -> str | None:
     It is ATen's for one of ours, and for one that takes a generator the same without: devices draw
     by seeds of their own (`randomness`).
     """
-    if name is not None and name.startswith("p2ptrain."):
-        return "aten." + name.removeprefix("p2ptrain.")
+    if name is not None and name.startswith(f"{NAMESPACE}."):
+        return "aten." + name.removeprefix(f"{NAMESPACE}.")
     return name if name is None else _GENERATOR.sub(_without_generator, name)
 
 
