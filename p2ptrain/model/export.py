@@ -39,7 +39,7 @@ from p2ptrain.model.tracing import (
     same_program,
     set_numbers,
 )
-from p2ptrain.model.unseen import Unseen, refuse_unready, uses_buffer
+from p2ptrain.model.unseen import Unseen, uses_buffer
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -180,7 +180,6 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
         scored.masks.learn(scored.module, lambda: scored.run(example.input_leaves))
         try:
             refuse_gradient_hooks(scored.module)
-            refuse_unready(scored.module)
             program = _export_as_eager(scored, inputs, targets)
             scored.check(program)
             if scored.counted:

@@ -37,6 +37,11 @@ _BATCH_LENGTH = (
     "len() of a batch, or a loop over its samples, fixes the batch size. Use x.shape[0] and "
     "operations on the whole batch"
 )
+_DIFFERENTIATES = (
+    "forward() or the loss differentiates by itself (torch.autograd.grad, torch.func), and "
+    "torch.export cannot follow that through operators such as tanh, exp or softmax. Write the "
+    "derivative out"
+)
 _BY_TORCH_FUNCTION = {
     ("batchnorm.py", "forward"): (
         "a BatchNorm with momentum=None averages over all batches so far, which needs the value of "
@@ -79,6 +84,8 @@ def _cause(error: BaseException) -> str:
             return _BATCH_LENGTH
         if isinstance(link, GuardOnDataDependentSymNode) or "data-dependent" in text:
             return _of_torch_layer(link) or _DATA_DEPENDENT
+        if "found a fake tensor in the exported program" in text or "functorch" in text:
+            return _DIFFERENTIATES
         if isinstance(link, ConstraintViolationError) or "Constraints violated" in text:
             return _FIXED_BATCH
         if "is invalid for input of size" in text:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,11 +19,14 @@ from torch import Tensor, nn
 
 from p2ptrain.model.stand_in import stand_in
 
+_must_hold: Any = torch._check
 _ELEMENTS = 1 << 38
 """Most elements of a padded sequence, as of any tensor that a model makes."""
 
 
-@stand_in("_pack_padded_sequence(Tensor input, Tensor lengths, bool batch_first) -> (Tensor, Tensor)")
+@stand_in(
+    "_pack_padded_sequence(Tensor input, Tensor lengths, bool batch_first) -> (Tensor, Tensor)"
+)
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """(batch, steps, ...) or (steps, batch, ...) -> (all steps, ...), (steps of the longest,)."""
     context = torch.library.get_ctx()
@@ -81,7 +85,7 @@ class PackedCalls:
     """The stand-ins for calls of one forward(), which remember the batch sizes that they made."""
 
     def __init__(self) -> None:
-        functions: Any = torch._C._VariableFunctions  # type: ignore[attr-defined]
+        functions: Any = torch._C._VariableFunctions
         self._made: list[tuple[Tensor, Any]] = []
         self.instead: Mapping[object, Callable[..., Any]] = {
             functions._pack_padded_sequence: self._pack,
@@ -96,7 +100,7 @@ class PackedCalls:
 
     def _pack(self, x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
         data, batch_sizes = _pack(x, lengths, batch_first)
-        torch._check(batch_sizes.shape[0] <= x.shape[1 if batch_first else 0])
+        _must_hold(batch_sizes.shape[0] <= x.shape[1 if batch_first else 0])
         self._made.append((batch_sizes, x.shape[0 if batch_first else 1]))
         return data, batch_sizes
 
@@ -106,7 +110,7 @@ class PackedCalls:
         padded, lengths = _pad(data, batch_sizes, batch_first, value, length)
         for made, batch in self._made:
             if made is batch_sizes:
-                torch._check(padded.shape[0 if batch_first else 1] == batch)
+                _must_hold(padded.shape[0 if batch_first else 1] == batch)
         return padded, lengths
 
     def _item(self, x: Tensor, index: Any) -> Any:
@@ -148,8 +152,21 @@ def unchecked_states() -> Iterator[None]:
             kind.check_forward_args = original
 
 
+_made_up = threading.local()
+
+
+@contextlib.contextmanager
+def full_lengths() -> Iterator[None]:
+    """In this thread every sequence is as long as it can be: samples are made up."""
+    _made_up.full = True
+    try:
+        yield
+    finally:
+        _made_up.full = False
+
+
 def pack_padded_sequence(
-    input: Tensor,  # noqa: A002 - as ATen calls it
+    input: Tensor,
     lengths: Tensor,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -159,6 +176,8 @@ def pack_padded_sequence(
         IndexError: a length is below one or longer than the sequence.
     """
     steps = input.shape[1 if batch_first else 0]
+    if getattr(_made_up, "full", False):
+        lengths = torch.full_like(lengths, steps)
     if lengths.dim() != 1 or not lengths.numel() or not 1 <= int(lengths.min()) <= steps:
         raise IndexError("a packed sequence has no length")
     if int(lengths.max()) > steps:
@@ -176,7 +195,7 @@ def pad_packed_sequence(
         IndexError: they do not ascend from one, or are not those of `data`.
     """
     sizes = batch_sizes.tolist()
-    descending = all(after <= before for before, after in zip(sizes, sizes[1:], strict=False))
+    descending = all(after <= before for before, after in pairwise(sizes))
     if batch_sizes.dim() != 1 or not sizes or not descending or sizes[-1] < 1:
         raise IndexError("a packed sequence is malformed")
     if sum(sizes) != data.shape[0]:

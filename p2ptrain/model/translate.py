@@ -248,8 +248,8 @@ class _Walk:
     ) -> NodeRef:
         if name is None or not operators.is_allowed(name):
             raise CaptureError(
-                f"the model uses {name or node.target}, which p2ptrain does not carry to other "
-                f"devices{_where(node)}"
+                f"the model uses {name or _called(node.target)}, which p2ptrain does not carry to "
+                f"other devices{_where(node)}"
             )
         arguments = tuple(_argument(argument) for argument in _dense(name, args))
         named = tuple(
@@ -273,6 +273,13 @@ class _Walk:
         self._names.add(unique)
         self.nodes.append(Node(unique, operator, args, kwargs, grad_enabled))
         return NodeRef(len(self.nodes) - 1)
+
+
+def _called(target: Any) -> str:
+    """What somebody would call a function that is no operator."""
+    if str(getattr(target, "__module__", "")).startswith("torch._functorch"):
+        return "torch.vmap or another transform of torch.func"
+    return str(target)
 
 
 def module_path(node: fx.Node) -> str:
@@ -311,6 +318,7 @@ _ARGUMENT_TYPES = (
     bool,
     int,
     float,
+    complex,
     str,
     torch.dtype,
     torch.memory_format,
