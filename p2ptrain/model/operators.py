@@ -43,7 +43,10 @@ _ATEN_FAMILIES = {
         tan tanh true_divide trunc where xlogy __and__ __or__ __xor__ __lshift__ __rshift__
         resolve_conj resolve_neg view_as_complex view_as_real special_erf special_erfc special_expit
         special_exp2 special_expm1 special_log1p special_logit special_softmax special_log_softmax
-        special_logsumexp special_xlogy special_entr special_sinc""",
+        special_logsumexp special_xlogy special_entr special_sinc special_i0 special_i0e special_i1
+        special_i1e special_ndtr special_ndtri special_log_ndtr special_erfcx special_erfinv
+        special_bessel_j0 special_bessel_j1 special_gammaln special_digamma special_psi
+        special_xlog1py""",
     "activations": """
         celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid
         log_softmax mish prelu relu relu6 rrelu selu silu softmax softplus softshrink threshold
@@ -60,7 +63,8 @@ _ATEN_FAMILIES = {
         linalg_cholesky linalg_solve linalg_matrix_exp linalg_qr linalg_svd linalg_eigh
         linalg_multi_dot linalg_vecdot linalg_slogdet linalg_eigvalsh linalg_svdvals linalg_pinv
         linalg_solve_triangular linalg_diagonal cholesky cholesky_solve cholesky_inverse cov
-        corrcoef trapezoid _weight_norm norm_except_dim _euclidean_dist _grouped_mm""",
+        corrcoef trapezoid cumulative_trapezoid _weight_norm norm_except_dim _euclidean_dist
+        _grouped_mm""",
     "convolution_and_pooling": """
         adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
         adaptive_max_pool2d adaptive_max_pool3d affine_grid_generator avg_pool1d avg_pool2d

@@ -164,6 +164,9 @@ class Drawing(nn.Module):
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "take_along_dim": lambda x: torch.take_along_dim(x, x.argmax(1, keepdim=True), 1),
+    "two_views": lambda x: torch.cat([x, x * 2]).chunk(2)[1] + torch.cat([x, x]).chunk(2)[0],
+    "split_views": lambda x: torch.cat([x, x * 2]).split(x.shape[0])[1] * 3,
+    "special": lambda x: torch.special.ndtr(x) + torch.special.i1e(x),
     "data": lambda x: x + x.data * 0.1,
     "scatter": lambda x: torch.zeros_like(x).scatter_add_(1, x.argsort(1), x),
     "top": lambda x: x.topk(3, dim=1).values + x.sort(dim=1).values[:, :3],
@@ -196,7 +199,12 @@ def make(name: str, samples: int = 8) -> Made:
         torch.manual_seed(2)
         model = _MODELS[name]()
         data = [_packed() if "packed" in name else _plain() for _ in range(samples)]
-        return Made(name, model, data, mse_loss)
+        return Made(name, model, data, _gaussian if name == "data" else mse_loss)
+
+
+def _gaussian(output: Tensor, target: Tensor) -> Tensor:
+    """Looks at whether a variance is negative."""
+    return functional.gaussian_nll_loss(output, target, functional.softplus(output))
 
 
 def _plain() -> tuple[Any, Any]:
