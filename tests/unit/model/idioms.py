@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import mse_loss
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 from tests.zoo import Made
 
@@ -165,6 +166,9 @@ class Drawing(nn.Module):
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "take_along_dim": lambda x: torch.take_along_dim(x, x.argmax(1, keepdim=True), 1),
     "two_views": lambda x: torch.cat([x, x * 2]).chunk(2)[1] + torch.cat([x, x]).chunk(2)[0],
+    "checkpoint_of_views": lambda x: checkpoint(
+        torch.tanh, torch.cat([x, x * 2]).chunk(2)[1], use_reentrant=True
+    ),
     "split_views": lambda x: torch.cat([x, x * 2]).split(x.shape[0])[1] * 3,
     "special": lambda x: torch.special.ndtr(x) + torch.special.i1e(x),
     "data": lambda x: x + x.data * 0.1,
