@@ -138,6 +138,39 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(config)
 
 
+def mixtral() -> nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        **_TEXT,
+        intermediate_size=48,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+        max_position_embeddings=16,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    return MixtralForCausalLM(config)
+
+
+def swin() -> nn.Module:
+    from transformers import SwinConfig, SwinForImageClassification
+
+    config = SwinConfig(
+        image_size=32,
+        patch_size=2,
+        embed_dim=8,
+        depths=[1, 2],
+        num_heads=[1, 2],
+        window_size=4,
+        drop_path_rate=0.0,
+        **_LABELS,
+    )
+    return SwinForImageClassification(config)
+
+
 TRANSFORMERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "mobilenet_v2": ("image", mobilenet_v2),
     "resnet": ("image", resnet),
@@ -148,4 +181,6 @@ TRANSFORMERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "gpt2": ("tokens", gpt2),
     "opt": ("tokens", opt),
     "llama": ("tokens", llama),
+    "mixtral": ("tokens", mixtral),
+    "swin": ("image", swin),
 }

@@ -24,6 +24,7 @@ from p2ptrain.model.matching import Matched, match_cuts
 from p2ptrain.model.structure import structure_of
 from p2ptrain.model.translate import Translated, translate
 from p2ptrain.model.units import Landscape, choose_cuts, unit_names
+from p2ptrain.model.unseen import refuse_unready
 from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
 
 _FLOPS_BATCH = 16
@@ -45,6 +46,7 @@ def capture(
         CaptureError: torch.export cannot take it; names the user's line and what to change.
         ScriptError: the example is unusable.
     """
+    refuse_unready(module)
     taken = _take_apart(example)
     table = StateTable(module)
     scored = Scored(module, loss, taken)

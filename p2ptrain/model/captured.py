@@ -50,13 +50,16 @@ class StateTable:
         self._kinds[name] = kind
         return name
 
-    def name_of(self, exported: str, tensor: Tensor) -> str:
-        """Canonical name of a tensor that the exported program takes."""
+    def name_of(self, exported: str, tensor: Tensor, written: bool) -> str:
+        """Canonical name of a tensor that the exported program takes, and may write to."""
         own = exported.removeprefix("module.")
         if exported.startswith("module.") and (own in self._tensors or own in self._tied):
             return self._tied.get(own, own)
         if id(tensor) in self._names:
             return self._names[id(tensor)]
+        if written:
+            name = f"<written>.{len(self._tensors)}"
+            return self._add(name, tensor, TensorKind.BUFFER)
         return self._constant(tensor)
 
     def _constant(self, tensor: Tensor) -> str:

@@ -54,7 +54,6 @@ _NAME_LENGTH = 512
 _NODE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 
 _DTYPES = {name_of(dtype): dtype for dtype in CROSSING_DTYPES}
-_ARGUMENT_DTYPES = {**_DTYPES, "complex64": torch.complex64, "complex128": torch.complex128}
 _MEMORY_FORMATS = {
     name_of(value): value
     for value in (
@@ -184,6 +183,8 @@ class _GraphReader:
         if not isinstance(value, dict) or len(value) != 1:
             _refuse("an argument is malformed")
         ((kind, content),) = value.items()
+        if kind == "z":
+            return complex(*(_real(part) for part in _fields(content, 2)))
         return _plain(kind, content) or self._reference(kind, content, before)
 
     def _reference(self, kind: str, content: Any, before: int) -> Reference:
@@ -203,7 +204,7 @@ def _plain(kind: str, content: Any) -> Argument:
     if kind == "p":
         return _polynomial(content)
     tables: Mapping[str, Mapping[str, Argument]] = {
-        "d": _ARGUMENT_DTYPES,
+        "d": _DTYPES,
         "m": _MEMORY_FORMATS,
         "l": {"strided": torch.strided},
         "c": {"cpu": torch.device("cpu")},
@@ -251,7 +252,7 @@ def _tensor(value: Any) -> TensorDescription:
     steps = _list(strides, lambda n: _integer(n, 0, _ELEMENTS), _DIMENSIONS)
     if math.prod(sizes) > _ELEMENTS or not is_dense(sizes, steps):
         _refuse("a tensor has an impossible layout")
-    described = _choice(dtype, _ARGUMENT_DTYPES)
+    described = _choice(dtype, _DTYPES)
     kinds = {kind.value: kind for kind in TensorKind}
     can_learn = described.is_floating_point or described.is_complex
     if not isinstance(trainable, bool) or (trainable and not can_learn):
@@ -324,6 +325,10 @@ def _integer(value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         _refuse("a number is out of its range")
     return value
+
+
+def _real(value: Any) -> float:
+    return value if isinstance(value, float) else _refuse("a number is malformed")
 
 
 def _text(value: Any) -> str:

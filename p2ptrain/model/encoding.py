@@ -5,7 +5,7 @@ everything else is a map with one key that says what it is. `decoding` is the ot
 
     {"i": 0} input   {"t": 0} target    {"s": name} state   {"n": 3} node   {"p": [0, 1]} polynomial
     {"d": "float32"} dtype   {"m": "channels_last"} memory format   {"l": "strided"} layout
-    {"c": "cpu"} device
+    {"c": "cpu"} device   {"z": [0.0, 1.0]} complex number
 """
 
 from __future__ import annotations
@@ -108,5 +108,7 @@ def _argument(argument: Argument) -> Any:
             return {"l": name_of(argument)}
         case torch.device():
             return {"c": argument.type}
+        case complex():
+            return {"z": [argument.real, argument.imag]}
         case _:
             return argument

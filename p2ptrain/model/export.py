@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import function
-from torch.overrides import TorchFunctionMode
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.export_errors import BatchLength, explain
+from p2ptrain.model.causal_masks import CausalMasks
+from p2ptrain.model.export_errors import explain
+from p2ptrain.model.modes import calls_as_traced, told_eager
 from p2ptrain.model.structure import Structure, structure_of
 from p2ptrain.model.tracing import (
-    NoTensorHooks,
     Numbers,
     as_written,
     numbers_of,
@@ -39,6 +39,7 @@ from p2ptrain.model.tracing import (
     same_program,
     set_numbers,
 )
+from p2ptrain.model.unseen import Unseen, uses_buffer
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -82,21 +83,21 @@ class Scored(nn.Module):
         self.module = module
         self.loss = loss
         self.as_eager = True
+        self.masks = CausalMasks()
+        self.unseen = Unseen(module)
         self._example = example
         self._record = _Record()
 
     def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
         """The loss, and in evaluation mode the tensors of the model's output."""
+        self.masks.begin()
+        self.unseen.begin()
         buffers, numbers = _Buffers(self.module), numbers_of(self.module)
-        with (
-            NoTensorHooks(),
-            _OutArguments(),
-            _BatchLengths(),
-            _told_eager() if self.as_eager else contextlib.nullcontext(),
-        ):
-            output = call_model(self.module, self._example.input.unflatten(inputs))
+        with calls_as_traced(), told_eager() if self.as_eager else contextlib.nullcontext():
+            output = self.run(inputs)
             loss = self.loss(output, self._example.target.unflatten(targets))
-        buffers.write_back()
+        self.unseen.end()
+        self._record.regrown = buffers.write_back()
         after = numbers_of(self.module)
         self._record.counted = {
             key: after[key] for key in numbers if after.get(key, numbers[key]) != numbers[key]
@@ -105,6 +106,10 @@ class Scored(nn.Module):
         leaves, structure = structure_of(output, _kept, is_leaf=_is_cache)
         self._record.output = structure
         return (loss,) if self.module.training else (loss, *leaves)
+
+    def run(self, inputs: Sequence[Tensor]) -> Any:
+        """The module's output for the leaves of an input."""
+        return call_model(self.module, self._example.input.unflatten(inputs))
 
     @property
     def last_output(self) -> Structure:
@@ -118,12 +123,27 @@ class Scored(nn.Module):
         """Numbers among the module's attributes that the last call changed, as it left them."""
         return self._record.counted
 
+    def check(self, program: torch.export.ExportedProgram) -> None:
+        """Refuse what `program` computes with although forward() replaces it.
+
+        Raises:
+            CaptureError: there is such a thing.
+        """
+        self.unseen.check(program)
+        for path in self._record.regrown:
+            if uses_buffer(program, path):
+                raise CaptureError(
+                    f"forward() replaces the buffer {path!r} by one of another shape or type; "
+                    "buffers keep theirs"
+                )
+
 
 class _Record:
     """Out of reach of torch.export, which puts a module's plain attributes back."""
 
     output: Structure | None = None
     counted: Numbers = MappingProxyType({})
+    regrown: Sequence[str] = ()
 
 
 def call_model(module: nn.Module, value: Any) -> Any:
@@ -155,10 +175,13 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
         _no_custom_gradients(),
         _no_collections(),
         as_written(),
+        scored.masks.known(),
     ):
+        scored.masks.learn(scored.module, lambda: scored.run(example.input_leaves))
         try:
             refuse_gradient_hooks(scored.module)
             program = _export_as_eager(scored, inputs, targets)
+            scored.check(program)
             if scored.counted:
                 set_numbers(scored.module, scored.counted)
                 if not same_program(program, _export_as_eager(scored, inputs, targets)):
@@ -167,6 +190,8 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
             raise
         except Exception as error:  # everything the user's code may raise, and torch.export's own
             raise explain(error, probe) from error
+        finally:
+            scored.unseen.put_back()
     return Exported(program, scored.last_output)
 
 
@@ -236,70 +261,35 @@ def _is_cache(value: Any) -> bool:
     return hasattr(value, "get_seq_length")
 
 
-@contextlib.contextmanager
-def _told_eager() -> Iterator[None]:
-    """`torch.compiler.is_exporting()` and `is_compiling()` say no."""
-    compiler: Any = torch.compiler
-    before = compiler._is_exporting_flag, compiler._is_compiling_flag
-    compiler._is_exporting_flag = compiler._is_compiling_flag = False
-    try:
-        yield
-    finally:
-        compiler._is_exporting_flag, compiler._is_compiling_flag = before
-
-
-class _OutArguments(TorchFunctionMode):
-    """`f(x, out=buffer)` as `buffer.copy_(f(x))`: the same numbers, and the write is seen."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        out = kwargs.get("out")
-        if not isinstance(out, Tensor):
-            return func(*args, **kwargs)
-        del kwargs["out"]
-        with torch.no_grad():
-            return out.copy_(func(*args, **kwargs))
-
-
-class _BatchLengths(TorchFunctionMode):
-    """Find `len(x)` and `for row in x` on a batch: they fix its size, and export names no line."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        loops = func is Tensor.unbind and args[1:] in ((), (0,)) and not kwargs
-        if (
-            (func is Tensor.__len__ or loops)
-            and args[0].dim()
-            and isinstance(args[0].shape[0], torch.SymInt)
-        ):
-            raise BatchLength("the batch size is no plain number")
-        return func(*args, **(kwargs or {}))
-
-
 class _Buffers:
     """Buffers as they were before forward(), to find those that it reassigned."""
 
     def __init__(self, module: nn.Module) -> None:
         self._before = [
-            (owner, name, tensor)
-            for owner in module.modules()
+            (path, owner, name, tensor)
+            for path, owner in module.named_modules()
             for name, tensor in owner._buffers.items()
             if tensor is not None
         ]
 
-    def write_back(self) -> None:
-        """Write what was assigned into the buffers themselves, as part of the graph."""
-        for owner, name, before in self._before:
+    def write_back(self) -> list[str]:
+        """Write what was assigned into the buffers themselves, as part of the graph.
+
+        Returns:
+            Paths of those that got another shape or type, and keep what they had.
+        """
+        regrown = []
+        for path, owner, name, before in self._before:
             after = owner._buffers.get(name)
             if after is before:
                 continue
             if after is None or after.shape != before.shape or after.dtype != before.dtype:
-                raise CaptureError(
-                    f"forward() of {type(owner).__name__} replaces its buffer {name!r} by one of "
-                    "another shape or type; buffers keep theirs"
-                )
-            with torch.no_grad():
-                before.copy_(after)
+                regrown.append(".".join(filter(None, (path, name))))
+            else:
+                with torch.no_grad():
+                    before.copy_(after)
             owner._buffers[name] = before
+        return regrown
 
 
 @contextlib.contextmanager

@@ -37,14 +37,15 @@ _BATCH_LENGTH = (
     "len() of a batch, or a loop over its samples, fixes the batch size. Use x.shape[0] and "
     "operations on the whole batch"
 )
+_DIFFERENTIATES = (
+    "forward() or the loss differentiates by itself (torch.autograd.grad, torch.func), and "
+    "torch.export cannot follow that through operators such as tanh, exp or softmax. Write the "
+    "derivative out"
+)
 _BY_TORCH_FUNCTION = {
     ("batchnorm.py", "forward"): (
         "a BatchNorm with momentum=None averages over all batches so far, which needs the value of "
         "its counter. Give it a momentum, such as 0.1"
-    ),
-    ("transformer.py", "_detect_is_causal_mask"): (
-        "the transformer looks at the mask's values to learn whether it is causal. Tell it: pass "
-        "is_causal=True or is_causal=False (tgt_is_causal of a decoder) beside the mask"
     ),
 }
 """Where torch's own layers decide on values, by file and function."""
@@ -83,6 +84,8 @@ def _cause(error: BaseException) -> str:
             return _BATCH_LENGTH
         if isinstance(link, GuardOnDataDependentSymNode) or "data-dependent" in text:
             return _of_torch_layer(link) or _DATA_DEPENDENT
+        if "found a fake tensor in the exported program" in text or "functorch" in text:
+            return _DIFFERENTIATES
         if isinstance(link, ConstraintViolationError) or "Constraints violated" in text:
             return _FIXED_BATCH
         if "is invalid for input of size" in text:

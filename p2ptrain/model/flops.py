@@ -20,6 +20,12 @@ _MATRIX_PRODUCTS = frozenset({"mm", "bmm", "matmul", "addmm", "baddbmm", "addbmm
 _CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})
 _TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+_OTHERS = frozenset(
+    {
+        *("linear", "bilinear", "embedding", "embedding_bag", "einsum", "_grouped_mm"),
+        "scaled_dot_product_attention",
+    }
+)
 
 
 def node_flops(graph: Translated, arguments: Sequence[Any], index: int, batch: int) -> float:
@@ -46,15 +52,13 @@ def node_flops(graph: Translated, arguments: Sequence[Any], index: int, batch: i
 
 def is_heavy(function: str) -> bool:
     """Whether an operator of that name does its work per element many times over."""
-    return function in (
-        _MATRIX_PRODUCTS | _CONVOLUTIONS | _TRANSPOSED | _RECURRENT
-    ) or function in ("linear", "bilinear", "embedding", "scaled_dot_product_attention", "einsum")
+    return function in (_MATRIX_PRODUCTS | _CONVOLUTIONS | _TRANSPOSED | _RECURRENT | _OTHERS)
 
 
 def _operations_per_element(
     function: str, tensors: Sequence[Tensor], size: _Size, elements: float
 ) -> float:
-    if function == "linear":
+    if function in ("linear", "_grouped_mm"):
         return 2.0 * size.dimension(tensors[0], -1)
     if function in _MATRIX_PRODUCTS:
         return 2.0 * size.dimension(tensors[-2], -1)

@@ -44,7 +44,7 @@ class NodeRef:
 
 
 Reference: TypeAlias = InputRef | TargetRef | StateRef | NodeRef
-Scalar: TypeAlias = int | float | bool | str | None
+Scalar: TypeAlias = int | float | complex | bool | str | None
 Argument: TypeAlias = (
     Reference
     | Polynomial

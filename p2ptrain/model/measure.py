@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain.model.description import ModelDescription, TensorKind
+from p2ptrain.model.packed import full_lengths
 from p2ptrain.model.timing import Clock, Limits, time_units
 from p2ptrain.model.unit_chain import UnitChain
 from p2ptrain.model.unit_times import UnitTimes
@@ -115,14 +116,22 @@ def measure_units(
             run one by one.
         clock: tests bring their own.
     """
-    room = _Room(description, memory_bytes)
+
+    def limits(room: _Room) -> Limits:
+        return Limits(
+            *(budget_seconds, most_seconds, every_size, largest_second),
+            may_run=room.may_run,
+            apart=room.must_run_apart,
+        )
+
+    with full_lengths():
+        try:
+            room = _Room(description, memory_bytes)
+            timing = time_units(room.chain, batch_sizes, limits(room), clock)
+        except (RuntimeError, IndexError):  # zero may be no length, or divide something
+            room = _Room(description, memory_bytes, whole=1)
+            timing = time_units(room.chain, batch_sizes, limits(room), clock)
     chain = room.chain
-    limits = Limits(
-        *(budget_seconds, most_seconds, every_size, largest_second),
-        may_run=room.may_run,
-        apart=room.must_run_apart,
-    )
-    timing = time_units(chain, batch_sizes, limits, clock)
     saved, largest = chain.saved_bytes, max(chain.saved_bytes)
     return UnitMeasurements(
         input_bytes=_bytes_per_sample(description.inputs),
@@ -145,7 +154,9 @@ class _Room:
     times its state, a device of 800 MiB was killed by the kernel now and then.
     """
 
-    def __init__(self, description: ModelDescription, memory_bytes: int | None) -> None:
+    def __init__(
+        self, description: ModelDescription, memory_bytes: int | None, whole: int = 0
+    ) -> None:
         by_name = description.tensors_by_name
         self._memory_bytes = memory_bytes
         self._state = [
@@ -154,7 +165,7 @@ class _Room:
         ]
         # Half of it at most for weights and gradients: the other half is for a unit's values.
         keep = memory_bytes is None or 4 * sum(self._state) <= memory_bytes
-        self.chain = UnitChain(description, keep=keep)
+        self.chain = UnitChain(description, keep=keep, whole=whole)
 
     def must_run_apart(self, batch: int) -> bool:
         """Whether the whole model is too large; also as long as nobody knows."""

@@ -19,6 +19,8 @@ import torch
 from torch._ops import OpOverload
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.model import packed
+from p2ptrain.model.grouped import GROUPED_MM, grouped_mm
 
 
 def words(text: str) -> frozenset[str]:
@@ -41,7 +43,10 @@ _ATEN_FAMILIES = {
         tan tanh true_divide trunc where xlogy __and__ __or__ __xor__ __lshift__ __rshift__
         resolve_conj resolve_neg view_as_complex view_as_real special_erf special_erfc special_expit
         special_exp2 special_expm1 special_log1p special_logit special_softmax special_log_softmax
-        special_logsumexp special_xlogy special_entr special_sinc""",
+        special_logsumexp special_xlogy special_entr special_sinc special_i0 special_i0e special_i1
+        special_i1e special_ndtr special_ndtri special_log_ndtr special_erfcx special_erfinv
+        special_bessel_j0 special_bessel_j1 special_gammaln special_digamma special_psi
+        special_xlog1py""",
     "activations": """
         celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid
         log_softmax mish prelu relu relu6 rrelu selu silu softmax softplus softshrink threshold
@@ -58,7 +63,8 @@ _ATEN_FAMILIES = {
         linalg_cholesky linalg_solve linalg_matrix_exp linalg_qr linalg_svd linalg_eigh
         linalg_multi_dot linalg_vecdot linalg_slogdet linalg_eigvalsh linalg_svdvals linalg_pinv
         linalg_solve_triangular linalg_diagonal cholesky cholesky_solve cholesky_inverse cov
-        corrcoef trapezoid _weight_norm norm_except_dim _euclidean_dist""",
+        corrcoef trapezoid cumulative_trapezoid _weight_norm norm_except_dim _euclidean_dist
+        _grouped_mm""",
     "convolution_and_pooling": """
         adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
         adaptive_max_pool2d adaptive_max_pool3d affine_grid_generator avg_pool1d avg_pool2d
@@ -81,7 +87,7 @@ _ATEN_FAMILIES = {
     "sequences": """
         embedding embedding_bag embedding_renorm gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell
         rnn_tanh rnn_tanh_cell scaled_dot_product_attention _scaled_dot_product_attention_math
-        one_hot bucketize searchsorted pad_sequence""",
+        one_hot bucketize searchsorted pad_sequence _pack_padded_sequence _pad_packed_sequence""",
     "shapes": """
         adjoint alias as_strided atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors
         broadcast_to cartesian_prod cat channel_shuffle chunk clone column_stack combinations concat
@@ -108,8 +114,8 @@ _ATEN_FAMILIES = {
         item _local_scalar_dense sym_size sym_numel sym_stride sym_storage_offset is_nonzero""",
     "random": """
         alpha_dropout bernoulli dropout exponential feature_alpha_dropout feature_dropout
-        multinomial native_dropout normal poisson rand rand_like randint randint_like randn
-        randn_like randperm random uniform""",
+        binomial multinomial native_dropout normal poisson rand rand_like randint randint_like randn
+        randn_like randperm random uniform _sample_dirichlet _standard_gamma""",
     "signals": """
         fft_fft fft_fft2 fft_fftn fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ifftshift
         fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn fft_fftfreq
@@ -163,6 +169,10 @@ _WITHOUT_GRADIENT = words(
     """
 )
 """Operators whose result never requires a gradient even where an argument does."""
+
+
+_CHECKED: Mapping[str, Callable[..., Any]] = {GROUPED_MM: grouped_mm, **packed.CHECKED}
+"""Operators that are called through a function which looks at their arguments' values first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +273,7 @@ def _describe(name: str, overload: OpOverload) -> Operator:
     returned = frozenset(i for i, a in enumerate(arguments) if a.alias_info is not None)
     return Operator(
         name=name,
-        call=overload,
+        call=_CHECKED.get(name, overload),
         schema_arguments=tuple(argument.name for argument in arguments),
         mutates=frozenset(mutates),
         returned=None if _base(function) in _VIEWS_UNDECLARED else returned,

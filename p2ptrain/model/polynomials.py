@@ -65,6 +65,8 @@ CROSSING_DTYPES = frozenset(
         torch.float32,
         torch.float16,
         torch.bfloat16,
+        torch.complex64,
+        torch.complex128,
         torch.int64,
         torch.int32,
         torch.int16,

@@ -31,10 +31,11 @@ from p2ptrain.model.graph import (
     TargetRef,
 )
 from p2ptrain.model.polynomials import BatchSymbol
+from p2ptrain.model.stand_ins import aten_name
 from p2ptrain.model.values import Polynomial
 
-StateNames: TypeAlias = Callable[[str, Tensor], str]
-"""(name in the exported program, tensor) -> canonical name."""
+StateNames: TypeAlias = Callable[[str, Tensor, bool], str]
+"""(name in the exported program, tensor, whether it is written to) -> canonical name."""
 
 _CHECKS = re.compile(r"aten\.(_assert|sym_constrain|_functional_assert|_functional_sym)")
 _CALL_NUMBER = re.compile(r"@\d+")
@@ -105,15 +106,21 @@ def translate(
     fakes: list[Tensor] = []
     state: dict[Reference, Tensor] = {}
     placeholders = program.graph.find_nodes(op="placeholder")
+    written = _written_storages(program.graph_module)
     for spec, placeholder in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if spec.kind is InputKind.USER_INPUT:
             index = len(fakes)
             fakes.append(placeholder.meta["val"])
             bindings.append(InputRef(index) if index < leaves else TargetRef(index - leaves))
+        elif isinstance(program.constants.get(str(spec.target)), torch.Generator):
+            bindings.append(None)  # devices draw from theirs
         else:
-            reference = StateRef(_state_name(program, spec, state_names))
+            fake = placeholder.meta["val"]
+            reference = StateRef(
+                _state_name(program, spec, state_names, not written.isdisjoint(_storages(fake)))
+            )
             bindings.append(reference)
-            state[reference] = placeholder.meta["val"]
+            state[reference] = fake
     walk = _Walk(BatchSymbol(fakes[0].shape[0]))
     results = walk.run(program.graph_module, bindings, grad_enabled=True)
     _check_outputs(program)
@@ -130,7 +137,9 @@ def translate(
     )
 
 
-def _state_name(program: torch.export.ExportedProgram, spec: Any, state_names: StateNames) -> str:
+def _state_name(
+    program: torch.export.ExportedProgram, spec: Any, state_names: StateNames, written: bool
+) -> str:
     if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
         raise CaptureError(
             f"the model holds something that is no tensor and no module: {spec.kind}"
@@ -140,7 +149,24 @@ def _state_name(program: torch.export.ExportedProgram, spec: Any, state_names: S
     tensor = holder[target]
     if not isinstance(tensor, Tensor):
         raise CaptureError(f"the model holds {target!r}, a {type(tensor).__name__}, not a tensor")
-    return state_names(target, tensor)
+    return state_names(target, tensor, written)
+
+
+def _written_storages(program: torch.nn.Module) -> frozenset[int]:
+    """The memory of all tensors that in-place operators of `program` write to."""
+    found: set[int] = set()
+    for module in program.modules():
+        nodes = module.graph.nodes if isinstance(module, fx.GraphModule) else ()
+        for node in nodes:
+            arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+            for argument, value in zip(arguments, node.args, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    found.update(_storages(getattr(value, "meta", {}).get("val")))
+    return frozenset(found)
+
+
+def _storages(value: Any) -> set[int]:
+    return {int(tensor.untyped_storage()._cdata) for tensor in tensors_in(value)}
 
 
 def _check_outputs(program: torch.export.ExportedProgram) -> None:
@@ -196,7 +222,7 @@ class _Walk:
             return self.run(args[1], args[2:], grad_enabled=grad_enabled and args[0])
         if target is torch.ops.higher_order.wrap_with_autocast:
             return self._autocast(args, grad_enabled)
-        name = operators.name_of(target)
+        name = aten_name(operators.name_of(target))
         if name is not None and _CHECKS.match(name):
             return None
         if name == "operator.getitem" and isinstance(args[0], tuple | list):
@@ -222,8 +248,8 @@ class _Walk:
     ) -> NodeRef:
         if name is None or not operators.is_allowed(name):
             raise CaptureError(
-                f"the model uses {name or node.target}, which p2ptrain does not carry to other "
-                f"devices{_where(node)}"
+                f"the model uses {name or _called(node.target)}, which p2ptrain does not carry to "
+                f"other devices{_where(node)}"
             )
         arguments = tuple(_argument(argument) for argument in _dense(name, args))
         named = tuple(
@@ -247,6 +273,13 @@ class _Walk:
         self._names.add(unique)
         self.nodes.append(Node(unique, operator, args, kwargs, grad_enabled))
         return NodeRef(len(self.nodes) - 1)
+
+
+def _called(target: Any) -> str:
+    """What somebody would call a function that is no operator."""
+    if str(getattr(target, "__module__", "")).startswith("torch._functorch"):
+        return "torch.vmap or another transform of torch.func"
+    return str(target)
 
 
 def module_path(node: fx.Node) -> str:
@@ -285,6 +318,7 @@ _ARGUMENT_TYPES = (
     bool,
     int,
     float,
+    complex,
     str,
     torch.dtype,
     torch.memory_format,

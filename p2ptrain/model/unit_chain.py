@@ -40,6 +40,7 @@ class UnitChain:
 
     Args:
         keep: units stay in memory after a pass in which they ran apart.
+        whole: what whole numbers of the inputs are.
 
     Attributes:
         saved_bytes: batch size -> bytes kept by each unit. What shares memory counts once, what
@@ -47,10 +48,12 @@ class UnitChain:
         values: what the next unit takes.
     """
 
-    def __init__(self, description: ModelDescription, seed: int = 0, *, keep: bool = True) -> None:
+    def __init__(
+        self, description: ModelDescription, seed: int = 0, *, keep: bool = True, whole: int = 0
+    ) -> None:
         self._description = description
         self._deviates = torch.randn(_DEVIATES, generator=torch.Generator().manual_seed(seed))
-        self._keep = keep
+        self._keep, self._whole_number = keep, whole
         self._state: dict[str, Tensor] = {}
         self._stages: dict[int, Stage] = {}
         self._whole: Stage | None = None
@@ -229,7 +232,7 @@ class UnitChain:
         return made.copy_(self._noise(tensor.shape) * _he_deviation(tensor.shape))
 
     def _draw_value(self, value: ValueDescription, batch: int) -> Tensor:
-        made = torch.zeros(value.shape(batch), dtype=value.dtype)
+        made = torch.full(value.shape(batch), self._whole_number, dtype=value.dtype)
         return made.copy_(self._noise(made.shape)) if made.is_floating_point() else made
 
     def _noise(self, shape: Sequence[int]) -> Tensor:

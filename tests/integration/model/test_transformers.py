@@ -10,8 +10,11 @@ from tests.unit.model import pipeline
 from tests.unit.model.test_stage import Get, assert_same
 from tests.zoo_transformers import TRANSFORMERS
 
+_IN_FLOAT64 = [name for name in TRANSFORMERS if name != "mixtral"]
+"""torch's grouped products know no float64."""
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
+
+@pytest.mark.parametrize("name", _IN_FLOAT64)
 def test_every_model_trains_in_float64(name: str) -> None:
     made = zoo.make(name, samples=8, dtype=torch.float64)
     recipe = reference.Recipe(

@@ -21,6 +21,7 @@ from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from tests import reference
 from tests.integration.training.household import devices
+from tests.unit.model.idioms import Codebook, Complex, Packed
 
 SGD_ARGUMENTS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 
@@ -145,6 +146,13 @@ class Example:
 EXAMPLES = {
     "recurrent": Example(Recurrent, lambda: (torch.randint(20, (7,)), label())),
     "attentive": Example(Attentive, lambda: (torch.randn(5, 12), label())),
+    "packed": Example(
+        lambda: Packed(nn.LSTM, "last", True, False, num_layers=2),
+        lambda: ((torch.randint(12, (6,)), int(numpy.random.randint(1, 7))), torch.randn(8)),
+        mse_loss,
+    ),
+    "complex": Example(Complex, lambda: (torch.randn(6, 8), torch.randn(8)), mse_loss),
+    "codebook": Example(Codebook, lambda: (torch.randn(6, 8), torch.randn(8)), mse_loss),
     "volumes": Example(volumes, lambda: (torch.randn(3, 8, 8), label())),
     "stateful": Example(Stateful, lambda: (torch.randn(12), label())),
     "structured": Example(

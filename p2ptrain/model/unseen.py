@@ -1,0 +1,170 @@
+"""What forward() changes besides tensors that a trace follows: it would stay as it was at capture.
+
+Tensors that the module keeps outside its buffers and that forward() replaces, parameters that it
+replaces, and random numbers that do not come from torch. Each was seen to train something else than
+plain torch does, without a word. So they are refused, unless nothing is computed with them.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+
+from p2ptrain.errors import CaptureError
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_READ: Any = Tensor.data.__get__  # type: ignore[attr-defined]
+_WRITE: Any = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class Unseen:
+    """What a module keeps where a trace does not look, as it was before."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Note it; to be called before tensors of `module` are replaced by a trace's."""
+        self._module = module
+        self._held = list(_held_tensors(module))
+        self._values = {id(t): (t, t.detach().clone()) for _, _, _, t in self._held}
+        self.replaced: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """forward() begins."""
+        self._parameters = dict(_parameters(self._module))
+        self._random = _random_states(self._module)
+
+    def end(self) -> None:
+        """forward() is over: look what it has changed.
+
+        Raises:
+            CaptureError: it drew random numbers or replaced a parameter.
+        """
+        if _random_states(self._module) != self._random:
+            raise CaptureError(
+                "forward() or the loss draws random numbers of Python's or NumPy's, which would be "
+                "the same for every batch. Take torch's, such as torch.rand(()), and torch.where "
+                "instead of `if`"
+            )
+        for path, parameter in _parameters(self._module):
+            if self._parameters.get(path, parameter) is not parameter:
+                raise CaptureError(
+                    f"forward() puts another parameter in place of {path!r}, which no optimizer "
+                    "would know. Write into it: with torch.no_grad(): parameter.copy_(value)"
+                )
+        self.replaced = {
+            path: before
+            for path, holder, key, before in self._held
+            if _item(holder, key) is not before
+        }
+
+    def put_back(self) -> None:
+        """Give tensors in plain attributes their values again: a trace writes to them."""
+        with torch.no_grad():
+            for tensor, value in self._values.values():
+                if tensor._version:
+                    tensor.copy_(value)
+
+    def check(self, program: torch.export.ExportedProgram) -> None:
+        """Refuse a program that computes with what forward() replaces.
+
+        Raises:
+            CaptureError: it does.
+        """
+        used = {id(constant) for constant in _constants_used(program)}
+        for path, before in self.replaced.items():
+            if id(before) in used:
+                raise CaptureError(
+                    f"forward() computes with the tensor {path!r} and replaces it, but devices get "
+                    "the model once. Keep it in a buffer: self.register_buffer(name, tensor)"
+                )
+
+
+class DataAsDetached(TorchFunctionMode):
+    """`x.data` as `x.detach()`, `x.data = y` as a copy into x: a trace loses sight of the first."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _READ:
+            return args[0].detach()
+        if func == _WRITE and _alike(*args):
+            with torch.no_grad():
+                return args[0].copy_(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def refuse_unready(module: nn.Module) -> None:
+    """CaptureError where a tensor of `module` has no shape yet, or is sparse."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    for name, tensor in tensors:
+        if is_lazy(tensor):
+            raise CaptureError(
+                f"{name!r} has no shape yet (a lazy module). Run the model once on a batch before"
+            )
+        if tensor.layout is not torch.strided:
+            raise CaptureError(f"{name!r} is sparse, which cannot travel. Use tensor.to_dense()")
+
+
+def uses_buffer(program: torch.export.ExportedProgram, path: str) -> bool:
+    """Whether `program` reads the buffer of that path."""
+    placeholders = program.graph.find_nodes(op="placeholder")
+    specs = zip(program.graph_signature.input_specs, placeholders, strict=True)
+    return any(spec.target == f"module.{path}" and node.users for spec, node in specs)
+
+
+def _constants_used(program: torch.export.ExportedProgram) -> Iterator[object]:
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.CONSTANT_TENSOR:
+            yield program.constants.get(str(spec.target))
+
+
+def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    for path, part in module.named_modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                yield ".".join(filter(None, (path, name))), parameter
+
+
+def _held_tensors(module: nn.Module) -> Iterator[tuple[str, Any, Any, Tensor]]:
+    """(path, container, key, tensor) of tensors in attributes, and in lists and dicts there."""
+    for path, part in module.named_modules():
+        holders: list[tuple[str, Any]] = [("", vars(part))]
+        holders += [(n, v) for n, v in vars(part).items() if isinstance(v, dict | list)]
+        for name, holder in holders:
+            if name in _REGISTERED:
+                continue
+            items = holder.items() if isinstance(holder, dict) else enumerate(holder)
+            for key, value in items:
+                if isinstance(value, Tensor):
+                    yield ".".join(filter(None, (path, name, str(key)))), holder, key, value
+
+
+def _item(holder: Any, key: Any) -> object:
+    try:
+        return holder[key]
+    except LookupError:
+        return None
+
+
+def _random_states(module: nn.Module) -> list[str]:
+    """Of Python's and NumPy's generators: the global ones and those that the module holds."""
+    numpy = sys.modules.get("numpy")
+    states = [repr(random.getstate())]
+    if numpy is not None:
+        states.append(repr(numpy.random.get_state()))
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, random.Random):
+                states.append(repr(value.getstate()))
+            elif numpy is not None and isinstance(value, numpy.random.Generator):
+                states.append(repr(value.bit_generator.state))
+    return states

@@ -1,0 +1,120 @@
+"""What forward() changes where a trace does not look is refused, where anything depends on it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.model.capture import capture
+
+_EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
+
+
+class _Model(nn.Module):
+    """A linear layer, then `f(self, x)`."""
+
+    seen: Tensor
+    grows: Tensor
+
+    def __init__(self, f: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.weight = nn.Parameter(torch.ones(8))
+        self.register_buffer("grows", torch.ones(8))
+        self.mean = torch.zeros(8)
+        self.kept = {"mean": torch.zeros(8)}
+        self.own = random.Random(0)
+        self.drawing = numpy.random.default_rng(0)
+        self.f = f
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(self, self.linear(x))
+
+
+def _replaces_attribute(model: Any, x: Tensor) -> Tensor:
+    model.mean = 0.9 * model.mean + x.detach().mean(0)
+    return x - model.mean
+
+
+def _replaces_item(model: Any, x: Tensor) -> Tensor:
+    model.kept["mean"] = 0.9 * model.kept["mean"] + x.detach().mean(0)
+    return x - model.kept["mean"]
+
+
+def _replaces_parameter(model: Any, x: Tensor) -> Tensor:
+    model.weight = nn.Parameter(model.weight * 0.9)
+    return x * model.weight
+
+
+def _replaces_buffer(model: Any, x: Tensor) -> Tensor:
+    x = x * model.grows
+    model.grows = torch.ones(1, 8)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("f", "says"),
+    [
+        (_replaces_attribute, "'mean' and replaces it"),
+        (_replaces_item, "'kept.mean' and replaces it"),
+        (_replaces_parameter, "another parameter in place of 'weight'"),
+        (_replaces_buffer, "replaces the buffer 'grows'"),
+        (lambda model, x: x * random.random(), "random numbers"),
+        (lambda model, x: x * float(numpy.random.rand()), "random numbers"),
+        (lambda model, x: x * model.own.random(), "random numbers"),
+        (lambda model, x: x * model.drawing.random(), "random numbers"),
+        (lambda model, x: torch.vmap(lambda row: row + row.sum())(x), "torch.vmap"),
+    ],
+)
+def test_it_is_refused(f: Callable[[Any, Tensor], Tensor], says: str) -> None:
+    with pytest.raises(CaptureError, match=says):
+        capture(_Model(f), mse_loss, _EXAMPLE)
+
+
+def _differentiates(model: Any, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(torch.tanh(x).sum(), x, create_graph=True)
+    return gradient * model.weight
+
+
+def test_a_derivative_that_cannot_be_followed_is_explained() -> None:
+    with pytest.raises(CaptureError, match="differentiates by itself"):
+        capture(_Model(_differentiates), mse_loss, _EXAMPLE)
+
+
+def _only_remembers(model: Any, x: Tensor) -> Tensor:
+    model.mean = x
+    model.kept["mean"] = model.mean
+    model.grows = torch.ones(1, 8)
+    return model.mean * model.grows * model.kept["mean"]
+
+
+def test_what_is_only_remembered_is_taken() -> None:
+    model = _Model(_only_remembers)
+    mean, grows = model.mean, model.grows
+    assert capture(model, mse_loss, _EXAMPLE).description.units
+    assert model.mean is mean
+    assert model.grows is grows
+    assert torch.equal(model.kept["mean"], torch.zeros(8))
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (nn.LazyLinear(8), "'weight' has no shape yet"),
+        (nn.Sequential(nn.Linear(8, 8), nn.Module()), "'1.A' is sparse"),
+    ],
+)
+def test_tensors_that_cannot_travel_are_named(model: nn.Module, says: str) -> None:
+    if isinstance(model, nn.Sequential):
+        model[1].register_buffer("A", torch.eye(8).to_sparse())
+    with pytest.raises(CaptureError, match=says):
+        capture(model, mse_loss, _EXAMPLE)
