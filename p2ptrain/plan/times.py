@@ -17,9 +17,11 @@ from p2ptrain.plan import fields
 LEAST_OF_A_SAMPLE = 0.85
 """Beyond the largest size a further sample costs this part of one there, at least."""
 FULL_SAMPLES = 64
-"""From such a size on it costs all of one there. A MobileNetV2's in batches of 64, 128 and 256 took
-the same (13 devices, `tools.bench`, `alone`); when it was to get cheaper still, planners took 410
-of them at once, for 1.12 times the seconds that they predicted."""
+"""From such a size on it costs more than one there: caches are full, and blocks of memory so large
+that they come from the kernel each time."""
+MOST_OF_A_SAMPLE = 1.1
+"""So much then. A MobileNetV2 with 0.28 core trained 178 samples/s in micro-batches of 128 and 166
+of 410 (`python -m tools.bench --only P1/mobilenetv2/L/auto --train "--micro-batch 128"`)."""
 MOST_OF_ANY_SIZE = 0.4
 """Where only one size was measured: the part of its time that any other takes too, at most. Weights
 that are read and operators that are begun cost the same for any, and a device that comes to one
@@ -104,8 +106,9 @@ class TimeTable:
 
         Most of a small batch's time does not depend on its size, so one sample costs more than its
         part of the smallest size; and a sample in a larger batch costs less than in the largest,
-        though never much less: caches do not grow. Of a single size it is assumed what part any
-        takes, or micro-batches of one sample would seem as good as others.
+        though never much less, as caches do not grow; beyond FULL_SAMPLES a little more. Of a
+        single size it is assumed what part any takes, or micro-batches of one sample would seem as
+        good as others.
 
         Args:
             samples: of the largest size.
@@ -199,8 +202,9 @@ def _on_line(near: UnitTimes, far: UnitTimes, sizes: Sequence[int], samples: int
         slope = (far_seconds / near_seconds - 1) / (sizes[1] - sizes[0])
         on_line = 1 + slope * (samples - sizes[0])
         if samples > sizes[0]:
-            cheapest = LEAST_OF_A_SAMPLE if sizes[0] < FULL_SAMPLES else 1.0
-            least = 1 + cheapest * (in_proportion - 1)
+            if sizes[0] >= FULL_SAMPLES:
+                return 1 + MOST_OF_A_SAMPLE * (in_proportion - 1)
+            least = 1 + LEAST_OF_A_SAMPLE * (in_proportion - 1)
             return min(max(on_line, least), in_proportion)
         return min(max(on_line, in_proportion), 1.0)
 

@@ -145,10 +145,10 @@ def test_a_sample_beyond_the_largest_size_is_not_much_cheaper_than_one_there() -
     assert flat.completed(16).at(1) == UnitTimes((5.0,), (5.0,))
 
 
-def test_from_a_large_size_on_every_sample_costs_as_much() -> None:
-    """Up to 64 two samples take what one takes, and a second."""
+def test_from_a_large_size_on_a_sample_costs_more_than_one_there() -> None:
     table = TimeTable((16, 64), (UnitTimes((9.0,), (18.0,)), UnitTimes((33.0,), (66.0,))))
-    assert table.completed(256).at(256) == UnitTimes((132.0,), (264.0,))
+    assert table.completed(256).at(256).forward == pytest.approx((33.0 * (1 + 1.1 * 3),))
+    assert table.completed(256).at(256).backward == pytest.approx((66.0 * (1 + 1.1 * 3),))
     smaller = TimeTable((16, 32), (UnitTimes((9.0,), (18.0,)), UnitTimes((17.0,), (34.0,))))
     assert smaller.completed(256).at(256).forward[0] < 8 * 17.0
 
