@@ -14,7 +14,7 @@ from p2ptrain.errors import PeerError, PlanError
 from p2ptrain.model.share import Span
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.plan.plan import Plan
-from p2ptrain.training import change_planning, considering, device_measures, household_plan
+from p2ptrain.training import apart, change_planning, considering, device_measures, household_plan
 from p2ptrain.training.consider_request import Considered
 from p2ptrain.training.considering import Consideration
 from p2ptrain.training.epoch_links import EpochLinks
@@ -107,6 +107,8 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
     make_up_profiles(monkeypatch)
     monkeypatch.setattr(EpochLinks, "report", reported)
+    # plans are found here: another process is begun in a second, in which all rounds may end
+    monkeypatch.setattr(apart, "_can_be_had", lambda: False)
     return factors
 
 
