@@ -222,7 +222,7 @@ async def test_stages_may_go_on_from_whatever_they_have() -> None:
     assert [e.step for e in household.events if isinstance(e, Step)] == [*range(1, STEPS + 1)]
     (recovered,) = (event for event in household.events if isinstance(event, Recovered))
     assert recovered.replayed_steps == 0, "it goes on where people were told last"
-    # of whoever is at another version than people were told of, once an attempt
+    # of whoever is at another version than people were told of, mostly in one go
     behind = {
         (part.first, part.end)
         for mix in mixed
