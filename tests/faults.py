@@ -410,7 +410,7 @@ async def outcome_of(fault: Fault) -> Outcome:
             finally:
                 failpoints.disarm()
         gc.collect()  # a future that nobody looked at says so when it goes
-        left = [task.get_name() for task in asyncio.all_tasks() - before]
+        left = [repr(task) for task in asyncio.all_tasks() - before]
         run.outcome.left_over += [*complaints, *left]
     assert run.outcome.fired or fault.may_miss or not fault.name, f"{fault} was never reached"
     return run.outcome

@@ -11,7 +11,8 @@ devices of a group each have pieces of their own; they are bounded by that lead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -53,18 +54,19 @@ class Feeder:
         self._targets = [_Flow(assignment, stage, TARGETS, switchboard) for stage in target_stages]
         self.waits_for_data = True
 
-    async def run(self, feeds: AsyncIterator[Feed]) -> None:
-        """Send everything `feeds` gives, then wait until it is sent."""
+    async def run(self, feeds: AsyncGenerator[Feed, None]) -> None:
+        """Send everything `feeds` gives, close it, then wait until all is sent."""
         flows = (self._inputs, *self._targets)
         async with asyncio.TaskGroup() as group:
             for pump in (pump for flow in flows for pump in flow.pumps):
                 group.create_task(pump.run())
-            async for feed in feeds:
-                self.waits_for_data = False
-                await self._inputs.put(feed.piece, feed.inputs)
-                for flow in self._targets:
-                    await flow.put(feed.piece, feed.targets)
-                self.waits_for_data = True
+            async with aclosing(feeds):
+                async for feed in feeds:
+                    self.waits_for_data = False
+                    await self._inputs.put(feed.piece, feed.inputs)
+                    for flow in self._targets:
+                        await flow.put(feed.piece, feed.targets)
+                    self.waits_for_data = True
             self.waits_for_data = False
             for flow in flows:
                 await flow.end()

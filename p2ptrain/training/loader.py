@@ -5,7 +5,7 @@ Pieces, not whole batches, so that a large mini-batch of large samples never lie
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -41,9 +41,10 @@ class PieceLoader:
         self._order = order
         self._evaluation = evaluation
 
-    async def pieces(self, rounds: Iterable[Round]) -> AsyncIterator[Loaded]:
+    async def pieces(self, rounds: Iterable[Round]) -> AsyncGenerator[Loaded, None]:
         """The pieces; raises ScriptError where the user's dataset fails.
 
+        Close it (`aclosing`): else a call of the dataset may outlive whoever has stopped iterating.
         What memory does not hold is no ScriptError: see `budget.is_out_of_memory`.
         """
         pieces = self._pieces(rounds)

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+from p2ptrain.logs import get_logger
 from p2ptrain.training.background import in_background
+
+log = get_logger(__name__)
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -43,9 +46,11 @@ class Prefetcher(Generic[K, V]):
 
     async def __aexit__(self, *exception: object) -> None:
         self._drop()
-        ending = asyncio.ensure_future(in_background(self._executor.shutdown))
-        await asyncio.wait([ending], timeout=CLOSE_SECONDS)
-        ending.cancel()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await in_background(self._executor.shutdown)
+        except TimeoutError:
+            log.info("still_loading", after_seconds=CLOSE_SECONDS)
 
     def __aiter__(self) -> Prefetcher[K, V]:
         return self

@@ -7,6 +7,7 @@ rebuilding device ── log.send {step} ──► neighbours: activations, grad
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,10 +136,11 @@ class FeedingAgain:
         loader = PieceLoader(
             prepared.captured, prepared.samples, prepared.order, prepared.evaluation
         )
-        async for loaded in loader.pieces([wanted.shape]):
-            feed = loaded.feed
-            values = feed.targets if wanted.line.flow == TARGETS else feed.inputs
-            await self._switchboard.send_values(
-                peer, wanted.line, feed.piece, values, PartKind.INPUT
-            )
+        async with aclosing(loader.pieces([wanted.shape])) as pieces:
+            async for loaded in pieces:
+                feed = loaded.feed
+                values = feed.targets if wanted.line.flow == TARGETS else feed.inputs
+                await self._switchboard.send_values(
+                    peer, wanted.line, feed.piece, values, PartKind.INPUT
+                )
         return Message(FEED_SEND)

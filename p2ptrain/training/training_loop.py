@@ -7,7 +7,8 @@ lie at the first stage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
 from typing import Protocol
 
 from torch import Tensor
@@ -151,19 +152,20 @@ class TrainingLoop:
         """Whether the version after `step` updates is written."""
         return await checkpointer.wants(step, ends_epoch=self._course.ends_epoch(step))
 
-    async def _feeds(self) -> AsyncIterator[Feed]:
+    async def _feeds(self) -> AsyncGenerator[Feed, None]:
         prepared = self._prepared
         loader = PieceLoader(
             prepared.captured, prepared.samples, prepared.order, prepared.evaluation
         )
         has_begun = False
-        async for loaded in loader.pieces(self._rounds()):
-            if not has_begun:
-                has_begun = True
-                self._reports.resumed()
-            await self._keep_target(loaded)
-            self._warn_of_ignored(loaded.feed)
-            yield loaded.feed
+        async with aclosing(loader.pieces(self._rounds())) as pieces:
+            async for loaded in pieces:
+                if not has_begun:
+                    has_begun = True
+                    self._reports.resumed()
+                await self._keep_target(loaded)
+                self._warn_of_ignored(loaded.feed)
+                yield loaded.feed
 
     async def _keep_target(self, loaded: Loaded) -> None:
         """Metrics need it when the output is back; the queue bounds the pieces under way."""

@@ -1,0 +1,59 @@
+"""What is left of the loader where an epoch ends in the middle of feeding."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+import torch
+
+from p2ptrain.mesh.memory import MemoryHousehold, memory_id
+from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.feeder import Feed, Feeder
+from p2ptrain.training.inlet import Piece
+from p2ptrain.training.protocol import EpochKey, PieceKey
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.rounds import Mode
+from p2ptrain.training.switchboard import Switchboard
+
+SAMPLES = 4
+
+
+async def test_who_feeds_closes_what_it_feeds_from() -> None:
+    """Else the loop closes it some day, in a task that nobody owns, beside the next epoch's."""
+    is_closed = False
+    asked = 0
+
+    async def pieces() -> AsyncGenerator[Feed, None]:
+        nonlocal is_closed, asked
+        try:
+            while True:
+                asked += 1
+                key = PieceKey(0, asked)
+                yield Feed(Piece.whole(key, Mode.TRAIN, SAMPLES), [torch.zeros(SAMPLES, 1)], [])
+        finally:
+            await asyncio.sleep(0)  # as a thread is waited for
+            is_closed = True
+
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        mesh.freeze("b")  # and so takes nothing
+        device = memory_id("b")
+        place = StagePlace(0, 3, warmup=1, devices=(device,), shares=(SAMPLES,))
+        at = Version(0, 0)
+        assignment = Assignment(
+            EpochKey("job", 1), 1, "a", "digest", (place,), SAMPLES, SAMPLES, {}, 0, False, at
+        )
+        before = asyncio.all_tasks()
+        feeder = Feeder(assignment, [], Switchboard(mesh["a"]))
+        feeding = asyncio.create_task(feeder.run(pieces()))
+        seen = -1
+        while asked != seen:  # until its queue is full
+            seen = asked
+            for _ in range(10):
+                await asyncio.sleep(0)
+        feeding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await feeding
+        assert is_closed
+        assert asyncio.all_tasks() == before
