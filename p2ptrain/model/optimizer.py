@@ -7,7 +7,7 @@ move to a stage that is cut elsewhere, into a replica or into a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
 import torch
@@ -45,20 +45,30 @@ class StageOptimizer:
         """What is updated, by name."""
         return self._parameters
 
-    def step(self, lr_factor: float = 1.0) -> None:
+    def step(self, lr_factor: float = 1.0, names: Collection[str] | None = None) -> None:
         """Apply the gradients once, with the learning rate times `lr_factor`.
 
         A parameter whose gradient is None is left as it is.
-        """
-        if self._optimizer is not None:
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._spec.lr * lr_factor
-            self._optimizer.step()
 
-    def zero_grad(self) -> None:
-        """Set all gradients to None."""
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        Args:
+            names: of the parameters; None = all.
+        """
+        if self._optimizer is None:
+            return
+        (group,) = self._optimizer.param_groups
+        group["lr"] = self._spec.lr * lr_factor
+        every = group["params"]
+        try:
+            if names is not None:
+                group["params"] = [self._parameters[name] for name in names]
+            self._optimizer.step()
+        finally:
+            group["params"] = every
+
+    def zero_grad(self, names: Collection[str] | None = None) -> None:
+        """Set all gradients, or those of `names`, to None."""
+        for name in self._parameters if names is None else names:
+            self._parameters[name].grad = None
 
     def gradients(self) -> dict[str, Tensor | None]:
         """By parameter name; None where there is none."""

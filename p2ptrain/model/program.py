@@ -37,6 +37,7 @@ from p2ptrain.model.values import Polynomial
 Seed: TypeAlias = tuple[int, int, int]
 """(the job's seed, step, micro-batch)."""
 Watch: TypeAlias = Callable[[Tensor], None]
+Before: TypeAlias = Callable[[int], None]
 _Registers: TypeAlias = list[Any]
 _Build: TypeAlias = Callable[[_Registers], Any]
 
@@ -159,6 +160,7 @@ class Program:
         *,
         watch: Watch | None = None,
         instead: Mapping[str, Tensor] | None = None,
+        before: Before | None = None,
     ) -> list[Tensor]:
         """Run all nodes under the caller's autograd mode.
 
@@ -168,6 +170,7 @@ class Program:
             seed: for the units that draw random numbers.
             watch: called with the result of each product with a parameter that takes gradients.
             instead: tensors by name, read in place of those of the state.
+            before: called with the number of each unit before it runs.
         """
         registers = self._initial.copy()
         for name, tensor in (instead or {}).items():
@@ -177,6 +180,8 @@ class Program:
         self._enter(registers, inputs, targets)
         recording = torch.is_grad_enabled()
         for unit, instructions in self._instructions(self._batch(inputs, targets)):
+            if before is not None:
+                before(unit.unit)
             with seeded(seed, unit.unit) if unit.random else nullcontext():
                 _execute(instructions, registers, recording, watch)
         return [registers[self._registers[value]] for value in self._leaving]

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,16 @@ class _Held:
     leaves: list[Tensor]
     later: WeightGradients | None
     parameters: Mapping[str, Tensor]
+
+
+class Passing(Protocol):
+    """Is told how far a forward has come, in its thread."""
+
+    def unit(self, number: int) -> None:
+        """That unit of the model is about to run."""
+
+    def end(self) -> None:
+        """The last one has run; nothing is added to running statistics yet."""
 
 
 class Stage:
@@ -119,6 +129,7 @@ class Stage:
         share: float = 1.0,
         split: bool = False,
         parameters: Mapping[str, Tensor] | None = None,
+        passing: Passing | None = None,
     ) -> list[Tensor]:
         """Run the training graph and keep what the backward needs under `key`.
 
@@ -132,6 +143,7 @@ class Stage:
             split: `backward_inputs` and `backward_weights` will follow instead of `backward`.
             parameters: leaves by name that take the place of the stage's own; the backward adds
                 gradients to them.
+            passing: is told how far it has come.
 
         Returns:
             What crosses out of the last unit, detached; at the last stage the unweighted loss.
@@ -148,7 +160,8 @@ class Stage:
                     leaf = inputs[position].detach().requires_grad_()
                     leaves.append(leaf)
                     received[position] = _receive(leaf, gradients, position)
-            outputs = self._run(key, share, received, targets, seed, later, parameters)
+            rest = (later, parameters, passing)
+            outputs = self._run(key, share, received, targets, seed, *rest)
             roots = list(outputs)
             if self._is_last and weight is not None:
                 roots = [outputs[0] * weight]
@@ -165,11 +178,17 @@ class Stage:
         seed: Seed,
         later: WeightGradients | None,
         parameters: Mapping[str, Tensor] | None,
+        passing: Passing | None,
     ) -> list[Tensor]:
         watch = None if later is None else later.watch
         if self.statistics is not None:
             self.statistics.before_forward()
-        outputs = self._train.run(inputs, targets, seed, watch=watch, instead=parameters)
+        before = None if passing is None else passing.unit
+        outputs = self._train.run(
+            inputs, targets, seed, watch=watch, instead=parameters, before=before
+        )
+        if passing is not None:
+            passing.end()
         if self.statistics is not None:
             self.statistics.after_forward(key, share)
         if later is not None:
