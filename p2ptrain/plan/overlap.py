@@ -37,6 +37,8 @@ LOAD_MESSAGES = 3.0
 """What the holder spends on reading and collating a piece of ready tensors, in messages."""
 ROUND_MESSAGES = 10.0
 """What a round costs each of its devices whatever its size, in messages."""
+LEAST_TURNED_BYTES = 128 << 10
+"""Of the first bucket that the next round's forward waits for: 10 ms at 100 Mbit/s."""
 LEAST_BUCKET_BYTES = 1 << 20
 """80 ms at 100 Mbit/s. Links wait for the first bucket, and the update for the last one: smaller is
 sooner, but each costs every device 4(g-1) messages."""
@@ -109,6 +111,14 @@ def bucket_bytes(before_bytes: int, left_bytes: int) -> int:
     """
     wanted = min(before_bytes, left_bytes // 2)
     return min(max(wanted, LEAST_BUCKET_BYTES), MOST_BUCKET_BYTES)
+
+
+def turned_bucket_bytes(before_bytes: int, left_bytes: int) -> int:
+    """As `bucket_bytes`, of what a forward waits for from its first units on.
+
+    As much as before it: the forward then has about as much to do as the wire.
+    """
+    return min(max(before_bytes, LEAST_TURNED_BYTES), MOST_BUCKET_BYTES)
 
 
 class OverlapCosts:
@@ -198,6 +208,22 @@ class OverlapCosts:
         key = first, end
         if key not in self._buckets:
             self._buckets[key] = self._filled(first, end)
+        return self._buckets[key]
+
+    def turned_buckets(self, first: int, turn: int) -> tuple[Bucket, ...]:
+        """The gradients of units [first, turn) in the order in which a forward wants them."""
+        key = turn, first
+        if key not in self._buckets:
+            buckets: list[Bucket] = []
+            before = gathered = 0
+            lowest = first
+            for unit in range(first, turn):
+                gathered += self._profile.units[unit].parameter_bytes
+                is_last = unit + 1 == turn and gathered > 0
+                if gathered >= turned_bucket_bytes(before, 0) or is_last:
+                    buckets.append(Bucket(gathered, lowest))
+                    before, gathered, lowest = before + gathered, 0, unit + 1
+            self._buckets[key] = tuple(buckets)
         return self._buckets[key]
 
     def _filled(self, first: int, end: int) -> tuple[Bucket, ...]:

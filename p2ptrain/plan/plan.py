@@ -42,6 +42,8 @@ class PlannedStage:
             without their weight gradients; None = it is not.
         tiling: how its maps are cut, where it is tiled.
         goes_ahead: its devices have the memory to make updates before they count.
+        turn: its devices begin a round before the sums of the one before are all there, and those
+            of the units before this one come last, first units first; None = they do not.
     """
 
     units: tuple[int, int]
@@ -52,6 +54,7 @@ class PlannedStage:
     held: int | None = None
     tiling: TileShape | None = None
     goes_ahead: bool = False
+    turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,10 @@ def _check_stages(plan: Plan) -> None:
             )
         if stage.held is not None:
             _check_held(plan, stage.warmup, stage.held, where)
+        if stage.turn is not None and not stage.units[0] < stage.turn <= stage.units[1]:
+            raise OptionError(
+                f"{where}.turn: {stage.turn} is none of the stage's units, {stage.units}"
+            )
         if stage.allocation is Allocation.TILES or stage.tiling is not None:
             _check_tiles(plan, stage, where)
         else:
@@ -281,7 +288,7 @@ def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> i
 
 
 def _stage(value: object, where: str) -> PlannedStage:
-    optional = ("allocation", "compression", "held", "ahead", *_TILED)
+    optional = ("allocation", "compression", "held", "ahead", "turn", *_TILED)
     entry = fields.members(value, where, ("units", "devices", "warmup"), optional)
     units = fields.items(entry["units"], f"{where}.units")
     if len(units) != 2:
@@ -297,6 +304,7 @@ def _stage(value: object, where: str) -> PlannedStage:
         held=fields.whole(entry["held"], f"{where}.held", least=1) if "held" in entry else None,
         tiling=_tiling(entry, where) if any(name in entry for name in _TILED) else None,
         goes_ahead=fields.truth(entry.get("ahead", False), f"{where}.ahead"),
+        turn=fields.whole(entry["turn"], f"{where}.turn", least=1) if "turn" in entry else None,
     )
 
 
@@ -412,6 +420,8 @@ def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
         content["held"] = stage.held
     if stage.goes_ahead:
         content["ahead"] = True
+    if stage.turn is not None:
+        content["turn"] = stage.turn
     if stage.tiling is not None:
         tiling = stage.tiling
         content["grid"] = list(tiling.grid)

@@ -28,6 +28,7 @@ from p2ptrain.plan.shared.micro_batches import candidate_splits
 from p2ptrain.plan.shared.question import Answer, Planner, Question
 from p2ptrain.plan.simulation.simulate import simulate_draft
 from p2ptrain.plan.tiling.tiled_plan import may_be_tiled, tiled_plan
+from p2ptrain.plan.turning import turn_of
 from p2ptrain.plan.work import ROUNDING
 
 PLANNERS: Mapping[str, Planner] = {
@@ -157,6 +158,7 @@ def _stages(cost: CostModel, draft: Draft) -> tuple[PlannedStage, ...]:
             group.allocation,
             _compression(cost, draft, p),
             draft.held[p] if draft.splits(p) else None,
+            turn=turn_of(cost, draft, p),
         )
         for p, (units, group, warmup) in enumerate(
             zip(draft.units, draft.groups, draft.warmup, strict=True)

@@ -23,6 +23,10 @@ then are all weight gradients still pending behind it, taken last units first ov
 micro-batches together, so that the sums of the last units travel while the first units' are made:
 
         lane of a   ... B6 B7 | W5 W6 W7 of the last units: bucket 0 made | W5 W6 W7 of the first |
+
+Where the order of the sums turns (`turning.py`), those of the units before the turn are all sent at
+the end of the backward, and the lane's next round begins so late that none of its first forward's
+units has to wait for its sum.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.overlap import PREFETCHED_PIECES, Bucket, Fed
 from p2ptrain.plan.simulation.engine import WEIGHED, Deferred, Engine, Lane, Route, Span
+from p2ptrain.plan.turning import turn_of
 
 
 def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: bool) -> Engine:
@@ -60,13 +65,7 @@ def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: 
                 lane.device, *units, ahead=engine.is_ahead
             )
         if len(ring) > 1:
-            buckets = cost.overlap.buckets(*units)
-            for lane in ring:
-                engine.sums[lane.number] = _Sums(
-                    cost.overlap.reduce_seconds(lane.device, len(ring), buckets),
-                    cost.overlap.reduce_seconds(lane.device, len(ring), buckets[-1:]),
-                )
-            engine.add_collector(_Ring(cost, units, ring, buckets))
+            engine.add_collector(_ring(cost, draft, p, ring))
     for lane in lanes:
         _prefetch(lane)
     if not draft.is_straight:
@@ -76,25 +75,56 @@ def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: 
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Seconds of a lane's core for the messages of its all-reduce.
+    """What its all-reduce costs a lane, and what its next round waits for.
 
     Attributes:
-        all: of every bucket.
-        last: of the last one.
+        each: seconds of its core for the messages of each bucket.
+        offsets: where the next round may begin before the sums are there: seconds of its first
+            forward before each bucket's units; else empty.
+        parts: of all gradients, by bucket.
     """
 
-    all: float = 0.0
-    last: float = 0.0
+    each: Sequence[float] = ()
+    offsets: Sequence[float] = ()
+    parts: Sequence[float] = ()
+
+    @property
+    def all(self) -> float:
+        """Of every bucket."""
+        return sum(self.each)
+
+    @property
+    def last(self) -> float:
+        """Of the last one."""
+        return sum(self.each[-1:])
+
+
+def _ring(cost: CostModel, draft: Draft, p: int, lanes: Sequence[Lane]) -> _Ring:
+    assert cost.overlap is not None
+    (first, end), turn = draft.units[p], turn_of(cost, draft, p)
+    if turn is None:
+        buckets = cost.overlap.buckets(first, end)
+        return _Ring(cost, (first, end), lanes, buckets, len(buckets), turns=False)
+    early = cost.overlap.buckets(turn, end) if turn < end else ()
+    buckets = (*early, *cost.overlap.turned_buckets(first, turn)) or (Bucket(0, first),)
+    return _Ring(cost, (first, end), lanes, buckets, len(early), turns=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ring:
-    """The lanes of a stage, and the gradients that they sum."""
+    """The lanes of a stage, and the gradients that they sum.
+
+    Attributes:
+        early: of the buckets, those that are sent as the backward makes them; others at its end.
+        turns: whether the next round begins before the sums are there.
+    """
 
     cost: CostModel
     units: tuple[int, int]
     lanes: Sequence[Lane]
     buckets: Sequence[Bucket]
+    early: int
+    turns: bool
 
     @property
     def working(self) -> list[Lane]:
@@ -129,8 +159,25 @@ class _Ring:
             for bucket in self.buckets
         ]
 
+    def sums(self, lane: Lane) -> _Sums:
+        """What they cost that lane."""
+        assert self.cost.overlap is not None
+        of = self.cost.overlap.reduce_seconds
+        each = [of(lane.device, len(self.lanes), [bucket]) for bucket in self.buckets]
+        if not self.turns or not lane.tasks:
+            return _Sums(each)
+        forward = self.cost.unit_times(lane.device, 1).forward
+        whole = sum(forward[slice(*self.units)])
+        one = lane.seconds[lane.tasks[0]] / whole if whole else 0.0
+        total = sum(bucket.parameter_bytes for bucket in self.buckets) or 1
+        return _Sums(
+            each,
+            [one * sum(forward[self.units[0] : bucket.first]) for bucket in self.buckets],
+            [bucket.parameter_bytes / total for bucket in self.buckets],
+        )
+
     def made(self, lane: Lane) -> list[float]:
-        """Which part of a backward each bucket takes, and what follows them; together 1.
+        """Which part of a backward each early bucket takes, and what follows them; together 1.
 
         Of a split backward, which part of its weight gradients.
         """
@@ -138,7 +185,8 @@ class _Ring:
         backward = times.backward
         if lane.deferred is not None:
             backward = times.weight or (0.0,) * len(backward)
-        borders = [self.units[1], *(bucket.first for bucket in self.buckets), self.units[0]]
+        early = (bucket.first for bucket in self.buckets[: self.early])
+        borders = [self.units[1], *early, self.units[0]]
         parts = [sum(backward[first:end]) for end, first in pairwise(borders)]
         whole = sum(parts)
         return [part / whole for part in parts] if whole else [1 / len(parts)] * len(parts)
@@ -149,8 +197,8 @@ class _Tail:
     """What a lane with a split backward does behind its last backward.
 
     Attributes:
-        made: which part of it each bucket takes, and what follows them.
-        cuts, ways: of each bucket, the task that waits for it and how it gets there.
+        made: which part of it each early bucket takes, and what follows them.
+        cuts, ways: of every bucket, the task that waits for it and how it gets there.
         first: when the first bucket is made; written by the engine only.
     """
 
@@ -165,6 +213,7 @@ class SteadyEngine(Engine):
     """Times one round among many. Use once.
 
     Attributes:
+        parts: in how many a lane's last backward is cut, by its number.
         tails: of lanes with a split backward in stages of several devices, by lane number.
         updates: seconds of each lane's update, by its number; lanes without one are collectors.
         sums: what its all-reduce costs it, by the number of a lane in a stage of several devices.
@@ -180,6 +229,7 @@ class SteadyEngine(Engine):
     sums: dict[int, _Sums] = field(default_factory=dict)
     collectors: dict[int, Lane] = field(default_factory=dict)
     sends: dict[tuple[int, int], list[tuple[int, Route]]] = field(default_factory=dict)
+    parts: dict[int, int] = field(default_factory=dict)
     tails: dict[int, _Tail] = field(default_factory=dict)
 
     def add_collector(self, ring: _Ring) -> None:
@@ -197,6 +247,7 @@ class SteadyEngine(Engine):
         self.lanes = [*self.lanes, collector]
         self.collectors[collector.stage] = collector
         for place, lane in enumerate(ring.lanes):
+            self.sums[lane.number] = ring.sums(lane)
             if lane.tasks:
                 made, ways = ring.made(lane), ring.ways(place, number)
                 if lane.deferred is None:
@@ -209,15 +260,19 @@ class SteadyEngine(Engine):
     ) -> None:
         """One task a bucket and one more; the first keeps its number, and so its input."""
         last, room = lane.tasks[-1], cuts[-1] + 1 - len(lane.seconds)
-        parts = [last, *cuts[1:]]
+        parts = [last, *cuts[1 : len(made)]]
         seconds, routes = [*lane.seconds, *[0.0] * room], [*lane.routes, *[()] * room]
         whole, result = seconds[last], routes[last]
         routes[last] = ()
         for task, part in zip(parts, made, strict=True):
             seconds[task] = part * whole
-        for task, bucket, way in zip(parts, cuts, ways, strict=False):
-            self.sends[lane.number, task] = [(bucket, way)]
-        self.sends[lane.number, parts[-1]] = [(last, route) for route in result]
+        sent = list(zip(cuts, ways, strict=False))
+        early = len(made) - 1
+        for task, one in zip(parts, sent[:early], strict=False):
+            self.sends[lane.number, task] = [one]
+        whole_result = [(last, route) for route in result]
+        self.sends[lane.number, parts[-1]] = [*whole_result, *sent[early:]]
+        self.parts[lane.number] = len(parts)
         lane.missing.extend([0] * room)
         lane.tasks = (*lane.tasks, *parts[1:])
         lane.seconds, lane.routes = seconds, routes
@@ -239,18 +294,17 @@ class SteadyEngine(Engine):
         """
         Engine.run(self)  # super() would look for another class: slots make a new one
         for stage, collector in self.collectors.items():
-            buckets = len(collector.tasks)
             ring = [lane for lane in self._own_lanes() if lane.stage == stage and lane.ends]
-            first = min(self._first_made(lane, buckets) for lane in ring)
+            first = min(map(self._first_made, ring))
             self.reduced[stage] = first, collector.ends[-1]
         told = max(map(self._done, self._own_lanes()), default=0.0) + self.word_seconds
         lanes = [self._update(lane, told) for lane in self._own_lanes()]
         self.spans = list(self._whole_spans())
-        return max(*lanes, *self.busy_seconds.values(), *_interface_seconds(self.lanes), 0.0)
+        return max(*lanes, *self.busy_seconds.values(), *self._interface_seconds(), 0.0)
 
-    def _first_made(self, lane: Lane, buckets: int) -> float:
+    def _first_made(self, lane: Lane) -> float:
         tail = self.tails.get(lane.number)
-        return lane.ends[-buckets - 1] if tail is None else tail.first
+        return lane.ends[-self.parts[lane.number]] if tail is None else tail.first
 
     def _done(self, lane: Lane) -> float:
         """When it has all that its update takes."""
@@ -267,10 +321,43 @@ class SteadyEngine(Engine):
         """Let the lane update; returns how long after this round the next one may begin for it."""
         done = self._done(lane)
         begin = done if self.is_ahead else told
-        end = begin + self.updates[lane.number]
+        update = self.updates[lane.number]
+        end = begin + update
         self.updated[lane.number] = begin, end
         first = lane.ends[0] - lane.seconds[lane.tasks[0]] if lane.ends else 0.0
-        return max(end - first, told - done)
+        sums = self._sums(lane)
+        if not sums.offsets:
+            return max(end - first, told - done)
+        there = self.collectors[lane.stage].ends
+        waits = [
+            end + messages + part * update - offset
+            for end, messages, part, offset in zip(
+                there, sums.each, sums.parts, sums.offsets, strict=True
+            )
+        ]
+        computed = lane.end + sums.all + update
+        return max(computed - first, *(wait - first for wait in waits), told - lane.end)
+
+    def _interface_seconds(self) -> Iterable[float]:
+        """How long each uplink and each downlink is occupied."""
+        seconds: dict[tuple[str, int], float] = {}
+        for route in self._routes():
+            if route.uplink != route.downlink:
+                for interface in (("up", route.uplink), ("down", route.downlink)):
+                    seconds[interface] = seconds.get(interface, 0.0) + route.seconds
+        return seconds.values()
+
+    def _routes(self) -> Iterable[Route]:
+        """All that is carried in a round."""
+        for lane in self.lanes:
+            for task in lane.tasks:
+                yield from lane.routes[task]
+                if lane.feed is not None and not task & 1 and task < len(lane.feed):
+                    yield lane.feed[task]
+        for sent in self.sends.values():
+            yield from (route for _, route in sent)
+        for tail in self.tails.values():
+            yield from tail.ways
 
     def _own_lanes(self) -> Iterable[Lane]:
         return (lane for lane in self.lanes if lane.number in self.updates)
@@ -318,9 +405,11 @@ class SteadyEngine(Engine):
         place = -1 - micro_batch  # of a tail's part
         if place >= 0:
             tail = self.tails[lane.number]
-            if place < len(tail.ways):
-                self._send(now, lane, tail.cuts[place], tail.ways[place])
-            if place + 1 < len(tail.made):
+            is_last = place + 1 == len(tail.made)
+            ways = slice(place, None if is_last else place + 1)
+            for cut, way in zip(tail.cuts[ways], tail.ways[ways], strict=False):
+                self._send(now, lane, cut, way)
+            if not is_last:
                 return
         Engine._weights_done(self, now, lane, micro_batch, touched)
 
@@ -396,16 +485,3 @@ def _prefetch(lane: Lane) -> None:
     if lane.feed is not None:
         for task in islice((task for task in lane.tasks if not task & 1), PREFETCHED_PIECES):
             lane.missing[task] -= 1
-
-
-def _interface_seconds(lanes: Sequence[Lane]) -> list[float]:
-    """How long each uplink and each downlink is occupied."""
-    seconds: dict[tuple[str, int], float] = {}
-    for lane in lanes:
-        for task in lane.tasks:
-            fed = [] if lane.feed is None or task & 1 else [lane.feed[task]]
-            for route in (*lane.routes[task], *fed):
-                if route.uplink != route.downlink:
-                    for interface in (("up", route.uplink), ("down", route.downlink)):
-                        seconds[interface] = seconds.get(interface, 0.0) + route.seconds
-    return list(seconds.values())

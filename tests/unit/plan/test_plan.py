@@ -50,6 +50,18 @@ def test_whole_micro_batches_may_be_dealt() -> None:
     assert plan.to_json() == content
 
 
+def test_where_sums_turn_is_part_of_it() -> None:
+    content = copy.deepcopy(CONTENT)
+    content["stages"][0] |= {"ahead": True, "turn": 7}
+    plan = Plan.from_json(content)
+    assert [stage.turn for stage in plan.stages] == [7, None]
+    assert plan.to_json() == content
+    for turn in (0, 13):
+        content["stages"][0]["turn"] = turn
+        with pytest.raises(OptionError, match="turn"):
+            Plan.from_json(content)
+
+
 def test_the_batch_size_follows_from_what_is_predicted() -> None:
     content = copy.deepcopy(CONTENT)
     content["predicted"] |= {"round_seconds": 2.0, "samples_per_s": 250.0}

@@ -228,7 +228,9 @@ def test_feeding_all_the_time_limits_a_round() -> None:
     assert simulate(plan, profile, cluster, overlap=True).round_seconds == 10.0
 
 
-def _reducing(bytes_per_s: float, where: int, byte_seconds: float = 0.0) -> Simulation:
+def _reducing(
+    bytes_per_s: float, where: int, byte_seconds: float = 0.0, updates_ahead: bool = True
+) -> Simulation:
     """Two devices; unit `where` of two has a bucket of parameters; backwards of 10 s each."""
     profile = examples.profile([(1.0, 10.0), (1.0, 10.0)])
     units = list(profile.units)
@@ -236,7 +238,8 @@ def _reducing(bytes_per_s: float, where: int, byte_seconds: float = 0.0) -> Simu
     profile = replace(profile, units=tuple(units))
     overheads = replace(NOTHING, byte_seconds=byte_seconds)
     cluster = with_overheads(examples.cluster("a", "b", link=Link(bytes_per_s, 0.0)), overheads)
-    return simulate(shared_plan("a", "b", units=2), profile, cluster, overlap=True)
+    plan = shared_plan("a", "b", units=2)
+    return simulate(plan, profile, cluster, overlap=True, updates_ahead=updates_ahead)
 
 
 def test_an_all_reduce_is_hidden_behind_the_backwards_that_follow() -> None:
@@ -253,8 +256,43 @@ def test_an_all_reduce_of_the_first_unit_cannot_be_hidden() -> None:
     assert simulation.round_seconds == 27.0
 
 
-def test_an_all_reduce_longer_than_what_hides_it_delays_the_update() -> None:
-    assert _reducing(LEAST_BUCKET_BYTES / 15, where=1).round_seconds == 27.0
+def test_an_all_reduce_longer_than_what_hides_it_delays_its_unit_s_next_forward() -> None:
+    assert _reducing(LEAST_BUCKET_BYTES / 15, where=1).round_seconds == 27.0 - 1.0
+    waiting = _reducing(LEAST_BUCKET_BYTES / 15, where=1, updates_ahead=False)
+    assert waiting.round_seconds == 27.0, "where updates wait for the word, for all sums too"
+
+
+def test_what_the_wire_has_not_begun_when_the_backward_is_over_goes_first_units_first() -> None:
+    """
+    compute   ... B2 B1 B0 | F0 waits  | F1 waits  | F2
+    wire             [  2  ][    0    ][    1    ]
+    """
+    profile = examples.profile([(15.0, 10.0)] * 3)
+    units = tuple(replace(unit, parameter_bytes=LEAST_BUCKET_BYTES) for unit in profile.units)
+    profile = replace(profile, units=units)
+    link = Link(LEAST_BUCKET_BYTES / 20, 0.0)  # a bucket takes 20 s
+    cluster = with_overheads(examples.cluster("a", "b", link=link), NOTHING)
+    plan = shared_plan("a", "b", units=3)
+    turned = simulate(plan, profile, cluster, overlap=True)
+    # Unit 2's sum is there at 55 + 20, unit 0's at 95, unit 1's at 115, when F0 has taken 15.
+    assert ends(turned, "all-reduce") == [(55.0, 115.0)] * 2
+    assert turned.round_seconds == 115.0 - 15.0
+    waiting = simulate(plan, profile, cluster, overlap=True, updates_ahead=False)
+    assert waiting.round_seconds == 115.0
+
+
+def test_what_an_uplink_carries_in_a_round_bounds_it_sums_among_it() -> None:
+    profile = examples.profile([(1.0, 1.0)], input_bytes=8)
+    units = (replace(profile.units[0], parameter_bytes=LEAST_BUCKET_BYTES),)
+    profile = replace(profile, units=units)
+    rate = LEAST_BUCKET_BYTES / 20
+    cluster = with_overheads(examples.cluster("a", "b", link=Link(rate, 0.0)), NOTHING)
+    plan = shared_plan("a", "b", units=1)
+    bare = simulate(plan, profile, cluster, overlap=True).round_seconds
+    fed = replace(profile, input_bytes=LEAST_BUCKET_BYTES)
+    assert bare == pytest.approx(22.0)
+    half = plan.split.batch_size / 2  # samples that the holder feeds to b, 20 s each
+    assert simulate(plan, fed, cluster, overlap=True).round_seconds >= 20.0 * (1 + half)
 
 
 @pytest.mark.parametrize(
@@ -263,8 +301,8 @@ def test_an_all_reduce_longer_than_what_hides_it_delays_the_update() -> None:
         (5.0, 22.0 + 4.0),  # hidden from the links' point of view: the core has more to do
         (
             15.0,
-            12.0 + 15.0 + 4.0,
-        ),  # it waits for links: only the only bucket's messages come on top
+            12.0 + 15.0 + 4.0 - 1.0,
+        ),  # unit 1 waits for links: only the only bucket's messages come on top
     ],
 )
 def test_messages_of_an_all_reduce_take_their_part_of_the_core_while_links_carry(
