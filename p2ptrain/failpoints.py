@@ -51,6 +51,8 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "commit.receive.before": "a stage hears that its update counts",
         "update.before": "the update is about to be made",
         "update.after": "it is made",
+        "update.begin.before": "an update is about to be begun before all sums are there",
+        "update.end.after": "all sums are there and it is made",
         "version.after": "it is made, and a copy that was asked for is kept",
         "anew.step.before": "keeper: the next step of a lost stage is about to be done again",
         "anew.after": "keeper: the lost stage is made anew",

@@ -59,7 +59,11 @@ _LOOK = ("look.ask.before", "look.found.before")
 _LOOKING = ("look.measured.after", "look.decided.before")
 _LEAVE = ("leave.receive.before", "leave.answer.before")
 _BORDER = ("settled.receive.before", "settled.answer.before")
-_GROUP = ("bucket.send.before", "bucket.receive.after", "update.before", "update.after")
+_GROUP = (
+    *("bucket.send.before", "bucket.receive.after", "update.before", "update.after"),
+    *("done.send.before", "done.send.after"),
+)
+_TRAILING = ("update.begin.before", "update.end.after")  # where the next order is there in time
 
 
 def every_fault() -> list[Fault]:
@@ -202,6 +206,7 @@ def _of_groups() -> Iterator[Fault]:
     for device in "cd":
         for name in _GROUP:
             yield from (Fault(name, device, device, count, stages=GROUP) for count in (1, 2))
+        yield from (Fault(name, device, device, 1, stages=GROUP) for name in _TRAILING)
 
 
 def _of_the_holder() -> Iterator[Fault]:

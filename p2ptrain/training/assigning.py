@@ -62,6 +62,7 @@ def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assig
             copies_to=where.copies_to,
             tiling=stage.tiling,
             goes_ahead=stage.goes_ahead,
+            turn=stage.turn,
         )
         for stage, where in zip(plan.stages, placed.stages, strict=True)
     )

@@ -44,6 +44,8 @@ class StagePlace:
         copies_to: id of the device that keeps copies of the stage; None = none is kept.
         tiling: how its maps are cut, where `shares` count tiles, in row order.
         goes_ahead: its devices make updates before they count, and keep what was before until then.
+        turn: the next round begins before this one's sums are there, and gradients of units before
+            this one are summed last, first units first (`trailing_update`); None = it does not.
     """
 
     first: int
@@ -56,6 +58,7 @@ class StagePlace:
     copies_to: str | None = None
     tiling: TileShape | None = None
     goes_ahead: bool = False
+    turn: int | None = None
 
     @property
     def leader(self) -> str:
@@ -195,6 +198,9 @@ class Assignment:
         waits = self.clip or self.asynchrony is not None
         if any(place.goes_ahead and (waits or place.tiling is not None) for place in self.stages):
             raise ProtocolError("an update cannot be made ahead of what it waits for")
+        for place in self.stages:
+            if place.turn is not None and any(len(self.stages_of(d)) > 1 for d in place.devices):
+                raise ProtocolError("a device that waits for sums has one stage")
         if self.asynchrony is not None:
             self._check_delays(self.asynchrony)
             return
@@ -247,6 +253,7 @@ def _stage_fields(place: StagePlace) -> dict[str, Any]:
         "copies_to": place.copies_to,
         "tiling": None if place.tiling is None else place.tiling.fields(),
         "ahead": place.goes_ahead,
+        "turn": place.turn,
     }
 
 
@@ -279,11 +286,14 @@ def _read_stage(entry: object) -> StagePlace:
             "copies_to": str() | None as keeper,
             "tiling": tiling,
             "ahead": bool(ahead),
+            "turn": int() | None as turn,
         } if warmup >= 1 and len(shares) == len(devices) == len(set(devices)):
             how, shape = Allocation(allocation), _read_tiling(tiling)
             place = StagePlace(
                 *(first, end, warmup, tuple(devices), tuple(shares)),
-                *(how, held, keeper, shape, ahead),
+                *(how, held, keeper, shape),
+                goes_ahead=ahead,
+                turn=turn,
             )
         case _:
             raise ProtocolError("a stage has units, devices, their shares and how they work")
@@ -293,6 +303,8 @@ def _read_stage(entry: object) -> StagePlace:
         raise ProtocolError("a stage's devices are ids")
     if not all(isinstance(share, int) and share >= 1 for share in place.shares):
         raise ProtocolError("a device's share of a stage is at least 1")
+    if place.turn is not None and not (place.goes_ahead and place.first < place.turn <= place.end):
+        raise ProtocolError("sums turn at one of their stage's units, where updates go ahead")
     if (place.allocation is Allocation.TILES) is (place.tiling is None):
         raise ProtocolError("a tiled stage says how its maps are cut, and no other does")
     return place

@@ -91,13 +91,14 @@ class Bucket:
 
 
 def buckets_of(
-    summands: Iterable[Summand], size_bytes: BucketSize = bucket_bytes
+    summands: Iterable[Summand], size_bytes: BucketSize = bucket_bytes, *, first: int = 0
 ) -> tuple[Bucket, ...]:
     """All tensors in buckets of one dtype each.
 
     Args:
         summands: in the order in which they become final; empty ones are left out.
         size_bytes: of the next bucket; larger tensors are cut.
+        first: number of the first bucket.
     """
     summands = list(summands)
     total: Counter[torch.dtype] = Counter()  # elements
@@ -113,18 +114,18 @@ def buckets_of(
         return max(1, size_bytes(before * each, left[dtype] * each) // each)
 
     def finish(dtype: torch.dtype) -> None:
-        buckets.append(Bucket(len(buckets), dtype, tuple(filling.pop(dtype))))
+        buckets.append(Bucket(first + len(buckets), dtype, tuple(filling.pop(dtype))))
         left[dtype] -= buckets[-1].elements
 
     for summand in summands:
-        first = 0
-        while first < summand.elements:
+        done = 0
+        while done < summand.elements:
             entries = filling.setdefault(summand.dtype, [])
             place = entries[-1].place + entries[-1].elements if entries else 0
             full = limit(summand.dtype)
-            end = min(summand.elements, first + full - place)
-            entries.append(Entry(summand.name, first, end, place))
-            first = end
+            end = min(summand.elements, done + full - place)
+            entries.append(Entry(summand.name, done, end, place))
+            done = end
             if place + entries[-1].elements == full or len(entries) == MAX_ENTRIES:
                 finish(summand.dtype)
     for dtype in list(filling):

@@ -19,6 +19,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from p2ptrain import failpoints
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.model.rounding import decoded, encode, encoded_bytes
 from p2ptrain.net.message import Fields
+from p2ptrain.training.arrived import Arrived
 from p2ptrain.training.bucket_sum import BucketSum
 from p2ptrain.training.buckets import Bucket, Ring
 from p2ptrain.training.protocol import RoundOrder, integer
@@ -58,6 +60,16 @@ class _Frame:
     def key(self) -> tuple[int, int, int]:
         """Names the frame."""
         return self.ordinal, self.bucket, self.step
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class _Chunk:
+    """One that waits to be sent: the lowest rank first, of one rank the oldest."""
+
+    rank: int
+    number: int
+    bucket: int
+    step: int
 
 
 @dataclass(slots=True)
@@ -131,6 +143,10 @@ class GroupReduction:
 
     `begin`, `final` (from the compute thread) and `finish` frame each round of training, and `run`
     runs beside them all the time. Implements `stage_ends.Reduction` and `switchboard.Receiver`.
+
+    Attributes:
+        summed: what.
+        arrived: which of this round's sums are there.
     """
 
     def __init__(
@@ -151,19 +167,23 @@ class GroupReduction:
         self._next = devices[(place + 1) % len(devices)]
         self._line = line
         self._switchboard = switchboard
-        self._summed = summed
+        self.summed = summed
         self._readiness = _Readiness(summed)
         self._loop = asyncio.get_running_loop()
         self._order: RoundOrder | None = None
         self._ordinal = 0
-        self._begun = len(self._summed.buckets)  # buckets of this round that have been packed
+        self._begun = len(self.summed.buckets)  # buckets of this round that have been packed
         self._sums: dict[int, BucketSum] = {}  # those of them that are not complete
         self._arriving = _Arriving()
         # Each bucket under way has one entry a step at most.
-        self._outgoing: asyncio.Queue[tuple[int, int]] = asyncio.Queue(WINDOW * self._ring.steps)
+        self._outgoing: asyncio.PriorityQueue[_Chunk] = asyncio.PriorityQueue(
+            WINDOW * self._ring.steps
+        )
+        self._numbers = count()
         self._settled = asyncio.Event()  # all buckets of the round are complete, or `_failure`
         self._failing = asyncio.Event()
         self._failure: Exception | None = None
+        self.arrived = Arrived()
         switchboard.connect_receiver(line, self, {devices[place - 1]})
 
     # -- a round, as the stage runner sees it ----------------------------------------------------
@@ -174,7 +194,7 @@ class GroupReduction:
         Raises:
             ProtocolError: the neighbour already works on another round.
         """
-        if self._sums or self._begun < len(self._summed.buckets):
+        if self._sums or self._begun < len(self.summed.buckets):
             raise InternalError("a round begins before the sums of the last one are complete")
         if self._arriving.next_round not in (None, order.round.index):
             raise ProtocolError(f"sums of round {self._arriving.next_round} arrived unasked")
@@ -184,8 +204,7 @@ class GroupReduction:
         self._arriving.next_round = None
         self._readiness.reset()
         self._settled.clear()
-        if self._summed.statistics is not None:
-            self._summed.statistics.begin(order.round.micro_batches)
+        self.arrived = Arrived()
 
     def final(self, name: str) -> None:
         """That parameter's gradient will not change any more in this round.
@@ -196,18 +215,22 @@ class GroupReduction:
         if self._readiness.final(name):
             self._loop.call_soon_threadsafe(self._start)
 
+    def all_final(self) -> None:
+        """What was not said to be `final` is so now: the last backward is over."""
+        self._readiness.all_final()
+        self._start()
+        self._settle()
+
     async def finish(self) -> None:
         """Wait until every `.grad`, and every sum of running statistics, is the group's.
 
-        What was not said to be `final` is so now. The statistics wait for their `merge`, which is
-        part of the update.
+        The last backward is over. The statistics wait for their `merge`, which is part of the
+        update.
 
         Raises:
             GradientNotFinite: a gradient of this device is NaN or infinite; also by `run`.
         """
-        self._readiness.all_final()
-        self._start()
-        self._settle()
+        self.all_final()
         await self._settled.wait()
         if self._failure is not None:
             raise self._failure
@@ -230,10 +253,10 @@ class GroupReduction:
     def _start(self) -> None:
         """Begin the next bucket if it may begin; one at a time, so that the loop is not held up."""
         oldest = min(self._sums, default=self._begun)
-        open_window = self._begun < min(oldest + WINDOW, len(self._summed.buckets))
+        open_window = self._begun < min(oldest + WINDOW, len(self.summed.buckets))
         if self._failure is None and open_window and self._readiness.ready(self._begun):
             try:
-                self._begin_bucket(self._summed.buckets[self._begun])
+                self._begin_bucket(self.summed.buckets[self._begun])
             except Exception as error:  # handed to `run` and `finish`
                 self._fail(error)
             else:
@@ -241,11 +264,11 @@ class GroupReduction:
 
     def _begin_bucket(self, bucket: Bucket) -> None:
         assert self._order is not None
-        flat, present = self._summed.pack(bucket, self._order.round.step + 1)
+        flat, present = self.summed.pack(bucket, self._order.round.step + 1)
         self._begun += 1
-        wire = self._summed.wire(bucket)
+        wire = self.summed.wire(bucket)
         self._sums[bucket.index] = BucketSum(self._ring, flat, present, wire)
-        self._outgoing.put_nowait((bucket.index, 0))
+        self._put(bucket.index, 0)
         for frame, values in self._arriving.held.pop((self._ordinal, bucket.index), ()):
             self._receive(frame, values)
 
@@ -255,20 +278,25 @@ class GroupReduction:
             failpoints.reach_now("bucket.receive.after", device=self._own, stage=stage)
         following = self._sums[frame.bucket].receive(frame.step, frame.present, values)
         if following is not None:
-            self._outgoing.put_nowait((frame.bucket, following))
+            self._put(frame.bucket, following)
         self._complete(frame.bucket)
+
+    def _put(self, index: int, step: int) -> None:
+        rank = self.summed.rank(index)
+        self._outgoing.put_nowait(_Chunk(rank, next(self._numbers), index, step))
 
     def _complete(self, index: int) -> None:
         """If the bucket is complete, write it back and let another one begin."""
         total = self._sums[index]
         if total.complete:
             del self._sums[index]
-            self._summed.unpack(self._summed.buckets[index], total.flat, total.present)
+            self.summed.unpack(self.summed.buckets[index], total.flat, total.present)
+            self.arrived.add(index)
             self._settle()
             self._start()
 
     def _settle(self) -> None:
-        if self._begun == len(self._summed.buckets) and not self._sums:
+        if self._begun == len(self.summed.buckets) and not self._sums:
             self._settled.set()
 
     def _fail(self, error: Exception) -> None:
@@ -280,18 +308,19 @@ class GroupReduction:
 
     async def _send(self) -> None:
         while True:
-            index, step = await self._outgoing.get()
+            outgoing = await self._outgoing.get()
+            index, step = outgoing.bucket, outgoing.step
             assert self._order is not None
             total = self._sums[index]
             present, chunk = total.outgoing(step)
-            bucket = self._summed.buckets[index]
+            bucket = self.summed.buckets[index]
             fields = {
                 "round": self._order.round.index,
                 "bucket": index,
                 "step": step,
                 "present": present.to_bytes(_present_bytes(bucket), "little"),
             }
-            encoded = encode(chunk, self._summed.wire(bucket))
+            encoded = encode(chunk, self.summed.wire(bucket))
             parts = [_bytes_of(encoded)] if chunk.numel() else []
             if failpoints.armed:
                 place = {"stage": self._line.stage, "step": self._order.round.step}
@@ -307,9 +336,9 @@ class GroupReduction:
             ProtocolError: it will not, or not of this size.
         """
         frame = self._checked(fields)
-        bucket = self._summed.buckets[frame.bucket]
+        bucket = self.summed.buckets[frame.bucket]
         elements = self._elements(frame)
-        sizes = [encoded_bytes(self._summed.wire(bucket), bucket.dtype, elements)] * bool(elements)
+        sizes = [encoded_bytes(self.summed.wire(bucket), bucket.dtype, elements)] * bool(elements)
         if list(part_bytes) != sizes:
             raise ProtocolError(f"a chunk of {list(part_bytes)} bytes instead of {sizes}")
         begun = self._sums.get(frame.bucket) if frame.ordinal == self._ordinal else None
@@ -327,8 +356,8 @@ class GroupReduction:
         encoded = self._arriving.opened.pop(frame.key, None)
         if encoded is None:
             raise ProtocolError("a chunk was never opened")
-        bucket = self._summed.buckets[frame.bucket]
-        wire = self._summed.wire(bucket)
+        bucket = self.summed.buckets[frame.bucket]
+        wire = self.summed.wire(bucket)
         values = decoded(encoded, bucket.dtype, self._elements(frame), wire)
         if frame.ordinal == self._ordinal and frame.bucket in self._sums:
             self._receive(frame, values)
@@ -342,15 +371,15 @@ class GroupReduction:
 
     def _elements(self, frame: _Frame) -> int:
         """Of the frame's chunk."""
-        bucket = self._summed.buckets[frame.bucket]
+        bucket = self.summed.buckets[frame.bucket]
         first, end = self._ring.chunk(self._ring.received(frame.step), bucket.elements)
         return end - first
 
     def _read(self, fields: Fields) -> _Frame:
         """The frame, if it is one of this epoch's ring."""
-        index = integer(fields, "bucket", 0, len(self._summed.buckets) - 1)
+        index = integer(fields, "bucket", 0, len(self.summed.buckets) - 1)
         present = fields.get("present")
-        length = _present_bytes(self._summed.buckets[index])
+        length = _present_bytes(self.summed.buckets[index])
         if not isinstance(present, bytes) or len(present) != length:
             raise ProtocolError(f"bucket {index} has {length} bytes of presence bits")
         return _Frame(
@@ -374,7 +403,7 @@ class GroupReduction:
     def _checked(self, fields: Fields) -> _Frame:
         """The frame, if this device still wants it and is not flooded."""
         frame = self._read(fields)
-        buckets = len(self._summed.buckets)
+        buckets = len(self.summed.buckets)
         ahead = (frame.ordinal - self._ordinal) * buckets + frame.bucket
         oldest = min(self._sums, default=self._begun)
         begun = frame.ordinal == self._ordinal and frame.bucket < self._begun

@@ -12,6 +12,12 @@ Qi et al. 2023, section 4), and the next round begins:
     |-- forwards, backwards --|-- advance --|-- of the next round --|-- apply --|
                                   (copies of all that changes; the holder decides)
 
+Or it is begun before the group's sums are all there, and made by the next round's first forward:
+
+    version v                                                                   version v + 1
+    |-- forwards, backwards --|-- begin_update --|-- update_some, end_update --|-- apply --|
+                                                  (ready as soon as all sums are there)
+
 An update changes everything or, where it fails half-way, leaves the stage `torn`: then nothing of
 it counts any more. All but `version`, `ready` and `torn` is for the compute thread, or for whoever
 has made sure that the thread does nothing of this stage (`ComputeThread.flush`).
@@ -20,7 +26,7 @@ has made sure that the thread does nothing of this stage (`ComputeThread.flush`)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -75,7 +81,7 @@ class TrainedStage(ABC):
     def copied(self, slot: Named) -> dict[str, Tensor]:
         """Copies of what the last update gave, in the memory of `slot` as far as it fits.
 
-        Ask before a forward comes after an update that does not count yet.
+        Ask before a forward comes after an update that does not count yet, where it writes.
         """
         return {name: copy_into(slot.get(name), tensor) for name, tensor in self._newest().items()}
 
@@ -112,7 +118,7 @@ class LiveStage(TrainedStage):
     Attributes:
         version: which state it is; changes in `apply` alone.
         ready: what `apply` makes of it; None while gradients are missing.
-        is_ahead: the tensors are those of `ready` already, or of what follows.
+        is_ahead: the tensors are those of the next version already, or on the way there.
     """
 
     def __init__(
@@ -125,10 +131,13 @@ class LiveStage(TrainedStage):
         self._order: RoundOrder | None = None
         self._saved = SavedBuffers(self._written())
         self._before: dict[str, Tensor] = {}  # where ahead: of `version`, what updates change
+        self._left: set[str] | None = None  # of an update that was begun, whom it has not changed
 
-    def save(self) -> None:
-        """A round of training begins: keep what its forwards will write."""
+    def save(self, micro_batches: int) -> None:
+        """A round of so many micro-batches begins: keep what its forwards will write."""
         self._saved.save()
+        if self.stage.statistics is not None:
+            self.stage.statistics.begin(micro_batches)
 
     def get_ready(self, order: RoundOrder) -> None:
         """All gradients of the round are complete, sums over the group and over stages too.
@@ -136,9 +145,9 @@ class LiveStage(TrainedStage):
         Raises:
             InternalError: some micro-batch is not finished, or it is another update's turn.
         """
-        if self.stage.held() or self.is_ahead or order.round.step != self.version.step:
-            raise InternalError(f"not ready for update {order.round.step} at {self.version}")
-        self._order = order
+        if not self.is_ahead or order is not self._order:  # else it was begun
+            self._check_turn(order)
+            self._order = order
         self.ready = Version(order.round.step + 1, self._epoch)
 
     def advance(self) -> None:
@@ -150,24 +159,66 @@ class LiveStage(TrainedStage):
             RuntimeError, MemoryError: there is no memory for what it was; unless `torn`, nothing
                 has changed.
         """
+        self._keep_before()
+        self._step(None)
+        self.is_ahead = True
+
+    def begin_update(self, order: RoundOrder) -> None:
+        """Make ready to update what has its sums before all are there; `named` stays as it was.
+
+        All backwards of the round are over. For updates without a coefficient.
+
+        Raises:
+            InternalError: they are not, or it is another update's turn.
+            RuntimeError, MemoryError: there is no memory for what it was; nothing has changed.
+        """
+        self._check_turn(order)
+        self._keep_before()
+        self._order, self._left = order, set(self.optimizer.parameters)
+        self.is_ahead = True
+
+    def update_some(self, names: Iterable[str]) -> None:
+        """Update those of these parameters that the update has not changed yet."""
+        some = [name for name in names if self._left is not None and name in self._left]
+        if not some:
+            return
+        assert self._order is not None
+        assert self._left is not None
+        with self._whole_or_torn():
+            self.optimizer.step(self._order.lr_factor, some)
+            self.optimizer.zero_grad(some)
+            self._left.difference_update(some)
+
+    def end_update(self) -> None:
+        """Make what is left of an update that was begun: all sums are there."""
+        if self._left is not None:
+            self.update_some(tuple(self._left))
+            with self._whole_or_torn():
+                self._round_counts()
+            self._left = None
+
+    def _check_turn(self, order: RoundOrder) -> None:
+        if self.stage.held() or self.is_ahead or order.round.step != self.version.step:
+            raise InternalError(f"not ready for update {order.round.step} at {self.version}")
+
+    def _keep_before(self) -> None:
         changing = {name: tensor for name, tensor in self.named().items() if self._changes(name)}
         if self._before.keys() == changing.keys():
             torch._foreach_copy_(list(self._before.values()), [*changing.values()])
         else:  # the first update makes the optimizer's state
             slot = self._before
             self._before = {n: copy_into(slot.get(n), tensor) for n, tensor in changing.items()}
-        self._step(None)
-        self.is_ahead = True
 
     def apply(self, coefficient: Coefficient | None) -> None:
         """Make the update that the stage is ready for, as far as that is not done; it counts.
 
-        Where the stage is ahead this touches no tensor, and may be called while forwards run.
+        Where all of it is done this touches no tensor, and may be called while forwards run.
         """
         if self.ready is None:
             raise InternalError("an update without gradients")
         if not self.is_ahead:
             self._step(coefficient)
+        self.end_update()
         self.is_ahead = False
         self.version, self.coefficient = self.ready, coefficient
         self.ready = self._order = None
@@ -189,9 +240,13 @@ class LiveStage(TrainedStage):
                 clip.scale_(self.optimizer.gradients().values(), clip.to_tensor(*coefficient))
             self.optimizer.step(self._order.lr_factor)
             self.optimizer.zero_grad()
-            if self.stage.statistics is not None:
-                self.stage.statistics.merge()
-            self._saved.forget()
+            self._round_counts()
+
+    def _round_counts(self) -> None:
+        """What its forwards wrote does."""
+        if self.stage.statistics is not None:
+            self.stage.statistics.merge()
+        self._saved.forget()
 
     def _changes(self, name: str) -> bool:
         """Whether a round and its update may change that tensor."""

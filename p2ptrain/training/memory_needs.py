@@ -83,7 +83,8 @@ def with_all_memory(
         ahead = has_room and _may_go_ahead(plan, request, holder)
         for name in names if ahead else ():
             peaks[name] += before
-        stages.append(replace(stage, goes_ahead=ahead))
+        turn = stage.turn if ahead else None
+        stages.append(replace(stage, goes_ahead=ahead, turn=turn))
     predicted = replace(plan.predicted, peak_bytes=peaks)
     return replace(plan, stages=tuple(stages), predicted=predicted)
 

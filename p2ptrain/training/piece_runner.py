@@ -68,6 +68,7 @@ class StageTask:
         device: this one.
         keeps: whether this device copies the stage when a round's order says so.
         goes_ahead: whether it makes updates before they count (`update.Update`).
+        trails: whether a round may begin before the sums of the one before are there.
     """
 
     index: int
@@ -80,6 +81,7 @@ class StageTask:
     device: str
     keeps: bool
     goes_ahead: bool = False
+    trails: bool = False
 
     def piece(self, shape: Round, number: int) -> Piece | None:
         """This device's part of a micro-batch; None = it has none."""
@@ -147,7 +149,7 @@ class PieceRunner(ABC):
     async def _compute_forward(self, order: RoundOrder, piece: Piece, compute: Forward) -> float:
         """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
         inputs, targets = await self._inputs(order, piece)
-        run = partial(_on_joined, compute, inputs, targets)
+        run = partial(on_joined, compute, inputs, targets)
         outputs = await self._run((1, -self.task.index), run)
         return await self._give_forward(order, piece, outputs)
 
@@ -203,7 +205,7 @@ class PieceRunner(ABC):
         loss = 0.0
         for piece in self.task.pieces(order.round):
             inputs, targets = await self._inputs(order, piece)
-            run = partial(_on_joined, self._tensors.stage.evaluate, inputs, targets)
+            run = partial(on_joined, self._tensors.stage.evaluate, inputs, targets)
             outputs = await self._run((1, -self.task.index), run)
             if self._lines.forward is not None:
                 await self._lines.forward.put(piece, outputs)
@@ -213,17 +215,22 @@ class PieceRunner(ABC):
                 await self._links.send_output(piece, outputs[1:])
         return loss
 
-    async def _inputs(self, order: RoundOrder, piece: Piece) -> tuple[Gathered, Gathered | None]:
+    async def _inputs(
+        self, order: RoundOrder, piece: Piece, *, started: bool = True
+    ) -> tuple[Gathered, Gathered | None]:
+        """Wait for them; `started`: whoever feeds may send one more piece."""
         if failpoints.armed:
             await self._reach("forward.receive.before", order)
         inputs = await self._lines.activations.take(piece.key)
         if failpoints.armed:
             await self._reach("forward.receive.after", order)
-        await self._links.send_started(piece, targets=False)
+        if started:
+            await self._links.send_started(piece, targets=False)
         if not self.task.uses_targets:
             return inputs, None
         targets = await self._lines.targets.take(piece.key)
-        await self._links.send_started(piece, targets=True)
+        if started:
+            await self._links.send_started(piece, targets=True)
         return inputs, targets
 
     async def _run(self, urgency: tuple[int, ...], function: Callable[[], T]) -> T:
@@ -236,7 +243,7 @@ class PieceRunner(ABC):
         await failpoints.reach(name, device=task.device, stage=task.index, step=step)
 
 
-def _on_joined(
+def on_joined(
     function: Forward,
     inputs: Gathered,
     targets: Gathered | None,

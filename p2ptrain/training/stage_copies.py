@@ -65,13 +65,18 @@ class StageCopies:
         slot = self._slot()
         self._keep(await self._run(partial(self._copied, slot)))
 
-    async def _changed(self, change: Callable[[], None], *, copies: bool) -> Named | None:
+    async def _changed(
+        self, change: Callable[[], None], *, copies: bool, is_round_over: bool = True
+    ) -> Named | None:
         """Make an update in the compute thread and, in the same task, a copy of what it gives.
 
         None without a copy, or where it finds no memory: the update is whole then too.
+
+        Args:
+            is_round_over: no activations are held.
         """
         slot = self._slot() if copies else None
-        return await self._run(partial(self._change_and_copy, change, slot))
+        return await self._run(partial(self._change_and_copy, change, slot, is_round_over))
 
     def _slot(self) -> Named:
         return self._store.slot(Kind.KEPT, *self._units) or {}
@@ -82,11 +87,14 @@ class StageCopies:
             self._store.put(Kind.KEPT, *self._units, version, kept, {})
         self.on_kept(self._stage, version, None if kept is not None else "no memory")
 
-    def _change_and_copy(self, change: Callable[[], None], slot: Named | None) -> Named | None:
+    def _change_and_copy(
+        self, change: Callable[[], None], slot: Named | None, is_round_over: bool
+    ) -> Named | None:
         with beside_the_heap():
             change()
             kept = None if slot is None else self._copied(slot)
-        self._creep.round_ended()
+        if is_round_over:
+            self._creep.round_ended()
         return kept
 
     def _copied(self, slot: Named) -> Named | None:

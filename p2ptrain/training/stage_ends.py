@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2ptrain.model.share import Span
+from p2ptrain.training.arrived import Arrived
 from p2ptrain.training.inlet import Inlet, Piece, Value
 from p2ptrain.training.protocol import RoundOrder
+from p2ptrain.training.summed import Summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,19 @@ class Reduction(Protocol):
     def begin(self, order: RoundOrder) -> None:
         """A round of training starts."""
 
+    @property
+    def summed(self) -> Summed:
+        """What is summed."""
+
+    @property
+    def arrived(self) -> Arrived:
+        """Which sums of the round that was begun last are there."""
+
     def final(self, name: str) -> None:
         """That parameter's gradient will not change any more; called from the compute thread."""
+
+    def all_final(self) -> None:
+        """Nor will any other."""
 
     async def finish(self) -> None:
         """Wait until every gradient is the group's sum."""

@@ -14,7 +14,7 @@ from p2ptrain.model.values import ValueDescription
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.division import Division, Slice, divisions
-from p2ptrain.training.epoch_links import EpochLinks, Shell
+from p2ptrain.training.epoch_links import EpochLinks, Shell, shared_tensors
 from p2ptrain.training.group_reduction import FLOW, GroupReduction
 from p2ptrain.training.inlet import Contents, Expected, Inlet
 from p2ptrain.training.outlets import Outlets
@@ -64,7 +64,20 @@ class StageLines:
             device=self._shell.mesh.self_id,
             keeps=self._keeps,
             goes_ahead=self._place.goes_ahead,
+            trails=self._turn is not None,
         )
+
+    @property
+    def _turn(self) -> int | None:
+        """Of its sums; None where an update waits for all of them.
+
+        It does where gradients are summed over stages too, and where torch's fast loops may write
+        to them while they still travel on (`foreach` with Nesterov's momentum does).
+        """
+        tied = shared_tensors(self._assignment, self._description).values()
+        writes = any(self._assignment.optimizer.get(loop) for loop in ("foreach", "fused"))
+        waits = writes or any(self._index in stages for stages in tied)
+        return None if waits else self._place.turn
 
     @property
     def _keeps(self) -> bool:
@@ -197,7 +210,7 @@ class StageLines:
             return None
         line = Line(self._assignment.key, self._index, FLOW)
         me, switchboard = self._shell.mesh.self_id, self._shell.switchboard
-        summed = Summed(stage, wire=self._assignment.wire)
+        summed = Summed(stage, wire=self._assignment.wire, turn=self._turn)
         return GroupReduction(summed, line, self._place.devices, me, switchboard)
 
 

@@ -19,29 +19,56 @@ Where the plan splits the backward, gradients of weights are computed while an i
 the rest before the stage is done (`plan.schedule.ZeroBubble`).
 
 A device that shares the stage with others does those tasks of the stage's order in which it has a
-part.
+part. Where the plan lets their sums trail, the next round's first forward does not wait for all of
+them, but at each unit for that unit's (`trailing_update`):
+
+    compute   F .. F B .. B | F: unit 0 | 1, 2 | 3 ...
+    wire               sums of the round   | done, of the round before this one
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
 from p2ptrain import failpoints
+from p2ptrain.model.share import Span
 from p2ptrain.plan.schedule import Action, ZeroBubble, one_f_one_b
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.epoch_log import EpochLog
 from p2ptrain.training.inlet import Piece, Value
 from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.piece_runner import Forward, NotFinite, PieceRunner, StageTask, draw
+from p2ptrain.training.piece_runner import (
+    Forward,
+    NotFinite,
+    PieceRunner,
+    StageTask,
+    draw,
+    on_joined,
+)
 from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
+from p2ptrain.training.scope import task_scope
 from p2ptrain.training.stage_ends import Lines, StageLinks
+from p2ptrain.training.trailing_update import TrailingUpdate
 from p2ptrain.training.update import Update
 from p2ptrain.training.versions import VersionStore
+
+
+@dataclass(frozen=True, slots=True)
+class _Trailing:
+    """A round whose backwards are over while its sums still arrive.
+
+    Attributes:
+        loss: this device's part of it.
+    """
+
+    order: RoundOrder
+    loss: float
 
 
 class StageRunner(PieceRunner):
@@ -75,7 +102,10 @@ class StageRunner(PieceRunner):
             goes_ahead=task.goes_ahead,
         )
         self._is_first = True
+        self._micro_batches = 0  # of this round
         self._is_saved = False  # what the forwards of this round write
+        self._next: RoundOrder | None = None  # taken from the queue, not begun
+        self._trailing: _Trailing | None = None
 
     async def run(self) -> None:
         """Serve rounds, and let updates count that were made ahead of the word."""
@@ -93,7 +123,7 @@ class StageRunner(PieceRunner):
 
     async def _serve(self) -> None:
         while True:
-            order = await self._orders.get()
+            order, self._next = self._next or await self._orders.get(), None
             if order.round.mode is Mode.TRAIN:
                 await self._train(order)
             else:
@@ -102,15 +132,47 @@ class StageRunner(PieceRunner):
     # -- training --------------------------------------------------------------------------------
 
     async def _train(self, order: RoundOrder) -> None:
-        if self._lines.reduction is not None:
+        if self._lines.reduction is not None and self._trailing is None:
             self._lines.reduction.begin(order)
-        self._is_saved = False
+        self._micro_batches, self._is_saved = order.round.micro_batches, False
         if self.task.held is None:
             loss = await self._in_strict_order(order)
         else:
             loss = await self._in_two_parts(order, self.task.held)
+        if self._trailing is not None:  # this device has no part in the round
+            await self._end_trailing(order, asyncio.Event())
+        if not self._is_saved:
+            await self._run((0, self.task.index), self._save)
+        if await self._trails(order):
+            self._trailing = _Trailing(order, loss)
+            return
         await self._complete(order)
         await self.update.make(order, partial(self._report, order, loss))
+
+    async def _trails(self, order: RoundOrder) -> bool:
+        """Whether the next round begins before this one's sums are there; its update then has."""
+        reduction = self._lines.reduction
+        if reduction is None or not self.task.trails or not self.update.goes_ahead:
+            return False
+        reduction.all_final()
+        if self._is_first or self._orders.empty():
+            return False
+        self._next = self._orders.get_nowait()
+        return self._next.round.mode is Mode.TRAIN and await self.update.begin(order)
+
+    async def _end_trailing(self, following: RoundOrder, summed: asyncio.Event) -> None:
+        """Wait for the sums that trail, and say that the round which they are of is done.
+
+        `summed`: set once they are there.
+        """
+        reduction, trailing = self._lines.reduction, self._trailing
+        assert reduction is not None
+        assert trailing is not None
+        await reduction.finish()
+        reduction.begin(following)
+        summed.set()
+        await self.update.end(trailing.order, partial(self._report, trailing.order, trailing.loss))
+        self._trailing = None
 
     async def _in_strict_order(self, order: RoundOrder) -> float:
         loss = 0.0
@@ -173,18 +235,54 @@ class StageRunner(PieceRunner):
             share=piece.samples / piece.size,
             split=self.task.held is not None,
         )
-        run = forward if self._is_saved else partial(self._saving, forward)
         try:
-            return await self._compute_forward(order, piece, run)
+            if self._trailing is not None:
+                return await self._trailing_forward(order, piece, forward)
+            return await self._compute_forward(order, piece, partial(self._saving, forward))
         except NotFinite:
             await self.update.counted()  # an update before this one is told of before
             raise
 
     def _saving(self, run: Forward, inputs: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
-        """Before the round's first forward, in the same task: keep what forwards will write."""
-        self.live.save()
-        self._is_saved = True
+        self._save()
         return run(inputs, targets)
+
+    def _save(self) -> None:
+        """Before the round's first forward, in the same task: keep what forwards will write."""
+        if not self._is_saved:
+            self.live.save(self._micro_batches)
+            self._is_saved = True
+
+    async def _trailing_forward(
+        self, order: RoundOrder, piece: Piece, forward: Callable[..., list[Tensor]]
+    ) -> float:
+        """The round's first, which makes the update of the round before."""
+        reduction = self._lines.reduction
+        assert reduction is not None
+        arrived = reduction.arrived
+        update = TrailingUpdate(self.live, reduction.summed, arrived, order.round.micro_batches)
+        async with task_scope() as scope:
+            summed = asyncio.Event()
+            ending = scope.create_task(self._end_trailing(order, summed))
+            try:
+                given = await self._inputs(order, piece, started=False)
+                scope.create_task(self._tell_started(piece, summed))
+                run = partial(on_joined, partial(forward, passing=update), *given)
+                outputs = await self._run((1, -self.task.index), run)
+            except BaseException:
+                arrived.give_up()  # the thread is at rest soon
+                raise
+            self._is_saved = True
+            self._busy += Span(-arrived.waited_seconds, 0.0)
+            await ending
+        return await self._give_forward(order, piece, outputs)
+
+    async def _tell_started(self, piece: Piece, summed: asyncio.Event) -> None:
+        """Not before the sums are there: what is fed then would take the wire from them."""
+        await summed.wait()
+        await self._links.send_started(piece, targets=False)
+        if self.task.uses_targets:
+            await self._links.send_started(piece, targets=True)
 
     async def _backward(
         self,

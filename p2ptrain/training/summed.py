@@ -1,17 +1,25 @@
 """What the devices of a stage sum after a round, copied into buckets and taken from them.
 
 Gradients in the order in which a backward finishes them; before them the running statistics, which
-are complete when the backwards of the last micro-batches begin. Everything here costs about the
-time of copying a bucket, so that the event loop can do it while the compute thread works.
+are complete when the backwards of the last micro-batches begin. Where the next round begins before
+all sums are there (`trailing_update`), those that the wire comes to after the backward go in the
+order in which a forward wants them, the first units' first (P3, Jayarajan et al., MLSys 2019):
 
-A gradient that is whole in its bucket lies there from then on. Nobody writes to it before the
-update, which waits until all devices have all sums: nothing of it is on its way any more by then.
+    units of a backward      5  4  3  2  1  0
+    sums, turning at unit 3  5  4  3 .......... 0  1  2
+    units of a forward                          0  1  2  3  4  5
+
+Everything here costs about the time of copying a bucket, so that the event loop can do it while the
+compute thread works.
+
+A gradient that is whole in its bucket lies there from then on. Parts of it may still be on their
+way to others when it is complete here, so nobody writes to it: updates read it. Where it is clipped
+the update waits until all devices have all sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,7 +29,7 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.wire_format import WireFormat
-from p2ptrain.plan.overlap import bucket_bytes
+from p2ptrain.plan.overlap import bucket_bytes, turned_bucket_bytes
 from p2ptrain.training.buckets import Bucket, BucketSize, Entry, Summand, buckets_of
 
 
@@ -49,6 +57,7 @@ class Summed:
 
     Attributes:
         buckets: in the order in which they start.
+        units: of each parameter, the first one that uses it.
         statistics: of the stage, to begin each round; None where it has one device.
         statistics_names: of the sums that are theirs.
     """
@@ -58,26 +67,55 @@ class Summed:
         stage: Stage,
         size_bytes: BucketSize = bucket_bytes,
         wire: WireFormat = WireFormat.EXACT,
+        turn: int | None = None,
+        turned_bytes: BucketSize = turned_bucket_bytes,
     ) -> None:
-        """The sums of a stage that was built with `shared=True`; `wire` is the job's."""
+        """The sums of a stage that was built with `shared=True`.
+
+        Args:
+            wire: of the job.
+            size_bytes: of buckets.
+            turn: gradients of the units before it come last, in the order of the units.
+            turned_bytes: of the buckets of those.
+        """
         self._description, self._units = stage.description, (stage.first, stage.end)
         parameters = stage.parameters()
+        self.units = first_units(stage.description, stage.first, stage.end)
         names = gradient_order(stage.description, stage.first, stage.end)
         self._parameters = {name: parameters[name] for name in names}
         self._layouts = {n: torch.empty_like(p).stride() for n, p in self._parameters.items()}
         self.statistics = stage.statistics
         self._sums = stage.statistics.sums if stage.statistics is not None else {}
         tensors: Mapping[str, Tensor] = {**self._sums, **self._parameters}
-        summands = [Summand(name, t.dtype, t.numel()) for name, t in tensors.items()]
         self.statistics_names = frozenset(self._sums)
-        apart = len(self._sums) if wire is not WireFormat.EXACT else 0
-        statistics = buckets_of(summands[:apart], size_bytes)
-        rest = buckets_of(summands[apart:], size_bytes)
-        shifted = (replace(bucket, index=bucket.index + len(statistics)) for bucket in rest)
-        self.buckets = (*statistics, *shifted)
-        exact = self.statistics_names
-        self._wires = [WireFormat.EXACT if b.names & exact else wire for b in self.buckets]
+        last = [name for name in names if turn is not None and self.units[name] < turn]
+        rest = [name for name in names if name not in set(last)]
+        last.sort(key=self.units.__getitem__)
+        exact = wire is WireFormat.EXACT
+        first = [[*self._sums, *rest]] if exact else [[*self._sums], rest]
+        self.buckets: tuple[Bucket, ...] = ()
+        for names, size in [*((run, size_bytes) for run in first), (last, turned_bytes)]:
+            summands = (Summand(name, tensors[name].dtype, tensors[name].numel()) for name in names)
+            self.buckets += buckets_of(summands, size, first=len(self.buckets))
+        unit = {name: number for name, number in self.units.items() if turn is not None}
+        self._ranks = [min(unit.get(name, stage.end) for name in b.names) for b in self.buckets]
+        self._wires = [
+            WireFormat.EXACT if bucket.names & self.statistics_names else wire
+            for bucket in self.buckets
+        ]
         self._given: set[str] = set()  # whose gradient of this round comes from other devices only
+
+    def buckets_of_names(self) -> dict[str, frozenset[int]]:
+        """Parameter -> numbers of the buckets that have a part of it."""
+        found: dict[str, set[int]] = {name: set() for name in self._parameters}
+        for bucket in self.buckets:
+            for name in bucket.names & found.keys():
+                found[name].add(bucket.index)
+        return {name: frozenset(numbers) for name, numbers in found.items()}
+
+    def rank(self, index: int) -> int:
+        """Of that bucket: chunks of the lowest go first."""
+        return self._ranks[index]
 
     def wire(self, bucket: Bucket) -> WireFormat:
         """How a bucket's chunks travel: running statistics exactly, in buckets of their own."""
@@ -161,14 +199,31 @@ def gradient_order(description: ModelDescription, first: int, end: int) -> list[
 
     A gradient is final when the backward has come past the parameter's first use.
     """
+    first_use = _first_use(description, first, end)
+    names = description.trainable_names(first, end)
+    return sorted(names, key=lambda name: -first_use.get(name, -1))
+
+
+def first_units(description: ModelDescription, first: int, end: int) -> dict[str, int]:
+    """The first of units [first, end) that uses each trainable parameter; `end` where none does."""
+    uses = _first_use(description, first, end)
+    names = description.trainable_names(first, end)
+    units = dict.fromkeys(names, end)
+    for number in range(first, end):
+        start, stop = description.units[number].train
+        units |= {name: number for name in names if start <= uses.get(name, -1) < stop}
+    return units
+
+
+def _first_use(description: ModelDescription, first: int, end: int) -> dict[str, int]:
+    """Tensor of the state -> the first node of units [first, end) that uses it in training."""
     start, stop = description.node_range(first, end, "train")
     first_use: dict[str, int] = {}
     for index in range(start, stop):
         for reference in description.train.nodes[index].references():
             if isinstance(reference, StateRef):
                 first_use.setdefault(reference.name, index)
-    names = description.trainable_names(first, end)
-    return sorted(names, key=lambda name: -first_use.get(name, -1))
+    return first_use
 
 
 def _as_it_lies(dense: Tensor) -> Tensor:

@@ -11,6 +11,15 @@ that one's update waits until this one counts, so that nobody is more than one a
     gradients complete ── ready, done ──► holder
     update, copy                                     all stages are: the update counts
     the next round's forwards ...         ◄── commit
+
+Of a stage that several devices hold, the next round may begin before all sums are there:
+
+    own gradients complete
+    copy of what was
+    the next round's first forward updates as sums come (`trailing_update`)
+    gradients complete ── ready, done ──► holder
+    the rest of the update                           all stages are: the update counts
+    the next round's forwards ...         ◄── commit
 """
 
 from __future__ import annotations
@@ -89,6 +98,36 @@ class Update(StageCopies):
             if not is_ahead:
                 self._settled.set()
 
+    async def begin(self, order: RoundOrder) -> bool:
+        """Begin the round's update before all sums are there; False where memory lacks for that.
+
+        `end` follows; else `make` does.
+        """
+        await self._settled.wait()
+        if failpoints.armed:
+            await self._reach("update.begin.before", order)
+        try:
+            await self._changed(partial(self._live.begin_update, order), copies=False)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._stays_behind(error)
+            return False
+        self._settled.clear()
+        return True
+
+    async def end(self, order: RoundOrder, say_done: Callable[[], Awaitable[None]]) -> None:
+        """All sums are there: be ready, say so, and make what is left of the update."""
+        self._live.get_ready(order)
+        self._commit = asyncio.get_running_loop().create_future()
+        await say_done()
+        kept = await self._changed(
+            self._live.end_update, copies=self._is_copied(order), is_round_over=False
+        )
+        if failpoints.armed:
+            await self._reach("update.end.after", order)
+        self._ahead.put_nowait(_Made(order, kept))
+
     async def run(self) -> None:
         """Let updates that were made ahead count once they do, until cancelled."""
         try:
@@ -101,6 +140,11 @@ class Update(StageCopies):
                 self._settled.set()
         finally:
             self._settled.set()
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether updates are still made before they count."""
+        return self._goes_ahead
 
     def commit(self, commit: Commit) -> None:
         """The update that this stage is ready for counts.
@@ -129,7 +173,7 @@ class Update(StageCopies):
             PeerError: it was not made: the epoch has ended before, or it has failed.
         """
         await self.counted()
-        if self._live.torn or self._live.ready is not None:
+        if self._live.torn or self._live.is_ahead or self._live.ready is not None:
             raise PeerError(f"update {self._live.version.step} was not made here")
 
     async def _go_ahead(self, order: RoundOrder) -> bool:
@@ -139,11 +183,14 @@ class Update(StageCopies):
         except (RuntimeError, MemoryError) as error:
             if self._live.torn or not is_out_of_memory(error):
                 raise
-            log.info("not_ahead", stage=self._stage, why=str(error))
-            self._goes_ahead = False
+            self._stays_behind(error)
             return False
         self._ahead.put_nowait(_Made(order, kept))
         return True
+
+    def _stays_behind(self, error: BaseException) -> None:
+        log.info("not_ahead", stage=self._stage, why=str(error))
+        self._goes_ahead = False
 
     async def _made(self, order: RoundOrder, change: Callable[[], None]) -> Named | None:
         """The copy of what it gives, where one is asked for and there is memory."""

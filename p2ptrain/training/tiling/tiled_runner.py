@@ -79,9 +79,8 @@ class TiledRunner(StageRunner):
         key, mode = piece.key.micro_batch, piece.mode
 
         def begin() -> list[Message]:
-            if mode is Mode.TRAIN and not self._is_saved:
-                self.live.save()
-                self._is_saved = True
+            if mode is Mode.TRAIN:
+                self._save()
             images = [value for value in inputs.join() if value is not None]
             return self._stage.begin_forward(key, mode, images, piece.samples)
 

@@ -17,7 +17,7 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.diagnosis import NonFinite, any_broken
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.program import Seed
-from p2ptrain.model.stage import NO_SEED, Stage
+from p2ptrain.model.stage import NO_SEED, Passing, Stage
 from p2ptrain.model.tiles.device_pass import Address, DevicePass
 from p2ptrain.model.tiles.messages import Message
 from p2ptrain.model.tiles.program import Replica, TileProgram
@@ -182,6 +182,7 @@ class TiledStage(Stage):
         share: float = 1.0,
         split: bool = False,
         parameters: Mapping[str, Tensor] | None = None,
+        passing: Passing | None = None,
     ) -> list[Tensor]:
         """Raises InternalError: tiles need what other devices tell them."""
         raise InternalError("a tiled stage is begun, and told by others")

@@ -23,12 +23,16 @@ DEALT = Allocation.MICRO_BATCHES
 class Stage:
     """`shares` of the next devices; what they count; whether the backward is split.
 
-    `slack`: so many micro-batches more than the warm-up may be without their weight gradients.
+    Attributes:
+        slack: so many micro-batches more than the warm-up may be without their weight gradients.
+        turns: where there are several, the next round begins before all sums are there, as far as
+            updates go ahead; sums turn in the middle of the stage.
     """
 
     shares: tuple[int, ...]
     allocation: Allocation = Allocation.SAMPLES
     slack: int | None = None
+    turns: bool = True
 
 
 def divided(*shares: int) -> Stage:
@@ -77,5 +81,8 @@ def _planned(
         members = tuple(DeviceShare(next(free), share) for share in stage.shares)
         depth = min(split.micro_batches, device_count(stages[index:]) + len(stages) - index - 1)
         held = None if stage.slack is None else min(split.micro_batches, depth + stage.slack)
-        planned.append(PlannedStage(borders, members, depth, stage.allocation, held=held))
+        turn = sum(borders) // 2 + 1 if stage.turns and len(members) > 1 else None
+        planned.append(
+            PlannedStage(borders, members, depth, stage.allocation, held=held, turn=turn)
+        )
     return tuple(planned)

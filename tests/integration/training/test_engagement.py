@@ -80,7 +80,8 @@ async def _broken_off(
     count = case.devices
     monkeypatch.setattr(failpoints, "_all", [])
     monkeypatch.setattr(failpoints, "armed", False)
-    failpoints.arm("update.after", lambda _: made.set(), device=memory_id("b"), step=1)
+    for place in ("update.after", "update.end.after"):
+        failpoints.arm(place, lambda _: made.set(), device=memory_id("b"), step=1)
 
     def on_send(pass_on: Send) -> Send:
         async def send(mesh: MemoryMesh, peer: str, message: Message) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from p2ptrain import failpoints
 from p2ptrain.errors import TrainingError
+from p2ptrain.mesh.memory import memory_id
 from p2ptrain.observe.events import Eval, Event, Step, Warned
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.job import SGD, AdamW, Job
@@ -109,6 +112,48 @@ async def test_whatever_the_job(
     found = difference(outcome, plain_torch(case))
     assert found.loss < TOLERANCE
     assert found.state < TOLERANCE
+
+
+@pytest.mark.parametrize("plan", [[dealt(2, 2)], [divided(4), dealt(2, 2)]], ids=_named)
+async def test_a_round_begins_while_sums_of_the_one_before_travel(
+    monkeypatch: pytest.MonkeyPatch, plan: Sequence[Stage]
+) -> None:
+    """A chunk is held until its device has the next round's first piece: else it would hang."""
+    case = Case("residual", devices=device_count(plan), steps=6, dtype=torch.float64)
+    loop = asyncio.get_running_loop()
+    is_there = loop.create_future()
+    group = memory_id("abc"[device_count(plan) - 1])
+    held: list[int] = []
+
+    def hold(reached: failpoints.Reached) -> asyncio.Future[None]:
+        held.append(reached.step)
+        return is_there
+
+    def let_go(_reached: failpoints.Reached) -> None:
+        is_there.set_result(None)
+
+    failpoints.arm("bucket.send.before", hold, device=group, step=3)
+    failpoints.arm("forward.receive.after", let_go, device=group, step=4)
+    try:
+        outcome, _ = await _trained(monkeypatch, plan, case)
+    finally:
+        failpoints.disarm()
+    assert held == [3]
+    found = difference(outcome, plain_torch(case))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
+
+
+async def test_where_all_sums_are_waited_for_a_round_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case("residual", devices=2, steps=5, dtype=torch.float64)
+    for turns in (False, True):
+        plan = [replace(dealt(2, 2), turns=turns)]
+        outcome, _ = await _trained(monkeypatch, plan, case)
+        found = difference(outcome, plain_torch(case))
+        assert found.loss < TOLERANCE
+        assert found.state < TOLERANCE
 
 
 async def test_dropout_is_the_same_when_whole_micro_batches_are_dealt(

@@ -44,6 +44,23 @@ def test_no_update_is_made_ahead_of_what_it_waits_for() -> None:
             Assignment.from_bytes(bad.to_bytes())
 
 
+def test_sums_turn_inside_their_stage_where_updates_go_ahead() -> None:
+    good = assignment(replace(shared(3, 1), goes_ahead=True, turn=2))
+    assert Assignment.from_bytes(good.to_bytes()) == good
+    places = [replace(good.stages[0], turn=turn) for turn in (0, 4)]
+    for place in (*places, replace(good.stages[0], goes_ahead=False)):
+        with pytest.raises(ProtocolError, match="sums turn at one of their stage's units"):
+            Assignment.from_bytes(assignment(place).to_bytes())
+
+
+def test_who_waits_for_sums_has_no_other_stage_that_may_be_waited_for() -> None:
+    first = replace(shared(3, 1), goes_ahead=True, turn=2)
+    last = replace(shared(4), first=3, end=5)
+    bad = replace(assignment(first), stages=(first, last))
+    with pytest.raises(ProtocolError, match="waits for sums has one stage"):
+        Assignment.from_bytes(bad.to_bytes())
+
+
 @pytest.mark.parametrize("shares", [(0,), (4, 0), (0, 4), (5, -1)])
 def test_a_device_without_a_share_is_refused(shares: tuple[int, ...]) -> None:
     for allocation in Allocation:

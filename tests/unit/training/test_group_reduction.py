@@ -116,9 +116,13 @@ class Device:
 
 @asynccontextmanager
 async def _group(
-    captured: Captured, count: int, bucket_bytes: int = BUCKET_BYTES
+    captured: Captured, count: int, bucket_bytes: int = BUCKET_BYTES, turn: int | None = None
 ) -> AsyncIterator[list[Device]]:
     """Devices whose reductions run."""
+
+    def size(*_: int) -> int:
+        return bucket_bytes
+
     names = "abcdefgh"[:count]
     async with MemoryHousehold(names) as household, task_scope() as scope:
         ids = [household[name].self_id for name in names]
@@ -129,7 +133,7 @@ async def _group(
             log: list[str] = []
             mesh = household[name]
             board = LoggedSwitchboard(mesh, log)
-            summed = Summed(stage, lambda *_: bucket_bytes)
+            summed = Summed(stage, size, turn=turn, turned_bytes=size)
             reduction = GroupReduction(summed, LINE, ids, mesh.self_id, board)
             group.append(Device(stage, board, reduction, log))
         tasks = [scope.create_task(device.reduction.run()) for device in group]
@@ -151,6 +155,8 @@ def _compute(device: Device, mine: Sequence[int], *, report: bool = True) -> Non
         device.log.append(f"final {name}")
         device.reduction.final(name)
 
+    assert device.stage.statistics is not None
+    device.stage.statistics.begin(len(parts))
     for number in mine:
         inputs, target = parts[number]
         device.stage.forward(number, [inputs], [target], weight=len(inputs) / SAMPLES)
@@ -170,11 +176,12 @@ async def _round(group: Sequence[Device], shares: tuple[int, ...], index: int = 
             scope.create_task(device.reduction.finish())
 
 
+@pytest.mark.parametrize("turn", [None, 1, 3, 99])
 @pytest.mark.parametrize("shares", [(3, 2), (2, 1, 2), (1, 1, 1, 1, 1)])
 async def test_gradients_and_statistics_are_plain_torchs(
-    prepared: Prepared, shares: tuple[int, ...]
+    prepared: Prepared, shares: tuple[int, ...], turn: int | None
 ) -> None:
-    async with _group(prepared.captured, len(shares)) as group:
+    async with _group(prepared.captured, len(shares), turn=turn) as group:
         before = [{n: t.clone() for n, t in d.stage.state().items()} for d in group]
         await _round(group, shares)
         for device, state in zip(group, before, strict=True):
@@ -189,12 +196,53 @@ async def test_gradients_and_statistics_are_plain_torchs(
                     assert tensor.grad.stride() == tensor.stride()
 
 
+@pytest.mark.parametrize("turn", [1, 3, 99])
+def test_sums_turn_at_a_unit(prepared: Prepared, turn: int) -> None:
+    """Those of the units from it on as a backward makes them, then a forward's first units'."""
+    description = prepared.captured.description
+    units = len(description.units)
+    stage = Stage(description, 0, units, prepared.captured.state(), shared=True)
+    summed = Summed(stage, lambda *_: BUCKET_BYTES, turn=turn, turned_bytes=lambda *_: 8)
+    entries = [entry for bucket in summed.buckets for entry in bucket.entries]
+    names = list(dict.fromkeys(e.name for e in entries if e.name not in summed.statistics_names))
+    backward = gradient_order(description, 0, units)
+    late = [name for name in names if summed.units[name] < turn]
+    assert sorted(names) == sorted(backward)
+    assert names == [n for n in backward if n not in late] + late
+    assert [summed.units[name] for name in late] == sorted(summed.units[name] for name in late)
+    ranks = [summed.rank(bucket.index) for bucket in summed.buckets]
+    for bucket, rank in zip(summed.buckets, ranks, strict=True):
+        assert rank == min(summed.units.get(name, units) for name in bucket.names)
+        here = {summed.units[name] < turn for name in bucket.names & summed.units.keys()}
+        assert len(here) < 2, "no bucket has some of both"
+    in_backward_order = Summed(stage, lambda *_: BUCKET_BYTES)
+    assert {in_backward_order.rank(b.index) for b in in_backward_order.buckets} == {units}
+
+
+async def test_of_what_waits_to_be_sent_the_first_units_go_first(prepared: Prepared) -> None:
+    """Of the window: it is full before its first chunk is gone."""
+    async with _group(prepared.captured, 2, turn=1) as group:
+        first, second = group
+        for device in group:
+            device.board.turns = lambda: 20
+            device.reduction.begin(_order())
+        await asyncio.to_thread(_compute, first, (0, 2, 4), report=False)
+        await asyncio.to_thread(_compute, second, (1, 3), report=False)
+        await asyncio.gather(*(device.reduction.finish() for device in group))
+        sent = [int(line.split()[1]) for line in second.log if line.startswith("sent")]
+        begun = list(dict.fromkeys(sent))[:WINDOW]
+        assert begun[0] == 0
+        rank = second.reduction.summed.rank
+        assert begun[1:] == sorted(range(1, WINDOW), key=rank)
+        assert begun[1:] != [*range(1, WINDOW)], "in which they were begun"
+
+
 async def test_gradients_that_are_whole_in_a_bucket_lie_there(prepared: Prepared) -> None:
     async with _group(prepared.captured, 2) as group:
         await _round(group, (3, 2))
         for device in group:
             parameters = device.stage.parameters()
-            for bucket in device.reduction._summed.buckets:
+            for bucket in device.reduction.summed.buckets:
                 whole = [
                     parameters[entry.name].grad
                     for entry in bucket.entries
@@ -280,7 +328,7 @@ async def test_buckets_leave_before_the_last_gradient_is_final(prepared: Prepare
             before = device.log[: device.log.index("final of all")]
             # All buckets but the last had gone round by then: a chunk in each of two steps.
             sent = {entry for entry in before if entry.startswith("sent")}
-            assert len(sent) == len(device.reduction._summed.buckets) - 1 > 5
+            assert len(sent) == len(device.reduction.summed.buckets) - 1 > 5
 
 
 def _units(prepared: Prepared) -> Sequence[object]:

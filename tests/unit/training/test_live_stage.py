@@ -86,7 +86,7 @@ def compute_round(
     live: LiveStage, micro_batches: int = MICRO_BATCHES, *, split: bool = False
 ) -> None:
     x, y = data()
-    live.save()
+    live.save(MICRO_BATCHES)
     for number in range(micro_batches):
         part = slice(number * MICRO_BATCH, (number + 1) * MICRO_BATCH)
         weight = MICRO_BATCH / SAMPLES

@@ -252,3 +252,77 @@ async def test_without_memory_to_go_ahead_a_stage_waits_for_the_word(
             await making
             monkeypatch.setattr(kept.live, "advance", pytest.fail)  # it does not ask again
     assert kept.live.version == Version(2, EPOCH)
+
+
+async def test_begun_before_all_sums_are_there_an_update_is_ready_when_they_are(
+    captured: Captured,
+) -> None:
+    kept, plain = Kept(captured, goes_ahead=True), Kept(captured)
+    async with counting(kept.update):
+        for step in range(3):
+            await plain.round(step, keep=step == 1)
+            before = kept.live.copied({})
+            compute_round(kept.live)
+            order = replace(make_order(step), keep=step == 1)
+            assert await kept.update.begin(order)
+            assert (kept.live.version.step, kept.live.ready) == (step, None)
+            kept.live.update_some(["head.weight"])
+            assert_equal(kept.live.named(), before)
+            await kept.update.end(order, said)
+            assert kept.live.ready == Version(step + 1, EPOCH)
+            assert_equal(kept.live.named(), before)
+            assert_equal(kept.live.present(), plain.live.named())
+            kept.update.commit(Commit(0, step))
+            await kept.update.settled()
+            assert_equal(kept.live.named(), plain.live.named())
+    assert kept.told == plain.told == [(3, Version(2, EPOCH), None)]
+    copies = [one.store.named(*one.units, Version(2, EPOCH)) for one in (kept, plain)]
+    assert copies[0] is not None
+    assert copies[1] is not None
+    assert_equal(copies[0], copies[1])
+
+
+async def test_the_next_update_is_begun_when_the_one_before_counts(captured: Captured) -> None:
+    kept = Kept(captured, goes_ahead=True)
+    async with counting(kept.update):
+        compute_round(kept.live)
+        await kept.update.make(make_order(0), said)
+        compute_round(kept.live)
+        beginning = asyncio.create_task(kept.update.begin(make_order(1)))
+        await asyncio.sleep(0)
+        assert not beginning.done()
+        kept.update.commit(Commit(0, 0))
+        assert await beginning
+        assert kept.live.version == Version(1, EPOCH)
+
+
+async def test_who_stops_before_the_sums_are_there_has_not_made_it(captured: Captured) -> None:
+    kept = Kept(captured, goes_ahead=True)
+    before = kept.live.copied({})
+    async with counting(kept.update):
+        compute_round(kept.live)
+        await kept.update.begin(make_order(0))
+        kept.live.update_some(["head.bias"])
+        settled = asyncio.create_task(kept.update.settled())
+        await asyncio.sleep(0)
+    with pytest.raises(PeerError, match="update 0 was not made here"):
+        await settled
+    assert_equal(kept.live.named(), before)
+
+
+async def test_without_memory_to_begin_it_waits_for_all_sums(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(captured, goes_ahead=True)
+
+    def no_memory(_order: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(kept.live, "begin_update", no_memory)
+    compute_round(kept.live)
+    assert kept.update.goes_ahead
+    assert not await kept.update.begin(make_order(0))
+    assert not kept.update.goes_ahead, "nor does it try again"
+    assert not kept.live.is_ahead
+    await kept.update.make(make_order(0), kept._commit_at_once)
+    assert kept.live.version == Version(1, EPOCH)
