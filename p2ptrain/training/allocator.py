@@ -35,6 +35,10 @@ CREEP_PARTS = 10
 """One of so many parts of a process is worth giving back, and no less than LEAST_CREEP_BYTES: the
 pages that the next round needs after all must be had anew. With 32 devices gave back, one after the
 other, in most of a job's first rounds, each of which took a third longer for all."""
+LEARNING_ROUNDS = 8
+"""In which what rounds end with is what they need. A device that is a little late finds more waiting
+than in the round before; with fewer what that had taken was given back, and had anew when it next
+happened: of a job's first six rounds one or two took twice as long."""
 
 
 def keep_freed_memory() -> bool:
@@ -94,16 +98,19 @@ class Creep:
         """Tests bring their own; by default it is this process's heap."""
         self._used_bytes = used_bytes
         self._give_back = give_back
-        self._least: int | None = None  # that a round has ended with since the last time
+        self._most = 0  # that a round has ended with while it was learnt
+        self._left = LEARNING_ROUNDS  # rounds that it is learnt from
 
     def round_ended(self) -> None:
-        """Look, when least is in use: what the first round after a trim ends with is needed."""
+        """Look, when least is in use: what the first rounds end with, and those after a trim, is
+        needed."""
         used = self._used_bytes()
-        if self._least is None or used < self._least:
-            self._least = used
-        elif used - self._least > max(LEAST_CREEP_BYTES, self._least // CREEP_PARTS):
+        if self._left:
+            self._most = max(self._most, used)
+            self._left -= 1
+        elif used - self._most > max(LEAST_CREEP_BYTES, self._most // CREEP_PARTS):
             self._give_back()
-            self._least = None
+            self._most, self._left = 0, LEARNING_ROUNDS
 
 
 def _glibc() -> ctypes.CDLL | None:

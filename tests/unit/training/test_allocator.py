@@ -9,7 +9,12 @@ import sys
 
 import pytest
 
-from p2ptrain.training.allocator import LEAST_CREEP_BYTES, Creep, keep_freed_memory
+from p2ptrain.training.allocator import (
+    LEARNING_ROUNDS,
+    LEAST_CREEP_BYTES,
+    Creep,
+    keep_freed_memory,
+)
 
 MIB = 1 << 20
 BLOCK_BYTES = 20 << 20
@@ -97,18 +102,23 @@ def test_large_blocks_can_lie_beside_the_heap_and_leave_no_hole() -> None:
     subprocess.run([sys.executable, "-c", BESIDE], check=True)
 
 
+LEARNT = (0,) * (LEARNING_ROUNDS - 1)
+"""The other rounds that are learnt from."""
+
+
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
-        ((300, 295, 320, 324, 325, 296, 300, 326, 400, 405, 440, 441, 500), [325, 326, 441]),
-        ((100, 112, 113, 100, 112, 95, 107, 108), [113, 108]),
+        ((300, *LEARNT, 295, 330, 331, 300, *LEARNT, 330, 400, 250, *LEARNT, 276), [331, 400, 276]),
+        ((100, *LEARNT, 112, 113, 100, *LEARNT, 95, 112, 113), [113, 113]),
+        ((300, 600, 300, 900, 300, 300, 300, 900, 300, 989, 990, 991), [991]),
     ],
-    ids=["a tenth", "no less than 12 MiB"],
+    ids=["a tenth", "no less than 12 MiB", "the most of the first rounds is needed"],
 )
 def test_what_has_crept_up_is_given_back_and_what_rounds_need_is_not(
     ends: tuple[int, ...], expected: list[int]
 ) -> None:
-    """A copy that has come to stay is given back for once: then it is what rounds end with."""
+    """What has come to stay is given back for once: then it is what rounds end with."""
     used, given = [0], []
     creep = Creep(lambda: used[0], lambda: given.append(used[0] // MIB))
     for now in ends:
