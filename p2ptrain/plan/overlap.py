@@ -212,7 +212,7 @@ class OverlapCosts:
 
     def turned_buckets(self, first: int, turn: int) -> tuple[Bucket, ...]:
         """The gradients of units [first, turn) in the order in which a forward wants them."""
-        key = turn, first
+        key = turn, first  # descending: none of `buckets`'
         if key not in self._buckets:
             buckets: list[Bucket] = []
             before = gathered = 0

@@ -36,9 +36,9 @@ CREEP_PARTS = 10
 pages that the next round needs after all must be had anew. With 32 devices gave back, one after the
 other, in most of a job's first rounds, each of which took a third longer for all."""
 LEARNING_ROUNDS = 8
-"""In which what rounds end with is what they need. A device that is a little late finds more waiting
-than in the round before; with fewer what that had taken was given back, and had anew when it next
-happened: of a job's first six rounds one or two took twice as long."""
+"""In which what rounds end with is what they need. A device that is a little late finds more
+waiting than in the round before; with fewer what that had taken was given back, and had anew when
+it next happened: of a job's first six rounds one or two took twice as long."""
 
 
 def keep_freed_memory() -> bool:
