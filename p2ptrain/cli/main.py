@@ -7,9 +7,11 @@ says how to see its traceback.
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from p2ptrain._version import __version__
 from p2ptrain.cli import (
@@ -31,6 +33,7 @@ from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, UsageError
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.observe.events import Failed
 
+_OWN = Path(__file__).resolve().parent.parent
 _COMMANDS = (
     *(join, train, status, invite, devices, remove),
     *(profile, plan, simulate, demo, doctor),
@@ -96,11 +99,20 @@ def _cause(error: Exception) -> Exception:
 def _text(error: Exception, *, debug: bool) -> str:
     if isinstance(error, UserError | PeerError):
         return str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and error.strerror and error.errno != errno.EBADF:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where}"
     hint = "please report it" if debug else "run again with --debug and report it"
-    return f"internal error: {type(error).__name__}: {error} ({hint})"
+    return f"internal error{_place(error)}: {type(error).__name__}: {error} ({hint})"
+
+
+def _place(error: Exception) -> str:
+    """Where in our code it was, so that what does not happen again can still be looked for."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_OWN)]
+    if not own:
+        return ""
+    return f" in {Path(own[-1].filename).relative_to(_OWN).as_posix()}, line {own[-1].lineno}"
 
 
 def _say(message: str, output: Output) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -114,8 +116,18 @@ def test_a_bug_says_how_to_see_more(
     failing(KeyError("x"))
     assert cli.main(["status"]) == 1
     err = capsys.readouterr().err
-    assert "internal error: KeyError: 'x' (run again with --debug" in err
+    assert re.search(
+        r"internal error in cli/main\.py, line \d+: KeyError: 'x' \(run again with --debug", err
+    )
     assert "Traceback" not in err
+
+
+def test_a_descriptor_that_is_none_is_a_bug_of_ours(
+    failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(OSError(errno.EBADF, "Bad file descriptor"))
+    assert cli.main(["status"]) == 1
+    assert "internal error in cli/main.py, line" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(
