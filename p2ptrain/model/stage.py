@@ -160,8 +160,7 @@ class Stage:
                     leaf = inputs[position].detach().requires_grad_()
                     leaves.append(leaf)
                     received[position] = _receive(leaf, gradients, position)
-            rest = (later, parameters, passing)
-            outputs = self._run(key, share, received, targets, seed, *rest)
+            outputs = self._run(key, share, received, targets, seed, later, parameters, passing)
             roots = list(outputs)
             if self._is_last and weight is not None:
                 roots = [outputs[0] * weight]

@@ -138,6 +138,11 @@ class CostModel:
         """That direction; from a device to itself nothing takes time."""
         return self.links.link(sender, receiver)
 
+    def ring_links(self, devices: Sequence[int]) -> list[Link]:
+        """Each device's to the next one, the last one's to the first."""
+        hops = zip(devices, (*devices[1:], devices[0]), strict=True)
+        return [self.link(*hop) for hop in hops]
+
     def all_reduce_seconds(self, devices: Sequence[int], first: int, end: int) -> float:
         """Ring all-reduce of the parameters of units [first, end) over a group.
 

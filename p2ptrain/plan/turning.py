@@ -58,5 +58,4 @@ def _last_backward(
 def _seconds_per_byte(cost: CostModel, devices: tuple[int, ...]) -> float:
     """Of a bucket's bytes on their way round the ring."""
     count = len(devices)
-    hops = zip(devices, (*devices[1:], devices[0]), strict=True)
-    return 2 * (count - 1) / count / min(cost.link(*hop).bytes_per_s for hop in hops)
+    return 2 * (count - 1) / count / min(link.bytes_per_s for link in cost.ring_links(devices))

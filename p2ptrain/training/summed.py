@@ -20,6 +20,7 @@ the update waits until all devices have all sums.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -105,13 +106,23 @@ class Summed:
         ]
         self._given: set[str] = set()  # whose gradient of this round comes from other devices only
 
-    def buckets_of_names(self) -> dict[str, frozenset[int]]:
+    @cached_property
+    def buckets_of_names(self) -> Mapping[str, frozenset[int]]:
         """Parameter -> numbers of the buckets that have a part of it."""
         found: dict[str, set[int]] = {name: set() for name in self._parameters}
         for bucket in self.buckets:
             for name in bucket.names & found.keys():
                 found[name].add(bucket.index)
         return {name: frozenset(numbers) for name, numbers in found.items()}
+
+    @cached_property
+    def buckets_of_units(self) -> Mapping[int, frozenset[int]]:
+        """Unit -> numbers of the buckets of all parameters that it is the first to use."""
+        found: dict[int, frozenset[int]] = {}
+        for name, numbers in self.buckets_of_names.items():
+            unit = self.units[name]
+            found[unit] = found.get(unit, frozenset()) | numbers
+        return found
 
     def rank(self, index: int) -> int:
         """Of that bucket: chunks of the lowest go first."""

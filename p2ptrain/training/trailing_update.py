@@ -29,13 +29,10 @@ class TrailingUpdate:
             micro_batches: of the round that begins.
         """
         self._live = live
+        self._summed = summed
         self._arrived = arrived
         self._micro_batches = micro_batches
-        self._awaited: dict[int, set[str]] = {}  # unit -> names first used there, not updated yet
-        for name, unit in summed.units.items():
-            self._awaited.setdefault(unit, set()).add(name)
-        self._buckets = summed.buckets_of_names()
-        self._every = range(len(summed.buckets))
+        self._there = frozenset[int]()  # sums of which the update is made
 
     def unit(self, number: int) -> None:
         """Wait for what that unit needs, and update all that can be.
@@ -43,13 +40,12 @@ class TrailingUpdate:
         Raises:
             GivenUp: the round has been.
         """
-        wanted = self._awaited.get(number)
-        if not wanted:
+        wanted = self._summed.buckets_of_units.get(number, frozenset())
+        if wanted <= self._there:
             return
-        there = self._arrived.wait(set[int]().union(*(self._buckets[name] for name in wanted)))
-        self._live.update_some([n for n, buckets in self._buckets.items() if buckets <= there])
-        for names in self._awaited.values():
-            names.difference_update([n for n in names if self._buckets[n] <= there])
+        self._there = self._arrived.wait(wanted)
+        buckets = self._summed.buckets_of_names.items()
+        self._live.update_some([name for name, numbers in buckets if numbers <= self._there])
 
     def end(self) -> None:
         """Wait for all the others; the round of this forward begins then.
@@ -57,6 +53,6 @@ class TrailingUpdate:
         Raises:
             GivenUp: the round has been.
         """
-        self._arrived.wait(self._every)
+        self._arrived.wait(range(len(self._summed.buckets)))
         self._live.end_update()
         self._live.save(self._micro_batches)

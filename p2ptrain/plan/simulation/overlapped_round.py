@@ -140,8 +140,7 @@ class _Ring:
     def ways(self, place: int, collector: int) -> list[Route]:
         """How each bucket travels from the lane at `place` to the next."""
         lane, after = self.lanes[place], self.lanes[(place + 1) % len(self.lanes)]
-        hops = pairwise([*self.lanes, self.lanes[0]])
-        links = [self.cost.link(one.device, other.device) for one, other in hops]
+        links = self.cost.ring_links([one.device for one in self.lanes])
         steps = 2 * (len(self.lanes) - 1)
         return [
             Route(

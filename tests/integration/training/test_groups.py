@@ -64,15 +64,20 @@ async def _trained(
     return outcome_of(household.losses, made), household
 
 
+def _check_plain_torchs(outcome: Outcome, case: Case) -> None:
+    """Losses and trained weights."""
+    found = difference(outcome, plain_torch(case))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=_named)
 async def test_any_plan_trains_as_plain_torch(
     monkeypatch: pytest.MonkeyPatch, plan: Sequence[Stage]
 ) -> None:
     case = Case("mlp", devices=device_count(plan), steps=5, dtype=torch.float64)
     outcome, _ = await _trained(monkeypatch, plan, case)
-    found = difference(outcome, plain_torch(case))
-    assert found.loss < TOLERANCE
-    assert found.state < TOLERANCE
+    _check_plain_torchs(outcome, case)
 
 
 @pytest.mark.parametrize("model", ["cnn", "residual", "unet", "frozen", "custom_loss", "gpt"])
@@ -85,9 +90,7 @@ async def test_whole_micro_batches_are_exact_for_any_model(
     """BatchNorm's statistics, running ones included, and tied weights too."""
     case = Case(model, devices=device_count(plan), steps=4, dtype=torch.float64)
     outcome, _ = await _trained(monkeypatch, plan, case)
-    found = difference(outcome, plain_torch(case))
-    assert found.loss < TOLERANCE
-    assert found.state < TOLERANCE
+    _check_plain_torchs(outcome, case)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +112,7 @@ async def test_whatever_the_job(
     """Among them a last micro-batch of two samples, in which not every device has a part."""
     case = Case("mlp", devices=device_count(plan), steps=4, dtype=torch.float64)
     outcome, _ = await _trained(monkeypatch, plan, case := replace(case, **changed))
-    found = difference(outcome, plain_torch(case))
-    assert found.loss < TOLERANCE
-    assert found.state < TOLERANCE
+    _check_plain_torchs(outcome, case)
 
 
 @pytest.mark.parametrize("plan", [[dealt(2, 2)], [divided(4), dealt(2, 2)]], ids=_named)
@@ -139,9 +140,7 @@ async def test_a_round_begins_while_sums_of_the_one_before_travel(
     finally:
         failpoints.disarm()
     assert held == [3]
-    found = difference(outcome, plain_torch(case))
-    assert found.loss < TOLERANCE
-    assert found.state < TOLERANCE
+    _check_plain_torchs(outcome, case)
 
 
 async def test_where_all_sums_are_waited_for_a_round_is_the_same(
@@ -151,9 +150,7 @@ async def test_where_all_sums_are_waited_for_a_round_is_the_same(
     for turns in (False, True):
         plan = [replace(dealt(2, 2), turns=turns)]
         outcome, _ = await _trained(monkeypatch, plan, case)
-        found = difference(outcome, plain_torch(case))
-        assert found.loss < TOLERANCE
-        assert found.state < TOLERANCE
+        _check_plain_torchs(outcome, case)
 
 
 async def test_dropout_is_the_same_when_whole_micro_batches_are_dealt(

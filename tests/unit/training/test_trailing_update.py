@@ -111,7 +111,7 @@ def test_the_same_bits_in_whatever_order_sums_come(
 def test_a_unit_waits_for_its_own_sums_only(captured: Captured) -> None:
     trailing = Trailing(captured, turn=UNITS)
     update = TrailingUpdate(trailing.live, trailing.summed, trailing.arrived, MICRO_BATCHES)
-    needs, units = trailing.summed.buckets_of_names(), trailing.summed.units
+    needs, units = trailing.summed.buckets_of_names, trailing.summed.units
     there = set[int]()
     with ThreadPoolExecutor(1) as thread:
         for unit in range(UNITS):
