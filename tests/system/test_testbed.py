@@ -116,6 +116,16 @@ def test_shares_and_rates_change_while_commands_run(home: Testbed) -> None:
         process.wait()
 
 
+def test_nothing_stays_in_the_queue_of_a_cable_that_becomes_slower(home: Testbed) -> None:
+    laptop, pi = home["laptop"], home["pi-1"]
+    with full_load.running(pi, "receive"), full_load.running(laptop, "send", pi.address):
+        for _ in range(5):
+            _until(lambda: _sent_mbit(laptop, 0.1) > 50, "it sends, and more waits")
+            laptop.set_rate(1)
+            _until(lambda: 0.1 < _sent_mbit(laptop, 1.0) < 1.3, "what waited goes on, slowly")
+            laptop.set_rate(100)
+
+
 def test_who_takes_more_memory_than_there_is_is_killed(home: Testbed) -> None:
     pi = home["pi-1"]
     take = [sys.executable, "-c", f"x = b'x' * {150 * MIB}; print('taken')"]

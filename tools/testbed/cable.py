@@ -5,7 +5,8 @@ which serves the bucket late does not cost rate at 1 Gbit/s, and so little that 
 not carried faster than a real cable would. TCP hands over pieces of at most half a bucket: larger
 ones the kernel would cut into packets here, which at 100 Mbit/s costs several times the processor
 time of all the rest. The queue before it holds 50 ms, about what a cheap home
-switch does at 100 Mbit/s.
+switch does at 100 Mbit/s. Where the rate falls, the new bucket has room for the largest piece that
+may wait from before: the kernel never lets a larger one go, nor anything behind it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _BUCKET_SECONDS = 0.005
 _LEAST_BUCKET_BYTES = 16 * 1024
 _QUEUE_SECONDS = 0.05
 _MOST_PIECE_BYTES = 65_536
+_WITH_HEADERS = 1.06
+"""On the wire a piece is so many times longer: each of its packets has a header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +151,17 @@ def ip(*arguments: str) -> str:
 
 
 def _set_bucket(namespace: str, interface: str, mbit: float) -> None:
-    rate, burst = f"{round(mbit * 1e6)}bit", str(bucket_bytes(mbit))
+    waiting_bytes = min(_bucket_bytes_now(namespace, interface) // 2, _MOST_PIECE_BYTES)
+    burst = str(max(bucket_bytes(mbit), round(waiting_bytes * _WITH_HEADERS)))
+    rate = f"{round(mbit * 1e6)}bit"
     latency = f"{round(1e6 * _QUEUE_SECONDS)}us"
     bucket = ("tbf", "rate", rate, "burst", burst, "latency", latency)
     _run("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *bucket)
+
+
+def _bucket_bytes_now(namespace: str, interface: str) -> int:
+    shown = json.loads(_run("tc", "-n", namespace, "-j", "qdisc", "show", "dev", interface))
+    return max((one["options"].get("burst", 0) for one in shown), default=0)
 
 
 def _remove_bucket(namespace: str, interface: str) -> None:
