@@ -141,6 +141,11 @@ class Connections:
         """Ids of the devices with a link that is up."""
         return [peer_id for peer_id, peer in self._peers.items() if _is_up(peer)]
 
+    def received_bytes(self) -> dict[str, int]:
+        """What came so far over each link that is up, by the device's id."""
+        links = ((key, peer.current) for key, peer in self._peers.items() if _is_up(peer))
+        return {key: link.link.received_bytes for key, link in links if link is not None}
+
     def link(self, peer_id: str) -> PeerLink | None:
         """The link that is up, if there is one."""
         peer = self._peers.get(peer_id)

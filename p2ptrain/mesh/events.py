@@ -70,6 +70,17 @@ class LinkLost:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkTraffic:
+    """Much came over some links since the last such event, of whatever kind.
+
+    Attributes:
+        came: peer -> a time not later than that of the last bytes.
+    """
+
+    came: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """This device leaves; carry out the instructions, then close."""
 
@@ -93,7 +104,7 @@ class TrustChanged:
 
 
 MembershipEvent: TypeAlias = (
-    MessageReceived | LinkUp | LinkLost | Leave | SelfChanged | TrustChanged
+    MessageReceived | LinkUp | LinkLost | LinkTraffic | Leave | SelfChanged | TrustChanged
 )
 
 

@@ -1,7 +1,8 @@
 """Who does not answer: direct probes, probes through helpers, probes done for others.
 
 SWIM's failure detector (Das et al. 2002, section 3) with Lifeguard's nack (Dadgar et al. 2017,
-section 4.1). It finds silence; what follows from a finding is membership.py's business.
+section 4.1). Data that keeps coming over a link answers a probe as well, which may wait behind it
+(traffic.py). It finds silence; what follows from a finding is membership.py's business.
 """
 
 from __future__ import annotations
@@ -115,6 +116,9 @@ class FailureDetector:
     def _judge_probes(self, now: float) -> list[Finding]:
         findings: list[Finding] = []
         for number, probe in self._prober.due_probes(now):
+            if self._links.last_flow(probe.target) >= probe.started:
+                self._prober.end(number)  # it only has to wait behind data, there or back
+                continue
             if not probe.indirect:
                 self._ask_helpers(number, probe)
                 continue
@@ -156,7 +160,8 @@ class FailureDetector:
         """Probe the target for `peer`, or say at once that we cannot."""
         target = message.target
         due = now + self._config.relay_timeout_seconds
-        if target == self._table.me.id:
+        flows = self._links.last_flow(target) >= now - self._config.probe_deadline_seconds
+        if flows or target == self._table.me.id:
             self._send(peer, MembershipMessage(Kind.ACK, sequence=message.sequence))
         elif self._links.is_lost(target):
             self._answer_relay(Relay(peer, message.sequence, target, due))

@@ -31,6 +31,7 @@ from p2ptrain.mesh.events import (
     Instruction,
     Leave,
     LinkLost,
+    LinkTraffic,
     LinkUp,
     MemberRecord,
     MembershipEvent,
@@ -52,6 +53,7 @@ __all__ = [
     "Changed",
     "Leave",
     "LinkLost",
+    "LinkTraffic",
     "LinkUp",
     "MemberRecord",
     "Membership",
@@ -142,6 +144,8 @@ class Membership:
                 self._sending.sync_with(peer, answer=False)
             case LinkLost(peer, refused):
                 self._on_link_lost(peer, refused)
+            case LinkTraffic(came):
+                self._on_traffic(came)
             case Leave():
                 self._put_self(dataclasses.replace(self._table.me, state=MemberState.LEFT))
             case SelfChanged(name, info):
@@ -225,6 +229,16 @@ class Membership:
                 self._sending.on_sync(peer, message)
             case Kind.GOSSIP:
                 pass  # its claims were all of it
+
+    def _on_traffic(self, came: Mapping[str, float]) -> None:
+        """Whose data comes is there, however long its contradiction takes behind that data."""
+        if self._just_woke():
+            return
+        for peer, at in came.items():
+            self._links.flowed(peer, at)
+            suspicion = self._suspicions.get(peer)
+            if suspicion is not None:
+                suspicion.wait_until(at + self._config.evidence_seconds)
 
     def _on_link_lost(self, peer: str, refused: bool) -> None:
         self._links.lost(peer)

@@ -39,9 +39,10 @@ class MembershipConfig:
         confirmations: further accusers after which the least timeout holds (fewer where the
             group is smaller). Raise: verdicts need more witnesses. Lower: they need fewer.
         evidence_seconds: where a third party says that a process ended which was heard from within
-            this time over an open link, that only starts a suspicion. Must be below the earliest
-            verdict. Raise: true deaths spread slower. Lower: a confused member can have others
-            declared dead until they refute.
+            this time over an open link, that only starts a suspicion. Nor is there a verdict for
+            so long after much data came from a suspect. Must be below the earliest verdict. Raise:
+            true deaths spread slower. Lower: a confused member can have others declared dead until
+            they refute, and a full slow link can cost a member its place.
         return_seconds: for so long after it was away, what a member says of the end of others
             starts no more than a suspicion where there is a link to them: it was the one that
             heard nobody. Raise: true deaths that it has found since spread slower. Lower: those

@@ -1,4 +1,4 @@
-"""Which members this device has a link to, which it lost, and when it last heard over one."""
+"""Which members this device has a link to, which it lost, and what it last heard over one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ class PeerLinks:
     """A peer never linked is neither linked nor lost: messages to it may or may not arrive."""
 
     def __init__(self) -> None:
-        self._heard: dict[str, float] = {}  # linked peers -> time of their last sign of life
+        self._heard: dict[str, float] = {}  # linked peers -> time of their last message
+        self._flowed: dict[str, float] = {}  # those of them that sent much -> when
         self._lost: set[str] = set()
 
     def up(self, peer: str, now: float) -> None:
@@ -18,12 +19,22 @@ class PeerLinks:
     def lost(self, peer: str) -> None:
         """The last link to `peer` ended."""
         self._heard.pop(peer, None)
+        self._flowed.pop(peer, None)
         self._lost.add(peer)
 
     def heard(self, peer: str, now: float) -> None:
         """A message came over the link to `peer`."""
         if peer in self._heard:
             self._heard[peer] = now
+
+    def flowed(self, peer: str, at: float) -> None:
+        """Much came over the link to `peer`, of whatever kind."""
+        if peer in self._heard:
+            self._flowed[peer] = at
+
+    def last_flow(self, peer: str) -> float:
+        """When much came over an open link; -infinity where nothing like that did."""
+        return self._flowed.get(peer, float("-inf"))
 
     def forget_loss(self, peer: str) -> None:
         """The loss is dealt with: `peer` is gone."""

@@ -7,7 +7,7 @@ carried out at once and in order. No decision is taken here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from time import monotonic
@@ -24,6 +24,7 @@ from p2ptrain.mesh.events import (
     Instruction,
     Leave,
     LinkLost,
+    LinkTraffic,
     LinkUp,
     MemberRecord,
     MembersChanged,
@@ -42,6 +43,7 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
 )
 from p2ptrain.mesh.membership import Membership, MembershipConfig
+from p2ptrain.mesh.traffic import TrafficWatch
 from p2ptrain.net.message import Message
 
 log = get_logger(__name__)
@@ -64,6 +66,7 @@ class RosterHooks:
         raise_term: stores an election term durably.
         on_dead: (peer id) a member was declared dead.
         cut: (peer id, reason) ends a link whose peer breaks the protocol.
+        received_bytes: what came so far over each open link, by peer.
     """
 
     post: Callable[[str, Message], None]
@@ -71,6 +74,7 @@ class RosterHooks:
     raise_term: Callable[[int], None]
     on_dead: Callable[[str], None]
     cut: Callable[[str, str], None]
+    received_bytes: Callable[[], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ class Roster:
         self._election = Election(
             me.id, settings.election, settings.rng, term_floor=settings.term_floor
         )
+        self._traffic = TrafficWatch()
         self._coordinator: Coordinator | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # what it waits for
@@ -181,11 +186,17 @@ class Roster:
         now = monotonic()
         try:
             if self._membership.next_wakeup <= now:
+                self._look_at_traffic(now)
                 self._run(self._membership.tick(now))
             if self._election.next_wakeup <= now:
                 self._run_election(self._election.tick(now))
         finally:
             self._schedule()  # an error is reported by the event loop; the clock goes on
+
+    def _look_at_traffic(self, now: float) -> None:
+        came = self._traffic.look(self._hooks.received_bytes(), now)
+        if came:
+            self._run(self._membership.handle(LinkTraffic(came), now))
 
     def _schedule(self) -> None:
         """See to it that `_tick` comes in time; where it comes too soon it does nothing."""

@@ -86,4 +86,8 @@ class Suspicion:
                 the refutation, is read first.
         """
         self._started += frozen_seconds
-        self._not_before = not_before
+        self.wait_until(not_before)
+
+    def wait_until(self, not_before: float) -> None:
+        """No verdict before this time."""
+        self._not_before = max(self._not_before, not_before)

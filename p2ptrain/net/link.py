@@ -182,6 +182,11 @@ class Link:
         return asyncio.shield(self._closed)
 
     @property
+    def received_bytes(self) -> int:
+        """On the wire so far; see `LinkCounters`."""
+        return self._received_bytes
+
+    @property
     def is_open(self) -> bool:
         """Whether `send` still takes messages."""
         return self._stream is not None and self._error is None

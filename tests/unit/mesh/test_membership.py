@@ -12,6 +12,7 @@ from p2ptrain.mesh.events import (
     Changed,
     Leave,
     LinkLost,
+    LinkTraffic,
     LinkUp,
     MemberRecord,
     MessageReceived,
@@ -123,6 +124,47 @@ def test_a_member_silent_for_two_seconds_refutes() -> None:
     cluster.run_for(1.0)
     assert [cluster.state(observer, "d") for observer in "abc"] == [ALIVE] * 3
     assert "dead" not in cluster.history("a", "d")
+
+
+def test_whose_data_keeps_coming_is_not_dead() -> None:
+    """Its words, and ours, wait behind that data."""
+    cluster = Cluster("abcd")
+    cluster.run_for(3.0)
+    cluster.silent.add("d")
+    for _ in range(100):
+        cluster.feed("a", LinkTraffic({"d": cluster.now - 0.05}))
+        cluster.run_for(0.1)
+    assert cluster.history("a", "d") == ["alive"]
+    assert [cluster.state(observer, "d") for observer in "bc"] == [ALIVE] * 2  # a vouches for it
+    cluster.run_for(4.2)
+    assert [cluster.state(observer, "d") for observer in "abc"] == [DEAD] * 3
+
+
+def test_data_from_a_suspect_puts_off_the_verdict_and_no_longer() -> None:
+    cluster = Cluster("abc")
+    cluster.run_for(3.0)
+    cluster.silent.add("c")
+    cluster.run_for(2.3)
+    assert cluster.state("a", "c") is SUSPECT
+    last = cluster.now
+    cluster.feed("a", LinkTraffic({"c": last}))
+    cluster.feed("b", LinkTraffic({"c": last}))
+    cluster.run_for(HOME_LAN.evidence_seconds - 0.05)
+    assert cluster.state("a", "c") is SUSPECT
+    cluster.run_for(0.1)
+    assert [cluster.state(observer, "c") for observer in "ab"] == [DEAD] * 2
+
+
+def test_data_read_after_a_freeze_of_our_own_says_nothing() -> None:
+    cluster = Cluster("abc")
+    cluster.run_for(3.0)
+    cluster.silent.add("c")
+    cluster.run_for(2.3)
+    cluster.now += 2.0  # a and b were frozen
+    for observer in "ab":
+        cluster.feed(observer, LinkTraffic({"c": cluster.now}))
+    cluster.run_for(1.9)
+    assert [cluster.state(observer, "c") for observer in "ab"] == [DEAD] * 2
 
 
 def test_a_frozen_device_wakes_up_without_accusing() -> None:
