@@ -8,7 +8,7 @@ times of a `p2ptrain.profile/1` file and can be kept as JSON.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +144,25 @@ def measure_units(
         wall_by_cpu=timing.wall_by_cpu,
         cold=timing.cold,
     )
+
+
+def work_on(
+    description: ModelDescription, samples: int, memory_bytes: int | None
+) -> Iterator[None]:
+    """Run the units again and again, one a step, as training with such micro-batches would.
+
+    Steps may be taken in any thread. They raise what a unit raises.
+    """
+    chain = _Room(description, memory_bytes).chain
+    while True:
+        with full_lengths():
+            chain.begin(samples, apart=True)
+        for unit in range(chain.unit_count):
+            with full_lengths():
+                chain.prepare(unit)
+                chain.forward(unit)
+                chain.backward(unit)
+            yield
 
 
 class _Room:

@@ -25,7 +25,8 @@ leaves out what else it would run of the smallest.
 
 Who is slower than planned anyway takes all the time there is. Devices measure side by side, and
 some of them share something, a machine or its memory: sizes run after the others had stopped took
-up to 1.8 times less processor time than beside them, and in training nobody stops.
+up to 1.8 times less processor time than beside them. In training nobody stops, and so nobody does
+here: who is done works on until the last one is (`training/company.py`).
 
 Whoever runs first finds the memory that those after it use again, page by page, and the library
 unprepared: the first unit of a YOLO seemed half of the model on six devices that began together,

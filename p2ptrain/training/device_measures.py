@@ -11,6 +11,7 @@ from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.measure import work_on
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.training.allocator import trim_heap
@@ -20,6 +21,7 @@ from p2ptrain.training.budget import (
     available_memory_bytes,
     usable_memory_bytes,
 )
+from p2ptrain.training.company import Company
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.parts import limited
 from p2ptrain.training.profiling import ProfileCache, measure
@@ -61,6 +63,11 @@ class DeviceMeasures:
         self._models: dict[str, ModelDescription] = {}
         self._offers: dict[str, _Offer] = {}  # by model
         self._speeds: dict[str, tuple[float, float]] = {}  # to a peer: bytes/s, seconds
+        self._company = Company(compute)
+
+    async def close(self) -> None:
+        """End what still runs."""
+        await self._company.close()
 
     def know_model(self, description: ModelDescription) -> None:
         """Spare fetching a model that was captured here."""
@@ -83,9 +90,15 @@ class DeviceMeasures:
         memory_bytes = self.budget_bytes()
         taken = max(anonymous_bytes() - self._idle_bytes, 0)
         self._offers = {digest: _Offer(measured, memory_bytes, taken)}
+        if measured and message.fields.get("company") is True:
+            self._company.begin(work_on(description, _middle_size(measured), memory_bytes))
         content = {"measured": measured, "memory_bytes": memory_bytes, "taken_bytes": taken}
         blob = cbor.dumps(content)
         return Message(MEASURE_PROFILE, {}, (memoryview(blob),))
+
+    async def all_measured(self, peer: str, message: Message) -> None:
+        """Nobody measures any more beside this device."""
+        self._company.end()
 
     async def measure_links(self, peer: str, message: Message) -> Message:
         """What this device can send to each of the given members, one after the other."""
@@ -193,6 +206,11 @@ class _Offer:
     measured: Mapping[str, Any]
     memory_bytes: int
     taken_bytes: int
+
+
+def _middle_size(measured: Mapping[str, Any]) -> int:
+    sizes = sorted(map(int, measured["times"]))
+    return sizes[len(sizes) // 2]
 
 
 def _sizes(value: object) -> Sequence[int]:

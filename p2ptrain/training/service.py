@@ -57,6 +57,7 @@ from p2ptrain.training.protocol import (
     LOG_SEND,
     MEASURE_LINKS,
     MEASURE_PROFILE,
+    MEASURED,
     PREPARE,
     REPLICA_KEEPER,
     REPLICA_OFFER,
@@ -139,6 +140,7 @@ class TrainingService:
         """What this device answers, by kind."""
         return {
             MEASURE_PROFILE: Route(self._measure_profile),
+            MEASURED: Route(self.measures.all_measured),
             MEASURE_LINKS: Route(self.measures.measure_links),
             INVENTORY: Route(self._inventory),
             FACTS: Route(self._facts),
@@ -195,6 +197,7 @@ class TrainingService:
     async def close(self) -> None:
         """Drop any job and stop serving."""
         self._unsubscribe()
+        await self.measures.close()
         await self.drop()
 
     async def drop(self, job: str | None = None) -> None:

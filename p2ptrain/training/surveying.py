@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from time import monotonic
+from typing import Any
 
 from p2ptrain.errors import Error, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
@@ -21,6 +22,7 @@ from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
     MEASURE_LINKS,
     MEASURE_PROFILE,
+    MEASURED,
     integer,
 )
 from p2ptrain.training.scope import task_scope
@@ -103,8 +105,9 @@ class Surveyor:
         """Unit times of the devices in `names` (id -> name), measured side by side.
 
         Every other one goes on from the smallest batch to the largest: slow ones come no further,
-        and what devices of one kind find is put together (`alike.py`). FTPipeHD measures the holder
-        alone: the others say only how much memory they offer.
+        and what devices of one kind find is put together (`alike.py`). Who is done works on until
+        all are (`company.py`). FTPipeHD measures the holder alone: the others say only how much
+        memory they offer.
 
         Args:
             count: devices that may take part.
@@ -113,32 +116,32 @@ class Surveyor:
             request.batch_size, request.micro_batch, count, request.least_piece
         )
         is_alone = request.ftpipehd is not None
-        wanted = {device: [] if is_alone and device != holder else sizes for device in names}
+        keeps_company = len(names) > 1 and not is_alone
         every_other = set(sorted(names)[::2])
-        answers = await asyncio.gather(
-            *(
-                self._profile(request, holder, d, names[d], wanted[d], d in every_other)
-                for d in names
-            )
-        )
+        fields = {
+            device: {
+                "job": request.job,
+                "digest": request.digest,
+                "holder": holder,
+                "batch_sizes": [] if is_alone and device != holder else sizes,
+                "largest_second": device in every_other,
+                "company": keeps_company,
+            }
+            for device in names
+        }
+        answers = await asyncio.gather(*(self._profile(d, names[d], fields[d]) for d in names))
+        if keeps_company:
+            await self._tell_measured(names)
         return dict(zip(names, answers, strict=True))
 
-    async def _profile(
-        self,
-        request: PlanningRequest,
-        holder: str,
-        device: str,
-        name: str,
-        sizes: list[int],
-        largest_second: bool,
-    ) -> Candidate | LeftOut:
-        fields = {
-            "job": request.job,
-            "digest": request.digest,
-            "holder": holder,
-            "batch_sizes": sizes,
-            "largest_second": largest_second,
-        }
+    async def _tell_measured(self, names: Mapping[str, str]) -> None:
+        for device, name in names.items():
+            try:
+                await self._mesh.send(device, Message(MEASURED))
+            except PeerError as error:
+                log.info("not_told", device=name, why=str(error))
+
+    async def _profile(self, device: str, name: str, fields: dict[str, Any]) -> Candidate | LeftOut:
         try:
             reply = await self._mesh.call(
                 device,

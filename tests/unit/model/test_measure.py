@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from p2ptrain.model import unit_chain
 from p2ptrain.model.capture import capture
 from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.measure import UnitMeasurements, measure_units
+from p2ptrain.model.measure import UnitMeasurements, measure_units, work_on
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.timing import Clock
 from p2ptrain.model.unit_chain import UnitChain
@@ -197,6 +198,35 @@ def test_what_is_kept_is_counted_with_small_batches_and_its_memory_taken_before_
     blocks = [size for size in taken if size == 64]
     kept = sum(chain.saved_bytes[16]) * 64 / 16
     assert kept < 64 * len(blocks) < 1.5 * kept
+
+
+def test_working_on_runs_one_unit_after_the_other_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run: list[tuple[str, int]] = []
+
+    def noted(name: str, own: Callable[[UnitChain, int], None]) -> Callable[..., None]:
+        def wrapped(chain: UnitChain, unit: int) -> None:
+            run.append((name, unit))
+            own(chain, unit)
+
+        return wrapped
+
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(UnitChain, name, noted(name, getattr(UnitChain, name)))
+    steps = work_on(chain_of_three(), 4, None)
+    for _ in range(7):
+        next(steps)
+    each = [[("forward", unit), ("backward", unit)] for unit in (0, 1, 2, 0, 1, 2, 0)]
+    assert run == [one for unit in each for one in unit]
+
+
+@pytest.mark.parametrize("name", ["cnn", "bert"])
+def test_working_on_needs_no_more_than_a_unit_where_memory_is_short(name: str) -> None:
+    description = described(name)
+    steps = work_on(description, 2, 1)
+    for _ in range(len(description.units) + 1):
+        next(steps)
 
 
 def test_measuring_leaves_the_global_generator_alone() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -107,3 +108,34 @@ async def test_what_was_taken_before_the_offer_is_no_part_of_it(
         machine.others_take(800)
         facts = measures.facts(MODEL)
         assert (facts.taken_bytes, facts.budget_bytes) == (400 * MIB, 640 * MIB)
+
+
+async def test_it_works_on_until_all_have_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch)
+    ended, stepped = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    sizes: list[int] = []
+
+    async def measure(*_args: object, **_options: object) -> dict[str, Any]:
+        return {"times": {"16": {}, "4": {}, "64": {}}}
+
+    def work_on(_model: object, samples: int, _memory_bytes: int) -> Iterator[None]:
+        sizes.append(samples)
+        try:
+            while True:
+                loop.call_soon_threadsafe(stepped.set)
+                yield
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    monkeypatch.setattr(device_measures, "measure", measure)
+    monkeypatch.setattr(device_measures, "work_on", work_on)
+    async with measured() as measures:
+        asked = {"digest": MODEL, "holder": "a", "batch_sizes": [4]}
+        await measures.measure_profile(Message("measure", {**asked, "company": True}))
+        await stepped.wait()
+        await measures.all_measured("a", Message("measured"))
+        await ended.wait()
+        await measures.measure_profile(Message("measure", {**asked, "company": False}))
+        assert sizes == [16], "only where others measure too"
+        await measures.close()

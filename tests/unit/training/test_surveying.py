@@ -1,0 +1,74 @@
+"""What a coordinator asks its household before a plan."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.net import cbor
+from p2ptrain.net.message import Message
+from p2ptrain.training.household_plan import Candidate
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.protocol import MEASURE_PROFILE, MEASURED
+from p2ptrain.training.surveying import Surveyor
+
+REQUEST = cast(
+    PlanningRequest,
+    SimpleNamespace(
+        batch_size=64, micro_batch=0, least_piece=1, ftpipehd=None, job="job", digest="model"
+    ),
+)
+
+
+async def test_who_has_measured_keeps_the_others_company_until_all_have() -> None:
+    """The first to answer hears that all have measured only after the last one's answer."""
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        told: list[str] = []
+        asked: dict[str, Any] = {}
+        all_told = asyncio.Event()
+        first_answered = asyncio.Event()
+
+        def serve(name: str, *, waits: bool) -> None:
+            async def measure(_peer: str, message: Message) -> Message:
+                asked[name] = message.fields
+                if waits:
+                    await first_answered.wait()
+                    told.append("measured by b")
+                first_answered.set()
+                content = {"measured": {}, "memory_bytes": 1, "taken_bytes": 0}
+                return Message(MEASURE_PROFILE, {}, (memoryview(cbor.dumps(content)),))
+
+            async def measured(_peer: str, _message: Message) -> None:
+                told.append(name)
+                if len(told) == 3:
+                    all_told.set()
+
+            mesh[name].route(MEASURE_PROFILE, measure)
+            mesh[name].route(MEASURED, measured)
+
+        serve("a", waits=False)
+        serve("b", waits=True)
+        names = {mesh[name].self_id: name for name in "ab"}
+        found = await Surveyor(mesh["a"]).profile(REQUEST, mesh["a"].self_id, names, 2)
+        await all_told.wait()
+        assert told[0] == "measured by b"
+        assert sorted(told[1:]) == ["a", "b"]
+        assert all(isinstance(answer, Candidate) for answer in found.values())
+        assert [fields["company"] for fields in asked.values()] == [True, True]
+
+
+async def test_a_device_measured_alone_needs_no_company() -> None:
+    async with MemoryHousehold(["a"]) as mesh:
+        asked: list[Any] = []
+
+        async def measure(_peer: str, message: Message) -> Message:
+            asked.append(message.fields["company"])
+            content = {"measured": {}, "memory_bytes": 1, "taken_bytes": 0}
+            return Message(MEASURE_PROFILE, {}, (memoryview(cbor.dumps(content)),))
+
+        mesh["a"].route(MEASURE_PROFILE, measure)
+        names = {mesh["a"].self_id: "a"}
+        await Surveyor(mesh["a"]).profile(REQUEST, mesh["a"].self_id, names, 1)
+        assert asked == [False]
