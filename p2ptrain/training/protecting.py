@@ -156,16 +156,31 @@ def _transfers(
     ways: Sequence[Link | None],
 ) -> list[Transfer]:
     batch = plan.split.batch_size if plan.mode is Mode.SYNC else plan.micro_batch
+    carried = interface_bytes(found.stages, profile, batch)
     transfers = []
-    for p, (stage, size, way) in enumerate(zip(found.stages, sizes, ways, strict=True)):
-        keeper = stage.copies_to
-        if way is None:
+    for stage, size, way in zip(found.stages, sizes, ways, strict=True):
+        if way is None or stage.copies_to is None:
             continue
-        crossing = 0
-        if p + 1 < len(found.stages) and keeper in found.stages[p + 1].devices:
-            crossing = profile.units[stage.end - 1].output_bytes
-        elif p and keeper in found.stages[p - 1].devices:
-            crossing = profile.units[stage.first - 1].output_bytes
-        rate = way.bytes_per_s
-        transfers.append(Transfer(size / rate, batch * crossing / rate))
+        busiest = max(carried[stage.devices[0]], carried[stage.copies_to])
+        transfers.append(Transfer(size / way.bytes_per_s, busiest / way.bytes_per_s))
     return transfers
+
+
+def interface_bytes(
+    stages: Sequence[PlacedStage], profile: Profile, batch: int
+) -> dict[str, float]:
+    """What each device sends in a round; as much comes.
+
+    At either border of its stages values go one way and their gradients the other, and sums of a
+    group's gradients go around.
+    """
+    carried: dict[str, float] = defaultdict(float)
+    for stage in stages:
+        group = len(stage.devices)
+        borders = [cut for cut in (stage.first, stage.end) if 0 < cut < len(profile.units)]
+        crossing = batch * sum(profile.units[cut - 1].output_bytes for cut in borders)
+        units = profile.units[stage.first : stage.end]
+        summed = 2 * (group - 1) * sum(unit.parameter_bytes for unit in units)
+        for device in stage.devices:
+            carried[device] += (crossing + summed) / group
+    return carried

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from p2ptrain.training.recovery.cadence import REPLAY_LIMIT_SECONDS
 
-PACED_SHARE = 0.3
+PACED_SHARE = 0.6
 """Of the time between two offers: what dies meanwhile goes back to the version before. At once, a
 copy of 125 MB makes the two or three rounds in which it travels half as long again; spread, its
-reads find time in which the keeper waits."""
+reads find time in which the keeper waits. What comes from several devices at once shares the
+keeper's interface, whatever their priorities. What is left shows how long rounds take without."""
 PACED_LIMIT_SECONDS = PACED_SHARE * REPLAY_LIMIT_SECONDS
 """Most of it: after a long pause in training the next copy would take longer than it is awaited."""
 

@@ -10,6 +10,7 @@ from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.overheads import REFERENCE
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training.household_plan import Candidate
+from p2ptrain.training.profiling import to_profile
 from p2ptrain.training.protecting import (
     COPIES_A_MESSAGE_BYTE,
     COPIES_AN_UPDATE_BYTE,
@@ -17,6 +18,7 @@ from p2ptrain.training.protecting import (
     MESSAGES_A_COPY,
     MESSAGES_A_READ,
     Protected,
+    interface_bytes,
     protected,
 )
 from p2ptrain.training.recovery.placed import PlacedStage
@@ -83,12 +85,18 @@ def test_neighbours_keep_and_the_cost_is_that_of_the_device_with_most_of_it() ->
     messages = 3 * (MESSAGES_A_COPY + MESSAGES_A_READ) * REFERENCE.message_seconds
     assert safe.cost.cpu_seconds == pytest.approx(copied + passed + messages)
     ways = [(t.seconds, t.busy_seconds) for t in safe.cost.transfers]
-    # beside the round's 16 samples of what crosses the cut between the two
-    assert ways == [
-        pytest.approx((STATE * 1000 / RATE, 16 * 50 / RATE)),
-        pytest.approx((STATE * 600 / RATE, 16 * 30 / RATE)),
-        pytest.approx((STATE * 400 / RATE, 16 * 30 / RATE)),
-    ]
+    # y is at one end of each: at both borders of its stage a round's 16 samples pass
+    busy = 16 * (50 + 30) / RATE
+    assert ways == [pytest.approx((STATE * own / RATE, busy)) for own in (1000, 600, 400)]
+
+
+def test_sums_and_divided_samples_take_a_keeper_s_interface() -> None:
+    stages = (PlacedStage(0, 1, ("ix", "iy")), PlacedStage(1, 2, ("iz",)))
+    carried = interface_bytes(stages, to_profile(measured(*UNITS), request()), 16)
+    summed = 2 * 1 * 1000 / 2
+    assert carried == pytest.approx(
+        {"ix": summed + 16 * 50 / 2, "iy": summed + 16 * 50 / 2, "iz": 16 * (50 + 30)}
+    )
 
 
 def test_what_the_plan_takes_is_not_there_for_copies() -> None:

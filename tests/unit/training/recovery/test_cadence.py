@@ -17,6 +17,7 @@ from p2ptrain.training.recovery.cadence import (
     MOST_OF_RECKONED,
     PATIENCE_LIMIT,
     REPLAY_LIMIT_SECONDS,
+    WAIT_SHARE,
     CopyCost,
     ReplicaCadence,
     Transfer,
@@ -41,7 +42,7 @@ def test_what_is_computed_again_is_bounded_and_else_the_cost(cost: CopyCost) -> 
     assert rounds >= 1
     assert rounds == 1 or rounds * cost.round_seconds <= REPLAY_LIMIT_SECONDS
     if rounds < int(REPLAY_LIMIT_SECONDS / cost.round_seconds):
-        assert cost.cpu_seconds <= COST_SHARE * rounds * cost.round_seconds * (1 + 1e-9)
+        assert cost.reckoned_seconds <= COST_SHARE * rounds * cost.round_seconds * (1 + 1e-9)
         for transfer in cost.transfers:
             free = cost.round_seconds - transfer.busy_seconds
             if free > 1e-4:
@@ -67,19 +68,27 @@ def test_never_two_at_once_and_never_more_often_than_it_says(
         if under_way and whole:
             cadence.ended(whole=True)
             under_way = False
-        reckoned = cost.cpu_seconds
+        reckoned = cost.reckoned_seconds
         least, most = LEAST_OF_RECKONED * reckoned, MOST_OF_RECKONED * reckoned
         assert least * (1 - 1e-9) <= cadence.cost_seconds <= most * (1 + 1e-9)
 
 
 def test_bytes_and_links_say_how_often() -> None:
-    cost = CopyCost(0.1, (Transfer(2.0, 0.5),), round_seconds=1.0)
+    cost = CopyCost(0.1, (Transfer(0.2, 0.95),), round_seconds=1.0)
     cadence = ReplicaCadence(cost, 10, 0.0)
-    assert cadence.interval_rounds == max(
-        math.ceil(0.1 / COST_SHARE), math.ceil(2.0 / (IDLE_SHARE * 0.5))
-    )
+    by_cost = math.ceil((0.1 + WAIT_SHARE * 0.2 * 0.95) / COST_SHARE)
+    by_links = math.ceil(0.2 / (IDLE_SHARE * 0.05))
+    assert (by_cost, by_links) == (7, 8)
+    assert cadence.interval_rounds == 8
     assert not cadence.wants(17)
     assert cadence.wants(18)
+
+
+def test_training_waits_for_copies_at_interfaces_that_it_uses() -> None:
+    transfers = (Transfer(4.0, 0.25), Transfer(2.0, 1.0), Transfer(1.0, 9.0))
+    cost = CopyCost(0.1, transfers, round_seconds=2.0)
+    assert cost.reckoned_seconds == 0.1 + WAIT_SHARE * max(4.0 / 8, 2.0 / 2, 1.0)
+    assert CopyCost(0.1, (), 0.0).reckoned_seconds == 0.1
 
 
 AHEAD = 2
