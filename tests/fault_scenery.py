@@ -107,7 +107,7 @@ def kept_early() -> Iterator[None]:
 @contextmanager
 def copies_at_any_cost() -> Iterator[None]:
     """Rounds take a millisecond: by what copies cost, these short jobs would end before one."""
-    with patch.object(cadence, "COST_SHARE", 1.0):
+    with patch.object(cadence, "COST_SHARE", 1.0), patch.object(cadence, "FIRST_ROUNDS", 1):
         yield
 
 

@@ -39,6 +39,7 @@ class Killing:
         """The first weights are no way back; copies are made every few steps."""
         monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
         monkeypatch.setattr(cadence, "COST_SHARE", 1.0)
+        monkeypatch.setattr(cadence, "FIRST_ROUNDS", 1)
         tell, killing = KeptVersions.keep_only, self
 
         def keep_only(copies: KeptVersions, versions: tuple[Version, ...], members: object) -> None:

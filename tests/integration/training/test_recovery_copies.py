@@ -59,6 +59,7 @@ class Course:
         """Without the first weights: who is not kept is lost."""
         self.monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
         self.monkeypatch.setattr(cadence, "COST_SHARE", 1.0)  # copies every few steps
+        self.monkeypatch.setattr(cadence, "FIRST_ROUNDS", 1)
         tell, course = KeptVersions.keep_only, self
 
         def keep_only(

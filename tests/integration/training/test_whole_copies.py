@@ -32,6 +32,7 @@ async def test_two_neighbours_are_lost_and_the_copy_of_all_is_gone_back_to(
     torch.set_num_threads(1)
     monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)  # the first weights are no way
     monkeypatch.setattr(cadence, "COST_SHARE", 1.0)  # copies every few steps
+    monkeypatch.setattr(cadence, "FIRST_ROUNDS", 1)
     held: list[Version] = []
     take = WholeCopies._take
 

@@ -84,6 +84,19 @@ def test_bytes_and_links_say_how_often() -> None:
     assert cadence.wants(18)
 
 
+def test_the_first_versions_wait_for_each_other() -> None:
+    """However little they are reckoned to cost: each finds new memory."""
+    cadence = ReplicaCadence(CopyCost(0.0, (), round_seconds=1.0), 0, 0.0)
+    kept = []
+    for step in range(1, 20):
+        if cadence.wants(step):
+            kept.append(step)
+            cadence.ordered(step, float(step))
+            cadence.ended(whole=True)
+        cadence.round_done(step, float(step))
+    assert kept == [FIRST_ROUNDS, 2 * FIRST_ROUNDS, 2 * FIRST_ROUNDS + 1, 18, 19]
+
+
 def test_training_waits_for_copies_at_interfaces_that_it_uses() -> None:
     transfers = (Transfer(4.0, 0.25), Transfer(2.0, 1.0), Transfer(1.0, 9.0))
     cost = CopyCost(0.1, transfers, round_seconds=2.0)
