@@ -15,11 +15,10 @@ from functools import partial
 from p2ptrain.logs import get_logger
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.owned_tasks import OwnedTasks
+from p2ptrain.training.profiling import MOST_SECONDS
 
 log = get_logger(__name__)
 
-MOST_SECONDS = 7.0
-"""Where nobody says that all have measured."""
 _URGENCY = (9,)
 """After all else that this device may have to compute."""
 
@@ -33,7 +32,10 @@ class Company:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, steps: Iterator[None]) -> None:
-        """Take `steps`, which have no end, one after the other until `end`."""
+        """Take `steps`, which have no end, one after the other until `end`.
+
+        Where nobody says so, for as long as others may still measure.
+        """
         self.end()
         self._task = self._tasks.spawn(self._keep(steps), "company")
 

@@ -104,11 +104,17 @@ def test_a_description_out_of_bounds_is_refused() -> None:
 # -- silence ------------------------------------------------------------------------------
 
 
-def test_a_silent_member_is_suspected_then_declared_dead() -> None:
-    cluster = Cluster("abcd")
+def last_goes_silent(ids: str, seconds: float = 0.0) -> Cluster:
+    """Members that have known each other for a while; the last has been silent for `seconds`."""
+    cluster = Cluster(ids)
     cluster.run_for(3.0)
-    cluster.silent.add("d")
-    cluster.run_for(2.3)
+    cluster.silent.add(ids[-1])
+    cluster.run_for(seconds)
+    return cluster
+
+
+def test_a_silent_member_is_suspected_then_declared_dead() -> None:
+    cluster = last_goes_silent("abcd", 2.3)
     assert cluster.state("a", "d") is SUSPECT
     cluster.run_for(1.9)
     assert [cluster.state(observer, "d") for observer in "abc"] == [DEAD] * 3
@@ -116,10 +122,7 @@ def test_a_silent_member_is_suspected_then_declared_dead() -> None:
 
 
 def test_a_member_silent_for_two_seconds_refutes() -> None:
-    cluster = Cluster("abcd")
-    cluster.run_for(3.0)
-    cluster.silent.add("d")
-    cluster.run_for(2.0)
+    cluster = last_goes_silent("abcd", 2.0)
     cluster.silent.clear()
     cluster.run_for(1.0)
     assert [cluster.state(observer, "d") for observer in "abc"] == [ALIVE] * 3
@@ -128,9 +131,7 @@ def test_a_member_silent_for_two_seconds_refutes() -> None:
 
 def test_whose_data_keeps_coming_is_not_dead() -> None:
     """Its words, and ours, wait behind that data."""
-    cluster = Cluster("abcd")
-    cluster.run_for(3.0)
-    cluster.silent.add("d")
+    cluster = last_goes_silent("abcd")
     for _ in range(100):
         cluster.feed("a", LinkTraffic({"d": cluster.now - 0.05}))
         cluster.run_for(0.1)
@@ -141,10 +142,7 @@ def test_whose_data_keeps_coming_is_not_dead() -> None:
 
 
 def test_data_from_a_suspect_puts_off_the_verdict_and_no_longer() -> None:
-    cluster = Cluster("abc")
-    cluster.run_for(3.0)
-    cluster.silent.add("c")
-    cluster.run_for(2.3)
+    cluster = last_goes_silent("abc", 2.3)
     assert cluster.state("a", "c") is SUSPECT
     last = cluster.now
     cluster.feed("a", LinkTraffic({"c": last}))
@@ -156,10 +154,7 @@ def test_data_from_a_suspect_puts_off_the_verdict_and_no_longer() -> None:
 
 
 def test_data_read_after_a_freeze_of_our_own_says_nothing() -> None:
-    cluster = Cluster("abc")
-    cluster.run_for(3.0)
-    cluster.silent.add("c")
-    cluster.run_for(2.3)
+    cluster = last_goes_silent("abc", 2.3)
     cluster.now += 2.0  # a and b were frozen
     for observer in "ab":
         cluster.feed(observer, LinkTraffic({"c": cluster.now}))
