@@ -94,6 +94,7 @@ def measure_units(
     batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES,
     budget_seconds: float = DEFAULT_BUDGET_SECONDS,
     most_seconds: float = 0.0,
+    enough_seconds: float = math.inf,
     every_size: bool = False,
     largest_second: bool = False,
     memory_bytes: int | None = None,
@@ -110,6 +111,7 @@ def measure_units(
         budget_seconds: for all sizes together. A device too slow for it measures fewer or smaller
             ones.
         most_seconds: what a slow device may take instead, for the sake of larger sizes.
+        enough_seconds: of those, what it may take for more than a second size.
         every_size: measure each as it was asked for, at least once, however long it takes.
         largest_second: after the smallest; those between if there is time left.
         memory_bytes: sizes that need more are not measured; where the whole model does, units
@@ -119,7 +121,7 @@ def measure_units(
 
     def limits(room: _Room) -> Limits:
         return Limits(
-            *(budget_seconds, most_seconds, every_size, largest_second),
+            *(budget_seconds, most_seconds, enough_seconds, every_size, largest_second),
             may_run=room.may_run,
             apart=room.must_run_apart,
         )

@@ -23,10 +23,13 @@ and 4.5 s for 16; who knew only the first would train it with micro-batches of o
 runs a second size at least once, as a whole, even if that takes a little longer than it should, and
 leaves out what else it would run of the smallest.
 
-Who is slower than planned anyway takes all the time there is. Devices measure side by side, and
-some of them share something, a machine or its memory: sizes run after the others had stopped took
-up to 1.8 times less processor time than beside them. In training nobody stops, and so nobody does
-here: who is done works on until the last one is (`training/company.py`).
+Everybody waits for the slowest device, so who has two sizes that were not run cold does not take
+all the time for a third, or a larger second one, but ends when it has taken enough.
+
+Devices measure side by side, and some of them share something, a machine or its memory: sizes run
+after the others had stopped took up to 1.8 times less processor time than beside them. In training
+nobody stops, and so nobody does here: who is done works on until the last one is
+(`training/company.py`).
 
 Whoever runs first finds the memory that those after it use again, page by page, and the library
 unprepared: the first unit of a YOLO seemed half of the model on six devices that began together,
@@ -169,12 +172,15 @@ class Limits:
             planners must know how much cheaper a sample is in a large batch.
         may_run: whether there is memory for a batch size.
         apart: asked before each pass: whether one unit after the other runs alone.
+        enough_seconds: of those, what it may take for more than a second size that it has not run
+            cold: who has that does not keep others waiting for a third, or for a larger one.
         every_size: each is run as it was asked for, at least once, however long it takes.
         largest_second: the largest size is measured after the smallest.
     """
 
     budget_seconds: float
     most_seconds: float = 0.0
+    enough_seconds: float = inf
     every_size: bool = False
     largest_second: bool = False
     may_run: Callable[[int], bool] = lambda batch: True
@@ -262,8 +268,16 @@ class _Course:
 
     def _allowed_seconds(self) -> float:
         """Until no larger size may go on."""
-        most = max(self.limits.budget_seconds, self.limits.most_seconds)
-        return self._started + most - self.clock.wall()
+        return self._started + self._most_seconds - self.clock.wall()
+
+    def _enough_seconds(self) -> float:
+        """Until what is not needed ends."""
+        enough = max(self.limits.budget_seconds, self.limits.enough_seconds)
+        return self._started + min(self._most_seconds, enough) - self.clock.wall()
+
+    @property
+    def _most_seconds(self) -> float:
+        return max(self.limits.budget_seconds, self.limits.most_seconds)
 
     # -- sizes -----------------------------------------------------------------------------------
 
@@ -299,17 +313,22 @@ class _Course:
 
     def measure_larger(self, wanted: int, *, last: bool) -> bool:
         """Measure `wanted`, or as near to it as time and memory allow; False if not at all."""
-        allowed = late = self._allowed_seconds() * (1.0 if last else ROOM_FOR_LARGER)
-        if len(self.done) == 1:
-            late = self._late_seconds()
+        is_second = len(self.done) == 1
+        part = 1.0 if last else ROOM_FOR_LARGER
+        enough, allowed = part * self._enough_seconds(), part * self._allowed_seconds()
+        late = self._late_seconds() if is_second else enough
         asked = [wanted] if self.limits.every_size else _towards(wanted, self.largest)
         sizes = [size for size in asked if self.limits.may_run(size)]
         near = [size for size in sizes if 2 * size >= wanted]
-        choices = [(self._best, size, allowed) for size in near]
+        as_near = near
         if self.limits.largest_second:
-            near = [size for size in sizes if NEAR_THE_LARGEST * size >= wanted]
-        choices += [(_SHORT, size, late) for size in near]
-        once = _ONCE if len(self.done) == 1 else _THIRD_ONCE
+            as_near = [size for size in sizes if NEAR_THE_LARGEST * size >= wanted]
+        choices = [(self._best, size, enough) for size in near]
+        if is_second and enough < allowed:
+            choices += [(_SHORT, size, enough) for size in as_near]
+            as_near = as_near[::-1]  # none is there in time: the one that is soonest
+        choices += [(_SHORT, size, late) for size in as_near]
+        once = _ONCE if is_second else _THIRD_ONCE
         choices += [(once, size, late) for size in sizes]
         if self.limits.apart(wanted):
             choices = [(_APART, size, allowed) for size in sizes]
@@ -326,7 +345,7 @@ class _Course:
         if not self.limits.may_run(batch) or self.limits.apart(batch) or batch in self.done:
             return
         for way in (self._best, _SHORT):
-            if way.cost * self._seconds(batch) <= self._allowed_seconds():
+            if way.cost * self._seconds(batch) <= self._enough_seconds():
                 self._measure(batch, way)
                 return
 
@@ -377,7 +396,7 @@ class _Course:
         """Where the budget is spent, repeat sizes, largest first, in the time that remains."""
         if self.left_seconds() <= 0:
             for batch in sorted(self.done, reverse=True):
-                self.repeat(batch, self._allowed_seconds())
+                self.repeat(batch, self._enough_seconds())
 
     def _another(self, found: BatchPasses) -> None:
         """Whole ones and such by units take turns, where both can be made."""

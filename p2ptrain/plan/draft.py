@@ -5,7 +5,8 @@ Planners compare thousands of drafts and turn the best one into a `Plan`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -45,6 +46,22 @@ class Group:
             return tuple(n if owners[m] == place else 0 for m, n in enumerate(sizes))
         full, last = (sample_ranges(self.shares, n)[place] for n in (sizes[0], sizes[-1]))
         return (full[1] - full[0],) * (len(sizes) - 1) + (last[1] - last[0],)
+
+    def piece_counts(self, split: BatchSplit, place: int) -> Mapping[int, int]:
+        """How many micro-batches of so many samples, above 0, the device at `place` takes."""
+        full, last, count = split.first_samples, split.last_samples, split.micro_batches - 1
+        if self.deals:
+            has_last = deal(self.shares)[-1] == place
+            pieces = [(full, self.shares[place] - has_last), (last, int(has_last))]
+        elif len(self.devices) > 1:
+            parts = [sample_ranges(self.shares, samples)[place] for samples in (full, last)]
+            pieces = [(end - first, n) for (first, end), n in zip(parts, (count, 1), strict=True)]
+        else:
+            pieces = [(full, count), (last, 1)]
+        found: Counter[int] = Counter()
+        for samples, n in pieces:
+            found[samples] += n
+        return {samples: n for samples, n in found.items() if samples and n}
 
     def in_flight_samples(self, split: BatchSplit, place: int, warmup: int) -> int:
         """Most samples that a device has forwarded and not yet backwarded at that stage depth."""

@@ -51,9 +51,8 @@ def best_pipelined(setting: Setting, asked: Asked) -> Pipelined | None:
     """
     best: Pipelined | None = None
     for search in _searches(setting, asked):
-        if best is not None:
-            asked = replace(asked, below=best.tiling.seconds)
-        best = search.best(asked) or best
+        below = asked.below if best is None else best.tiling.seconds
+        best = search.best(below) or best
     return best
 
 
@@ -65,8 +64,8 @@ def _searches(setting: Setting, asked: Asked) -> Sequence[_Search]:
         if followers.are_worth_asking:
             with_tiles = [device for device in setting.devices if device not in behind]
             less = Setting.of(setting.cost, setting.network, setting.split, with_tiles)
-            found.append(_Search(less, followers))
-    return sorted(found, key=lambda search: search.bound(asked))
+            found.append(_Search(less, followers, asked))
+    return sorted(found, key=lambda search: search.bound)
 
 
 def _choices(setting: Setting) -> Iterator[tuple[int, ...]]:
@@ -96,28 +95,31 @@ class _Judged(NamedTuple):
 class _Search:
     """With these devices behind the tiles, and the others in front."""
 
-    def __init__(self, setting: Setting, followers: Followers) -> None:
+    def __init__(self, setting: Setting, followers: Followers, asked: Asked) -> None:
         self._setting, self._followers = setting, followers
         by_speed = sorted(setting.tile_devices(), key=lambda d: (d.slowdown, d.name))
         self._devices: Sequence[TileDevice] = by_speed
+        # The holder is as slow as it is beside the fastest of these devices.
+        self._asked = replace(asked, holder=setting.tile_device(setting.cost.holder))
+        self._candidates = list(self._with_bounds())
 
-    def best(self, asked: Asked) -> Pipelined | None:
-        """The fastest below the seconds asked for, if there is one."""
-        # As slow as it is beside the fastest of these devices.
-        asked = replace(asked, holder=self._setting.tile_device(self._setting.cost.holder))
-        tiling = best_of(self._candidates(asked), asked, [])
+    @property
+    def bound(self) -> float:
+        """About what nothing that is found here undercuts."""
+        return min((candidate.bound for candidate in self._candidates), default=inf)
+
+    def best(self, below: float) -> Pipelined | None:
+        """The fastest below so many seconds, if there is one."""
+        asked = replace(self._asked, below=below)
+        tiling = best_of(self._candidates, asked, [])
         if tiling is None:
             return None
         rows = self._followers.rows(tiling.borders[-1])
         judged = self._judged(rows, self._costs(tiling, asked), tiling.borders)
         return Pipelined(tiling, judged.row, judged.depths)
 
-    def bound(self, asked: Asked) -> float:
-        """About what nothing that is found here undercuts."""
-        return min((candidate.bound for candidate in self._candidates(asked)), default=inf)
-
-    def _candidates(self, asked: Asked) -> Iterator[Candidate]:
-        devices = self._with_tiles(asked)
+    def _with_bounds(self) -> Iterator[Candidate]:
+        asked, devices = self._asked, self._with_tiles()
         problem = self._setting.problem.among(devices)
         for count in unit_counts(problem, asked) if devices else ():
             rows = self._followers.rows(count)
@@ -131,11 +133,12 @@ class _Search:
                     behind=self._setting.tile_device(rows[0].groups[0].devices[0]),
                 )
 
-    def _with_tiles(self, asked: Asked) -> Sequence[TileDevice]:
+    def _with_tiles(self) -> Sequence[TileDevice]:
         """A device that could have one of the tiles asked for has one; nobody where all could."""
-        if asked.grid is None:
+        grid = self._asked.grid
+        if grid is None:
             return self._devices
-        tiles = asked.grid[0] * asked.grid[1]
+        tiles = grid[0] * grid[1]
         return self._devices[:tiles] if tiles <= len(self._devices) else ()
 
     def _bound(self, tiled: TilingProblem, devices: Sequence[TileDevice], pieces: float) -> float:

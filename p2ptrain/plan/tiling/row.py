@@ -29,7 +29,6 @@ last backward done, as the tiles' does.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -156,8 +155,7 @@ def row_engine(
 
 def tile_parts(split: BatchSplit) -> list[float]:
     """What tiles take of each micro-batch, by a full one's."""
-    sizes = [split.samples(m) for m in range(split.micro_batches)]
-    return [size / split.first_samples for size in sizes]
+    return [1.0] * (split.micro_batches - 1) + [split.last_samples / split.first_samples]
 
 
 def stage_seconds(cost: CostModel, split: BatchSplit, device: int, first: int, end: int) -> float:
@@ -171,8 +169,8 @@ def place_seconds(
     cost: CostModel, split: BatchSplit, group: Group, place: int, units: tuple[int, int]
 ) -> float:
     """The same of one of those that share a stage: what is its own."""
-    device, pieces = group.devices[place], Counter(group.pieces(split, place))
-    return sum(n * sum(cost.stage_seconds(device, *units, s)) for s, n in pieces.items() if s)
+    device, pieces = group.devices[place], group.piece_counts(split, place)
+    return sum(n * sum(cost.stage_seconds(device, *units, s)) for s, n in pieces.items())
 
 
 def sum_seconds(cost: CostModel, group: Group, first: int, end: int) -> float:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 from typing import Any
 
 import pytest
@@ -398,6 +399,31 @@ def test_a_slow_device_comes_to_a_size_between_warm_or_to_a_large_one() -> None:
     assert (list(down.times), down.cold) == ([4, 36], ())
     ample = found(12.0, largest_second=True)
     assert (list(ample.times), ample.cold) == ([4, 16, 48], ())
+
+
+@pytest.mark.parametrize("largest_second", [False, True])
+def test_who_has_two_warm_sizes_ends_when_it_has_taken_enough(largest_second: bool) -> None:
+    def found(enough_seconds: float) -> tuple[Timing, float]:
+        device = Device(share=0.3, first_pass_factor=1.5, fixed=0.01)
+        limits = Limits(0.5, 7.0, enough_seconds, largest_second=largest_second)
+        return time_units(device, [4, 16, 64], limits, device.clock), device.wall
+
+    (short, soon), (long, late) = found(4.0), found(inf)
+    assert len(short.times) >= 2
+    assert short.cold == ()
+    assert soon <= 5.0 < 6.0 < late
+    assert max(short.times) < max(long.times)
+
+
+@pytest.mark.parametrize(("share", "largest_second"), [(0.1, False), (0.2, True), (0.3, True)])
+def test_who_has_only_one_size_by_then_takes_the_time_for_a_second(
+    share: float, largest_second: bool
+) -> None:
+    device = Device(share=share, first_pass_factor=1.5, fixed=0.01)
+    limits = Limits(0.5, 7.0, enough_seconds=2.0, largest_second=largest_second)
+    found = time_units(device, [4, 16, 64], limits, device.clock)
+    assert len(found.times) == 2
+    assert 2.0 < device.wall < 7.0
 
 
 def test_one_size_is_measured_once_in_either_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import combinations_with_replacement
 
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, alone, draft_pipeline, peak_bytes
+from p2ptrain.plan.draft import Draft, Group, alone, draft_pipeline, peak_bytes
 from p2ptrain.plan.split import BatchSplit
 from tests.thorough import examples_of
 from tests.unit.plan import examples
@@ -77,3 +79,24 @@ def test_depths_that_fit_are_kept_and_others_lowered(
         assert fits(found)
         assert all(depth <= want for depth, want in zip(found, wanted, strict=True))
         assert found == wanted or not fits(wanted)
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.sampled_from([Allocation.SAMPLES, Allocation.MICRO_BATCHES]),
+    st.integers(1, 12),
+    st.data(),
+)
+def test_pieces_are_counted_without_listing_them(
+    shares: list[int], allocation: Allocation, other: int, data: st.DataObject
+) -> None:
+    """Shares are samples of a micro-batch, and `other` is how many of these there are, or both
+    the other way round."""
+    whole = sum(shares)
+    micro_batch, count = (whole, other) if allocation is Allocation.SAMPLES else (other, whole)
+    last = data.draw(st.integers(1, micro_batch))
+    split = BatchSplit((count - 1) * micro_batch + last, micro_batch)
+    group = Group(tuple(range(len(shares))), tuple(shares), allocation)
+    for place in range(len(shares)):
+        listed = Counter(piece for piece in group.pieces(split, place) if piece)
+        assert group.piece_counts(split, place) == dict(listed)
