@@ -12,7 +12,7 @@ from p2ptrain.training.change_request import InForce, in_force_fields, read_in_f
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, ids, integer, text
 from p2ptrain.training.recovery.change import Reason
-from p2ptrain.training.recovery.corrections import Corrections
+from p2ptrain.training.recovery.corrections import LEAST, MOST, Corrections
 
 MOVES_LIMIT = 4096
 
@@ -27,6 +27,7 @@ class ConsiderRequest:
         alive: devices that the holder sees alive, itself included.
         without: devices that are leaving.
         corrections: what training has shown of the profiles.
+        work: how many times as much the plan's tasks take as it expected (`work_ratio`).
         lowered: memory in bytes that devices proved to have less of, by id.
         remaining_rounds: of training, before the job ends.
         moved_seconds_ago: ages of the changes of plan that nothing forced.
@@ -39,6 +40,7 @@ class ConsiderRequest:
     alive: frozenset[str]
     without: frozenset[str]
     corrections: Corrections
+    work: float
     lowered: Mapping[str, int]
     remaining_rounds: int
     moved_seconds_ago: tuple[float, ...]
@@ -54,6 +56,7 @@ class ConsiderRequest:
                 "alive": sorted(self.alive),
                 "without": sorted(self.without),
                 "corrections": self.corrections.to_fields(),
+                "work": self.work,
                 "lowered": dict(self.lowered),
                 "remaining_rounds": self.remaining_rounds,
                 "moved_seconds_ago": list(self.moved_seconds_ago),
@@ -69,11 +72,13 @@ class ConsiderRequest:
                 "planning": bytes(planning),
                 "reason": str(reason),
                 "lowered": dict(lowered),
+                "work": float(work),
                 "moved_seconds_ago": [*moved],
             } if (
                 reason in set(Reason)
                 and len(moved) <= MOVES_LIMIT
                 and all(isinstance(age, float) for age in moved)
+                and LEAST <= work <= MOST
             ):
                 in_force = read_in_force(fields)
                 if in_force is not None:
@@ -85,6 +90,7 @@ class ConsiderRequest:
                         alive=ids(fields, "alive"),
                         without=ids(fields, "without"),
                         corrections=Corrections.from_fields(fields.get("corrections")),
+                        work=work,
                         lowered={device: integer(lowered, device) for device in lowered},
                         remaining_rounds=integer(fields, "remaining_rounds"),
                         moved_seconds_ago=tuple(moved),

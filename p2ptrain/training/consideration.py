@@ -23,8 +23,8 @@ from p2ptrain.training.plan_request import PlanningRequest
 
 SEARCH_ANEW = 1.1
 """So much slower than promised is a plan whose kind may be wrong."""
-URGENT = 1.5
-"""So much slower, a search for another may slow training down further."""
+URGENT = 1.15
+"""So much slower, what another plan gains is soon more than a search beside training takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +33,36 @@ class Present:
 
     Attributes:
         round_seconds: of a round.
-        slower: how many times as long as the plan promised.
+        slower: how many times as long as the plan promised, had it known how much work there is:
+            where some stages take more and others less than expected, a round may take what was
+            promised, and still be far from what another plan makes of the same devices.
     """
 
     plan: Plan
     round_seconds: float
     slower: float
 
+    @property
+    def is_off(self) -> bool:
+        """Whether the plan's kind may be wrong."""
+        return self.slower > SEARCH_ANEW
 
-def as_of_now(request: PlanningRequest, household: MeasuredHousehold, plan: Plan) -> Present:
-    """What the plan in force takes with the times, links and devices of now."""
+
+def as_of_now(
+    request: PlanningRequest, household: MeasuredHousehold, plan: Plan, work: float = 1.0
+) -> Present:
+    """What the plan in force takes with the times, links and devices of now.
+
+    Args:
+        work: what all its tasks take, by what it expected of them.
+    """
     profile, cluster = question(request, household)
     ahead = any(stage.goes_ahead for stage in plan.stages)
     cost = CostModel(
         *(profile, cluster), overlap=plan.mode is Mode.SYNC, mode=plan.mode, updates_ahead=ahead
     )
     seconds = round_seconds(cost, plan)
-    promised = plan.predicted.round_seconds
+    promised = work * plan.predicted.round_seconds
     return Present(plan, seconds, seconds / promised if promised > 0 else 1.0)
 
 
@@ -61,7 +74,7 @@ def wants_search(request: PlanningRequest, present: Present, *, has_new: bool) -
     """
     if request.planner == "pp":
         return False
-    return request.planner != "auto" or has_new or present.slower > SEARCH_ANEW
+    return request.planner != "auto" or has_new or present.is_off
 
 
 def decide(

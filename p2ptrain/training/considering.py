@@ -71,7 +71,9 @@ class Consideration:
         household = await self._household()
         plan = self._plan_in_force()
         fixed = consideration.fixed_request(request.planning, request.in_force.plan)
-        present = await in_background(partial(consideration.as_of_now, fixed, household, plan))
+        present = await in_background(
+            partial(consideration.as_of_now, fixed, household, plan, request.work)
+        )
         decision = await self._with_newcomers(fixed, household, present)
         if decision is None:
             decision = await self._best(fixed, household, present)
@@ -187,7 +189,7 @@ class Consideration:
         """Close to the plan in force. Raises PlanError: nothing fits."""
         replicas = place_replicas(present.plan, chain=False)
         forced = REPAY_SECONDS if household.leaving else None
-        haste = self._haste(household, present)
+        is_wanted = self._haste(household, present) is Haste.PROMPT or present.is_off
         light = partial(
             plan_change,
             fixed,
@@ -197,7 +199,7 @@ class Consideration:
             Recovery.LIGHT,
             forced,
             on_all=on_all,
-            run=runner(haste if haste is Haste.IDLE else Haste.ALONE),  # soon over, a start is not
+            run=runner(Haste.ALONE if is_wanted else Haste.IDLE),  # soon over, a start is not
         )
         with timed(log, "replanned"):
             return await in_background(light)

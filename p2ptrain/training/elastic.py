@@ -31,7 +31,13 @@ from p2ptrain.training.recovery import elastic as rules
 from p2ptrain.training.recovery import holder_events as holder
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.committing import Seat
-from p2ptrain.training.recovery.corrections import Busy, Corrections, Expected, as_they_are
+from p2ptrain.training.recovery.corrections import (
+    Busy,
+    Corrections,
+    Expected,
+    as_they_are,
+    work_ratio,
+)
 from p2ptrain.training.recovery.drift import DriftWatch, is_off
 from p2ptrain.training.recovery.repartition import Repartition, capacities, expected_with
 
@@ -90,6 +96,8 @@ class Elasticity:
         self._core = rules.ElasticCore(mesh.self_id, replans=replans)
         self._answer: ChangeAnswer | None = None
         self._expected: Mapping[Seat, Expected] = {}
+        self._promised: Mapping[Seat, Expected] = {}  # as the plan in force was made
+        self._work = 1.0
         self._watch: DriftWatch | None = None
         wished = planning.ftpipehd
         self._repartition: Repartition | None = None
@@ -143,7 +151,8 @@ class Elasticity:
         asynchronous = answer.assignment.asynchrony is not None
         self._planning = self._planning.settled(asynchronous=asynchronous)
         if answer.expected:
-            self._expected = answer.expected
+            self._expected = self._promised = answer.expected
+            self._work = 1.0
         if self._expected.keys() == set(_seats(answer)):
             if self._repartition is not None:
                 self._repartition.begin(self._expected.keys())
@@ -172,7 +181,8 @@ class Elasticity:
         self.corrections = self.corrections.learned(ranges, self._expected, look.busy)
         factors = {seat: due.factor(look.busy[seat]) for seat, due in self._expected.items()}
         told = {f"{seat[0]}/{self._name(seat[1])}": round(f, 3) for seat, f in factors.items()}
-        log.info("compared_with_plan", why=look.reason, factors=told)
+        self._work = work_ratio(self._promised, look.busy)
+        log.info("compared_with_plan", why=look.reason, factors=told, work=round(self._work, 3))
         self._expected = as_they_are(self._expected, look.busy)
         self._watch.settle(self._expected)
         # A plan that was asked for by name is obeyed as long as devices do what it expects.
@@ -309,6 +319,7 @@ class Elasticity:
             alive=self._household.alive(),
             without=look.without,
             corrections=self.corrections,
+            work=self._work,
             lowered=self._household.lowered(),
             remaining_rounds=self._household.remaining_rounds(),
             moved_seconds_ago=look.moved_seconds_ago,

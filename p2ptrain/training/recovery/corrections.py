@@ -173,6 +173,16 @@ class Corrections:
         raise ProtocolError("corrections are factors by unit and by device")
 
 
+def work_ratio(expected: Mapping[Seat, Expected], busy: Mapping[Seat, Busy]) -> float:
+    """How many times as much of the processors all tasks take as expected.
+
+    Every stage on every device counts by the time that was expected of it.
+    """
+    due = sum(one.wall for one in expected.values())
+    taken = sum(one.wall * one.work_factor(busy[seat]) for seat, one in expected.items())
+    return _ratio(taken, due)
+
+
 def as_they_are(
     expected: Mapping[Seat, Expected], busy: Mapping[Seat, Busy]
 ) -> dict[Seat, Expected]:

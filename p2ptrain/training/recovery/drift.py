@@ -2,9 +2,9 @@
 
     round 1     what is new finds memory, kernels are prepared: does not count
     a window    rounds put together until they are WINDOW_SECONDS: shorter ones are noise
-    a look      after FIRST_ROUNDS, then every LATER_ROUNDS, LEAST_SECONDS apart; and as soon as a
-                stage has been more than TOLERANCE off in CONFIRMED windows in a row, every time
-                to the same side
+    a look      after FIRST_ROUNDS, or fewer that took FIRST_SECONDS, then every LATER_ROUNDS,
+                LEAST_SECONDS apart; and as soon as a stage has been more than TOLERANCE off in
+                CONFIRMED windows in a row, every time to the same side
 
 A freeze of one round is no drift, nor is a device that looks faster because it waits for others,
 nor what a copy on its way takes of the devices, unless copies are on their way all the time.
@@ -24,6 +24,8 @@ from p2ptrain.training.recovery.corrections import Busy, Expected
 TOLERANCE = 0.2
 CONFIRMED = 3
 FIRST_ROUNDS = 10
+FEW_ROUNDS, FIRST_SECONDS = 4, 12.0
+"""Long rounds are no noise, and ten of them with borders in the wrong place are a long time."""
 LATER_ROUNDS = 100
 WINDOW_SECONDS = 0.3
 LEAST_SECONDS = 2.0
@@ -59,6 +61,7 @@ class DriftWatch:
         self._seconds = 0.0  # the same
         self._is_warm = False
         self._next_look = FIRST_ROUNDS
+        self._is_first = True
         self._open: list[Mapping[Seat, Busy]] = []  # rounds of the window that is not full
         self._open_seconds = 0.0
         self._windows: deque[Mapping[Seat, Busy]] = deque(maxlen=KEPT_WINDOWS)
@@ -90,9 +93,15 @@ class DriftWatch:
         if drifted:
             stages = ", ".join(str(stage) for stage in sorted({seat[0] for seat in drifted}))
             return self._look(CONFIRMED, f"stage {stages} is more than {TOLERANCE:.0%} off")
-        if self._rounds >= self._next_look and self._seconds >= LEAST_SECONDS and self._windows:
+        if self._is_due and self._windows:
             return self._look(KEPT_WINDOWS, f"after {self._rounds} rounds")
         return None
+
+    @property
+    def _is_due(self) -> bool:
+        if self._is_first and self._rounds >= FEW_ROUNDS and self._seconds >= FIRST_SECONDS:
+            return True
+        return self._rounds >= self._next_look and self._seconds >= LEAST_SECONDS
 
     def settle(self, expected: Mapping[Seat, Expected]) -> None:
         """From now on expect this; nothing that was observed before counts any more."""
@@ -104,6 +113,7 @@ class DriftWatch:
 
     def _look(self, windows: int, reason: str) -> Look:
         self._rounds, self._seconds, self._next_look = 0, 0.0, LATER_ROUNDS
+        self._is_first = False
         self._off.clear()
         last = list(self._windows)[-windows:]
         busy = {

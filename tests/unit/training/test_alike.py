@@ -120,6 +120,18 @@ def test_a_first_pass_beyond_warm_ones_counts_where_it_is_below_what_follows_fro
         assert forward(found, 16)[0] == pytest.approx(min(16.0, 16 * took))
 
 
+def test_who_has_measured_half_of_a_size_has_a_say_in_what_it_takes() -> None:
+    usual = measured(1.0, sizes=(4, 8))
+    lucky = measured(1.0, sizes=(4, 16))
+    quick = UnitTimes((8.0, 32.0), (16.0, 32.0), (0.0, 0.0))  # its first unit in half the time
+    lucky = replace(lucky, times=TimeTable((4, 16), (lucky.times.times[0], quick)))
+    names = ("a", "b", "c")
+    found = shared({"lucky": lucky, **dict.fromkeys(names, usual)})
+    assert forward(found["a"], 16) == pytest.approx((14.0, 32.0), rel=0.02)
+    far = shared({"lucky": lucky, **dict.fromkeys(names, measured(1.0, sizes=(2, 4)))})
+    assert forward(far["a"], 16) == pytest.approx((8.0, 32.0)), "half of it, not a quarter"
+
+
 def test_overheads_are_those_of_whom_measured_them() -> None:
     found = shared({"a": measured(1.0), "b": replace(measured(1.0), overheads=None)})
     assert found["b"].overheads == REFERENCE

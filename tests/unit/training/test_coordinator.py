@@ -73,6 +73,7 @@ async def _consider(mesh: MemoryHousehold, name: str, reason: Reason) -> Conside
         alive=frozenset(),
         without=frozenset(),
         corrections=Corrections(),
+        work=1.0,
         lowered={},
         remaining_rounds=9,
         moved_seconds_ago=(),

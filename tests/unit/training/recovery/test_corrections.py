@@ -14,6 +14,7 @@ from p2ptrain.training.recovery.corrections import (
     Corrections,
     Expected,
     as_they_are,
+    work_ratio,
 )
 
 RANGES = {0: (0, 2), 1: (2, 5)}
@@ -26,6 +27,12 @@ def test_processor_time_seen_first_is_the_units_and_counts_for_every_device() ->
     found = Corrections().learned(RANGES, EXPECTED, busy)
     assert found.units == (1.0, 1.0, 2.0, 2.0, 2.0)
     assert found.devices == {"a": 1.0, "b": 1.0}
+
+
+def test_work_counts_by_the_time_that_was_expected_of_it() -> None:
+    busy = {A: Busy(wall=9.0, cpu=1.0), B: Busy(wall=9.0, cpu=6.0)}
+    assert work_ratio(EXPECTED, busy) == (2.0 * 1 + 6.0 * 2) / 8.0
+    assert work_ratio(EXPECTED, _as_expected()) == 1.0
 
 
 def test_processor_time_that_changes_later_is_the_devices() -> None:

@@ -13,7 +13,9 @@ from p2ptrain.training.recovery.corrections import Busy, Expected
 from p2ptrain.training.recovery.drift import (
     CONFIRMED,
     COPYING_SECONDS,
+    FEW_ROUNDS,
     FIRST_ROUNDS,
+    FIRST_SECONDS,
     LATER_ROUNDS,
     LEAST_SECONDS,
     TOLERANCE,
@@ -23,14 +25,15 @@ from p2ptrain.training.recovery.drift import (
 )
 
 ONE, OTHER = (0, "a"), (1, "b")
-EXPECTED = {ONE: Expected(wall=1.0, cpu=0.5, beside=0.1), OTHER: Expected(wall=2.0, cpu=2.0)}
+ROUND_SECONDS = 1.2
+EXPECTED = {ONE: Expected(wall=0.4, cpu=0.2, beside=0.04), OTHER: Expected(wall=0.8, cpu=0.8)}
 
 
 def rounds(
     watch: DriftWatch,
     factors: Sequence[float],
     seat: Seat = OTHER,
-    seconds: float = 3.0,
+    seconds: float = ROUND_SECONDS,
     copying: Sequence[bool] = (),
 ) -> list[tuple[int, Look]]:
     """The looks, with the number of the round, after which `seat` took so many times as long.
@@ -57,7 +60,17 @@ def test_the_first_round_does_not_count_and_ten_more_are_looked_at() -> None:
         1 + FIRST_ROUNDS + LATER_ROUNDS,
         1 + FIRST_ROUNDS + 2 * LATER_ROUNDS,
     ]
-    assert looks[0][1].busy[OTHER] == Busy(2.0, 2.0, round_seconds=3.0)
+    assert looks[0][1].busy[OTHER] == Busy(0.8, 0.8, round_seconds=ROUND_SECONDS)
+
+
+def test_of_long_rounds_fewer_are_enough_for_the_first_look() -> None:
+    def numbers(seconds: float) -> list[int]:
+        factors = [1.0] * (1 + FIRST_ROUNDS + LATER_ROUNDS)
+        return [number for number, _ in rounds(DriftWatch(EXPECTED), factors, seconds=seconds)]
+
+    assert numbers(FIRST_SECONDS / FIRST_ROUNDS) == [1 + FIRST_ROUNDS, 1 + FIRST_ROUNDS + 100]
+    assert numbers(FIRST_SECONDS / 6) == [1 + 6, 1 + 6 + LATER_ROUNDS]
+    assert numbers(FIRST_SECONDS) == [1 + FEW_ROUNDS, 1 + FEW_ROUNDS + LATER_ROUNDS]
 
 
 def test_rounds_beside_a_copy_do_not_count() -> None:
@@ -69,7 +82,7 @@ def test_rounds_beside_a_copy_do_not_count() -> None:
 
 def test_where_copies_never_end_rounds_count() -> None:
     """Else a slow link, on which they take all of the time, would hide every other slowness."""
-    before = int(COPYING_SECONDS / 3.0)
+    before = int(COPYING_SECONDS / ROUND_SECONDS)
     factors = [1.0] + [4.0] * (before + CONFIRMED)
     ((number, _),) = rounds(DriftWatch(EXPECTED), factors, copying=[True] * len(factors))
     assert number == 1 + before + CONFIRMED
@@ -79,20 +92,20 @@ def test_what_is_off_three_times_in_a_row_is_looked_at_at_once() -> None:
     looks = rounds(DriftWatch(EXPECTED), [1.0, 1.0, 4.0, 4.0, 4.2])
     ((number, look),) = looks
     assert number == 5
-    assert look.busy[OTHER].wall == 8.0
+    assert look.busy[OTHER].wall == 3.2
     assert "stage 1" in look.reason
 
 
 def test_a_device_that_has_become_faster_drifts_too() -> None:
     """Where it has work for all of the round, or others hold it up less than it used to take."""
-    for factor, seconds in ((0.5, 1.0), (0.25, 1.5)):
+    for factor, seconds in ((0.5, 0.4), (0.25, 0.6)):
         looks = rounds(DriftWatch(EXPECTED), [1.0, factor, factor, factor], seconds=seconds)
         assert [number for number, _ in looks] == [4]
 
 
 def test_a_device_that_waits_for_others_and_looks_faster_for_it_does_not_drift() -> None:
     """So a device with a share of a core looks: what it has not used, it has in hand."""
-    assert not rounds(DriftWatch(EXPECTED), [1.0, *[0.6] * 9], seconds=3.0)
+    assert not rounds(DriftWatch(EXPECTED), [1.0, *[0.6] * 9])
 
 
 def test_a_freeze_of_one_round_is_no_drift() -> None:
