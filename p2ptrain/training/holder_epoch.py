@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -21,9 +22,10 @@ from p2ptrain.model.share import Span
 from p2ptrain.net.message import Message
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.clipping import NormGathering
+from p2ptrain.training.diagnosing import diagnose
 from p2ptrain.training.division import Division
 from p2ptrain.training.feeder import Feeder
-from p2ptrain.training.finding import Finding, earliest, read_units
+from p2ptrain.training.finding import Finding, read_units
 from p2ptrain.training.inlet import Contents, Inlet, Value
 from p2ptrain.training.mailbox import Mailbox
 from p2ptrain.training.protocol import (
@@ -236,21 +238,9 @@ class HolderEpoch:
 
     async def diagnose(self, held_as: int) -> Finding | None:
         """The first units whose values for that piece are not finite, if a stage can still tell."""
-        for index, place in enumerate(self.assignment.stages):
-            found: list[Finding] = []
-            for device in place.devices:
-                try:
-                    finding = await self._diagnosed(index, device, held_as)
-                except (PeerError, TimeoutError):
-                    return None  # the loss is reported all the same
-                found += [] if finding is None else [finding]
-                if found and place.tiling is None:  # tiles see only their own parts of maps
-                    break
-            if found:
-                return earliest(found)
-        return None
+        return await diagnose(self.assignment.stages, partial(self._diagnosed, held_as))
 
-    async def _diagnosed(self, stage: int, device: str, held_as: int) -> Finding | None:
+    async def _diagnosed(self, held_as: int, stage: int, device: str) -> Finding | None:
         place = self.assignment.stages[stage]
         fields = {**self.assignment.key.fields(), "stage": stage, "held_as": held_as}
         reply = await self._mesh.call(

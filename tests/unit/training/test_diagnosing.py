@@ -1,0 +1,72 @@
+"""Whoever can tell where values stopped being finite is heard, whatever the others do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from p2ptrain.errors import PeerError
+from p2ptrain.plan.allocation import Allocation
+from p2ptrain.tiles.shape import TileShape
+from p2ptrain.training.assignment import StagePlace
+from p2ptrain.training.diagnosing import diagnose
+from p2ptrain.training.finding import Finding
+
+SHAPE = TileShape((1.0, 1.0), (1.0,), (0, 2), aligned=True)
+GROUP = StagePlace(0, 2, 2, ("a", "b", "c"), (1, 1, 1))
+TILES = StagePlace(0, 2, 2, ("a", "b"), (1, 1), Allocation.TILES, tiling=SHAPE)
+LAST = StagePlace(2, 4, 1, ("d",), (1,))
+
+
+def finding(stage: int, device: str, units: range = range(1)) -> Finding:
+    return Finding((device,), stage, 0, units, False)
+
+
+async def test_a_device_that_waits_for_the_one_that_failed_keeps_nobody_waiting() -> None:
+    stuck = asyncio.Event()
+    given_up: list[str] = []
+
+    async def ask(stage: int, device: str) -> Finding | None:
+        if device == "a":
+            try:
+                await stuck.wait()
+            except asyncio.CancelledError:
+                given_up.append(device)
+                raise
+        return finding(stage, device) if device == "c" else None
+
+    assert await diagnose((GROUP, LAST), ask) == finding(0, "c")
+    assert given_up == ["a"]
+
+
+async def test_a_device_that_does_not_answer_is_not_the_end_of_it() -> None:
+    asked: list[str] = []
+
+    async def ask(stage: int, device: str) -> Finding | None:
+        asked.append(device)
+        if device == "a":
+            raise PeerError("gone")
+        if device == "b":
+            raise TimeoutError
+        return finding(stage, device) if device == "d" else None
+
+    assert await diagnose((GROUP, LAST), ask) == finding(1, "d")
+    assert asked == ["a", "b", "c", "d"]
+
+
+async def test_of_tiles_everybody_is_heard() -> None:
+    first = asyncio.Event()
+
+    async def ask(stage: int, device: str) -> Finding | None:
+        if device == "a":
+            await first.wait()
+        first.set()
+        return finding(stage, device, range(1) if device == "a" else range(1, 2))
+
+    assert await diagnose((TILES, LAST), ask) == finding(0, "a")
+
+
+async def test_where_nobody_has_found_anything_nothing_is_said() -> None:
+    async def ask(stage: int, device: str) -> Finding | None:
+        return None
+
+    assert await diagnose((GROUP, LAST), ask) is None
