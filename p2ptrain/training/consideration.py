@@ -23,6 +23,9 @@ from p2ptrain.training.plan_request import PlanningRequest
 
 SEARCH_ANEW = 1.1
 """So much slower than promised is a plan whose kind may be wrong."""
+WORK_OFF = 1.2
+"""So many times more or less work than a plan was made for: links weigh less, or more, than it took
+them to."""
 URGENT = 1.15
 """So much slower, what another plan gains is soon more than a search beside training takes."""
 
@@ -36,26 +39,24 @@ class Present:
         slower: how many times as long as the plan promised, had it known how much work there is:
             where some stages take more and others less than expected, a round may take what was
             promised, and still be far from what another plan makes of the same devices.
+        work: what all its tasks take, by what it expected of them.
     """
 
     plan: Plan
     round_seconds: float
     slower: float
+    work: float = 1.0
 
     @property
     def is_off(self) -> bool:
         """Whether the plan's kind may be wrong."""
-        return self.slower > SEARCH_ANEW
+        return self.slower > SEARCH_ANEW or not 1 / WORK_OFF <= self.work <= WORK_OFF
 
 
 def as_of_now(
     request: PlanningRequest, household: MeasuredHousehold, plan: Plan, work: float = 1.0
 ) -> Present:
-    """What the plan in force takes with the times, links and devices of now.
-
-    Args:
-        work: what all its tasks take, by what it expected of them.
-    """
+    """What the plan in force takes with the times, links and devices of now; `work`: of it."""
     profile, cluster = question(request, household)
     ahead = any(stage.goes_ahead for stage in plan.stages)
     cost = CostModel(
@@ -63,7 +64,7 @@ def as_of_now(
     )
     seconds = round_seconds(cost, plan)
     promised = work * plan.predicted.round_seconds
-    return Present(plan, seconds, seconds / promised if promised > 0 else 1.0)
+    return Present(plan, seconds, seconds / promised if promised > 0 else 1.0, work)
 
 
 def wants_search(request: PlanningRequest, present: Present, *, has_new: bool) -> bool:

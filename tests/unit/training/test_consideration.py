@@ -44,11 +44,15 @@ def test_a_plan_is_held_against_what_it_promised_for_the_work_that_there_is() ->
     assert wants_search(request, now, has_new=False)
 
 
-def test_where_everything_takes_longer_no_other_plan_is_better() -> None:
+@pytest.mark.parametrize(("work", "wanted"), [(1.15, False), (1.5, True), (0.6, True)])
+def test_where_everything_takes_longer_or_less_links_weigh_otherwise(
+    work: float, wanted: bool
+) -> None:
+    """Rounds are as slow as the work there is; what another kind of plan makes of it is open."""
     home = household(1.0, 1.0)
     plan = plan_household(PIPELINE, home)
-    slower = as_corrected(home, (1.5,) * plan.stages[-1].units[1])
+    changed = as_corrected(home, (work,) * plan.stages[-1].units[1])
     request = replace(fixed_request(PIPELINE, plan.to_json()), planner="auto")
-    now = as_of_now(request, slower, plan, work=1.5)
-    assert now.slower == pytest.approx(1.0, abs=0.02)
-    assert not wants_search(request, now, has_new=False)
+    now = as_of_now(request, changed, plan, work)
+    assert now.slower == pytest.approx(1.0, abs=0.03)
+    assert wants_search(request, now, has_new=False) is wanted
