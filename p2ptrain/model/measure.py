@@ -151,43 +151,20 @@ def measure_units(
 def work_on(
     description: ModelDescription, samples: int, memory_bytes: int | None
 ) -> Iterator[None]:
-    """Run the model again and again, a unit a step, as training with such micro-batches would.
+    """Run the units again and again, one a step, as training with such micro-batches would.
 
-    All units forward and then all backward, where there is memory for that: what a pass keeps goes
-    through the caches that devices may share. Steps may be taken in any thread. They raise what a
-    unit raises.
+    Steps may be taken in any thread. They raise what a unit raises.
     """
-    room = _Room(description, memory_bytes)
-    chain = room.chain
-    yield from _units_apart(chain, min(samples, _REFERENCE_BATCH))  # shows what they keep
+    chain = _Room(description, memory_bytes).chain
     while True:
-        yield from (_units_apart if room.must_run_apart(samples) else _all_units)(chain, samples)
-
-
-def _units_apart(chain: UnitChain, samples: int) -> Iterator[None]:
-    """A pass in which each unit's backward follows its forward."""
-    with full_lengths():
-        chain.begin(samples, apart=True)
-    for unit in range(chain.unit_count):
         with full_lengths():
-            chain.prepare(unit)
-            chain.forward(unit)
-            chain.backward(unit)
-        yield
-
-
-def _all_units(chain: UnitChain, samples: int) -> Iterator[None]:
-    with full_lengths():
-        chain.begin(samples)
-    for unit in range(chain.unit_count):
-        with full_lengths():
-            chain.prepare(unit)
-            chain.forward(unit)
-        yield
-    for unit in reversed(range(chain.unit_count)):
-        with full_lengths():
-            chain.backward(unit)
-        yield
+            chain.begin(samples, apart=True)
+        for unit in range(chain.unit_count):
+            with full_lengths():
+                chain.prepare(unit)
+                chain.forward(unit)
+                chain.backward(unit)
+            yield
 
 
 class _Room:

@@ -91,7 +91,7 @@ class DeviceMeasures:
         taken = max(anonymous_bytes() - self._idle_bytes, 0)
         self._offers = {digest: _Offer(measured, memory_bytes, taken)}
         if measured and message.fields.get("company") is True:
-            self._company.begin(work_on(description, _largest_size(measured), memory_bytes))
+            self._company.begin(work_on(description, _middle_size(measured), memory_bytes))
         content = {"measured": measured, "memory_bytes": memory_bytes, "taken_bytes": taken}
         blob = cbor.dumps(content)
         return Message(MEASURE_PROFILE, {}, (memoryview(blob),))
@@ -208,8 +208,9 @@ class _Offer:
     taken_bytes: int
 
 
-def _largest_size(measured: Mapping[str, Any]) -> int:
-    return max(map(int, measured["times"]))
+def _middle_size(measured: Mapping[str, Any]) -> int:
+    sizes = sorted(map(int, measured["times"]))
+    return sizes[len(sizes) // 2]
 
 
 def _sizes(value: object) -> Sequence[int]:

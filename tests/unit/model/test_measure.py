@@ -215,12 +215,10 @@ def test_working_on_runs_one_unit_after_the_other_again_and_again(
     for name in ("forward", "backward"):
         monkeypatch.setattr(UnitChain, name, noted(name, getattr(UnitChain, name)))
     steps = work_on(chain_of_three(), 4, None)
-    for _ in range(11):
+    for _ in range(7):
         next(steps)
-    first = [(way, unit) for unit in (0, 1, 2) for way in ("forward", "backward")]
-    each = [("forward", 0), ("forward", 1), ("forward", 2)]
-    each += [("backward", 2), ("backward", 1), ("backward", 0)]
-    assert run == [*first, *each, *each[:2]]
+    each = [[("forward", unit), ("backward", unit)] for unit in (0, 1, 2, 0, 1, 2, 0)]
+    assert run == [one for unit in each for one in unit]
 
 
 @pytest.mark.parametrize("name", ["cnn", "bert"])

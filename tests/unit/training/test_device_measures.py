@@ -137,5 +137,5 @@ async def test_it_works_on_until_all_have_measured(monkeypatch: pytest.MonkeyPat
         await measures.all_measured("a", Message("measured"))
         await ended.wait()
         await measures.measure_profile(Message("measure", {**asked, "company": False}))
-        assert sizes == [64], "only where others measure too"
+        assert sizes == [16], "only where others measure too"
         await measures.close()
