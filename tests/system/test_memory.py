@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout
 
 SCRIPT = str(Path(__file__).parent / "jobs" / "deep.py")
 CODE = "48151623"
-LIMIT_BYTES = 850 << 20
+LIMIT_BYTES = 800 << 20
 LARGE = ("width=2048", "samples=64", "batch_size=16", "micro_batch=4", "adam=true")
 JOB = (SCRIPT, *(word for option in LARGE for word in ("-o", option)), "--steps", "4")
 
