@@ -44,6 +44,10 @@ _Future: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]
 _Setter: TypeAlias = Callable[[asyncio.Future[Any], Any], None]
 
 
+def nothing_more() -> None:
+    """After a task."""
+
+
 @dataclass(order=True)
 class _Task:
     urgency: tuple[int, ...]
@@ -62,7 +66,11 @@ class ComputeThread:
         finished: tasks so far.
     """
 
-    def __init__(self, name: str = "p2ptrain-compute") -> None:
+    def __init__(
+        self, name: str = "p2ptrain-compute", after: Callable[[], None] = nothing_more
+    ) -> None:
+        """`after` is called in the thread when a task has ended, and must not fail."""
+        self._after = after
         self._tasks: list[_Task] = []
         self._sequence = itertools.count()
         self._wake = threading.Condition()
@@ -132,6 +140,7 @@ class ComputeThread:
                 self._execute(task)
             self.finished += 1
             del task  # its tensors must not outlive it while the thread waits
+            self._after()
 
     def _next(self) -> _Task | None:
         with self._wake:

@@ -21,6 +21,7 @@ from p2ptrain.training.budget import (
     available_memory_bytes,
     usable_memory_bytes,
 )
+from p2ptrain.training.ceiling import Ceiling
 from p2ptrain.training.company import Company
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.parts import limited
@@ -46,6 +47,7 @@ class DeviceMeasures:
 
     Args:
         memory_bytes: what p2ptrain may use here, or None: what is available.
+        ceiling: told what jobs may take here.
     """
 
     def __init__(
@@ -54,11 +56,13 @@ class DeviceMeasures:
         compute: ComputeThread,
         profiles: ProfileCache,
         memory_bytes: int | None,
+        ceiling: Ceiling | None = None,
     ) -> None:
         self._mesh = mesh
         self._compute = compute
         self._profiles = profiles
         self._memory_bytes = memory_bytes
+        self._ceiling = ceiling
         self._idle_bytes = anonymous_bytes()
         self._models: dict[str, ModelDescription] = {}
         self._offers: dict[str, _Offer] = {}  # by model
@@ -165,6 +169,12 @@ class DeviceMeasures:
         if needed_bytes <= self._most(free):
             return None
         return self.whole_budget_bytes() if engaged else self.budget_bytes()
+
+    def expect(self, needed_bytes: int, *, engaged: bool) -> None:
+        """Hold the process against what the part that begins was planned to need; as `short_of`."""
+        if self._ceiling is not None:
+            held_bytes = self._held_bytes() if engaged else 0
+            self._ceiling.plan(needed_bytes, anonymous_bytes() - held_bytes)
 
     def budget_bytes(self) -> int:
         """What a job may take now, beside what it takes."""

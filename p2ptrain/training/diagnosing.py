@@ -32,18 +32,17 @@ async def diagnose(stages: Sequence[StagePlace], ask: Ask) -> Finding | None:
 
 
 async def _of_stage(index: int, place: StagePlace, ask: Ask) -> list[Finding]:
-    """One of them, but of tiles all: these see only their own parts of maps."""
-    found: list[Finding] = []
+    """One of them, but of tiles all, in the stage's order: these see only their parts of maps."""
+    one_is_enough = place.tiling is None
     async with task_scope() as scope:
         asked = [scope.create_task(_asked(index, device, ask)) for device in place.devices]
         for answer in asyncio.as_completed(asked):
-            finding = await answer
-            found += [] if finding is None else [finding]
-            if found and place.tiling is None:
+            if await answer is not None and one_is_enough:
                 break
+        answers = [task.result() for task in asked if task.done()]
         for task in asked:
             task.cancel()
-    return found
+    return [finding for finding in answers if finding is not None]
 
 
 async def _asked(index: int, device: str, ask: Ask) -> Finding | None:

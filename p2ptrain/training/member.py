@@ -9,6 +9,7 @@ import torch
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Event, Warned
+from p2ptrain.training.ceiling import Ceiling
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.coordinator import CoordinatorService
 from p2ptrain.training.leaving import hand_over
@@ -43,9 +44,10 @@ class TrainingMember:
             torch.set_num_threads(threads)
         self._mesh = mesh
         self._emit = emit
-        self.compute = ComputeThread()
+        ceiling = Ceiling()
+        self.compute = ComputeThread(after=ceiling.look)
         cache = profiles or ProfileCache(None)
-        self.service = TrainingService(mesh, self.compute, cache, memory_bytes, emit)
+        self.service = TrainingService(mesh, self.compute, cache, memory_bytes, emit, ceiling)
         self._coordinator = CoordinatorService(mesh)
         self._parked = ParkedJobs(mesh, self.service, jobs)
 

@@ -90,6 +90,8 @@ class Preparing:
         # What an old epoch takes is free once the new one begins.
         engaged = self._store.engagement is not None
         short_bytes = around.short_of(needed_bytes, engaged=engaged)
+        if short_bytes is None and not self._gathers:
+            around.expect(needed_bytes, engaged=engaged)
         work = self._fetch(self._ready, fetches, short_bytes)
         self._task = self._tasks.spawn(work, f"fetch {assignment.key.epoch}")
 

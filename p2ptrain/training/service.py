@@ -34,6 +34,7 @@ from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.budget import (
     is_out_of_memory,
 )
+from p2ptrain.training.ceiling import Ceiling
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.counters import count, counter_fields
 from p2ptrain.training.device_measures import DeviceMeasures
@@ -104,15 +105,21 @@ class TrainingService:
         profiles: ProfileCache,
         memory_bytes: int | None = None,
         emit: Callable[[Event], None] | None = None,
+        ceiling: Ceiling | None = None,
     ) -> None:
-        """`emit`: told when a job here stands still."""
+        """Serve a device's part.
+
+        Args:
+            emit: told when a job here stands still.
+            ceiling: told what jobs may take here.
+        """
         self.mesh = mesh
         self.compute = compute
         self.switchboard = Switchboard(mesh)
         self.states = StateServer(mesh)
         self.idle = asyncio.Event()
         self.idle.set()
-        self.measures = DeviceMeasures(mesh, compute, profiles, memory_bytes)
+        self.measures = DeviceMeasures(mesh, compute, profiles, memory_bytes, ceiling)
         self._emit = emit
         self._part: Participation | None = None
         self._surroundings = Surroundings(
@@ -122,6 +129,7 @@ class TrainingService:
             shell=Shell(mesh, self.switchboard, compute),
             model=self.measures.model,
             short_of=self.measures.short_of,
+            expect=self.measures.expect,
             budget_bytes=self.measures.budget_bytes,
             inventory=self.measures.complete,
             on_failure=self._report_failure,

@@ -22,6 +22,13 @@ class ShortOf(Protocol):
         """The memory there is in bytes, where that is too little."""
 
 
+class Expect(Protocol):
+    """See `DeviceMeasures.expect`."""
+
+    def __call__(self, needed_bytes: int, *, engaged: bool) -> None:
+        """A part of a job that was planned to need so much begins."""
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What a participation uses of its device.
@@ -29,6 +36,7 @@ class Surroundings:
     Attributes:
         model: (digest, holder) -> its description, fetched where it is not known.
         short_of: (needed bytes, engaged) -> the memory there is in bytes, where that is too little.
+        expect: (needed bytes, engaged) takes note of what a part was planned to need.
         budget_bytes: what a job may take now, beside what it takes.
         inventory: adds to a device's inventory what is not of one job: profile, speeds, memory.
         on_failure: (assignment, stage, error) tells the holder.
@@ -43,6 +51,7 @@ class Surroundings:
     shell: Shell
     model: Model
     short_of: ShortOf
+    expect: Expect
     budget_bytes: Callable[[], int]
     inventory: Callable[[Inventory, str], Inventory]
     on_failure: Callable[[Assignment, int, BaseException], Awaitable[None]]

@@ -13,6 +13,7 @@ import pytest
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
 from p2ptrain.training import device_measures
+from p2ptrain.training.ceiling import Ceiling
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.device_measures import DeviceMeasures
 from p2ptrain.training.profiling import ProfileCache
@@ -42,12 +43,14 @@ class Machine:
 
 @asynccontextmanager
 async def measured(
-    memory_bytes: int | None = None, before: Callable[[], None] = lambda: None
+    memory_bytes: int | None = None,
+    before: Callable[[], None] = lambda: None,
+    ceiling: Ceiling | None = None,
 ) -> AsyncIterator[DeviceMeasures]:
     """A device that has offered what it has for a model; `before` happens when it knows it."""
     async with MemoryHousehold(["a"]) as mesh:
         compute = ComputeThread()
-        measures = DeviceMeasures(mesh["a"], compute, ProfileCache(None), memory_bytes)
+        measures = DeviceMeasures(mesh["a"], compute, ProfileCache(None), memory_bytes, ceiling)
         measures.know_model(cast(Any, SimpleNamespace(digest=MODEL)))
         before()
         asked = {"digest": MODEL, "holder": mesh["a"].self_id, "batch_sizes": []}
@@ -80,6 +83,21 @@ async def test_what_others_take_beyond_that_is_not_offered_again(
         assert measures.short_of(1001 * MIB, engaged=True) == 800 * MIB
         machine.others_take(-1500)
         assert measures.facts(MODEL).budget_bytes == 1600 * MIB, "no more than was offered"
+
+
+@pytest.mark.parametrize("engaged", [False, True])
+async def test_a_part_is_held_against_its_plan_and_what_was_here_without_the_job(
+    monkeypatch: pytest.MonkeyPatch, *, engaged: bool
+) -> None:
+    machine = Machine(monkeypatch)
+    planned: list[tuple[int, int]] = []
+    ceiling = cast(Ceiling, SimpleNamespace(plan=lambda *expected: planned.append(expected)))
+    async with measured(ceiling=ceiling) as measures:
+        before = machine.own
+        machine.takes(500)
+        measures.expect(700 * MIB, engaged=engaged)
+        held = 500 * MIB if engaged else 0
+        assert planned == [(700 * MIB, before + 500 * MIB - held)]
 
 
 @pytest.mark.parametrize(("fixed_mib", "offered_mib"), [(600, 600), (1200, 800)])

@@ -70,3 +70,17 @@ async def test_where_nobody_has_found_anything_nothing_is_said() -> None:
         return None
 
     assert await diagnose((GROUP, LAST), ask) is None
+
+
+async def test_tiles_are_named_in_their_order_whoever_answers_first() -> None:
+    second = asyncio.Event()
+
+    async def ask(stage: int, device: str) -> Finding | None:
+        if device == "a":
+            await second.wait()
+        second.set()
+        return finding(stage, device)
+
+    found = await diagnose((TILES, LAST), ask)
+    assert found is not None
+    assert found.devices == ("a", "b")

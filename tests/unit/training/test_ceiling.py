@@ -1,0 +1,122 @@
+"""A process that has outgrown its plan gives back what is free, where that will be missed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from p2ptrain.training.ceiling import LOOK_SECONDS, Ceiling
+from p2ptrain.training.compute import ComputeThread
+
+MIB = 1 << 20
+
+
+@dataclass
+class Process:
+    """In MiB: what is in use, what lies free beside it, and what the device has for others."""
+
+    in_use: int = 400
+    free: int = 0
+    left: int = 400
+    given_back: list[int] = field(default_factory=list)
+    looks: int = 0
+    now: float = 0.0
+
+    def takes(self, mib: int) -> None:
+        """Beside what is free: no freed block fits."""
+        self.free += mib
+        self.left -= mib
+
+    def used_bytes(self) -> int:
+        self.looks += 1
+        return (self.in_use + self.free) * MIB
+
+    def left_bytes(self) -> int:
+        return self.left * MIB
+
+    def give_back(self) -> None:
+        self.given_back.append(self.free)
+        self.left += self.free
+        self.free = 0
+
+    def time(self) -> float:
+        self.now += LOOK_SECONDS
+        return self.now
+
+    def ceiling(self, *, planned: int | None) -> Ceiling:
+        made = Ceiling(self.used_bytes, self.left_bytes, self.give_back, self.time)
+        if planned is not None:
+            made.plan(planned * MIB, self.in_use * MIB)
+        return made
+
+
+def test_what_lies_free_is_given_back_when_the_plan_is_outgrown_and_little_is_left() -> None:
+    process = Process()
+    ceiling = process.ceiling(planned=320)
+    process.in_use += 240
+    process.left -= 240
+    for _ in range(12):
+        process.takes(16)
+        ceiling.look()
+        assert process.left > 48, "it is told before the kernel has to"
+    # 320 are planned: 80 more are to stay free, and with 96 free there are only 64.
+    assert process.given_back == [96, 96]
+
+
+def test_where_much_is_left_for_others_it_grows_on() -> None:
+    process = Process(left=4000)
+    ceiling = process.ceiling(planned=320)
+    for _ in range(100):
+        process.takes(16)
+        ceiling.look()
+    assert process.given_back == []
+
+
+def test_where_others_have_taken_what_was_left_a_job_may_still_take_what_was_planned() -> None:
+    process = Process()
+    ceiling = process.ceiling(planned=320)
+    process.left = 10
+    process.in_use += 200
+    process.free = 120
+    ceiling.look()
+    assert process.given_back == []
+
+
+def test_what_is_in_use_is_not_looked_for_again_and_again() -> None:
+    process = Process()
+    ceiling = process.ceiling(planned=320)
+    process.in_use, process.left = 740, 60
+    for _ in range(6):
+        process.takes(4)
+        ceiling.look()
+    assert process.given_back == [4, 16], "12 MiB more is worth it"
+
+
+def test_without_a_plan_nothing_is_given_back() -> None:
+    process = Process(in_use=10_000, left=0)
+    process.ceiling(planned=None).look()
+    assert process.given_back == []
+
+
+def test_short_tasks_are_not_all_looked_at() -> None:
+    process = Process()
+    ceiling = Ceiling(process.used_bytes, process.left_bytes, process.give_back, lambda: 7.0)
+    for _ in range(5):
+        ceiling.look()
+    assert process.looks == 1
+
+
+async def test_the_thread_that_computes_looks_after_each_task() -> None:
+    looked, seen = threading.Event(), list[str]()
+
+    def look() -> None:
+        seen.append(threading.current_thread().name)
+        looked.set()
+
+    compute = ComputeThread("computes", after=look)
+    try:
+        await compute.run((0,), lambda: seen.append("task"))
+        looked.wait()
+    finally:
+        await compute.close()
+    assert seen == ["task", "computes"]
