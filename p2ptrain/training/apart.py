@@ -10,7 +10,7 @@ priorities alone do not keep it from taking half of a device that is limited to 
                   stdout ◄───────────── [result, exception, pickled]
 
 Both are this program, so what is pickled comes from nobody else. The other one's part is
-`apart_process`.
+`apart_process`. Once nobody waits for the answer any more, that process is ended.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from enum import IntEnum
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ import p2ptrain
 from p2ptrain.logs import get_logger
 from p2ptrain.training import apart_process
 from p2ptrain.training.apart_process import LENGTH
+from p2ptrain.training.background import in_background
 from p2ptrain.training.budget import available_memory_bytes
 
 log = get_logger(__name__)
@@ -53,27 +54,86 @@ class Haste(IntEnum):
     IDLE = 2
 
 
-def run(function: Callable[[], T], haste: Haste) -> T:
-    """What `function` returns or raises; here where no other process can be had.
+class GivenUp(Exception):
+    """Nobody waits for what a process was to find; never seen by anybody."""
 
-    Args:
-        function: can be pickled, as its result.
+
+class Apart:
+    """Calls functions in a process each, or here where no other process can be had."""
+
+    def __init__(self, haste: Haste) -> None:
+        """`haste`: how much training may feel it."""
+        self._haste = haste
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+
+    def __call__(self, function: Callable[[], T]) -> T:
+        """What `function` returns or raises.
+
+        Args:
+            function: can be pickled, as its result.
+
+        Raises:
+            GivenUp: `stop` was called.
+        """
+        if self._haste is Haste.ALONE or not _can_be_had():
+            return function()
+        try:
+            result, error = self._elsewhere(function)
+        except (OSError, EOFError, pickle.UnpicklingError) as trouble:
+            if self._is_stopped:
+                raise GivenUp from None
+            log.info("not_apart", why=str(trouble) or type(trouble).__name__)
+            return function()
+        if error is not None:
+            raise error
+        return result
+
+    def stop(self) -> None:
+        """End the process, if there is one. What is called here runs on."""
+        with self._lock:
+            self._is_stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _elsewhere(self, function: Callable[[], T]) -> tuple[T, Exception | None]:
+        """What it returned, or raised.
+
+        Raises OSError, EOFError, UnpicklingError: that process did not do it.
+        """
+        question = pickle.dumps(function)
+        root = str(Path(p2ptrain.__file__).parent.parent)
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        rest = ["rest"] * (self._haste is Haste.IDLE)
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", apart_process.__name__, *rest],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with self._lock:
+                self._process = process
+                if self._is_stopped:
+                    process.kill()
+            process.stdin.write(LENGTH.pack(len(question)) + question)
+            process.stdin.flush()
+            answer: tuple[T, Exception | None] = pickle.load(process.stdout)
+            return answer
+
+
+async def apart(work: Callable[[Apart], T], haste: Haste) -> T:
+    """What `work` returns or raises, off the event loop; what takes long it calls through `Apart`.
+
+    Where the caller is cancelled, the process ends with it.
     """
-    if haste is Haste.ALONE or not _can_be_had():
-        return function()
+    process = Apart(haste)
     try:
-        result, error = _elsewhere(function, haste)
-    except (OSError, EOFError, pickle.UnpicklingError) as trouble:
-        log.info("not_apart", why=str(trouble) or type(trouble).__name__)
-        return function()
-    if error is not None:
-        raise error
-    return result
-
-
-def runner(haste: Haste) -> Callable[[Callable[[], T]], T]:
-    """`run` with this haste."""
-    return partial(run, haste=haste)
+        return await in_background(lambda: work(process))
+    finally:
+        process.stop()
 
 
 def _can_be_had() -> bool:
@@ -81,25 +141,3 @@ def _can_be_had() -> bool:
     is_python = Path(sys.executable or "").name.startswith(("python", "pypy"))
     frozen = getattr(sys, "frozen", False)
     return is_python and not frozen and available_memory_bytes() >= ROOM_BYTES
-
-
-def _elsewhere(function: Callable[[], T], haste: Haste) -> tuple[T, Exception | None]:
-    """What it returned, or raised.
-
-    Raises OSError, EOFError, UnpicklingError: that process did not do it.
-    """
-    question = pickle.dumps(function)
-    root = str(Path(p2ptrain.__file__).parent.parent)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", apart_process.__name__, *(["rest"] * (haste is Haste.IDLE))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(LENGTH.pack(len(question)) + question)
-        process.stdin.flush()
-        answer: tuple[T, Exception | None] = pickle.load(process.stdout)
-        return answer

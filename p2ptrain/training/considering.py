@@ -24,7 +24,7 @@ from p2ptrain.plan.plan import LeftOut, Plan
 from p2ptrain.plan.replanning.hysteresis import REPAY_SECONDS, Action, Decision
 from p2ptrain.plan.replanning.replicas import place_replicas
 from p2ptrain.training import consideration
-from p2ptrain.training.apart import Haste, runner
+from p2ptrain.training.apart import Apart, Haste, apart
 from p2ptrain.training.assigning import renamed
 from p2ptrain.training.background import in_background
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
@@ -190,19 +190,14 @@ class Consideration:
         replicas = place_replicas(present.plan, chain=False)
         forced = REPAY_SECONDS if household.leaving else None
         is_wanted = self._haste(household, present) is Haste.PROMPT or present.is_off
-        light = partial(
-            plan_change,
-            fixed,
-            household,
-            present.plan,
-            replicas,
-            Recovery.LIGHT,
-            forced,
-            on_all=on_all,
-            run=runner(Haste.ALONE if is_wanted else Haste.IDLE),  # soon over, a start is not
-        )
+
+        def light(run: Apart) -> Plan:
+            asked = fixed, household, present.plan, replicas
+            return plan_change(*asked, Recovery.LIGHT, forced, on_all=on_all, run=run)
+
+        # Where it is wanted it is soon over, a start is not.
         with timed(log, "replanned"):
-            return await in_background(light)
+            return await apart(light, Haste.ALONE if is_wanted else Haste.IDLE)
 
     # -- the household ---------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from p2ptrain.training.protocol import (
 )
 from p2ptrain.training.routes import Route
 from p2ptrain.training.surveying import Surveyor
-from p2ptrain.training.waiting import unless, within
+from p2ptrain.training.waiting import is_gone, unless, within
 
 log = get_logger(__name__)
 
@@ -46,7 +46,7 @@ class CoordinatorService:
         self._mesh = mesh
         self._surveyor = Surveyor(mesh)
         self._search = PlanSearch(mesh)
-        self._looking: dict[str, asyncio.Task[Considered]] = {}  # by holder
+        self._looking: dict[str, asyncio.Task[Considered | None]] = {}  # by holder
         mesh.route_now(CONSIDER_END, self._end_look)  # before the next look of the same holder
 
     @property
@@ -87,22 +87,24 @@ class CoordinatorService:
     async def _consider(self, peer: str, message: Message) -> Message:
         """Look for a better plan while the job trains, one look a holder at a time.
 
-        An epoch that it asks for meanwhile ends that, and so does its own word: its next look is
-        not kept waiting by one that it has given up.
+        An epoch that it asks for meanwhile ends that, its own word does, and its end: its next look
+        is not kept waiting by one that it has given up.
         """
         request = ConsiderRequest.from_bytes(message.parts[0])
         self._check_in_office()
         look = Consideration(self._mesh, request, self._surveyor, self._search)
-        looking = asyncio.create_task(look.answer(), name="consider another plan")
+        answer = unless(self._mesh, lambda: is_gone(self._mesh, peer), look.answer())
+        looking = asyncio.create_task(answer, name="consider another plan")
         self._looking[peer] = looking
         try:
             await asyncio.wait([looking])
         finally:
             looking.cancel()
             del self._looking[peer]
-        if looking.cancelled():
+        considered = None if looking.cancelled() else looking.result()
+        if considered is None:
             raise PeerError("that look has been given up")
-        return Message(CONSIDER, {}, (memoryview(looking.result().to_bytes()),))
+        return Message(CONSIDER, {}, (memoryview(considered.to_bytes()),))
 
     def _end_look(self, peer: str, message: Message) -> None:
         self._cancel_look(peer)

@@ -119,7 +119,10 @@ class Elasticity:
     async def close(self) -> None:
         """The job is over: whoever waits may go."""
         self._mesh.unroute(LEAVING)
+        was_looking = self._looking is not None
         await self._tasks.cancel()
+        if was_looking:
+            await self._end_look()
         if self._due is not None:
             self._due.cancel()
         for device in list(self._leavers):

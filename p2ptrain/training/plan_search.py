@@ -2,12 +2,14 @@
 
 Who coordinates is a matter of the election, not of speed. Wherever it runs, the same question has
 the same plan; a device that does not answer costs time only, as the coordinator searches itself.
+A search ends with the wish for it: where whoever asked says so, or is gone.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from functools import partial
+from itertools import count
 from math import inf
 
 from p2ptrain.errors import InternalError, OptionError, PeerError, ProtocolError
@@ -17,8 +19,7 @@ from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
-from p2ptrain.training.apart import Haste, runner
-from p2ptrain.training.background import in_background
+from p2ptrain.training.apart import Haste, apart
 from p2ptrain.training.household_plan import (
     Candidate,
     MeasuredHousehold,
@@ -27,8 +28,9 @@ from p2ptrain.training.household_plan import (
 )
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, SEARCH_PLAN, integer, text
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, SEARCH_END, SEARCH_PLAN, integer, text
 from p2ptrain.training.routes import Route
+from p2ptrain.training.waiting import is_gone, unless
 
 log = get_logger(__name__)
 
@@ -43,6 +45,9 @@ class PlanSearch:
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
+        self._numbers = count(1)
+        self._searching: dict[tuple[str, int], asyncio.Task[Plan | None]] = {}  # asker, its number
+        mesh.route_now(SEARCH_END, self._end)
 
     @property
     def routes(self) -> Mapping[str, Route]:
@@ -64,26 +69,52 @@ class PlanSearch:
     async def _ask(
         self, searcher: str, request: PlanningRequest, household: MeasuredHousehold, haste: Haste
     ) -> Plan:
-        reply = await self._mesh.call(
-            searcher,
-            Message(
-                SEARCH_PLAN, {"haste": haste.value}, (memoryview(to_bytes(request, household)),)
-            ),
-            timeout_seconds=IDLE_TIMEOUT_SECONDS if haste is Haste.IDLE else TIMEOUT_SECONDS,
-            reply_parts=limited(BLOB_LIMIT_BYTES),
-        )
+        fields = {"haste": haste.value, "search": next(self._numbers)}
+        try:
+            reply = await self._mesh.call(
+                searcher,
+                Message(SEARCH_PLAN, fields, (memoryview(to_bytes(request, household)),)),
+                timeout_seconds=IDLE_TIMEOUT_SECONDS if haste is Haste.IDLE else TIMEOUT_SECONDS,
+                reply_parts=limited(BLOB_LIMIT_BYTES),
+            )
+        except (asyncio.CancelledError, TimeoutError):
+            await self._give_up(searcher, fields["search"])
+            raise
         return _checked(cbor.loads(bytes(reply.parts[0]), BLOB_LIMIT_BYTES), request, household)
 
     async def _answer(self, peer: str, message: Message) -> Message:
         request, household = from_bytes(message.parts[0])
         haste = Haste(integer(message.fields, "haste", min(Haste), max(Haste)))
-        plan = await _search(request, household, haste)
+        key = peer, integer(message.fields, "search")
+        search = unless(
+            self._mesh, lambda: is_gone(self._mesh, peer), _search(request, household, haste)
+        )
+        searching = self._searching[key] = asyncio.create_task(search, name="search a plan")
+        try:
+            await asyncio.wait([searching])
+        finally:
+            searching.cancel()
+            del self._searching[key]
+        plan = None if searching.cancelled() else searching.result()
+        if plan is None:
+            raise PeerError("that search has been given up")
         return Message(SEARCH_PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
+
+    async def _give_up(self, searcher: str, number: int) -> None:
+        try:
+            await self._mesh.send(searcher, Message(SEARCH_END, {"search": number}))
+        except PeerError as error:
+            log.info("search_not_ended", by=searcher[:12], why=str(error))
+
+    def _end(self, peer: str, message: Message) -> None:
+        searching = self._searching.get((peer, integer(message.fields, "search")))
+        if searching is not None:
+            searching.cancel()
 
 
 async def _search(request: PlanningRequest, household: MeasuredHousehold, haste: Haste) -> Plan:
     with timed(log, "plan_searched"):
-        return await in_background(partial(plan_household, request, household, runner(haste)))
+        return await apart(lambda run: plan_household(request, household, run), haste)
 
 
 def fastest(household: MeasuredHousehold, here: str) -> str:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import os
 import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.training import apart
-from p2ptrain.training.apart import Haste, run
+from p2ptrain.training.apart import Apart, GivenUp, Haste
 from p2ptrain.training.apart_process import LENGTH, NICENESS, RESTS, SLICE_SECONDS
 
 BESIDE = [Haste.PROMPT, Haste.IDLE]
+
+T = TypeVar("T")
+
+
+def run(function: Callable[[], T], haste: Haste) -> T:
+    return Apart(haste)(function)
 
 
 @pytest.mark.parametrize("haste", BESIDE)
@@ -99,3 +109,36 @@ def test_it_ends_with_who_asked() -> None:
         process.stdin.write(LENGTH.pack(len(question)) + question)
         process.stdin.close()
         assert process.wait(timeout=30) == 1
+
+
+def opened(pipe: str) -> None:
+    """Never returns; who reads `pipe` sees this process begin and end."""
+    with Path(pipe).open("w") as here:
+        here.write("here")
+        here.flush()
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("haste", BESIDE)
+async def test_it_ends_with_the_wish_for_its_answer(tmp_path: Path, haste: Haste) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    work = partial(opened, str(pipe))
+    waiting = asyncio.create_task(apart.apart(lambda run: run(work), haste))
+    with await asyncio.to_thread(pipe.open) as there:
+        assert await asyncio.to_thread(there.read, 4) == "here"
+        waiting.cancel()
+        assert await asyncio.to_thread(there.read) == ""  # its end is closed: it is gone
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+def test_and_what_was_stopped_before_is_not_called_here_instead() -> None:
+    stopped = Apart(Haste.PROMPT)
+    stopped.stop()
+    with pytest.raises(GivenUp):
+        stopped(partial(time.sleep, 600))
+
+
+async def test_what_is_found_in_time_comes_back() -> None:
+    assert await apart.apart(lambda run: run(os.getpid) != os.getpid(), Haste.PROMPT)

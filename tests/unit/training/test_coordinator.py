@@ -29,6 +29,7 @@ class Looks:
 
     def __init__(self) -> None:
         self.drifts = asyncio.Semaphore(0)
+        self.ends = asyncio.Semaphore(0)
         self.given_up: list[str] = []
 
     def make(self, mesh: object, asked: ConsiderRequest, *_: object) -> Looks._Look:
@@ -47,6 +48,7 @@ class Looks:
                 await asyncio.Event().wait()
             finally:
                 self._looks.given_up.append(self._asked.holder)
+                self._looks.ends.release()
             raise AssertionError
 
 
@@ -103,3 +105,16 @@ async def test_a_leave_does_not_wait_for_a_look_that_was_given_up(
         assert looks.given_up == [mesh["b"].self_id]  # another holder's goes on
         other.cancel()
         await asyncio.gather(other, return_exceptions=True)
+
+
+async def test_a_look_ends_with_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks()
+    async with _household(looks, monkeypatch) as mesh:
+        holder = mesh["b"].self_id
+        drift = asyncio.create_task(_consider(mesh, "b", Reason.DRIFT))
+        await looks.drifts.acquire()
+        await mesh.kill("b")
+        await looks.ends.acquire()
+        assert looks.given_up == [holder]
+        drift.cancel()
+        await asyncio.gather(drift, return_exceptions=True)

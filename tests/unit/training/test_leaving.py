@@ -105,3 +105,22 @@ async def test_a_leave_ends_the_look_under_way_at_the_coordinator() -> None:
         elasticity.keep(mesh["b"].self_id, "too little memory")
         assert (await leaves).fields["refused"] == "too little memory"
         await elasticity.close()
+
+
+async def test_the_end_of_a_job_ends_the_look_under_way() -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        looks: asyncio.Queue[str] = asyncio.Queue()
+
+        async def consider(peer: str, message: Message) -> Message:
+            looks.put_nowait(ConsiderRequest.from_bytes(message.parts[0]).reason)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        mesh["b"].route(CONSIDER, consider, limited(BLOB_LIMIT_BYTES))
+        mesh["b"].route_now(CONSIDER_END, lambda _peer, _message: looks.put_nowait("end"))
+        elasticity = await _training_with_b(mesh)
+        elasticity.note(holder.Appeared(mesh["b"].self_id))
+        elasticity._post(Drifted())
+        assert await looks.get() == "drift"
+        await elasticity.close()
+        assert await looks.get() == "end"

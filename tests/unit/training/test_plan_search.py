@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 
@@ -15,9 +16,9 @@ from p2ptrain.net.message import Message
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.plan import Plan
-from p2ptrain.training import apart, plan_search
-from p2ptrain.training.apart import Haste
-from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, Run, plan_household
+from p2ptrain.training import plan_search
+from p2ptrain.training.apart import Apart, Haste
+from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
 from p2ptrain.training.plan_search import PlanSearch, fastest, from_bytes, to_bytes
 from p2ptrain.training.protocol import SEARCH_PLAN
 from tests.unit.training.test_memory_needs import request
@@ -117,16 +118,59 @@ async def test_beside_training_a_process_of_the_fastest_finds_the_same(
 ) -> None:
     hastes: list[Haste] = []
 
-    def runner(haste: Haste) -> Run:
+    async def apart(work: Callable[[Apart], Plan], haste: Haste) -> Plan:
         hastes.append(haste)
-        return apart.runner(haste)
+        return await real(work, haste)
 
-    monkeypatch.setattr(plan_search, "runner", runner)
+    real = plan_search.apart
+    monkeypatch.setattr(plan_search, "apart", apart)
     searches = {name: _route(mesh[name]) for name in NAMES}
     household = _household(_ids(mesh), b=0.2)
     plan = await searches["c"].plan(REQUEST, household, Haste.IDLE)
     assert hastes == [Haste.IDLE]  # the coordinator has not searched itself
     assert plan == plan_household(REQUEST, household)
+
+
+class Endless:
+    """Searches that end when they are given up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
+        monkeypatch.setattr(plan_search, "apart", self._search)
+
+    async def _search(self, _work: Callable[[Apart], Plan], _haste: Haste) -> Plan:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+        raise AssertionError
+
+
+async def test_a_search_that_nobody_wants_any_more_ends_where_it_runs(
+    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches, endless = {name: _route(mesh[name]) for name in NAMES}, Endless(monkeypatch)
+    household = _household(_ids(mesh), b=0.2)
+    wanted = asyncio.create_task(searches["c"].plan(REQUEST, household, Haste.IDLE))
+    await endless.begun.wait()
+    wanted.cancel()
+    await endless.ended.wait()
+    with pytest.raises(asyncio.CancelledError):
+        await wanted
+
+
+async def test_a_search_ends_with_whoever_asked_for_it(
+    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches, endless = {name: _route(mesh[name]) for name in NAMES}, Endless(monkeypatch)
+    household = _household(_ids(mesh), b=0.2)
+    wanted = asyncio.create_task(searches["c"].plan(REQUEST, household, Haste.IDLE))
+    await endless.begun.wait()
+    await mesh.kill("c")
+    await endless.ended.wait()
+    wanted.cancel()
+    await asyncio.gather(wanted, return_exceptions=True)
 
 
 @pytest.mark.parametrize("error", [PeerError("busy"), ProtocolError("what?")])
