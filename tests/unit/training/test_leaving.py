@@ -85,17 +85,23 @@ async def test_a_look_that_fails_in_whatever_way_keeps_nobody(plan: dict[str, in
         await leaves
 
 
+def _endless_looks(mesh: MemoryHousehold) -> asyncio.Queue[str]:
+    """At b, which coordinates: why each begins, and "end" where one is given up."""
+    looks: asyncio.Queue[str] = asyncio.Queue()
+
+    async def consider(peer: str, message: Message) -> Message:
+        looks.put_nowait(ConsiderRequest.from_bytes(message.parts[0]).reason)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    mesh["b"].route(CONSIDER, consider, limited(BLOB_LIMIT_BYTES))
+    mesh["b"].route_now(CONSIDER_END, lambda _peer, _message: looks.put_nowait("end"))
+    return looks
+
+
 async def test_a_leave_ends_the_look_under_way_at_the_coordinator() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        looks: asyncio.Queue[str] = asyncio.Queue()
-
-        async def consider(peer: str, message: Message) -> Message:
-            looks.put_nowait(ConsiderRequest.from_bytes(message.parts[0]).reason)
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        mesh["b"].route(CONSIDER, consider, limited(BLOB_LIMIT_BYTES))
-        mesh["b"].route_now(CONSIDER_END, lambda _peer, _message: looks.put_nowait("end"))
+        looks = _endless_looks(mesh)
         elasticity = await _training_with_b(mesh)
         elasticity.note(holder.Appeared(mesh["b"].self_id))
         elasticity._post(Drifted())
@@ -109,15 +115,7 @@ async def test_a_leave_ends_the_look_under_way_at_the_coordinator() -> None:
 
 async def test_the_end_of_a_job_ends_the_look_under_way() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        looks: asyncio.Queue[str] = asyncio.Queue()
-
-        async def consider(peer: str, message: Message) -> Message:
-            looks.put_nowait(ConsiderRequest.from_bytes(message.parts[0]).reason)
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        mesh["b"].route(CONSIDER, consider, limited(BLOB_LIMIT_BYTES))
-        mesh["b"].route_now(CONSIDER_END, lambda _peer, _message: looks.put_nowait("end"))
+        looks = _endless_looks(mesh)
         elasticity = await _training_with_b(mesh)
         elasticity.note(holder.Appeared(mesh["b"].self_id))
         elasticity._post(Drifted())

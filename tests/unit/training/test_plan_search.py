@@ -147,27 +147,18 @@ class Endless:
         raise AssertionError
 
 
-async def test_a_search_that_nobody_wants_any_more_ends_where_it_runs(
-    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("asker_dies", [False, True])
+async def test_a_search_ends_with_the_wish_for_it_or_with_whoever_asked(
+    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch, *, asker_dies: bool
 ) -> None:
     searches, endless = {name: _route(mesh[name]) for name in NAMES}, Endless(monkeypatch)
     household = _household(_ids(mesh), b=0.2)
     wanted = asyncio.create_task(searches["c"].plan(REQUEST, household, Haste.IDLE))
     await endless.begun.wait()
-    wanted.cancel()
-    await endless.ended.wait()
-    with pytest.raises(asyncio.CancelledError):
-        await wanted
-
-
-async def test_a_search_ends_with_whoever_asked_for_it(
-    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    searches, endless = {name: _route(mesh[name]) for name in NAMES}, Endless(monkeypatch)
-    household = _household(_ids(mesh), b=0.2)
-    wanted = asyncio.create_task(searches["c"].plan(REQUEST, household, Haste.IDLE))
-    await endless.begun.wait()
-    await mesh.kill("c")
+    if asker_dies:
+        await mesh.kill("c")
+    else:
+        wanted.cancel()
     await endless.ended.wait()
     wanted.cancel()
     await asyncio.gather(wanted, return_exceptions=True)
