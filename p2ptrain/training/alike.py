@@ -116,12 +116,14 @@ def shared(found: Mapping[str, Measured]) -> dict[str, Measured]:
 def _levels(own: Mapping[str, Measured]) -> dict[str, float]:
     """Those that are not far off, and how many times as long as their mean each takes.
 
-    At the largest size that all have measured warm.
+    At the largest size that all have measured warm. None where the middle is between two halves.
     """
     size = min(one.warm[-1] for one in own.values())
     seconds = {name: _whole(one.times.at(size)) for name, one in own.items()}
     middle = median(seconds.values())
     near = {n: took for n, took in seconds.items() if middle / FAR_OFF <= took <= middle * FAR_OFF}
+    if not near:
+        return {}
     mean = fmean(near.values())
     return {name: took / mean for name, took in near.items()}
 

@@ -30,8 +30,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from p2ptrain.logs import get_logger
 from p2ptrain.model.share import Span
 from p2ptrain.training.background import in_background
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -69,7 +72,7 @@ class ComputeThread:
     def __init__(
         self, name: str = "p2ptrain-compute", after: Callable[[], None] = nothing_more
     ) -> None:
-        """`after` is called in the thread when a task has ended, and must not fail."""
+        """`after` is called in the thread when a task has ended, and may fail."""
         self._after = after
         self._tasks: list[_Task] = []
         self._sequence = itertools.count()
@@ -140,7 +143,10 @@ class ComputeThread:
                 self._execute(task)
             self.finished += 1
             del task  # its tensors must not outlive it while the thread waits
-            self._after()
+            try:
+                self._after()
+            except Exception as error:  # tasks wait for this thread
+                log.warning("after_a_task", why=repr(error))
 
     def _next(self) -> _Task | None:
         with self._wake:

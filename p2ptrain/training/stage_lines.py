@@ -63,7 +63,7 @@ class StageLines:
             division=self._divisions[self._index],
             device=self._shell.mesh.self_id,
             keeps=self._keeps,
-            goes_ahead=self._place.goes_ahead,
+            goes_ahead=self._goes_ahead,
             trails=self._turn is not None,
         )
 
@@ -71,13 +71,25 @@ class StageLines:
     def _turn(self) -> int | None:
         """Of its sums; None where an update waits for all of them.
 
-        It does where gradients are summed over stages too, and where torch's fast loops may write
-        to them while they still travel on (`foreach` with Nesterov's momentum does).
+        It does where gradients are summed over stages too.
         """
-        tied = shared_tensors(self._assignment, self._description).values()
+        return self._place.turn if self._goes_ahead and not self._is_tied else None
+
+    @property
+    def _goes_ahead(self) -> bool:
+        """Not where torch's fast loops may write to sums of gradients that still travel on.
+
+        `foreach` with Nesterov's momentum does. At the word that an update counts all have them.
+        """
+        sums = self._is_tied or len(self._place.devices) > 1
         writes = any(self._assignment.optimizer.get(loop) for loop in ("foreach", "fused"))
-        waits = writes or any(self._index in stages for stages in tied)
-        return None if waits else self._place.turn
+        return self._place.goes_ahead and not (sums and writes)
+
+    @property
+    def _is_tied(self) -> bool:
+        """Whether gradients are summed over stages."""
+        tied = shared_tensors(self._assignment, self._description).values()
+        return any(self._index in stages for stages in tied)
 
     @property
     def _keeps(self) -> bool:

@@ -106,15 +106,19 @@ class Update(StageCopies):
         await self._settled.wait()
         if failpoints.armed:
             await self._reach("update.begin.before", order)
+        self._settled.clear()  # before it is begun: who reads meanwhile waits
+        has_begun = False
         try:
             await self._changed(partial(self._live.begin_update, order), copies=False)
+            has_begun = True
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             self._stays_behind(error)
-            return False
-        self._settled.clear()
-        return True
+        finally:
+            if not has_begun:
+                self._settled.set()
+        return has_begun
 
     async def end(self, order: RoundOrder, say_done: Callable[[], Awaitable[None]]) -> None:
         """All sums are there: be ready, say so, and make what is left of the update."""

@@ -52,6 +52,15 @@ def test_who_is_far_off_is_another_kind_whatever_it_is_called() -> None:
     assert found["throttled"] == one["throttled"]
 
 
+@pytest.mark.parametrize("times", [(1.0, 8.0), (1.0, 1.1, 8.0, 9.0)])
+def test_two_halves_far_off_from_each_other_have_nothing_in_common(
+    times: tuple[float, ...],
+) -> None:
+    """The middle of an even number lies between them, and nobody near it."""
+    found = {str(number): measured(seconds) for number, seconds in enumerate(times)}
+    assert shared(found) == found
+
+
 def test_who_is_slower_than_noise_stays_so_with_the_units_of_its_kind() -> None:
     found = shared({"a": measured(1.0), "b": measured(1.0), "cold": measured(1.5)})
     fast, slow = forward(found["a"], 4)[0], forward(found["cold"], 4)[0]

@@ -120,3 +120,17 @@ async def test_the_thread_that_computes_looks_after_each_task() -> None:
     finally:
         await compute.close()
     assert seen == ["task", "computes"]
+
+
+async def test_a_look_that_fails_does_not_end_the_thread() -> None:
+    """As where there is no file descriptor left for it."""
+
+    def look() -> None:
+        raise OSError(24, "Too many open files")
+
+    compute = ComputeThread(after=look)
+    try:
+        assert [await compute.run((0,), lambda n=n: n) for n in range(3)] == [0, 1, 2]
+        await compute.flush()
+    finally:
+        await compute.close()

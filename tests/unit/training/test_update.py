@@ -310,6 +310,32 @@ async def test_who_stops_before_the_sums_are_there_has_not_made_it(captured: Cap
     assert_equal(kept.live.named(), before)
 
 
+async def test_who_reads_while_an_update_is_begun_waits_for_the_word(captured: Captured) -> None:
+    """It is begun in another thread, and the loop hears of it later."""
+    kept, returned = Kept(captured, goes_ahead=True), asyncio.Event()
+
+    async def run(function: Callable[[], T]) -> T:
+        result = function()
+        await returned.wait()
+        return result
+
+    async with counting(kept.update):
+        compute_round(kept.live)
+        kept.update._run = run
+        order = make_order(0)
+        beginning = asyncio.create_task(kept.update.begin(order))
+        await asyncio.sleep(0)
+        assert kept.live.is_ahead
+        settled = asyncio.create_task(kept.update.settled())
+        await asyncio.sleep(0)
+        assert not settled.done()
+        returned.set()
+        assert await beginning
+        await kept.update.end(order, said)
+        kept.update.commit(Commit(0, 0))
+        await settled
+
+
 async def test_without_memory_to_begin_it_waits_for_all_sums(
     captured: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,5 +350,6 @@ async def test_without_memory_to_begin_it_waits_for_all_sums(
     assert not await kept.update.begin(make_order(0))
     assert not kept.update.goes_ahead, "nor does it try again"
     assert not kept.live.is_ahead
+    await kept.update.settled()
     await kept.update.make(make_order(0), kept._commit_at_once)
     assert kept.live.version == Version(1, EPOCH)
