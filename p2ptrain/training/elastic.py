@@ -49,6 +49,8 @@ DRIFT_LOOK_SECONDS = 1800.0
 """Nobody waits, and plans are searched for in what time training leaves."""
 LEAVE_LOOK_SECONDS = 3.0
 """Somebody waits: what is not found by then is found while training stands."""
+END_LOOK_SECONDS = 1.0
+"""A coordinator that is stuck hears of it later, when this device is gone."""
 _LIMITS_SECONDS = {Reason.LEAVE: LEAVE_LOOK_SECONDS, Reason.DRIFT: DRIFT_LOOK_SECONDS}
 
 
@@ -278,10 +280,11 @@ class Elasticity:
         if coordinator is None:
             return
         try:
-            message = Message(CONSIDER_END, {"job": self._planning.job})
-            await self._mesh.send(coordinator, message)
-        except PeerError as error:
-            log.info("look_not_ended", why=str(error))
+            async with asyncio.timeout(END_LOOK_SECONDS):
+                message = Message(CONSIDER_END, {"job": self._planning.job})
+                await self._mesh.send(coordinator, message)
+        except (PeerError, TimeoutError) as error:
+            log.info("look_not_ended", why=str(error) or "it took too long")
 
     async def _look(self, look: rules.LookNow) -> None:
         limit = _LIMITS_SECONDS.get(look.reason, LOOK_SECONDS)

@@ -36,6 +36,7 @@ log = get_logger(__name__)
 
 TIMEOUT_SECONDS = 120.0
 IDLE_TIMEOUT_SECONDS = 1200.0
+END_SECONDS = 1.0
 WORTH_ASKING = 1.25
 """How many times as fast another device must be."""
 
@@ -101,10 +102,12 @@ class PlanSearch:
         return Message(SEARCH_PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
 
     async def _give_up(self, searcher: str, number: int) -> None:
+        """Tell the searcher; one that is stuck is not waited for."""
         try:
-            await self._mesh.send(searcher, Message(SEARCH_END, {"search": number}))
-        except PeerError as error:
-            log.info("search_not_ended", by=searcher[:12], why=str(error))
+            async with asyncio.timeout(END_SECONDS):
+                await self._mesh.send(searcher, Message(SEARCH_END, {"search": number}))
+        except (PeerError, TimeoutError) as error:
+            log.info("search_not_ended", by=searcher[:12], why=str(error) or "it took too long")
 
     def _end(self, peer: str, message: Message) -> None:
         searching = self._searching.get((peer, integer(message.fields, "search")))

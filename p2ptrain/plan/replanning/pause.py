@@ -102,4 +102,6 @@ class Pause:
 
     def _slower(self, seconds: float, fastest: Judged) -> float:
         """What slower rounds lose."""
+        if fastest.seconds <= 0:
+            return 0.0
         return self.repay_seconds * max(seconds / fastest.seconds - 1, 0.0)

@@ -46,7 +46,7 @@ class Reshaper:
         inner = [device for device in devices if not (self.private and device == self.holder)]
         if ends and self._is_possible(ends):
             yield ends
-        for count in range(1, len(inner) + 1):
+        for count in range(1, min(len(inner), self.most_stages - 2 * len(ends)) + 1):
             for chosen in permutations(inner, count):
                 order = (*ends, *(Part((device,)) for device in chosen), *ends)
                 if self._is_possible(order):

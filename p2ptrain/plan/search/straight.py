@@ -121,7 +121,10 @@ class StraightSearch:
 
     def _every_placement(self) -> Iterator[Placement]:
         units, holder = self.cost.unit_count, (self.cost.holder,) if self.rules.private else ()
-        for n in range(1, len(self._inner) + 1):
+        most = min(
+            len(self._inner), units - 2 * len(holder)
+        )  # a unit a stage; none is left for more
+        for n in range(1, most + 1):
             for middle in permutations(self._inner, n):
                 devices = (*holder, *middle, *holder)
                 for cuts in combinations(range(1, units), len(devices) - 1):

@@ -194,14 +194,15 @@ class Engine:
         self._defers = any(lane.deferred is not None for lane in self.lanes)
         self._begin()
         self._start_tasks(now, self._by_device)
-        self._start_transfers(now)
+        freed = False
+        if not self._events or self._events[0][0] > now:
+            self._start_transfers(now)
         # Local names: this loop is where planners spend their time.
         events, lanes, task_done = self._events, self.lanes, self._task_done
         busy_uplinks, busy_downlinks = self._busy_uplinks, self._busy_downlinks
         while events:
             now = events[0][0]
             touched: list[int] = []
-            freed = False
             while events and events[0][0] == now:
                 _, _, code, task, item = heappop(events)
                 if isinstance(item, Lane):
@@ -220,8 +221,11 @@ class Engine:
                     touched.append(lane.device)
             if touched:
                 self._start_tasks(now, touched)
+            if events and events[0][0] == now:
+                continue  # a task that takes no time ends before a transfer begins
             if self._waiting and (freed or self._waiting[-1][0] == now):
                 self._start_transfers(now)
+            freed = False
         return now
 
     def _begin(self) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -55,3 +56,12 @@ def test_shared_suffixes_give_the_values_of_the_whole_programme(
         expected, _ = whole.solve([order] * len(WEIGHTS), places, None, WEIGHTS)
         least = float(np.min(expected))
         assert value == least or math.isclose(value, least, rel_tol=1e-5), order
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_orders_have_no_more_stages_than_there_are_units(*, private: bool) -> None:
+    """Those of twenty devices are more than can ever be listed."""
+    reshaper = Reshaper(frozenset(), private, EVERY_ALLOCATION, most_stages=3, holder=0)
+    orders = list(reshaper.straight(range(20)))
+    assert max(map(len, orders)) == 3
+    assert len(orders) == (20 if private else 20 + 20 * 19 + 20 * 19 * 18)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from p2ptrain.plan.cluster import Cluster, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.schedule import usual_warmup
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
 from p2ptrain.plan.split import BatchSplit
@@ -206,3 +208,21 @@ def test_the_naive_simulator_agrees_and_the_bound_is_below(
     assert simulation.peak_bytes == naive_peak_bytes(plan, profile, cluster)
     cost = CostModel(profile, cluster)
     assert lower_bound(cost, draft_of(plan, cost)) <= simulation.round_seconds * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_tasks_that_take_no_time_end_before_a_transfer_begins(seed: int) -> None:
+    """What they give may be the older of two that wait for one interface."""
+    random = Random(seed)
+    names = ("a", "b", "c", "d")[: random.randint(2, 4)]
+    times = [(random.choice((0.0, 1.0)), random.choice((0.0, 1.0))) for _ in names]
+    profile = examples.profile(times, output_bytes=random.choice((1, 2)), input_bytes=1)
+    cluster = examples.cluster(*names, link=Link(random.choice((1.0, 2.0)), 0.0))
+    split = BatchSplit(6, 1)
+    order = random.sample(names, len(names))
+    depths = usual_warmup(len(names), split.micro_batches)
+    stages = [(name, (p, p + 1), depths[p]) for p, name in enumerate(order)]
+    plan = examples.straight_plan(split, *stages)
+    assert simulate(plan, profile, cluster).round_seconds == pytest.approx(
+        naive_round_seconds(plan, profile, cluster), rel=1e-12
+    )

@@ -1,0 +1,30 @@
+"""Pipelines of single devices: every one is a candidate where that is possible."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.search.straight import StraightSearch
+from p2ptrain.plan.shared.judge import Judge
+from p2ptrain.plan.shared.rules import Rules
+from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.work import Work
+from tests.unit.plan import examples
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(("units", "devices"), [(1, 20), (2, 20), (3, 20), (4, 4), (5, 3)])
+def test_no_more_devices_are_tried_than_there_are_units(
+    units: int, devices: int, private: bool
+) -> None:
+    """Orders of twenty devices are more than can ever be listed."""
+    profile = examples.profile([(1.0, 1.0)] * units)
+    names = [f"device{number}" for number in range(devices)]
+    cost = CostModel(profile, examples.cluster(*names))
+    rules = Rules(cost.holder, Work(profile), private=private)
+    judge = Judge(cost, 1000)
+    search = StraightSearch(judge, tuple(range(devices)), (BatchSplit(4, 1),), rules)
+    found = list(search._every_placement())
+    assert len(set(found)) == len(found) == search._count_placements()
+    assert all(len(chosen) <= units for _, chosen in found)
