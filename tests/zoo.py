@@ -25,6 +25,7 @@ from tests.zoo_models import (
     TinyGPT,
     TwoInputs,
     UNet,
+    frozen_layers,
     multilayer_perceptron,
 )
 from tests.zoo_transformers import TRANSFORMERS
@@ -129,6 +130,7 @@ _ZOO: dict[str, _Entry] = {
     "two_inputs": _Entry(lambda: TwoInputs(CLASSES), _two_inputs),
     "named_inputs": _Entry(lambda: NamedInputs(CLASSES), _named_inputs),
     "custom_loss": _Entry(lambda: multilayer_perceptron(12, CLASSES), _vector, smooth_margin),
+    "frozen_layers": _Entry(lambda: frozen_layers(12, CLASSES), _vector),
     "frozen": _Entry(lambda: FrozenBackbone(CLASSES), _image),
     "inner_structures": _Entry(lambda: InnerStructures(CLASSES), _vector, _by_name),
 }

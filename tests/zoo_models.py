@@ -199,6 +199,16 @@ class FrozenBackbone(nn.Module):
         return out
 
 
+def frozen_layers(inputs: int, classes: int) -> nn.Sequential:
+    """So many of them that some stage has nothing that an update changes."""
+    layers = [nn.Linear(inputs, inputs) for _ in range(8)]
+    for layer in layers[:6]:
+        layer.requires_grad_(False)
+    return nn.Sequential(
+        *(part for layer in layers for part in (layer, nn.ReLU())), nn.Linear(inputs, classes)
+    )
+
+
 class Halves(NamedTuple):
     """What an inner module returns."""
 

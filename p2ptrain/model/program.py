@@ -131,6 +131,7 @@ class Program:
             separate: parameters whose gradients are taken from `.grad` between two updates.
         """
         self._separate = separate
+        self._names = [unit.name for unit in description.units]
         self.inputs = description.crossing(first, mode)
         self.outputs = description.crossing(end, mode)
         self._targets = description.targets
@@ -164,6 +165,8 @@ class Program:
     ) -> list[Tensor]:
         """Run all nodes under the caller's autograd mode.
 
+        What an operator raises gets the name of its unit as a note.
+
         Args:
             inputs: as `crossing` of the first unit lists them.
             targets: all leaves of the target, or none where no unit uses any.
@@ -182,8 +185,12 @@ class Program:
         for unit, instructions in self._instructions(self._batch(inputs, targets)):
             if before is not None:
                 before(unit.unit)
-            with seeded(seed, unit.unit) if unit.random else nullcontext():
-                _execute(instructions, registers, recording, watch)
+            try:
+                with seeded(seed, unit.unit) if unit.random else nullcontext():
+                    _execute(instructions, registers, recording, watch)
+            except Exception as error:
+                error.add_note(self._names[unit.unit])
+                raise
         return [registers[self._registers[value]] for value in self._leaving]
 
     def _enter(

@@ -78,6 +78,21 @@ class Samples:
     def __len__(self) -> int:
         return len(self._data)
 
+    def check_like(self, first: Samples) -> None:
+        """Raises ScriptError: these samples do not look like those that the model is made for."""
+        ours, theirs = ({leaf.path: leaf for leaf in one.leaves} for one in (self, first))
+        if ours.keys() != theirs.keys():
+            raise ScriptError(
+                f"{self._name}[0] has other parts than {first._name}[0]: "
+                f"{sorted(ours)} instead of {sorted(theirs)}"
+            )
+        for path, leaf in ours.items():
+            if leaf != theirs[path]:
+                raise ScriptError(
+                    f"{self._name}[0]: {path} is {_looks(leaf)}, but {first._name}[0] has "
+                    f"{_looks(theirs[path])}; the model is made for samples that all match"
+                )
+
     def collate(self, indices: Sequence[int], seed: str) -> tuple[Collated, Collated]:
         """The samples at `indices` as one batch, each tensor in fresh contiguous memory.
 
@@ -135,10 +150,11 @@ class Samples:
         return [self._checked(index, leaf, found[leaf.path]) for leaf in self.leaves]
 
     def _checked(self, index: int, leaf: Leaf, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype != leaf.dtype or tuple(tensor.shape) != leaf.shape:
+        found = _describe(leaf.path, tensor)
+        if found != leaf:
             raise ScriptError(
-                f"{self._name}[{index}]: {leaf.path} is {tensor.dtype} {list(tensor.shape)}, "
-                f"but {self._name}[0] has {leaf.dtype} {list(leaf.shape)}; all samples must match"
+                f"{self._name}[{index}]: {leaf.path} is {_looks(found)}, "
+                f"but {self._name}[0] has {_looks(leaf)}; all samples must match"
             )
         return tensor
 
@@ -208,6 +224,10 @@ def _tensor(leaf: object) -> torch.Tensor:
 
 def _describe(path: str, tensor: torch.Tensor) -> Leaf:
     return Leaf(path, tensor.dtype, tuple(tensor.shape))
+
+
+def _looks(leaf: Leaf) -> str:
+    return f"{leaf.dtype} {list(leaf.shape)}"
 
 
 def _shown(value: object) -> str:

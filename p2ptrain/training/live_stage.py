@@ -203,6 +203,8 @@ class LiveStage(TrainedStage):
 
     def _keep_before(self) -> None:
         changing = {name: tensor for name, tensor in self.named().items() if self._changes(name)}
+        if not changing:  # all of it is frozen
+            return
         if self._before.keys() == changing.keys():
             torch._foreach_copy_(list(self._before.values()), [*changing.values()])
         else:  # the first update makes the optimizer's state

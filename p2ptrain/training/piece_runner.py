@@ -19,17 +19,20 @@ from torch import Tensor
 from p2ptrain import failpoints
 from p2ptrain.errors import TrainingError
 from p2ptrain.model.share import Span
+from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.division import Division
 from p2ptrain.training.epoch_log import EpochLog
 from p2ptrain.training.inlet import Gathered, Piece, Value
 from p2ptrain.training.live_stage import TrainedStage
 from p2ptrain.training.protocol import PieceKey, RoundOrder
-from p2ptrain.training.rounds import Round
+from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.stage_ends import Lines, RoundReport, StageLinks
 from p2ptrain.training.switchboard import ACTIVATIONS, GRADIENTS
 
 T = TypeVar("T")
+
+_OPERATORS_RAISE = (IndexError, RuntimeError, ValueError)
 Forward: TypeAlias = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """(inputs, targets) -> what crosses out, at the last stage the loss."""
 Backward: TypeAlias = Callable[[Sequence[Value]], list[Tensor | None]]
@@ -51,6 +54,10 @@ class NotFinite(TrainingError):
         self.step = step
         self.micro_batch = micro_batch
         self.held_as = held_as
+
+
+class OperatorFailed(TrainingError):
+    """An operator of the model cannot compute with what a piece holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +156,26 @@ class PieceRunner(ABC):
     async def _compute_forward(self, order: RoundOrder, piece: Piece, compute: Forward) -> float:
         """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
         inputs, targets = await self._inputs(order, piece)
-        run = partial(on_joined, compute, inputs, targets)
-        outputs = await self._run((1, -self.task.index), run)
+        outputs = await self._run_forward_of(order, piece, compute, inputs, targets)
         return await self._give_forward(order, piece, outputs)
+
+    async def _run_forward_of(
+        self,
+        order: RoundOrder,
+        piece: Piece,
+        compute: Forward,
+        inputs: Gathered,
+        targets: Gathered | None,
+    ) -> list[Tensor]:
+        """Raises OperatorFailed: the model does not work with these samples."""
+        try:
+            run = partial(on_joined, compute, inputs, targets)
+            return await self._run((1, -self.task.index), run)
+        except _OPERATORS_RAISE as error:
+            unit = next(iter(getattr(error, "__notes__", ())), None)
+            if unit is None or is_out_of_memory(error):
+                raise
+            raise OperatorFailed(_refused(error, unit, order, piece)) from error
 
     async def _give_forward(
         self, order: RoundOrder, piece: Piece, outputs: Sequence[Tensor]
@@ -205,8 +229,8 @@ class PieceRunner(ABC):
         loss = 0.0
         for piece in self.task.pieces(order.round):
             inputs, targets = await self._inputs(order, piece)
-            run = partial(on_joined, self._tensors.stage.evaluate, inputs, targets)
-            outputs = await self._run((1, -self.task.index), run)
+            evaluate = self._tensors.stage.evaluate
+            outputs = await self._run_forward_of(order, piece, evaluate, inputs, targets)
             if self._lines.forward is not None:
                 await self._lines.forward.put(piece, outputs)
                 continue
@@ -241,6 +265,16 @@ class PieceRunner(ABC):
     async def _reach(self, name: str, order: RoundOrder) -> None:
         task, step = self.task, order.round.step
         await failpoints.reach(name, device=task.device, stage=task.index, step=step)
+
+
+def _refused(error: Exception, unit: str, order: RoundOrder, piece: Piece) -> str:
+    shape, number = order.round, piece.key.micro_batch - order.round.first
+    where = "the evaluation" if shape.mode is Mode.EVAL else f"step {shape.step + 1}"
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (
+        f"unit {unit} cannot compute with micro-batch {number} of {where}: {text}; look at its "
+        "samples: labels and indices out of range, values that the model does not take"
+    )
 
 
 def on_joined(

@@ -90,6 +90,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     evaluation = None
     if job.eval_data is not None:
         evaluation = Samples(job.eval_data, "eval_data", lock=randomness_lock)
+        evaluation.check_like(samples)
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
     with timed(log, "exported"):

@@ -367,7 +367,7 @@ class TrainingService:
         if is_out_of_memory(error):
             fields["memory_bytes"] = self.measures.whole_budget_bytes()
         if not isinstance(error, Error):
-            log.error("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
+            log.debug("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
         await self._send_failed(assignment, fields)
 
     async def _tell_holder(self, assignment: Assignment, fields: Mapping[str, object]) -> None:

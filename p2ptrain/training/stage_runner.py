@@ -48,7 +48,6 @@ from p2ptrain.training.piece_runner import (
     PieceRunner,
     StageTask,
     draw,
-    on_joined,
 )
 from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
@@ -268,8 +267,8 @@ class StageRunner(PieceRunner):
             try:
                 given = await self._inputs(order, piece, started=False)
                 scope.create_task(self._tell_started(piece, summed))
-                run = partial(on_joined, partial(forward, passing=update), *given)
-                outputs = await self._run((1, -self.task.index), run)
+                compute = partial(forward, passing=update)
+                outputs = await self._run_forward_of(order, piece, compute, *given)
             except BaseException:
                 arrived.give_up()  # the thread is at rest soon
                 raise

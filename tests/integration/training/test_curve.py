@@ -27,6 +27,7 @@ SMALL = [
     "named_inputs",
     "custom_loss",
     "frozen",
+    "frozen_layers",
     "inner_structures",
 ]
 

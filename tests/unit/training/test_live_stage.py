@@ -250,6 +250,24 @@ def test_ahead_of_the_word_both_versions_are_there(captured: Captured, shared: b
         assert_equal(live.named(), plain.named())
 
 
+def test_ahead_of_the_word_a_stage_whose_layers_are_all_frozen_has_nothing_to_keep() -> None:
+    x, y = data()
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).requires_grad_(False)
+    whole = nn.Sequential(model, nn.Linear(3, 3))
+    captured = capture(whole, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]))
+    description, state = captured.description, captured.state()
+    stage = Stage(description, 0, 1, state)
+    live = LiveStage(stage, StageOptimizer(SGD(lr=0.1), {}), Version(0, EPOCH), EPOCH)
+    before = copies(live)
+    for step in range(2):
+        live.save(MICRO_BATCHES)
+        live.get_ready(make_order(step))
+        live.advance()
+        live.apply(None)
+    assert live.version == Version(2, EPOCH)
+    assert_equal(live.named(), before)
+
+
 def test_forwards_after_an_update_that_does_not_count_change_nothing_of_before(
     captured: Captured,
 ) -> None:
