@@ -1,12 +1,12 @@
 """Pairing over real channels: counts tries, keeps the window, runs the state machines.
 
-A device whose person typed a code dials whoever it finds; a device that made up its code only
-listens. Each other device is tried once per opening of the window, unless the network failed or
-that device took no codes at the time. An attempt that ends once our guess is there, with silence or
-with any answer but the right one, may have been a stranger's try: it counts as one, and is made
-again at most RETRIES times. No more guesses are under way at once than tries are left. Where two
-devices dial each other, the attempt of the smaller id goes on, so one wrong code is one wrong try
-on either side.
+A device whose person typed a code, or that goes on with a window, dials whoever it finds; a device
+that made up its code only listens. Each other device is tried once per opening of the window,
+unless the network failed or that device took no codes at the time. An attempt that ends once our
+guess is there, with silence or with any answer but the right one, may have been a stranger's try:
+it counts as one, and is made again at most RETRIES times. No more guesses are under way at once
+than tries are left. Where two devices dial each other, the attempt of the smaller id goes on, so
+one wrong code is one wrong try on either side.
 
 A removed device knows the code that is current then, so a removal closes the window and the next
 code is a new one; the removed device itself is let in again only after somebody asked for it with
@@ -89,7 +89,6 @@ class PairingService:
         self._serving: dict[str, Server] = {}  # the same as server
         self._hellos = 0
         self._guesses = 0  # of ours, as client, that have no answer yet: each may cost a try
-        self._invited = False  # whether a person opened the window by `invite`
 
     @property
     def is_open(self) -> bool:
@@ -98,12 +97,15 @@ class PairingService:
 
     def open(self, code: str, *, invited: bool = False) -> None:
         """Open the window, for the person at this device; `invited`: for removed devices too."""
-        self.window = Window.opened(code, self._hooks.now())
-        self._invited = invited
+        self.go_on(Window.opened(code, self._hooks.now(), invited=invited))
+
+    def go_on(self, window: Window) -> None:
+        """Let devices pair in `window`, which may have been open before: its end stays."""
+        self.window = window
         self._tried.clear()
         self._broken_off.clear()
         self._hellos = 0
-        self._hooks.emit(Pairing(code))
+        self._hooks.emit(Pairing(window.code))
 
     def close(self) -> None:
         """A device was removed: forget the code, which it knows."""
@@ -221,7 +223,8 @@ class PairingService:
             self._guesses -= 1
 
     def _may_come(self, device: str) -> bool:
-        return self._invited or not self._hooks.is_removed(device)
+        invited = self.window is not None and self.window.invited
+        return invited or not self._hooks.is_removed(device)
 
     def _open_window(self) -> Window:
         if self.window is None:
