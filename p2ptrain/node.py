@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from p2ptrain.mesh.interface import Member
+    from p2ptrain.mesh.window import Window
     from p2ptrain.training.job import Job
     from p2ptrain.training.member import TrainingMember
     from p2ptrain.training.options import TrainOptions
@@ -59,6 +60,7 @@ class Node:
     Args:
         name: shown to people; the host's name by default, NAME-2 if another member has it.
         code: the household's eight-digit pairing code, needed once.
+        window: a pairing window to go on with (`Node.window` of who had this device's place).
         peers: "host" or "host:port" of members, for networks that block multicast.
         interfaces: names or addresses to use; all usable ones by default.
         port: to listen on; any free one by default.
@@ -74,6 +76,7 @@ class Node:
         *,
         name: str | None = None,
         code: str | None = None,
+        window: Window | None = None,
         peers: Sequence[str] = (),
         interfaces: Sequence[str] = (),
         port: int | None = None,
@@ -95,6 +98,7 @@ class Node:
             state_dir=state_dir or default_state_dir(),
             name=name,
             code=code,
+            window=window,
             peers=tuple(peers),
             interfaces=tuple(interfaces),
             port=port,
@@ -233,6 +237,11 @@ class Node:
     def trains_for(self) -> str | None:
         """Name of the device whose job this one has a part in now; None without one."""
         return self._member.service.holder_name if self._member is not None else None
+
+    @property
+    def window(self) -> Window | None:
+        """The pairing window, while it is open; also what was left of it when this node left."""
+        return self._mesh.belonging.window
 
     def invite(self) -> str:
         """Open the pairing window again and return its code."""

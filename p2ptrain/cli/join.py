@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain import event_loop
@@ -16,7 +16,6 @@ from p2ptrain.cli.usage import DONE
 from p2ptrain.cli.waiting import first_of, sigterm_interrupts, stop_event
 from p2ptrain.control.lock import FolderLock
 from p2ptrain.control.place import Lender, Place
-from p2ptrain.mesh.window import WINDOW_SECONDS
 from p2ptrain.observe.events import Event, Failed, Pairing, Stopped, Warned
 
 if TYPE_CHECKING:
@@ -97,40 +96,30 @@ async def _be_member(
     """A member until `stop`, or until somebody borrows the place; returns how to come back."""
     from p2ptrain.node import Node
 
-    shown = MemberEvents(output)
-    async with Node(**options, role="member", on_event=shown.show) as node:
+    show = _shown(output)
+    async with Node(**options, window=lender.window, role="member", on_event=show) as node:
         lender.member = node
         try:
             await first_of(stop, lender.wanted)
         finally:
             lender.member = None
         status = node.status()
-    place = Place(str(status["name"]), int(status["port"]), shown.open_code())
+    lender.window = node.window  # asked last: while it leaves, tries count and removals close it
+    place = Place(str(status["name"]), int(status["port"]), lender.window)
     if lender.wanted.is_set() and not stop.is_set():
         output.show(Warned(message="`p2ptrain train` uses this device's place until it ends"))
         lender.lend(place)
-    return {**options, "name": place.name, "port": place.port, "code": place.code}
+    return {**options, "name": place.name, "port": place.port, "code": None}
 
 
-class MemberEvents:
-    """Shows a member's events, and remembers the code of an open pairing window."""
+def _shown(output: Output) -> Callable[[Event], None]:
+    """Show what happens, codes for cameras too; how the command ends it says itself."""
 
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._code: tuple[str, float] | None = None  # and when its window opened, in seconds
-
-    def show(self, event: Event) -> None:
-        """Show `event`; how the command ends is said by the command itself."""
+    def show(event: Event) -> None:
         if isinstance(event, Stopped | Failed):
             return
-        self._output.show(event)
-        if isinstance(event, Pairing):
-            self._code = (event.code, time.monotonic())
-            if self._output.is_terminal:
-                self._output.writer.write(qr.terminal_code(f"p2ptrain join --code {event.code}"))
+        output.show(event)
+        if isinstance(event, Pairing) and output.is_terminal:
+            output.writer.write(qr.terminal_code(f"p2ptrain join --code {event.code}"))
 
-    def open_code(self) -> str | None:
-        """The code of the pairing window, while it is open."""
-        if self._code is None or time.monotonic() - self._code[1] > WINDOW_SECONDS:
-            return None
-        return self._code[0]
+    return show

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.control.lock import FolderBusy, FolderLock
-from p2ptrain.control.place import Place
+from p2ptrain.control.place import Loan, Place
 from p2ptrain.control.record import NotRunning
+from p2ptrain.mesh.window import Window
 
 STARTING_SECONDS = 10.0
 """A `join` that has just been started holds the folder some time before it can be asked."""
@@ -18,9 +21,37 @@ STARTING_SECONDS = 10.0
 _RETRY_SECONDS = 0.1
 
 
+class HasWindow(Protocol):
+    """A member of whose pairing window the lender hears; `p2ptrain.Node` is one."""
+
+    @property
+    def window(self) -> Window | None:
+        """The pairing window, while it is open."""
+
+
+@dataclass(slots=True)
+class OwnPlace:
+    """This device's place in our hands.
+
+    Attributes:
+        options: for `p2ptrain.Node`.
+        window: the pairing window to start with, None where it is closed.
+        member: who has the place now: what it leaves of the window goes back to the lender.
+    """
+
+    options: NodeOptions
+    window: Window | None = None
+    member: HasWindow | None = None
+
+    @property
+    def window_left(self) -> Window | None:
+        """The window as it is now."""
+        return self.window if self.member is None else self.member.window
+
+
 @contextlib.asynccontextmanager
-async def own_place(options: NodeOptions) -> AsyncIterator[NodeOptions]:
-    """The Node options for this device's place, which is ours alone inside the context.
+async def own_place(options: NodeOptions) -> AsyncIterator[OwnPlace]:
+    """This device's place, which is ours alone inside the context.
 
     Raises:
         FolderBusy: another command has the state folder and cannot be asked.
@@ -31,13 +62,17 @@ async def own_place(options: NodeOptions) -> AsyncIterator[NodeOptions]:
         try:
             stack.enter_context(FolderLock(folder, "train"))
         except FolderBusy as busy:
-            place = await _borrow(folder, stack, busy)
-            yield _at(place, options)
+            loan = await _borrow(folder, stack, busy)
+            own = OwnPlace(_at(loan.place, options), loan.place.window)
+            try:
+                yield own
+            finally:
+                loan.window = own.window_left
         else:
-            yield options
+            yield OwnPlace(options)
 
 
-async def _borrow(folder: Path, stack: contextlib.AsyncExitStack, busy: FolderBusy) -> Place:
+async def _borrow(folder: Path, stack: contextlib.AsyncExitStack, busy: FolderBusy) -> Loan:
     """Ask the member with `folder`; while it is still starting, ask again."""
     from p2ptrain.control.client import ControlClient
 
@@ -58,5 +93,4 @@ def _at(place: Place, options: NodeOptions) -> NodeOptions:
         **options,
         "name": options["name"] or place.name,
         "port": place.port if options["port"] is None else options["port"],
-        "code": options["code"] or place.code,
     }

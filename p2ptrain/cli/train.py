@@ -371,12 +371,13 @@ async def _train(job: Job, chosen: TrainOptions, node_options: NodeOptions, outp
 
     await load_training(exporting=True)
     async with (
-        own_place(node_options) as place,
-        Node(**place, role="holder", on_event=_shown(output)) as node,
-        ControlServer(node_options["state_dir"], FixedMember(node)),
+        own_place(node_options) as own,
+        Node(**own.options, window=own.window, role="holder", on_event=_shown(output)) as node,
     ):
-        run = await node.train(job, chosen)
-        await run.result()
+        own.member = node
+        async with ControlServer(node_options["state_dir"], FixedMember(node)):
+            run = await node.train(job, chosen)
+            await run.result()
 
 
 def _shown(output: Output) -> Any:

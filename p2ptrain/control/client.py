@@ -11,10 +11,14 @@ from typing import Any, Self
 
 import aiohttp
 
-from p2ptrain.control.place import Place
+from p2ptrain.control.place import Loan, Place
+from p2ptrain.control.place_wire import read_place, window_fields
 from p2ptrain.control.record import ControlRecord, not_running, read_record
 from p2ptrain.control.server import SOCKET_HOST
 from p2ptrain.errors import UserError
+from p2ptrain.logs import get_logger
+
+_log = get_logger(__name__)
 
 REQUEST_TIMEOUT_SECONDS = 30.0
 """The member answers at once; a removal waits for the others' answers."""
@@ -76,12 +80,22 @@ class ControlClient:
         await self._ask("POST", "/remove", {"name": name})
 
     @contextlib.asynccontextmanager
-    async def step_aside(self) -> AsyncIterator[Place]:
-        """Have the member leave its place; it comes back when the context ends."""
-        async with contextlib.AsyncExitStack() as stack:
-            yield await self._borrow(stack)
+    async def step_aside(self) -> AsyncIterator[Loan]:
+        """Have the member leave its place; it comes back when the context ends.
 
-    async def _borrow(self, stack: contextlib.AsyncExitStack) -> Place:
+        It goes on with the `window` that the loan has then.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            socket, place = await self._borrow(stack)
+            loan = Loan(place, place.window)
+            try:
+                yield loan
+            finally:
+                await _give_back(socket, loan)
+
+    async def _borrow(
+        self, stack: contextlib.AsyncExitStack
+    ) -> tuple[aiohttp.ClientWebSocketResponse, Place]:
         timeout = aiohttp.ClientWSTimeout(ws_close=1.0)
         with self._explained():
             async with asyncio.timeout(STEP_ASIDE_TIMEOUT_SECONDS):
@@ -90,7 +104,7 @@ class ControlClient:
                 body = await socket.receive_json()
         if "error" in body:
             raise UserError(body["error"])
-        return Place(**body)
+        return socket, read_place(body, asyncio.get_running_loop().time())
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
@@ -117,6 +131,14 @@ class ControlClient:
             raise UserError(f"the member (process {self._record.pid}) does not answer") from error
         except (aiohttp.ClientError, aiohttp.WSMessageTypeError) as error:
             raise UserError(f"the member stopped before it answered ({error})") from error
+
+
+async def _give_back(socket: aiohttp.ClientWebSocketResponse, loan: Loan) -> None:
+    """Say what is left of the pairing window."""
+    try:
+        await socket.send_json(window_fields(loan.window, asyncio.get_running_loop().time()))
+    except (aiohttp.ClientError, ConnectionResetError) as error:
+        _log.info("the lender of this device's place is gone", why=str(error))
 
 
 def _host(record: ControlRecord) -> str:

@@ -8,7 +8,8 @@
     `given_back`  <--------  the connection closes <---  ends, or dies
     member runs again
 
-No step needs a promise of the borrower's: a dead borrower's connection closes by itself.
+No step needs a promise of the borrower's: a dead borrower's connection closes by itself. A pairing
+window goes along and comes back with its end and its tries, or closed: it is never opened again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from p2ptrain.errors import UserError
+from p2ptrain.mesh.window import Window
 
 
 class Member(Protocol):
@@ -51,12 +53,26 @@ class Place:
     Attributes:
         name: this device's name in the household.
         port: the TCP port that the others know it by.
-        code: the code of a pairing window that is still open, or None.
+        window: the pairing window, on the running loop's clock; None where it is closed.
     """
 
     name: str
     port: int
-    code: str | None
+    window: Window | None
+
+
+@dataclass(slots=True)
+class Loan:
+    """A place that is lent, on either side of the control API.
+
+    Attributes:
+        place: as the lender left it.
+        window: what is left of the pairing window when the loan ends; None where it is closed, or
+            where nobody knows.
+    """
+
+    place: Place
+    window: Window | None
 
 
 class Lender:
@@ -66,6 +82,7 @@ class Lender:
         member: the member that runs here now, or None while it does not.
         wanted: somebody asks for the place.
         given_back: nobody has borrowed it.
+        window: the pairing window as whoever had the place last left it.
     """
 
     def __init__(self) -> None:
@@ -73,10 +90,11 @@ class Lender:
         self.wanted = asyncio.Event()
         self.given_back = asyncio.Event()
         self.given_back.set()
+        self.window: Window | None = None
         self._lent: asyncio.Future[Place] | None = None
 
     @contextlib.asynccontextmanager
-    async def borrow(self) -> AsyncIterator[Place]:
+    async def borrow(self) -> AsyncIterator[Loan]:
         """Ask for the place, wait until the member has left it, and give it back at the end.
 
         Raises:
@@ -95,7 +113,12 @@ class Lender:
         self.given_back.clear()
         self.wanted.set()
         try:
-            yield await self._lent
+            place = await self._lent
+            loan = Loan(place, place.window)
+            try:
+                yield loan
+            finally:
+                self.window = loan.window
         finally:
             self._lent = None
             self.wanted.clear()
@@ -113,7 +136,7 @@ class FixedMember:
     def __init__(self, member: Member) -> None:
         self.member: Member | None = member
 
-    def borrow(self) -> contextlib.AbstractAsyncContextManager[Place]:
+    def borrow(self) -> contextlib.AbstractAsyncContextManager[Loan]:
         """Refuse. Raises UserError."""
         raise UserError("`p2ptrain train` already runs with this state folder: wait until it ends")
 
@@ -123,5 +146,5 @@ class Host(Protocol):
 
     member: Member | None
 
-    def borrow(self) -> contextlib.AbstractAsyncContextManager[Place]:
+    def borrow(self) -> contextlib.AbstractAsyncContextManager[Loan]:
         """Ask the member to step aside for as long as the context lasts."""

@@ -16,7 +16,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +24,7 @@ import psutil
 from aiohttp import WSMsgType, web
 
 from p2ptrain.control.place import Host, Member
+from p2ptrain.control.place_wire import place_fields, read_window
 from p2ptrain.control.record import ControlRecord, read_record, remove_record, write_record
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
@@ -163,9 +163,10 @@ class ControlServer:
         assert task is not None
         self._lending.add(task)
         try:
-            async with self._host.borrow() as place:
-                await socket.send_json(asdict(place))
-                await _closed(socket)
+            async with self._host.borrow() as loan:
+                await socket.send_json(place_fields(loan.place, _now()))
+                loan.window = None  # the borrower's now: closed if it dies
+                loan.window = read_window(await _last_word(socket), _now())
         except UserError as error:
             await socket.send_json({"error": str(error)})
         except ConnectionResetError:
@@ -194,10 +195,17 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-async def _closed(socket: web.WebSocketResponse) -> None:
-    """Wait for the borrower's end: it has nothing to say, it only stays."""
-    while (await socket.receive()).type not in _SOCKET_ENDS:
-        pass
+async def _last_word(socket: web.WebSocketResponse) -> str | None:
+    """What the borrower says before its end; None where it dies without a word."""
+    word: str | None = None
+    while (message := await socket.receive()).type not in _SOCKET_ENDS:
+        word = message.data if message.type is WSMsgType.TEXT else word
+    return word
+
+
+def _now() -> float:
+    """On the clock of pairing windows."""
+    return asyncio.get_running_loop().time()
 
 
 _SOCKET_ENDS = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR})

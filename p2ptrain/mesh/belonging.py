@@ -26,7 +26,7 @@ from p2ptrain.mesh.tls_contexts import TlsContexts
 from p2ptrain.mesh.trust import TrustedDevice
 from p2ptrain.mesh.trust_exchange import TrustExchange, TrustHooks
 from p2ptrain.mesh.trust_store import TrustStore
-from p2ptrain.mesh.window import new_code
+from p2ptrain.mesh.window import Window, new_code
 from p2ptrain.net.pairing_channel import PairingChannel
 from p2ptrain.observe.events import Event
 
@@ -94,12 +94,18 @@ class Belonging:
             self._pairing, parts.candidates.values, self._is_paired, parts.notices.warn, rng
         )
 
-    def start(self, given: Sequence[Address], code: str | None) -> None:
+    @property
+    def window(self) -> Window | None:
+        """The pairing window, while it is open."""
+        return self._pairing.window if self._pairing.is_open else None
+
+    def start(self, given: Sequence[Address], code: str | None, window: Window | None) -> None:
         """Keep links to all that are trusted; open the window for a code, or the very first time.
 
         Args:
             given: addresses that a person gave.
             code: that a person typed.
+            window: one to go on with where no code was typed, if it is open still.
         """
         self._given = given
         for device_id in self._parts.trust.trusted:
@@ -107,9 +113,15 @@ class Belonging:
             self._parts.connections.hint(device_id, given)
         if code is not None:
             self._pairing.open(code)
-            self._parts.tasks.spawn(self._dialer.run(given), "pairing dialer")
+            self._start_dialling(given)
+        elif window is not None and window.is_open(self._parts.now()):
+            self._pairing.go_on(window)
+            self._start_dialling(given)
         elif not self._parts.trust.trusted:
             self._pairing.open(new_code())
+
+    def _start_dialling(self, given: Sequence[Address]) -> None:
+        self._parts.tasks.spawn(self._dialer.run(given), "pairing dialer")
 
     # What people ask
 

@@ -11,6 +11,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.mesh.connections import ConnectionTimes
 from p2ptrain.mesh.election_config import ElectionConfig
 from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
+from p2ptrain.mesh.window import Window
 
 DEFAULT_PORT = 47300
 """Where a device listens unless the port is taken, so that `--peer HOST` needs no port. Any fixed
@@ -26,6 +27,7 @@ class MeshConfig:
         name: as its person calls it; None keeps the one from last time.
         code: eight digits typed by its person, in any writing; None makes one up where no device
             is trusted yet.
+        window: a pairing window to go on with, on the running loop's clock; `code` goes before.
         peers: addresses "HOST" or "HOST:PORT" for networks that block multicast.
         interfaces: interface names or IPs; empty for all that are useful.
         port: to listen at, 0 for any free one; None takes DEFAULT_PORT or, if that is taken, any.
@@ -37,6 +39,7 @@ class MeshConfig:
     state_dir: Path
     name: str | None = None
     code: str | None = None
+    window: Window | None = None
     peers: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     port: int | None = None

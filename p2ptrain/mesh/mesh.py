@@ -166,7 +166,7 @@ class NetworkMesh:
         await self._discovery.start(self.self_id, self.port, self._on_found)
         self._emit(Ready(self.name, self.self_id, self.address, self.port))
         self._roster.start()
-        self.belonging.start(given, self._code)
+        self.belonging.start(given, self._code, self._config.window)
 
     def _make_parts(self) -> None:
         config, rng = self._config, Random()

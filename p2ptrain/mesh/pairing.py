@@ -66,7 +66,7 @@ class WrongCode(PairingError):
 
 
 class BrokenOff(PairingError):
-    """The other side went away after our guess: a stranger's try, or only a connection cut."""
+    """The other side ended it after our guess: a stranger's try, or only a connection cut."""
 
 
 class WindowClosed(PairingError):
@@ -74,7 +74,7 @@ class WindowClosed(PairingError):
 
 
 class Busy(PairingError):
-    """Both sides have dialled at once, and the other side's attempt goes on."""
+    """Another attempt goes first: the other side's own, or those that the last tries may go to."""
 
 
 class Client:

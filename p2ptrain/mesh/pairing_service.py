@@ -1,11 +1,12 @@
 """Pairing over real channels: counts tries, keeps the window, runs the state machines.
 
-A device whose person typed a code dials whoever it finds; a device that made up its code only
-listens. Each other device is tried once per opening of the window, unless the network failed or
-that device took no codes at the time. An attempt that breaks off once our guess is there may have
-been a stranger's try: it counts as one, and is made again at most RETRIES times. Where two devices
-dial each other, the attempt of the smaller id goes on, so one wrong code is one wrong try on either
-side.
+A device whose person typed a code, or that goes on with a window, dials whoever it finds; a device
+that made up its code only listens. Each other device is tried once per opening of the window,
+unless the network failed or that device took no codes at the time. An attempt that ends once our
+guess is there, with silence or with any answer but the right one, may have been a stranger's try:
+it counts as one, and is made again at most RETRIES times. No more guesses are under way at once
+than tries are left. Where two devices dial each other, the attempt of the smaller id goes on, so
+one wrong code is one wrong try on either side.
 
 A removed device knows the code that is current then, so a removal closes the window and the next
 code is a new one; the removed device itself is let in again only after somebody asked for it with
@@ -87,7 +88,7 @@ class PairingService:
         self._dialling: set[str] = set()  # devices that we are pairing with as client
         self._serving: dict[str, Server] = {}  # the same as server
         self._hellos = 0
-        self._invited = False  # whether a person opened the window by `invite`
+        self._guesses = 0  # of ours, as client, that have no answer yet: each may cost a try
 
     @property
     def is_open(self) -> bool:
@@ -96,12 +97,15 @@ class PairingService:
 
     def open(self, code: str, *, invited: bool = False) -> None:
         """Open the window, for the person at this device; `invited`: for removed devices too."""
-        self.window = Window.opened(code, self._hooks.now())
-        self._invited = invited
+        self.go_on(Window.opened(code, self._hooks.now(), invited=invited))
+
+    def go_on(self, window: Window) -> None:
+        """Let devices pair in `window`, which may have been open before: its end stays."""
+        self.window = window
         self._tried.clear()
         self._broken_off.clear()
         self._hellos = 0
-        self._hooks.emit(Pairing(code))
+        self._hooks.emit(Pairing(window.code))
 
     def close(self) -> None:
         """A device was removed: forget the code, which it knows."""
@@ -157,7 +161,7 @@ class PairingService:
 
     async def _serve(self, channel: PairingChannel, server: Server) -> None:
         hello = await channel.receive()
-        window = self._open_window()
+        window = self._window_with_a_try()
         self._hellos += 1
         if self._hellos > HELLOS_LIMIT:
             raise WindowClosed("too many devices tried to pair")
@@ -165,7 +169,7 @@ class PairingService:
         self._admit(server)
         await channel.send(answer)
         message = await channel.receive()
-        self._open_window()  # others may have closed it meanwhile
+        self._window_with_a_try()  # others may have closed it meanwhile
         try:
             confirmation = server.confirm(message)
         except WrongCode as error:
@@ -198,21 +202,29 @@ class PairingService:
         client = Client(self._identity, self._hooks.name(), code, certificate)
         await channel.send(client.hello())
         guess = client.confirm(await channel.receive())
-        await channel.send(guess)
-        try:
-            done = client.done(await channel.receive())
-        except (WindowClosed, WrongCode):
-            raise
-        except PeerError as error:
-            # It has our guess and did not answer: it may have been a stranger's try.
-            raise BrokenOff(f"the other device broke the pairing off: {error}") from error
-        await channel.send(done)
+        await channel.send(await self._guess(channel, client, guess))
         device = client.finished(await channel.receive())
         self._hooks.store(device)
         return device
 
+    async def _guess(self, channel: PairingChannel, client: Client, guess: bytes) -> bytes:
+        """Give our guess away; returns what follows the server's confirmation.
+
+        Raises:
+            WindowClosed, Busy, LinkClosed: the guess was not sent.
+            WrongCode, BrokenOff: it was, and costs a try.
+        """
+        self._window_with_a_try()  # others may have closed it meanwhile
+        self._guesses += 1
+        try:
+            await channel.send(guess)
+            return await _answer_to_guess(channel, client)
+        finally:
+            self._guesses -= 1
+
     def _may_come(self, device: str) -> bool:
-        return self._invited or not self._hooks.is_removed(device)
+        invited = self.window is not None and self.window.invited
+        return invited or not self._hooks.is_removed(device)
 
     def _open_window(self) -> Window:
         if self.window is None:
@@ -222,6 +234,18 @@ class PairingService:
                 f"this device takes no codes now: {self.window.why_closed(self._hooks.now())}"
             )
         return self.window
+
+    def _window_with_a_try(self) -> Window:
+        """The open window, with a try for one guess more.
+
+        Raises:
+            WindowClosed: it is not open.
+            Busy: our own guesses under way may use up the tries that are left.
+        """
+        window = self._open_window()
+        if self._guesses >= window.tries_left:
+            raise Busy("other attempts may use up the tries that are left")
+        return window
 
     def _count_broken_off(self, device: str, error: BrokenOff) -> None:
         """One try less, without a word as long as it is made again. Raises WrongCode: it is not."""
@@ -251,6 +275,22 @@ class PairingService:
 
     def _tries_left(self) -> int:
         return self.window.tries_left if self.window is not None else 0
+
+
+async def _answer_to_guess(channel: PairingChannel, client: Client) -> bytes:
+    """Our third message, once the server has proved to know the code.
+
+    Raises:
+        WrongCode: it says or shows that the codes differ.
+        BrokenOff: anything else. A refusal of another kind too: whoever has our guess has tested a
+            code with it and says what it likes.
+    """
+    try:
+        return client.done(await channel.receive())
+    except WrongCode:
+        raise
+    except PeerError as error:
+        raise BrokenOff(f"the other device broke the pairing off: {error}") from error
 
 
 async def _send_last(channel: PairingChannel, message: bytes) -> None:

@@ -5,8 +5,9 @@
 
 A record is believed only when its signer is trusted itself and not revoked. For one device the
 highest counter wins; at equal counters revoked wins. Pairing again after a revocation raises the
-counter, so an old introduction can never bring a removed device back. All members are equals: any
-of them may introduce or remove any other (docs/threat_model.md says what that means).
+counter, so an old introduction can never bring a removed device back. Nobody vouches for itself: a
+removed device would outbid its removal at a member that has not heard of it yet. All members are
+equals: any of them may introduce or remove any other (docs/threat_model.md says what that means).
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ def judge(record: TrustRecord, book: TrustBook, self_id: str) -> Verdict:
     device, known = record.device, book.get(record.device.id)
     if device.id == self_id:
         return Verdict(None, "it is about this device")
+    if device.id == device.introduced_by:
+        return Verdict(None, "it is about its own signer")
     signer = book.get(device.introduced_by)
     if signer is None or signer.revoked:
         return Verdict(None, "its signer is not trusted")

@@ -45,16 +45,18 @@ class Window:
         code: eight digits.
         closes_at: seconds on this device's monotonic clock.
         wrong_tries: so far.
+        invited: opened by `p2ptrain invite`, so for removed devices too.
     """
 
     code: str
     closes_at: float
     wrong_tries: int = 0
+    invited: bool = False
 
     @classmethod
-    def opened(cls, code: str, now: float) -> Window:
+    def opened(cls, code: str, now: float, *, invited: bool = False) -> Window:
         """A window that opens now."""
-        return cls(code, now + WINDOW_SECONDS)
+        return cls(code, now + WINDOW_SECONDS, invited=invited)
 
     @property
     def tries_left(self) -> int:

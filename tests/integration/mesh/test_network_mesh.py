@@ -15,6 +15,7 @@ from p2ptrain.mesh.hello import Hello, to_message
 from p2ptrain.mesh.identity import load_or_create
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
 from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.window import Window
 from p2ptrain.net.endpoint import dial, dial_unpaired
 from p2ptrain.net.header import Header
 from p2ptrain.net.link import Link
@@ -242,6 +243,43 @@ async def test_five_wrong_codes_close_the_window_for_the_right_one(home: Househo
     assert not late.mesh.belonging.devices()
     assert anna.mesh.belonging.invite() == right
     await together(anna, late)
+
+
+async def test_a_window_goes_on_in_the_next_process_as_it_was(home: Household) -> None:
+    async with home.running("anna", code=None) as anna:
+        right = anna.told(Pairing)[0].code
+        wrong = f"{(int(right) + 1) % 10**8:08d}"
+        async with home.running("bert", code=wrong) as bert:
+            await bert.until(lambda: bool(bert.told(PairingFailed)))
+    left = anna.mesh.belonging.window
+    assert left is not None
+    assert left.tries_left == 4
+    again = await home.start("anna", code=None, window=left)
+    assert again.mesh.belonging.window == left
+    await together(again, await home.start("cora", code=right))
+
+
+async def test_a_window_that_a_removal_closed_does_not_go_on(home: Household) -> None:
+    async with home.running("anna") as anna, home.running("bert") as bert:
+        cora = await home.start("cora")
+        await together(anna, bert, cora)
+        anna.mesh.belonging.remove("bert")
+    assert anna.mesh.belonging.window is None
+    again = await home.start("anna", code=None, window=anna.mesh.belonging.window)
+    await together(again, cora)
+    assert again.mesh.belonging.window is None
+    assert again.told(Pairing) == []
+
+
+async def test_a_window_that_is_over_is_not_opened_again(home: Household) -> None:
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+    await anna.mesh.leave()
+    now = asyncio.get_running_loop().time()
+    over = Window(CODE, closes_at=now - 1.0)
+    again = await home.start("anna", code=None, window=over)
+    assert again.mesh.belonging.window is None
+    assert again.told(Pairing) == []
 
 
 async def test_a_copied_identity_stops_the_younger(home: Household, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from p2ptrain.mesh.window import Window
 from p2ptrain.observe.events import Done, Event, Pairing, Ready, Step, Stopped
 
 
@@ -45,12 +46,16 @@ class FakeNode:
         self.port = options["port"] or 4000
         self.inside = False
         self.trained: list[Any] = []
+        self.window: Window | None = options.get("window")
         FakeNode.made.append(self)
 
     async def __aenter__(self) -> FakeNode:
         self.inside = True
         self.emit(Ready(name=self.name, id="0" * 64, address="127.0.0.1", port=self.port))
-        self.emit(Pairing(code=self.options["code"] or "12345678"))
+        if self.window is None:
+            now = asyncio.get_running_loop().time()
+            self.window = Window.opened(self.options["code"] or "12345678", now)
+        self.emit(Pairing(code=self.window.code))
         if FakeNode.on_ready is not None:
             asyncio.get_running_loop().call_soon(FakeNode.on_ready, self)
         return self

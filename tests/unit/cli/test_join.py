@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,16 @@ from p2ptrain.cli.ask import ask
 from p2ptrain.control.client import ControlClient
 from p2ptrain.control.lock import FolderLock
 from tests.unit.cli.conftest import FakeNode
+
+
+def _lend_once(
+    node: type[FakeNode], folder: Path, borrow: Callable[[ControlClient], Awaitable[None]]
+) -> None:
+    """Lend the first member's place; stop when it is back."""
+    if len(node.made) == 1:
+        threading.Thread(target=ask, args=(folder, borrow), daemon=True).start()
+    else:
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _events(text: str) -> list[dict[str, Any]]:
@@ -42,6 +53,7 @@ def test_options_reach_the_node(node: type[FakeNode], tmp_path: Path) -> None:
     assert node.made[0].options == {
         "name": "pi",
         "code": "12345678",
+        "window": None,
         "peers": ("a:1", "b"),
         "interfaces": ("eth0",),
         "port": 4001,
@@ -68,25 +80,59 @@ def test_the_place_is_lent_and_the_member_comes_back(
     lent: list[Any] = []
 
     async def borrow(client: ControlClient) -> None:
-        async with client.step_aside() as place:
-            lent.append((place, node.made[0].inside))
+        async with client.step_aside() as loan:
+            lent.append((loan.place, node.made[0].inside))
 
-    def come(made: FakeNode) -> None:
-        if len(node.made) == 1:
-            threading.Thread(target=ask, args=(tmp_path, borrow), daemon=True).start()
-        else:
-            signal.raise_signal(signal.SIGTERM)
-
-    node.on_ready = come
+    node.on_ready = lambda _: _lend_once(node, tmp_path, borrow)
     argv = ["join", "--name", "pi", "--json", "--port", "4001", "--state-dir", str(tmp_path)]
     assert cli.main(argv) == 0
     ((place, was_inside),) = lent
-    assert (place.name, place.port, place.code) == ("pi", 4001, "12345678")
+    assert (place.name, place.port, place.window.code) == ("pi", 4001, "12345678")
     assert not was_inside
     assert [made.options["name"] for made in node.made] == ["pi", "pi"]
     assert [made.options["port"] for made in node.made] == [4001, 4001]
     kinds = [event["event"] for event in _events(capfd.readouterr().out)]
     assert kinds == ["ready", "pairing", "warning", "ready", "pairing", "stopped"]
+
+
+def test_a_closed_window_stays_closed_for_train_and_for_join_after_it(
+    node: type[FakeNode], tmp_path: Path
+) -> None:
+    """A device was removed, or wrong codes were tried, in the ten minutes after the start."""
+    lent: list[Any] = []
+
+    async def borrow(client: ControlClient) -> None:
+        async with client.step_aside() as loan:
+            lent.append(loan.place.window)
+
+    def close(made: FakeNode) -> None:
+        made.window = None
+        _lend_once(node, tmp_path, borrow)
+
+    node.on_ready = close
+    assert cli.main(["join", "--code", "12345678", "--state-dir", str(tmp_path)]) == 0
+    assert lent == [None]
+    assert [(made.options["code"], made.options["window"]) for made in node.made] == [
+        ("12345678", None),
+        (None, None),
+    ]
+
+
+def test_join_goes_on_with_the_window_that_train_leaves(
+    node: type[FakeNode], tmp_path: Path
+) -> None:
+    async def borrow(client: ControlClient) -> None:
+        async with client.step_aside() as loan:
+            assert loan.window is not None
+            loan.window = loan.window.after_wrong_try()
+
+    node.on_ready = lambda _: _lend_once(node, tmp_path, borrow)
+    assert cli.main(["join", "--state-dir", str(tmp_path)]) == 0
+    first, second = (made.window for made in node.made)
+    assert first is not None
+    assert second is not None
+    assert (second.code, second.wrong_tries) == (first.code, first.wrong_tries + 1)
+    assert second.closes_at == pytest.approx(first.closes_at, abs=60)
 
 
 def test_questions_are_answered_meanwhile(

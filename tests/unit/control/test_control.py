@@ -19,8 +19,9 @@ from p2ptrain.control.place import FixedMember, Lender, Place
 from p2ptrain.control.record import ControlRecord, NotRunning, read_record, write_record
 from p2ptrain.control.server import BODY_LIMIT_BYTES, ControlServer
 from p2ptrain.errors import UserError
+from p2ptrain.mesh.window import Window
 
-PLACE = Place("laptop", 4000, "12345678")
+PLACE = Place("laptop", 4000, None)
 
 
 class FakeMember:
@@ -206,8 +207,8 @@ async def test_a_place_is_lent_and_comes_back(client: ControlClient, lender: Len
         lender.lend(PLACE)
 
     leaving = asyncio.create_task(member_leaves())
-    async with client.step_aside() as place:
-        assert place == PLACE
+    async with client.step_aside() as loan:
+        assert loan.place == PLACE
         assert not lender.given_back.is_set()
     await asyncio.wait_for(lender.given_back.wait(), 5)
     await leaving
@@ -226,6 +227,53 @@ async def test_a_borrower_that_dies_gives_the_place_back(
     await asyncio.wait_for(lender.given_back.wait(), 5)
     with pytest.raises(GeneratorExit):
         await borrowing.gen.athrow(GeneratorExit)
+
+
+async def _lend_with_a_window(lender: Lender) -> None:
+    await lender.wanted.wait()
+    lender.window = _window()
+    lender.lend(Place("laptop", 4000, lender.window))
+
+
+def _window() -> Window:
+    return Window.opened("12345678", asyncio.get_running_loop().time())
+
+
+async def test_a_borrower_says_what_is_left_of_the_window(
+    client: ControlClient, lender: Lender
+) -> None:
+    lending = asyncio.create_task(_lend_with_a_window(lender))
+    async with client.step_aside() as loan:
+        assert loan.window is not None
+        loan.window = loan.window.after_wrong_try()
+    await asyncio.wait_for(lender.given_back.wait(), 5)
+    await lending
+    assert lender.window is not None
+    assert lender.window.wrong_tries == 1
+
+
+async def test_the_window_of_a_borrower_that_dies_is_closed(
+    client: ControlClient, lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_args: object) -> None: ...
+
+    monkeypatch.setattr("p2ptrain.control.client._give_back", nothing)
+    lending = asyncio.create_task(_lend_with_a_window(lender))
+    async with client.step_aside() as loan:
+        assert loan.window is not None
+    await asyncio.wait_for(lender.given_back.wait(), 5)
+    await lending
+    assert lender.window is None
+
+
+async def test_a_borrower_that_never_came_leaves_the_window_as_it_was(lender: Lender) -> None:
+    lender.window = kept = _window()
+    borrowing = asyncio.create_task(lender.borrow().__aenter__())
+    await lender.wanted.wait()
+    borrowing.cancel()
+    await asyncio.gather(borrowing, return_exceptions=True)
+    assert lender.given_back.is_set()
+    assert lender.window == kept
 
 
 async def test_a_place_is_lent_to_one_only(

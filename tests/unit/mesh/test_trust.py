@@ -78,6 +78,30 @@ def test_nobody_decides_about_this_device(devices: Devices) -> None:
     assert judge(record, book_of(entry(anna, me)), me.id).entry is None
 
 
+def test_nobody_vouches_for_itself(devices: Devices) -> None:
+    me, anna, _ = devices.values()
+    book = book_of(entry(anna, me))
+    for revoked in (False, True):
+        record = sign_record(entry(anna, anna, 9, revoked=revoked), anna)
+        assert judge(record, book, me.id).reason == "it is about its own signer"
+
+
+def test_a_removed_device_does_not_outbid_its_removal(devices: Devices, tmp_path: Path) -> None:
+    """Bert reaches anna, who has been off, before the word of its removal does."""
+    me, anna, bert = devices.values()
+    mine = TrustStore(StateFolder(tmp_path / "me"), me)
+    annas = TrustStore(StateFolder(tmp_path / "anna"), anna)
+    for store, others in ((mine, (anna, bert)), (annas, (me, bert))):
+        for other in others:
+            store.add_paired(other.certificate_der, "name")
+    mine.revoke(bert.id)
+    annas.take(sign_record(entry(bert, bert, 1000), bert))
+    annas.take(mine.record(bert.id))
+    mine.take(annas.record(bert.id))
+    assert mine.is_removed(bert.id)
+    assert annas.is_removed(bert.id)
+
+
 def test_an_old_introduction_does_not_bring_a_removed_device_back(devices: Devices) -> None:
     me, anna, bert = devices.values()
     old = sign_record(entry(bert, anna), anna)

@@ -1,0 +1,44 @@
+"""A pairing window between two processes: no end moves, no try comes back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from p2ptrain.control.place import Place
+from p2ptrain.control.place_wire import place_fields, read_place, read_window, window_fields
+from p2ptrain.mesh.window import WINDOW_SECONDS, Window
+
+WINDOW = Window("12345678", 130.0, wrong_tries=3, invited=True)
+
+
+def test_a_place_travels_between_clocks() -> None:
+    fields = json.loads(json.dumps(place_fields(Place("laptop", 4000, WINDOW), now=100.0)))
+    place = read_place(fields, now=5000.0)
+    assert place == Place("laptop", 4000, Window("12345678", 5030.0, 3, invited=True))
+
+
+def test_a_closed_window_travels_too() -> None:
+    fields = json.loads(json.dumps(place_fields(Place("laptop", 4000, None), now=100.0)))
+    assert read_place(fields, now=5000.0) == Place("laptop", 4000, None)
+
+
+def test_the_last_word_is_read() -> None:
+    text = json.dumps(window_fields(WINDOW, now=100.0))
+    assert read_window(text, now=0.0) == Window("12345678", 30.0, 3, invited=True)
+
+
+def test_nothing_is_open_for_longer_than_a_window() -> None:
+    text = json.dumps(window_fields(WINDOW, now=-1e6))
+    window = read_window(text, now=0.0)
+    assert window is not None
+    assert window.closes_at == WINDOW_SECONDS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "[]", "{}", '"x"', '{"window": null}', '{"window": {"code": 5}}', '{"window": 1}'],
+)
+def test_what_is_missing_or_unreadable_is_closed(text: str | None) -> None:
+    assert read_window(text, now=0.0) is None
