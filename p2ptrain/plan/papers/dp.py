@@ -124,10 +124,13 @@ def _refuse_small_devices(question: Question) -> None:
 def _why_not(question: Question) -> str:
     cost, devices, splits = question.cost, question.devices, question.splits
     if Allocation.SAMPLES not in question.allocations:
+        least = min(split.first_samples for split in splits)
+        smaller = "a smaller --micro-batch, " if least > 1 else ""
         return (
-            f"planner dp may only deal whole micro-batches here, and {len(devices)} devices cannot "
-            f"take turns at {splits[0].micro_batches} or fewer micro-batches, each of which must "
-            "fit the memory of every device: use a smaller --micro-batch or --planner auto"
+            "planner dp may not divide this job's micro-batches, only deal whole ones, and "
+            f"{len(devices)} devices cannot take turns at "
+            f"{max(split.micro_batches for split in splits)} or fewer micro-batches, each of which "
+            f"must fit the memory of every device: use {smaller}a larger batch or --planner auto"
         )
     if max(max(split.first_samples, split.micro_batches) for split in splits) < len(devices):
         return (

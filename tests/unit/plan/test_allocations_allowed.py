@@ -45,9 +45,18 @@ def test_auto_still_finds_groups_that_deal(units: int, devices: int) -> None:
     assert plan.predicted.round_seconds < straight.predicted.round_seconds
 
 
-def test_dp_says_what_is_missing_where_it_cannot_deal() -> None:
-    with pytest.raises(PlanError, match="cannot take turns at 2 or fewer micro-batches"):
-        make_plan(MODEL, HOUSEHOLD, PlanRequest(64, 32, "dp", allocations=DEALING))
+@pytest.mark.parametrize(
+    ("micro_batch", "advice"),
+    [
+        (32, "use a smaller --micro-batch, a larger batch or"),
+        (1, "every device: use a larger batch or"),
+    ],
+)
+def test_dp_says_what_is_missing_where_it_cannot_deal(micro_batch: int, advice: str) -> None:
+    request = PlanRequest(2 * micro_batch, micro_batch, "dp", allocations=DEALING)
+    said = rf"cannot take turns at 2 or fewer micro-batches.*{advice}"
+    with pytest.raises(PlanError, match=said):
+        make_plan(MODEL, HOUSEHOLD, request)
 
 
 def test_a_plan_is_held_against_what_was_allowed() -> None:
