@@ -88,6 +88,7 @@ def _describe(
     trainable = table.trainable_names()
     aliases = Aliases(train)
     train_cuts = possible_cuts(train, aliases, inputs, trainable)
+    _refuse_without_gradient(train, train_cuts)
     evaluate_cuts = possible_cuts(evaluate, Aliases(evaluate), inputs, frozenset())
     landscape = _landscape(train, train_cuts)
     written = {ref.name for ref in aliases.mutated() if isinstance(ref, StateRef)}
@@ -121,6 +122,18 @@ def _leaves(kind: str, leaves: Sequence[Tensor]) -> tuple[ValueDescription, ...]
             False,
         )
         for index, leaf in enumerate(leaves)
+    )
+
+
+def _refuse_without_gradient(train: Translated, cuts: Cuts) -> None:
+    """Plain torch would refuse the backward. Raises CaptureError."""
+    loss = train.outputs[0]
+    value = cuts.values.get(loss.index) if isinstance(loss, NodeRef) else None
+    if isinstance(loss, NodeRef) and (value is None or value.may_require_grad):
+        return
+    raise CaptureError(
+        "the loss depends on no parameter that requires a gradient: is forward() or the loss under "
+        "torch.no_grad(), or is what they compute detached?"
     )
 
 

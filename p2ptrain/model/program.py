@@ -100,12 +100,12 @@ class _Instruction:
 
 @dataclass(frozen=True, slots=True)
 class _UnitNodes:
-    """The part of one unit: nodes [first, end), and whether any draws random numbers."""
+    """The part of one unit: nodes [first, end), and the first that draws random numbers."""
 
     unit: int
     first: int
     end: int
-    random: bool
+    random: int | None
 
 
 class Program:
@@ -186,7 +186,7 @@ class Program:
             if before is not None:
                 before(unit.unit)
             try:
-                with seeded(seed, unit.unit) if unit.random else nullcontext():
+                with nullcontext() if unit.random is None else seeded(seed, unit.random):
                     _execute(instructions, registers, recording, watch)
             except Exception as error:
                 error.add_note(self._names[unit.unit])
@@ -322,7 +322,8 @@ def _parameter_uses(nodes: Iterable[Node], state: Mapping[str, Tensor]) -> Mappi
 
 
 def _unit_nodes(nodes: Sequence[Node], unit: int, first: int, end: int) -> _UnitNodes:
-    return _UnitNodes(unit, first, end, any(draws_random_numbers(n) for n in nodes[first:end]))
+    random = (k for k, n in enumerate(nodes[first:end], first) if draws_random_numbers(n))
+    return _UnitNodes(unit, first, end, next(random, None))
 
 
 def _allocate(

@@ -1,8 +1,9 @@
 """Dropout and its like, the same whatever device computes them.
 
 Before a unit that draws random numbers runs, torch's generator is seeded from (seed, step,
-micro-batch, unit), and afterwards it is put back. So masks do not depend on how the model is cut,
-nor on what else a device computes.
+micro-batch, the first node of the unit that draws), and afterwards it is put back. So masks do not
+depend on how the model is cut, nor on what else a device computes. Numbers of units would: one more
+is cut off in front of what tiles cannot do, wherever tiles are thought of.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ another thread (a data set with random augmentation) holds it meanwhile."""
 
 
 @contextlib.contextmanager
-def seeded(seed: tuple[int, ...], unit: int) -> Iterator[None]:
-    """Run the body with the CPU generator seeded for `unit`; then restore it.
+def seeded(seed: tuple[int, ...], node: int) -> Iterator[None]:
+    """Run the body with the CPU generator seeded for the nodes from `node` on; then restore it.
 
     Args:
         seed: (the job's seed, step, micro-batch).
-        unit: index in the whole model.
+        node: index in the whole model's graph.
     """
     with randomness_lock:
         before = torch.get_rng_state()
-        torch.default_generator.manual_seed(derived_seed(seed, unit))
+        torch.default_generator.manual_seed(derived_seed(seed, node))
         try:
             yield
         finally:
             torch.set_rng_state(before)
 
 
-def derived_seed(seed: tuple[int, ...], unit: int) -> int:
+def derived_seed(seed: tuple[int, ...], node: int) -> int:
     """63 bits that depend on every number given, equal on every device and Python version."""
-    text = ",".join(str(number) for number in (*seed, unit))
+    text = ",".join(str(number) for number in (*seed, node))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import ctc_loss, mse_loss
+from torch.nn.functional import cross_entropy, ctc_loss, mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from p2ptrain.errors import CaptureError, InternalError, ScriptError
@@ -234,8 +234,9 @@ class _Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("before", [[], [nn.Linear(8, 8)]])
 def test_a_reentrant_checkpoint_learns_behind_something_that_does(before: list[nn.Module]) -> None:
-    nodes = capture(_Checkpointed(*before), mse_loss, _EXAMPLE).description.train.nodes
-    (inside,) = [node for node in nodes if StateRef("inside.weight") in node.args]
+    model = nn.Sequential(_Checkpointed(*before), nn.Linear(8, 8))
+    nodes = capture(model, mse_loss, _EXAMPLE).description.train.nodes
+    (inside,) = [node for node in nodes if StateRef("0.inside.weight") in node.args]
     assert inside.grad_enabled == bool(before)
 
 
@@ -342,3 +343,27 @@ def test_units_are_named_after_the_users_modules(prepared: Get) -> None:
         *(f"blocks.{k}.{part}" for k in range(3) for part in ("first", "second")),
         "head",
     ]
+
+
+class WithoutGradient(nn.Module):
+    """Its forward is not recorded, and plain torch would refuse the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.layer(x)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_loss_that_no_parameter_has_a_part_in_is_refused(*, learns: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), WithoutGradient())
+    x, y = torch.randn(4, 3), torch.zeros(4, dtype=torch.int64)
+    if learns:
+        model.append(nn.Linear(2, 2))
+        capture(model, cross_entropy, (x, y))
+        return
+    with pytest.raises(CaptureError, match="depends on no parameter that requires a gradient"):
+        capture(model, cross_entropy, (x, y))

@@ -10,9 +10,9 @@ from p2ptrain.model.randomness import derived_seed, randomness_lock, seeded
 
 def test_every_number_counts() -> None:
     seeds = {
-        derived_seed(seed, unit)
+        derived_seed(seed, node)
         for seed in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 11, 1), (11, 1, 1))
-        for unit in (0, 1)
+        for node in (0, 1)
     }
     assert len(seeds) == 14
     assert all(0 <= seed < 2**63 for seed in seeds)

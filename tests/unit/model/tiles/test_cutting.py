@@ -57,6 +57,19 @@ def test_the_cut_model_travels(captured: Captured) -> None:
     assert ModelDescription.from_bytes(description.to_bytes()) == description
 
 
+def test_the_cut_model_draws_the_same_masks(captured: Captured) -> None:
+    """A job that may be tiled has the losses of one that may not."""
+    cut, _ = cut_where_tiling_ends(captured.description)
+    x, y = torch.randn(5, 3, 14, 10), torch.tensor([0, 1, 2, 0, 1])
+    losses = [
+        Stage(description, 0, len(description.units), captured.state()).forward(
+            0, [x], [y], seed=(7, 1, 2)
+        )
+        for description in (captured.description, cut)
+    ]
+    assert torch.equal(losses[0][0], losses[1][0])
+
+
 def test_evaluation_in_tiles(model: nn.Module, captured: Captured) -> None:
     description, _ = cut_where_tiling_ends(captured.description)
     part = read_tiled_part(description, "eval", whole_units=True)
