@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 
@@ -80,10 +81,11 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     question = _question(cost, request)
     try:
         answer = planner(question)
-    except PlanError:
+    except PlanError as reason:
         if request.planner == "auto" and may_be_tiled(cost, request):
-            return _tiled_for_auto(cost, cluster, request, inf)
-        raise
+            with suppress(PlanError):  # nobody has asked for tiles: what else does not fit counts
+                return _tiled_for_auto(cost, cluster, request, inf)
+        raise reason
     if request.planner != "auto":
         answer = replace(answer, draft=split_named(question, answer.draft))
     plan = plan_of(cost, request.planner, answer)

@@ -384,10 +384,11 @@ def _caps(
     """The largest part of the maps that each tile may have, as far as its device's memory goes."""
     caps = []
     for device, count in zip(devices, counts, strict=True):
-        free = max(device.memory_bytes - problem.filter_memory_bytes, 0.0)
+        free = device.memory_bytes - problem.filter_memory_bytes
         if free <= 0:
             raise PlanError(
-                f"{device.name} holds no tile: filters, and what follows, fill its memory"
+                f"{device.name} holds no tile: filters, and what follows, fill its memory; "
+                f"{1 - free:.0f} bytes missing (leave that device out, or try --planner auto)"
             )
         caps += [min(free / _maps_bytes(problem) / count, 1.0)] * count
     return caps

@@ -63,7 +63,7 @@ def _starts(speeds: Table, caps: Table) -> list[list[float]]:
     equal = [1.0] * len(speeds[0])
     slowest = [min(column) for column in _turned(speeds)]
     tried = [_sums(_turned(speeds)), equal, slowest, *map(list, speeds), _sums(_turned(caps))]
-    return [_normalised(columns) for columns in tried]
+    return [list(columns) for columns in dict.fromkeys(tuple(_normalised(one)) for one in tried)]
 
 
 def _improved(speeds: Table, caps: Table, columns: list[float]) -> Shares | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import ceil, inf
 from typing import NamedTuple
 
-from p2ptrain.errors import PlanError
+from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.check import check_plan
 from p2ptrain.plan.cluster import Cluster
@@ -39,7 +39,7 @@ from p2ptrain.plan.tiling.timeline import tiled_timeline
 from p2ptrain.tiles.grid import TileGrid
 from p2ptrain.tiles.interior import SPLITTING
 from p2ptrain.tiles.network import MapNetwork
-from p2ptrain.tiles.shape import TileShape, owners
+from p2ptrain.tiles.shape import MOST_TILES, TileShape, owners
 
 
 class Round(NamedTuple):
@@ -65,6 +65,8 @@ def tiled_plan(
         PlanError: nothing can be tiled, nothing fits, or nothing is below those seconds.
     """
     network = _network(cost, request)
+    if request.grid is not None:
+        _check_grid(network, *request.grid)
     devices = _allowed(cost, request)
     if len(devices) < 2:
         raise PlanError("tiles need two devices")
@@ -298,6 +300,14 @@ def _network(cost: CostModel, request: PlanRequest) -> MapNetwork:
             "reads the model's input too"
         )
     return network.first_units(count)
+
+
+def _check_grid(network: MapNetwork, rows: int, columns: int) -> None:
+    """Before lines are drawn, which takes long for many. Raises PlanError, OptionError."""
+    if rows * columns > MOST_TILES:
+        raise OptionError(f"--grid: at most {MOST_TILES} tiles, found {rows * columns}")
+    first = network.first_units(max(network.least, 1))
+    TileGrid(first, ([1.0] * rows, [1.0] * columns))
 
 
 def _allowed(cost: CostModel, request: PlanRequest) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from p2ptrain.plan.profile import Profile, Spatial, Unit
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.tiling import search
 from p2ptrain.plan.tiling.maps import tiled_network
 from p2ptrain.plan.tiling.tiled_plan import round_seconds, simulate_tiled
 from p2ptrain.plan.times import TimeTable, UnitTimes
@@ -170,6 +171,31 @@ def test_auto_tiles_where_no_single_device_holds_the_maps() -> None:
     plan = make_plan(whole, tight, asked(planner="auto", batch_size=2, micro_batch=2))
     assert plan.found_by == "tiles"
     assert max(plan.predicted.peak_bytes.values()) <= int(1.8 * needed)
+
+
+@pytest.mark.parametrize(
+    ("grid", "error", "message"),
+    [
+        ((65, 65), OptionError, "at most 4096 tiles, found 4225"),
+        ((4000, 1), PlanError, f"a grid of 4000 rows does not fit .* {SIZE} rows"),
+    ],
+)
+def test_a_grid_that_no_map_holds_is_refused_before_its_lines_are_drawn(
+    monkeypatch: pytest.MonkeyPatch, grid: tuple[int, int], error: type[Exception], message: str
+) -> None:
+    monkeypatch.delattr(search, "balanced_shares")
+    with pytest.raises(error, match=message):
+        make_plan(profile(), cluster(1.0, 1.0), asked(grid=grid))
+
+
+def test_where_nothing_fits_auto_says_what_it_says_without_tiles() -> None:
+    small = cluster(1.0, 1.0, memory_bytes=1000)
+    told = []
+    for planner, model in (("auto", profile()), ("auto", profile(spatial=False))):
+        with pytest.raises(PlanError, match="bytes missing") as caught:
+            make_plan(model, small, asked(planner=planner))
+        told.append(str(caught.value))
+    assert told[0] == told[1]
 
 
 def test_memory_is_checked() -> None:
