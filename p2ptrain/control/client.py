@@ -34,6 +34,7 @@ class ControlClient:
         self._folder = folder
         self._record = read_record(folder)
         self._session: aiohttp.ClientSession | None = None
+        self._lent: aiohttp.ClientWebSocketResponse | None = None  # open while a place is
 
     async def __aenter__(self) -> Self:
         """Open the connection's pool."""
@@ -81,6 +82,12 @@ class ControlClient:
         async with contextlib.AsyncExitStack() as stack:
             yield await self._borrow(stack)
 
+    async def abandoned(self) -> None:
+        """Wait until the member that has stepped aside is gone: nobody will come back."""
+        assert self._lent is not None, "the member has not stepped aside"
+        while not self._lent.closed:
+            await self._lent.receive()  # it has nothing more to say
+
     async def _borrow(self, stack: contextlib.AsyncExitStack) -> Place:
         timeout = aiohttp.ClientWSTimeout(ws_close=1.0)
         with self._explained():
@@ -90,6 +97,7 @@ class ControlClient:
                 body = await socket.receive_json()
         if "error" in body:
             raise UserError(body["error"])
+        self._lent = socket
         return Place(**body)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
