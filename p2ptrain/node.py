@@ -15,15 +15,14 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from p2ptrain import event_loop
+from p2ptrain import event_loop, own_thread
 from p2ptrain._version import __version__
-from p2ptrain.errors import InternalError, OptionError, PeerError
+from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.default_folder import default_state_dir
 from p2ptrain.mesh.interface import MemberState
@@ -297,6 +296,7 @@ def train(
 
     Raises:
         UserError, PeerError: why the job failed.
+        KeyboardInterrupt: Ctrl-C or a notebook's stop button; this device has left.
     """
     main = _train_alone if options is not None and options.local else _train_together
     coroutine = main(job, options, on_event, node_options)
@@ -304,7 +304,7 @@ def train(
         asyncio.get_running_loop()
     except RuntimeError:
         return event_loop.run(coroutine)
-    return _in_own_thread(lambda: event_loop.run(coroutine))
+    return own_thread.run(coroutine)
 
 
 async def _train_together(
@@ -361,24 +361,3 @@ def import_training() -> None:
 
     import p2ptrain.training.holder
     import p2ptrain.training.member  # noqa: F401
-
-
-def _in_own_thread(main: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-    """Run `main` in a thread of its own: a notebook's loop is already running in this one."""
-    results: list[torch.nn.Module] = []
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(main())
-        except BaseException as error:  # raised again by the caller below
-            failures.append(error)
-
-    thread = threading.Thread(target=run, name="p2ptrain")
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    if not results:
-        raise InternalError("the training thread ended without a result")
-    return results[0]

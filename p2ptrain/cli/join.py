@@ -87,7 +87,8 @@ async def _join(
         while not stop.is_set():
             options = await _be_member(options, output, stop, lender)
             await first_of(stop, lender.given_back)
-            control.publish()
+            if lender.given_back.is_set():
+                control.publish()  # else commands go on finding who has the place
 
 
 async def _be_member(

@@ -10,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
+from p2ptrain.logs import get_logger
 from p2ptrain.observe.events import Event
 from p2ptrain.observe.jsonl import JsonRenderer, dump_line
 from p2ptrain.observe.plain import PlainRenderer
 from p2ptrain.observe.renderer import LineWriter, Renderer
+
+_log = get_logger(__name__)
 
 
 class Output:
@@ -31,6 +34,7 @@ class Output:
         self.json = json
         self.writer = LineWriter(stream)
         self._stream = stream
+        self._failing = False  # the last event could not be shown
         self._renderer: Renderer = JsonRenderer(self.writer) if json else PlainRenderer(self.writer)
 
     @property
@@ -40,7 +44,7 @@ class Output:
 
     def use(self, renderer: Renderer) -> None:
         """Show events this way from now on."""
-        self._renderer.close()
+        self.close()
         self._renderer = renderer
 
     def show_progress(self, total_steps: int) -> None:
@@ -54,8 +58,8 @@ class Output:
         self.use(ConsoleRenderer(Console(file=self._stream, highlight=False), total_steps))
 
     def show(self, event: Event) -> None:
-        """Show an event."""
-        self._renderer.show(event)
+        """Show an event; one that cannot be shown is passed over."""
+        self._attempt(lambda: self._renderer.show(event))
 
     def result(self, body: Mapping[str, Any], text: str) -> None:
         """A command's answer: `body` with `--json`, `text` for people."""
@@ -63,7 +67,21 @@ class Output:
 
     def close(self) -> None:
         """End the display."""
-        self._renderer.close()
+        self._attempt(self._renderer.close)
+
+    def _attempt(self, show: Callable[[], None]) -> None:
+        """Training does not end because a log's disk is full or the terminal is gone.
+
+        A warning says so, once; what comes later is tried again.
+        """
+        try:
+            show()
+        except OSError as error:
+            if not self._failing:
+                _log.warning("events_not_shown", why=str(error))
+            self._failing = True
+        else:
+            self._failing = False
 
 
 @contextlib.contextmanager

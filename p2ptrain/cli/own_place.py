@@ -1,4 +1,8 @@
-"""How `train` becomes this device's member: at once, or in the place of a running `join`."""
+"""How `train` becomes this device's member: at once, or in the place of a running `join`.
+
+The state folder is then locked by that `join`. Where it is stopped meanwhile, `train` takes the
+lock over, so that no other `join` begins with the identity that `train` still has.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,25 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.control.lock import FolderBusy, FolderLock
 from p2ptrain.control.place import Loan, Place
 from p2ptrain.control.record import NotRunning
+from p2ptrain.errors import UserError
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.window import Window
+
+if TYPE_CHECKING:
+    from p2ptrain.control.client import ControlClient
 
 STARTING_SECONDS = 10.0
 """A `join` that has just been started holds the folder some time before it can be asked."""
 
 _RETRY_SECONDS = 0.1
+
+_log = get_logger(__name__)
 
 
 class HasWindow(Protocol):
@@ -80,11 +91,46 @@ async def _borrow(folder: Path, stack: contextlib.AsyncExitStack, busy: FolderBu
     while True:
         try:
             client = await stack.enter_async_context(ControlClient(folder))
-            return await stack.enter_async_context(client.step_aside())
+            place = await stack.enter_async_context(client.step_aside())
         except NotRunning:
             if asyncio.get_running_loop().time() > deadline:
                 raise busy from None
+        else:
+            await stack.enter_async_context(_folder_kept(client, folder))
+            return place
         await asyncio.sleep(_RETRY_SECONDS)  # another process's file: nothing to wait on
+
+
+@contextlib.asynccontextmanager
+async def _folder_kept(client: ControlClient, folder: Path) -> AsyncIterator[None]:
+    """Keep `folder` locked, whether or not the member that lent its place goes on."""
+    task = asyncio.create_task(_take_over(client, folder), name="take over the folder")
+    try:
+        yield
+    finally:
+        task.cancel()
+        (error,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(error, Exception):
+            _log.error("folder_not_taken_over", why=repr(error))
+
+
+async def _take_over(client: ControlClient, folder: Path) -> None:
+    """Lock `folder` once the member that lent its place is gone, until this is cancelled.
+
+    It lets go at its very end, and the system starts it again only after that: we are first.
+    """
+    await client.abandoned()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + STARTING_SECONDS
+    while True:
+        try:
+            with FolderLock(folder, "train"):
+                await asyncio.Event().wait()
+        except (UserError, OSError) as error:
+            if not isinstance(error, FolderBusy) or loop.time() > deadline:
+                _log.warning("folder_not_taken_over", why=str(error))
+                return
+        await asyncio.sleep(_RETRY_SECONDS)  # another process's lock: nothing to wait on
 
 
 def _at(place: Place, options: NodeOptions) -> NodeOptions:

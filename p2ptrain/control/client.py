@@ -38,6 +38,7 @@ class ControlClient:
         self._folder = folder
         self._record = read_record(folder)
         self._session: aiohttp.ClientSession | None = None
+        self._lent: aiohttp.ClientWebSocketResponse | None = None  # open while a place is
 
     async def __aenter__(self) -> Self:
         """Open the connection's pool."""
@@ -93,6 +94,12 @@ class ControlClient:
             finally:
                 await _give_back(socket, loan)
 
+    async def abandoned(self) -> None:
+        """Wait until the member that has stepped aside is gone: nobody will come back."""
+        assert self._lent is not None, "the member has not stepped aside"
+        while not self._lent.closed:
+            await self._lent.receive()  # it has nothing more to say
+
     async def _borrow(
         self, stack: contextlib.AsyncExitStack
     ) -> tuple[aiohttp.ClientWebSocketResponse, Place]:
@@ -104,6 +111,7 @@ class ControlClient:
                 body = await socket.receive_json()
         if "error" in body:
             raise UserError(body["error"])
+        self._lent = socket
         return socket, read_place(body, asyncio.get_running_loop().time())
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 CANDIDATES_LIMIT = 256
 ADDRESSES_LIMIT = 8
 """Most addresses kept per device."""
+SERVICE = "_p2ptrain._tcp.local."
 INSTANCE_DIGITS = 16
 """Leading hex digits of the id that make a service's instance name."""
 
@@ -37,12 +38,17 @@ class Candidate:
     version: int
 
 
+def service_name(device_id: str) -> str:
+    """The one name that the device is announced by."""
+    return f"{device_id[:INSTANCE_DIGITS]}.{SERVICE}"
+
+
 def parse(
-    instance: str, properties: Mapping[bytes, bytes | None], ips: list[str], port: int | None
+    name: str, properties: Mapping[bytes, bytes | None], ips: list[str], port: int | None
 ) -> Candidate | None:
     """A service's record as a candidate, or None where it cannot be one of us."""
     device_id = (properties.get(b"id") or b"").decode("ascii", "replace")
-    if not _ID.fullmatch(device_id) or not instance.startswith(device_id[:INSTANCE_DIGITS]):
+    if not _ID.fullmatch(device_id) or name != service_name(device_id):
         return None
     if port not in _PORTS or port is None or not ips:
         return None

@@ -20,17 +20,16 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZerocon
 from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovered import INSTANCE_DIGITS, Candidate, parse
+from p2ptrain.mesh.discovered import INSTANCE_DIGITS, SERVICE, Candidate, parse, service_name
 
 log = get_logger(__name__)
 
-SERVICE = "_p2ptrain._tcp.local."
 OLDEST_ZEROCONF = (0, 149, 17)
 """Older ones can be made to use any amount of memory and time by one device on the network."""
 
 RESOLVES_LIMIT = 64
 """Most services being resolved at one time; those found beyond it wait for their next announcement.
-Trusted devices are not counted."""
+Trusted devices always have their turn."""
 RESOLVE_SECONDS = 3.0
 
 
@@ -115,7 +114,7 @@ class MdnsDiscovery:
         instance = device_id[:INSTANCE_DIGITS]
         return AsyncServiceInfo(
             SERVICE,
-            f"{instance}.{SERVICE}",
+            service_name(device_id),
             addresses=[socket.inet_aton(ip) for ip in self._ips],
             port=port,
             properties={"v": str(PROTOCOL_VERSION), "id": device_id},
@@ -146,8 +145,8 @@ class MdnsDiscovery:
             self._on_found(candidate)
 
     def _may_be_trusted(self, name: str) -> bool:
-        """Service names carry only the first digits of an id."""
-        return any(known.startswith(name[:INSTANCE_DIGITS]) for known in self._trusted_ids())
+        """Whether it is the very name of one: whoever announces can choose what it begins with."""
+        return any(name == service_name(known) for known in self._trusted_ids())
 
 
 def _nearest_first(ips: list[str]) -> list[str]:

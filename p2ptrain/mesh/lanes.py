@@ -1,7 +1,8 @@
 """Queues of messages, one a key, each worked off by one task in the order of arrival.
 
 A lane is bounded by its sender: `put` says when a lane is full, the sender then stops (a link
-stops reading its socket) until `on_room` says that there is room again.
+stops reading its socket) until `on_room` says that there is room again. Messages count and the
+bytes of their parts: whoever sends may be slow to take the answers on purpose.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ LANE_LIMIT = 1024
 LANE_RESUME = 512
 """Messages waiting in a lane at which a stopped sender may go on."""
 
+LANE_LIMIT_BYTES = 64 * 2**20
+"""Bytes of parts waiting in a lane from which on its sender has to stop."""
+
 Handle: TypeAlias = Callable[[str, Message], Awaitable[None]]
 LaneKey: TypeAlias = tuple[str, str]
 """(peer id, kind)."""
@@ -26,9 +30,31 @@ LaneKey: TypeAlias = tuple[str, str]
 class _Lane:
     def __init__(self) -> None:
         self.waiting: deque[Message] = deque()
+        self.waiting_bytes = 0  # of their parts
         self.filled = asyncio.Event()  # set while something waits
         self.room = asyncio.Event()  # cleared from LANE_LIMIT down to LANE_RESUME
         self.room.set()
+
+    def append(self, message: Message) -> None:
+        """The last one to wait."""
+        self.waiting.append(message)
+        self.waiting_bytes += message.parts_bytes
+        self.filled.set()
+        if len(self.waiting) >= LANE_LIMIT or self.waiting_bytes >= LANE_LIMIT_BYTES:
+            self.room.clear()
+
+    def popleft(self) -> Message:
+        """The first one that waits."""
+        message = self.waiting.popleft()
+        self.waiting_bytes -= message.parts_bytes
+        if not self.waiting:
+            self.filled.clear()
+        return message
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether a stopped sender may go on."""
+        return len(self.waiting) <= LANE_RESUME and self.waiting_bytes < LANE_LIMIT_BYTES
 
 
 class Lanes:
@@ -47,10 +73,7 @@ class Lanes:
         if self._closed:
             return True
         lane = self._lanes.get(key) or self._open(key)
-        lane.waiting.append(message)
-        lane.filled.set()
-        if len(lane.waiting) >= LANE_LIMIT:
-            lane.room.clear()
+        lane.append(message)
         return lane.room.is_set()
 
     async def room(self, key: LaneKey) -> None:
@@ -83,10 +106,7 @@ class Lanes:
     async def _run(self, peer_id: str, lane: _Lane) -> None:
         while True:
             await lane.filled.wait()
-            message = lane.waiting.popleft()
-            if not lane.waiting:
-                lane.filled.clear()
-            await self._handle(peer_id, message)
-            if len(lane.waiting) <= LANE_RESUME and not lane.room.is_set():
+            await self._handle(peer_id, lane.popleft())
+            if lane.may_resume and not lane.room.is_set():
                 lane.room.set()
                 self._on_room(peer_id)

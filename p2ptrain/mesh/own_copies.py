@@ -2,12 +2,14 @@
 
 The two must not both be members. A device that hears its own announcement from elsewhere dials it;
 the hello tells which of them began later, and that one ends (`connections.py`). A member that has
-found an older process says so too.
+found an older process says so too. Anybody can announce our id with any addresses, so copies are
+dialled one after the other, with a pause, and only the last announcement waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from p2ptrain.errors import Error, UserError
 from p2ptrain.logs import get_logger
@@ -19,6 +21,9 @@ from p2ptrain.net.message import Message
 
 log = get_logger(__name__)
 
+PAUSE_SECONDS = 5.0
+"""Between two dials. Shorter: a copy behind invented ones is found sooner; longer: fewer dials."""
+
 
 class OwnCopies:
     """See the module.
@@ -26,6 +31,7 @@ class OwnCopies:
     Args:
         self_id: own id.
         fail: ends this device's membership.
+        sleep: waits for seconds.
     """
 
     def __init__(
@@ -34,22 +40,35 @@ class OwnCopies:
         connections: Connections,
         tasks: TaskScope,
         fail: Callable[[UserError], None],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._self_id = self_id
         self._connections = connections
         self._tasks = tasks
         self._fail = fail
+        self._sleep = sleep
+        self._waiting: Sequence[Address] = ()  # where to dial next
+        self._dialling: asyncio.Task[None] | None = None
 
     def heard(self, candidate: Candidate, own: Collection[Address]) -> None:
         """Our own announcement, or that of a copy; `own`: where this process listens."""
         others = [address for address in candidate.addresses if address not in own]
-        if others:
-            self._tasks.spawn(self._dial(others), "dial a copy")
+        if not others:
+            return
+        self._waiting = others
+        if self._dialling is None or self._dialling.done():
+            self._dialling = self._tasks.spawn(self._dial_waiting(), "dial copies")
 
     async def refused(self, peer_id: str, _message: Message) -> None:
         """A member found an older process with our identity."""
         log.warning("identity_copied", by=peer_id[:16])
         self._fail(copied_identity())
+
+    async def _dial_waiting(self) -> None:
+        while self._waiting:
+            addresses, self._waiting = self._waiting, ()
+            await self._dial(addresses)
+            await self._sleep(PAUSE_SECONDS)
 
     async def _dial(self, addresses: Sequence[Address]) -> None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -101,14 +100,17 @@ class PeerLink:
 
     # What the link calls (net.link.Receiver)
 
-    def open_parts(self, link: Link, header: Header) -> Sequence[memoryview]:
-        """Where the parts of a message go."""
+    def open_parts(self, link: Link, header: Header) -> Sequence[memoryview] | None:
+        """Where the parts of a message go; None: nowhere."""
         if self.theirs is None:
             raise ProtocolError("a message with parts came before the hello")
         opened = self._router.open_parts(
             self.peer_id, header.kind, header.fields, header.part_bytes
         )
-        return opened if opened is not None else _discard(header.part_bytes)
+        if opened is None and sum(header.part_bytes) > DISCARD_LIMIT_BYTES:
+            size = sum(header.part_bytes)
+            raise ProtocolError(f"nobody here expects a message of {size} bytes")
+        return opened
 
     def deliver(self, link: Link, message: Message) -> None:
         """A message came."""
@@ -175,10 +177,3 @@ class PeerLink:
 
 
 _NOBODY = Hello("", "", 0.0, 1)
-
-
-def _discard(sizes: Sequence[int]) -> list[memoryview]:
-    """Memory that nobody will read; pages count only once they are written."""
-    if sum(sizes) > DISCARD_LIMIT_BYTES:
-        raise ProtocolError(f"nobody here expects a message of {sum(sizes)} bytes")
-    return [memoryview(mmap.mmap(-1, size)) if size else memoryview(bytearray()) for size in sizes]

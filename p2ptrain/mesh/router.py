@@ -98,7 +98,7 @@ class Router:
     def open_parts(
         self, peer_id: str, kind: str, fields: Fields, sizes: Sequence[int]
     ) -> Sequence[memoryview] | None:
-        """Where the parts of an arriving message go; None = read and throw them away.
+        """Where the parts of an arriving message go; None = it comes without them.
 
         Thrown away are parts of a kind that nobody routes (any more) and of a reply that came too
         late: both happen between honest devices whenever a job ends.

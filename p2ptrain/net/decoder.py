@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.net.blocks import Decode, Filling, decode_block, fill_blocks
+from p2ptrain.net.blocks import BLOCK_BYTES, Decode, Filling, decode_block, fill_blocks
 from p2ptrain.net.frame import NUMBER_MODULUS, PREFIX_BYTES, Codec, Prefix, decode_prefix
 from p2ptrain.net.header import Header, decode_header
 from p2ptrain.net.message import HEADER_LIMIT_BYTES, Message, Priority
@@ -33,12 +33,13 @@ class DecoderSink:
 
     Attributes:
         open_parts: (lane, header) -> writable buffers of exactly `header.part_bytes`; asked once
-            for each message with parts, before its body is read. Raises ProtocolError to refuse.
+            for each message with parts, before its body is read. None: they are read block by block
+            and thrown away, and the message comes without them. Raises ProtocolError to refuse.
         deliver: (lane, message), in order within a lane.
         decode: decompresses one block into its place (`blocks.decode_block`).
     """
 
-    open_parts: Callable[[Priority, Header], Sequence[memoryview]]
+    open_parts: Callable[[Priority, Header], Sequence[memoryview] | None]
     deliver: Callable[[Priority, Message], None]
     decode: Decode = decode_block
 
@@ -186,7 +187,11 @@ class FrameDecoder:
     def _open_message(self, lane: Priority, header: Header) -> _Incoming:
         if not header.part_bytes:
             return _Incoming(Message(header.kind, header.fields), None)
-        buffers = tuple(self._sink.open_parts(lane, header))
+        opened = self._sink.open_parts(lane, header)
+        if opened is None:
+            message = Message(header.kind, header.fields)
+            return _Incoming(message, _discard(header.part_bytes, self._sink.decode))
+        buffers = tuple(opened)
         _check_buffers(header, buffers)
         message = Message(header.kind, header.fields, buffers, header.part_kinds)
         return _Incoming(message, _fill(buffers, self._sink.decode))
@@ -234,9 +239,23 @@ def _fill(buffers: Sequence[memoryview], decode: Decode) -> Filling:
     codecs = memoryview(bytearray(len(buffers)))
     yield codecs
     for codec, buffer in zip(codecs, buffers, strict=True):
-        if codec == Codec.RAW:
-            yield buffer
-        elif codec in (Codec.LZ4, Codec.SHUFFLED):
-            yield from fill_blocks(buffer, Codec(codec), decode)
-        else:
-            raise ProtocolError(f"a part has the unknown codec {codec}")
+        yield from _fill_part(buffer, codec, decode)
+
+
+def _discard(sizes: Sequence[int], decode: Decode) -> Filling:
+    """As `_fill`, into memory for one block: whatever comes, it takes no more."""
+    codecs = memoryview(bytearray(len(sizes)))
+    yield codecs
+    block = memoryview(bytearray(min(BLOCK_BYTES, max(sizes))))
+    for codec, size in zip(codecs, sizes, strict=True):
+        for start in range(0, size or 1, BLOCK_BYTES):  # an empty part has a codec too
+            yield from _fill_part(block[: size - start], codec, decode)
+
+
+def _fill_part(buffer: memoryview, codec: int, decode: Decode) -> Filling:
+    if codec == Codec.RAW:
+        yield buffer
+    elif codec in (Codec.LZ4, Codec.SHUFFLED):
+        yield from fill_blocks(buffer, Codec(codec), decode)
+    else:
+        raise ProtocolError(f"a part has the unknown codec {codec}")

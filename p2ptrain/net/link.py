@@ -66,9 +66,10 @@ class _SystemClock:
 class Receiver(Protocol):
     """Who takes a link's messages. Called on the event loop; nothing here may block."""
 
-    def open_parts(self, link: Link, header: Header) -> Sequence[memoryview]:
+    def open_parts(self, link: Link, header: Header) -> Sequence[memoryview] | None:
         """Writable flat byte buffers of exactly `header.part_bytes`, for a message with parts.
 
+        None: the parts are thrown away, and the message comes without them.
         Raises ProtocolError where the message or its sizes are not expected: the link closes.
         """
 
@@ -381,7 +382,7 @@ class Link:
 
     # Receiving
 
-    def _open_parts(self, lane: Priority, header: Header) -> Sequence[memoryview]:
+    def _open_parts(self, lane: Priority, header: Header) -> Sequence[memoryview] | None:
         return self._receiver.open_parts(self, header)
 
     def _deliver(self, lane: Priority, message: Message) -> None:

@@ -71,5 +71,5 @@ class Message:
 
 PartsAllocator: TypeAlias = Callable[[str, Fields, Sequence[int]], Sequence[memoryview] | None]
 """(peer id, header fields, raw sizes in bytes as the peer claims) -> writable buffers of exactly
-those sizes; None = they are read and thrown away, and the message comes without them, or with what
-nobody may use. Raises ProtocolError where they are not the ones expected; the link then closes."""
+those sizes; None = they are read and thrown away, and the message comes without them. Raises
+ProtocolError where they are not the ones expected; the link then closes."""

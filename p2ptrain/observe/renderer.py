@@ -5,6 +5,7 @@ Commands know only `Renderer`; which one stands behind it is decided once, in `c
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
@@ -24,6 +25,7 @@ class Renderer(Protocol):
 class LineWriter:
     """Writes whole lines, flushed.
 
+    Names come from other devices: what the stream's encoding lacks is written as in "\\u53f0".
     A reader that goes away (`p2ptrain ... | head`) is no error of the command's: `on_closed` is
     called once, and what is written afterwards is dropped.
 
@@ -34,6 +36,8 @@ class LineWriter:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        if isinstance(stream, io.TextIOWrapper):  # here: a display of progress writes to it too
+            stream.reconfigure(errors="backslashreplace")
         self.closed = False
         self.on_closed: Callable[[], None] | None = None
 

@@ -124,6 +124,24 @@ async def test_a_killed_train_gives_its_place_back(household: Household) -> None
     assert (await household.ask("desk", "status")).exit_code == 0
 
 
+async def test_a_join_stopped_while_its_place_is_lent_leaves_it_to_train(
+    household: Household,
+) -> None:
+    first, _ = await _members(household, "desk", "b")
+    arguments = ("--wait-for", "2", "-o", "epochs=1000", *STEADY)
+    holder = await household.start("desk", "train", SCRIPT, *arguments)
+    await holder.expect("step")
+    first.terminate()
+    await first.succeed()
+    status = await household.ask("desk", "status")
+    assert status.exit_code == 0
+    assert sorted(m["name"] for m in status.events[0]["members"]) == ["b", "desk"]
+    again = await household.start("desk", "join")
+    assert await again.exit_code() == 1
+    assert "p2ptrain train (process" in again.said[-1]["message"]
+    await _goes_on(holder)
+
+
 async def test_ctrl_c_in_train_is_130_and_members_stay(household: Household) -> None:
     member = await household.start("a", "join", "--code", CODE)
     arguments = ("--wait-for", "2", "--code", CODE, "-o", "epochs=1000", *STEADY)

@@ -116,8 +116,7 @@ async def listen(duration_seconds: float) -> set[str]:
     from zeroconf import IPVersion, ServiceStateChange, Zeroconf
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-    from p2ptrain.mesh.discovered import INSTANCE_DIGITS, parse
-    from p2ptrain.mesh.discovery import SERVICE
+    from p2ptrain.mesh.discovered import INSTANCE_DIGITS, SERVICE, parse
 
     names: set[str] = set()
 

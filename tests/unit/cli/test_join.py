@@ -15,6 +15,7 @@ from p2ptrain.cli import main as cli
 from p2ptrain.cli.ask import ask
 from p2ptrain.control.client import ControlClient
 from p2ptrain.control.lock import FolderLock
+from p2ptrain.control.record import ControlRecord, read_record, write_record
 from tests.unit.cli.conftest import FakeNode
 
 
@@ -133,6 +134,28 @@ def test_join_goes_on_with_the_window_that_train_leaves(
     assert second is not None
     assert (second.code, second.wrong_tries) == (first.code, first.wrong_tries + 1)
     assert second.closes_at == pytest.approx(first.closes_at, abs=60)
+
+
+def test_stopped_while_its_place_is_lent_it_leaves_the_way_to_the_borrower(
+    node: type[FakeNode], tmp_path: Path
+) -> None:
+    record = ControlRecord("borrower", "ab" * 32, 1)
+    ended: list[str] = []
+
+    async def borrow(client: ControlClient) -> None:
+        async with client.step_aside():
+            write_record(tmp_path, record)  # as `train` does
+            signal.raise_signal(signal.SIGTERM)
+            await client.abandoned()
+            ended.append("noticed")
+
+    borrower = threading.Thread(target=ask, args=(tmp_path, borrow), daemon=True)
+    node.on_ready = lambda _: borrower.start()
+    assert cli.main(["join", "--state-dir", str(tmp_path)]) == 0
+    borrower.join(10.0)
+    assert ended == ["noticed"]
+    assert read_record(tmp_path) == record
+    assert len(node.made) == 1
 
 
 def test_questions_are_answered_meanwhile(

@@ -1,87 +1,125 @@
-"""`train` in the place of a running `join`: the pairing window goes along and comes back."""
+"""The place that `train` borrows is its own until it ends, whatever becomes of the lender."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
+from p2ptrain.cli import own_place
 from p2ptrain.cli.groups import NodeOptions
-from p2ptrain.cli.own_place import own_place
-from p2ptrain.control.lock import FolderLock
+from p2ptrain.control.lock import FolderBusy, FolderLock
 from p2ptrain.control.place import Lender, Place
 from p2ptrain.control.server import ControlServer
-from p2ptrain.mesh.window import Window
+
+PLACE = Place("laptop", 4000, None)
 
 
-class FakeMember:
-    """Of which only the window is asked."""
+class _Join:
+    """What a running `join` has of its state folder."""
 
-    def __init__(self, window: Window | None) -> None:
-        self.window = window
+    def __init__(self, folder: Path) -> None:
+        self.lender = Lender()
+        self._folder = folder
+        self._stack = contextlib.AsyncExitStack()
+
+    async def start(self) -> None:
+        self._stack.enter_context(FolderLock(self._folder, "join"))
+        await self._stack.enter_async_context(ControlServer(self._folder, self.lender))
+        lending = asyncio.create_task(self._lend())
+        self._stack.push_async_callback(asyncio.wait_for, lending, 5.0)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    async def _lend(self) -> None:
+        await self.lender.wanted.wait()
+        self.lender.lend(PLACE)
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> NodeOptions:
-    return NodeOptions(
-        name=None,
-        code=None,
-        peers=(),
-        interfaces=(),
-        port=None,
-        state_dir=tmp_path,
-        memory_bytes=None,
-        threads=None,
-    )
+async def join(tmp_path: Path) -> AsyncIterator[_Join]:
+    join = _Join(tmp_path)
+    await join.start()
+    yield join
+    await join.stop()
 
 
-async def _lend(lender: Lender) -> None:
-    await lender.wanted.wait()
-    lender.window = Window.opened("12345678", asyncio.get_running_loop().time())
-    lender.lend(Place("desk", 4000, lender.window))
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once `train` has the lock itself."""
+    event = asyncio.Event()
+
+    class Lock(FolderLock):
+        def __enter__(self) -> Self:
+            super().__enter__()
+            event.set()
+            return self
+
+    monkeypatch.setattr(own_place, "FolderLock", Lock)
+    monkeypatch.setattr(own_place, "_RETRY_SECONDS", 0.0)
+    return event
 
 
-async def _borrowed(options: NodeOptions, member: FakeMember | None) -> Lender:
-    """The lender of a place that `member` had for a moment."""
-    lender = Lender()
-    folder = options["state_dir"]
-    with FolderLock(folder, "join"):
-        async with ControlServer(folder, lender):
-            lending = asyncio.create_task(_lend(lender))
-            async with own_place(options) as own:
-                assert (own.options["name"], own.options["port"]) == ("desk", 4000)
-                assert own.options["code"] is None
-                assert own.window is not None
-                assert own.window.code == "12345678"
-                own.member = member
-            await asyncio.wait_for(lender.given_back.wait(), 5)
-            await lending
-    return lender
+def _options(folder: Path) -> NodeOptions:
+    return {
+        "name": None,
+        "code": None,
+        "peers": (),
+        "interfaces": (),
+        "port": None,
+        "state_dir": folder,
+        "memory_bytes": None,
+        "threads": None,
+    }
 
 
-async def test_a_removal_meanwhile_closes_the_window_of_join_too(options: NodeOptions) -> None:
-    lender = await _borrowed(options, FakeMember(None))
-    assert lender.window is None
-
-
-async def test_wrong_tries_meanwhile_count_for_join_too(options: NodeOptions) -> None:
-    now = asyncio.get_running_loop().time()
-    lender = await _borrowed(options, FakeMember(Window("12345678", now + 60, wrong_tries=4)))
-    assert lender.window is not None
-    assert lender.window.wrong_tries == 4
-    assert lender.window.closes_at == pytest.approx(now + 60, abs=30)
-
-
-async def test_a_member_that_did_not_start_leaves_the_window_as_it_was(
-    options: NodeOptions,
+async def test_a_folder_whose_join_stops_is_taken_over_until_train_ends(
+    tmp_path: Path, join: _Join, taken: asyncio.Event
 ) -> None:
-    lender = await _borrowed(options, None)
-    assert lender.window is not None
-    assert lender.window.code == "12345678"
+    async with own_place.own_place(_options(tmp_path)) as own:
+        assert (own.options["name"], own.options["port"]) == (PLACE.name, PLACE.port)
+        await join.stop()
+        await asyncio.wait_for(taken.wait(), 5.0)
+        with pytest.raises(FolderBusy, match="p2ptrain train"), FolderLock(tmp_path, "join"):
+            pass
+    with FolderLock(tmp_path, "join"):
+        pass
 
 
-async def test_a_place_of_our_own_has_no_window_yet(options: NodeOptions) -> None:
-    async with own_place(options) as own:
-        assert own.options == options
-        assert own.window is None
+async def test_a_folder_whose_join_goes_on_stays_with_it(
+    tmp_path: Path, join: _Join, taken: asyncio.Event
+) -> None:
+    async with own_place.own_place(_options(tmp_path)):
+        pass
+    await asyncio.wait_for(join.lender.given_back.wait(), 5.0)
+    assert not taken.is_set()
+    with pytest.raises(FolderBusy, match="p2ptrain join"), FolderLock(tmp_path, "train"):
+        pass
+
+
+async def test_a_folder_that_somebody_else_has_by_then_is_given_up_with_a_word(
+    tmp_path: Path,
+    join: _Join,
+    taken: asyncio.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = asyncio.Event()
+
+    class Busy(FolderLock):
+        def __enter__(self) -> Self:
+            asked.set()
+            raise FolderBusy("p2ptrain join (process 1) already runs")
+
+    async with own_place.own_place(_options(tmp_path)):
+        monkeypatch.setattr(own_place, "STARTING_SECONDS", -1.0)
+        monkeypatch.setattr(own_place, "FolderLock", Busy)
+        await join.stop()
+        await asyncio.wait_for(asked.wait(), 5.0)
+    assert not taken.is_set()
+    assert "process 1" in caplog.text

@@ -26,6 +26,7 @@ def test_a_good_record_is_a_candidate() -> None:
         (NAME, {b"id": ID[:-1].encode()}, ["10.0.0.2"], 47300),
         (NAME, {b"id": b"\xff" * 64}, ["10.0.0.2"], 47300),
         ("other._p2ptrain._tcp.local.", {b"id": ID.encode()}, ["10.0.0.2"], 47300),
+        (f"{ID[:16]}-2._p2ptrain._tcp.local.", {b"id": ID.encode()}, ["10.0.0.2"], 47300),
         (NAME, {b"id": ID.encode()}, [], 47300),
         (NAME, {b"id": ID.encode()}, ["10.0.0.2"], 0),
         (NAME, {b"id": ID.encode()}, ["10.0.0.2"], None),

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from p2ptrain.errors import PeerError
+from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.mesh.hello import Hello
 from p2ptrain.mesh.link_rules import Action, between_instances
-from p2ptrain.mesh.peer_link import PeerLink
+from p2ptrain.mesh.peer_link import DISCARD_LIMIT_BYTES, PeerLink
 from p2ptrain.mesh.router import Router
+from p2ptrain.net.header import Header
 from p2ptrain.net.link import Link
 from p2ptrain.net.memory import connect
 from p2ptrain.net.message import Message, Priority
@@ -63,3 +64,47 @@ async def test_what_is_posted_leaves_at_once_where_there_is_room() -> None:
         assert [message.kind for message in await inbox.count(3)] == ["early", "second", "third"]
         link.link.abort()
         await other.closed
+
+
+async def test_parts_of_a_kind_that_nobody_routes_are_not_kept() -> None:
+    """Their sender does not take the refusals, so all of its messages wait."""
+    refused: list[str] = []
+
+    async def send(peer: str, _message: Message, _priority: Priority) -> None:
+        refused.append(peer)
+        await asyncio.Event().wait()
+
+    router = Router("me", send)
+    with ThreadPoolExecutor(1) as executor:
+        link = PeerLink("a" * 64, _Owner(), router, None, executor)
+        other = Link("b" * 64, Inbox())
+        connect(link.link, other)
+        link.come_up(Hello("anna", "old", uptime_seconds=0.1, port=1))
+        put: list[Message] = []
+        all_put, router_put = asyncio.Event(), router.put
+
+        def keep(peer_id: str, message: Message) -> bool:
+            put.append(message)
+            if len(put) == 3:
+                all_put.set()
+            return router_put(peer_id, message)
+
+        router.put = keep  # type: ignore[method-assign]
+        for number in range(1, 4):
+            await other.send(Message("x.y", {"_call": [number, 0]}, (memoryview(bytes(10_000)),)))
+        await asyncio.wait_for(all_put.wait(), 5.0)
+        assert [message.parts_bytes for message in put] == [0, 0, 0]
+        assert router.refused == {"x.y": 3}
+        assert refused == ["a" * 64]
+        link.link.abort()
+        await other.closed
+        await router.close()
+
+
+async def test_a_message_of_absurd_size_that_nobody_routes_breaks_the_protocol() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        link = PeerLink("a" * 64, _Owner(), Router("me", _send), None, executor)
+    link.come_up(Hello("anna", "old", uptime_seconds=0.1, port=1))
+    assert link.open_parts(link.link, Header("x.y", {}, (DISCARD_LIMIT_BYTES,))) is None
+    with pytest.raises(ProtocolError, match="nobody here expects"):
+        link.open_parts(link.link, Header("x.y", {}, (DISCARD_LIMIT_BYTES, 1)))

@@ -31,11 +31,14 @@ class Reader:
     delivered: list[tuple[Priority, Message]] = field(default_factory=list)
     allocated_bytes: int = 0
     on_deliver: Callable[[], None] = lambda: None
+    unwanted: str = "unwanted"
 
     def __post_init__(self) -> None:
         self.decoder = FrameDecoder(DecoderSink(self.open_parts, self.deliver))
 
-    def open_parts(self, lane: Priority, header: Header) -> Sequence[memoryview]:
+    def open_parts(self, lane: Priority, header: Header) -> Sequence[memoryview] | None:
+        if header.kind == self.unwanted:
+            return None
         if sum(header.part_bytes) > 2**24:
             raise ProtocolError("not expected")
         self.allocated_bytes += sum(header.part_bytes)
@@ -125,6 +128,41 @@ def test_single_bytes_at_a_time() -> None:
     frames = encode(message(b"ab" * 40, b"", b"c"), Codec.LZ4) + encode(message(), number=1)
     reader.feed(b"".join(frames), 1)
     assert contents(reader) == [("test", [b"ab" * 40, b"", b"c"]), ("test", [])]
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("read_bytes", [1001, 2**30])
+def test_parts_that_nobody_wants_are_read_and_gone(codec: Codec, read_bytes: int) -> None:
+    parts = [_floats(100_000, 3), b"", bytes(BLOCK_BYTES), b"x"]
+    frames = encode(message(*parts, kind="unwanted", n=1), codec)
+    frames += encode(message(b"wanted", n=2), codec, number=1)
+    reader = Reader()
+    reader.feed(b"".join(frames), read_bytes)
+    assert contents(reader) == [("unwanted", []), ("test", [b"wanted"])]
+    assert reader.delivered[0][1].fields == {"n": 1}
+    assert reader.allocated_bytes == len(b"wanted")
+    assert not reader.decoder.partial
+
+
+def test_parts_that_nobody_wants_take_the_memory_of_a_block() -> None:
+    data = encode(message(bytes(CHUNK_BYTES), bytes(CHUNK_BYTES), kind="unwanted"))[0]
+    reader = Reader()
+    begun = 16 + len(encode_header("unwanted", {}, [CHUNK_BYTES] * 2)) + 2
+    reader.feed(data[:begun])
+    places: set[int] = set()
+    for _ in range(CHUNK_BYTES // BLOCK_BYTES):
+        place = reader.decoder.get_buffer()
+        assert place.nbytes <= BLOCK_BYTES
+        places.add(id(place.obj))
+        reader.decoder.received(place.nbytes)
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_parts_that_nobody_wants_must_have_a_known_codec_too(size: int) -> None:
+    header = encode_header("unwanted", {}, [size])
+    with pytest.raises(ProtocolError, match="codec 3"):
+        Reader().feed(raw_frame(FIRST | LAST, header, b"\x03abc"))
 
 
 def test_empty_parts_at_the_border_of_a_frame_end_the_message() -> None:

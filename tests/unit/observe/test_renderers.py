@@ -142,3 +142,24 @@ def test_a_reader_that_goes_away_is_told_once() -> None:
     writer.write("two")
     assert told == ["closed"]
     assert writer.closed
+
+
+def test_names_that_the_output_s_encoding_lacks_are_spelled_out() -> None:
+    """As on Windows, where stdout that leads to a file has the encoding of old programs."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, "cp1252", newline="\n")
+    writer = LineWriter(stream)
+    PlainRenderer(writer).show(ev.MemberEvent(name="台所", state="alive"))
+    writer.write("Küche")
+    assert raw.getvalue().decode("cp1252") == "\\u53f0\\u6240 is here\nKüche\n"
+
+
+def test_a_progress_display_spells_them_out_too() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, "cp1252", newline="\n")
+    LineWriter(stream)
+    renderer = ConsoleRenderer(Console(file=stream, width=100, color_system=None), total_steps=2)
+    kitchen = ev.PlannedStage((0, 3), (ev.PlannedDevice("台所", 16),), ("0.weight",))
+    renderer.show(replace(PLAN, stages=(kitchen,)))
+    stream.flush()
+    assert "\\u53f0\\u6240" in raw.getvalue().decode("cp1252")

@@ -1,0 +1,64 @@
+"""What strangers announce is looked up a few at a time, whatever it is called."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from zeroconf import ServiceStateChange
+
+from p2ptrain.mesh import discovery
+from p2ptrain.mesh.discovered import SERVICE, service_name
+from p2ptrain.mesh.discovery import RESOLVES_LIMIT, MdnsDiscovery
+
+TRUSTED = "ab" * 32
+
+
+class _Silent:
+    """A service that answers to nobody."""
+
+    def __init__(self, _type: str, _name: str) -> None: ...
+
+    async def async_request(self, _zeroconf: Any, _milliseconds: float) -> bool:
+        await asyncio.Event().wait()
+        return False
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> MdnsDiscovery:
+    monkeypatch.setattr(discovery, "AsyncServiceInfo", _Silent)
+    return MdnsDiscovery(["127.0.0.1"], lambda: [TRUSTED])
+
+
+def _announce(mdns: MdnsDiscovery, name: str) -> None:
+    nobody: Any = None
+    mdns._on_change(nobody, SERVICE, name, ServiceStateChange.Added)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "{digits}-{number}." + SERVICE,
+        "{digits}{number}." + SERVICE,
+        "{digits}.{number}." + SERVICE,
+        "{number}." + SERVICE,
+    ],
+)
+async def test_names_that_begin_like_a_trusted_one_have_no_turn_of_their_own(
+    heard: MdnsDiscovery, name: str
+) -> None:
+    for number in range(10 * RESOLVES_LIMIT):
+        _announce(heard, name.format(digits=TRUSTED[:16], number=number))
+    assert len(heard._resolving) == RESOLVES_LIMIT
+    await heard.close()
+
+
+async def test_a_trusted_device_always_has_its_turn(heard: MdnsDiscovery) -> None:
+    for number in range(10 * RESOLVES_LIMIT):
+        _announce(heard, f"{number}.{SERVICE}")
+    _announce(heard, service_name(TRUSTED))
+    _announce(heard, service_name(TRUSTED))
+    assert service_name(TRUSTED) in heard._resolving
+    assert len(heard._resolving) == RESOLVES_LIMIT + 1
+    await heard.close()

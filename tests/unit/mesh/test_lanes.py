@@ -1,0 +1,63 @@
+"""Queues of messages are bounded, by their number and by what they carry."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from p2ptrain.mesh import lanes
+from p2ptrain.mesh.lanes import LANE_LIMIT, LANE_RESUME, Lanes
+from p2ptrain.net.message import Message
+
+KEY = ("a" * 64, "kind")
+
+
+class _Slow:
+    """Handles a message each time it is told to."""
+
+    def __init__(self) -> None:
+        self.room: list[str] = []
+        self.lanes = Lanes(self._handle, self.room.append)
+        self._turns = asyncio.Semaphore(0)
+        self._handled: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def _handle(self, _peer: str, message: Message) -> None:
+        await self._turns.acquire()
+        self._handled.put_nowait(message)
+
+    async def handle(self, count: int) -> None:
+        """Let that many more be handled."""
+        for _ in range(count):
+            self._turns.release()
+            await self._handled.get()
+
+
+async def test_a_lane_is_full_of_messages_and_goes_on_at_half_of_them() -> None:
+    slow = _Slow()
+    told = [slow.lanes.put(KEY, Message("kind")) for _ in range(LANE_LIMIT)]
+    assert told == [True] * (LANE_LIMIT - 1) + [False]
+    assert not slow.lanes.has_room(KEY[0])
+    await slow.handle(LANE_LIMIT - LANE_RESUME - 1)
+    assert slow.room == []
+    await slow.handle(1)
+    assert slow.room == [KEY[0]]
+    assert slow.lanes.has_room(KEY[0])
+    await slow.lanes.close()
+
+
+async def test_a_lane_is_full_of_bytes_and_goes_on_below_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "LANE_LIMIT_BYTES", 100)
+    slow = _Slow()
+    big = Message("kind", {}, (memoryview(bytes(40)), memoryview(bytes(10))))
+    assert [slow.lanes.put(KEY, big) for _ in range(4)] == [True, False, False, False]
+    assert slow.lanes.has_room("b" * 64)
+    await slow.handle(2)  # 100 bytes wait still
+    assert slow.room == []
+    await slow.handle(1)
+    assert slow.room == [KEY[0]]
+    await slow.handle(1)
+    assert slow.room == [KEY[0]]
+    await slow.lanes.close()

@@ -1,0 +1,105 @@
+"""Who announces our id is dialled, however often it is announced, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from p2ptrain.errors import LinkClosed, UserError
+from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.discovered import Candidate
+from p2ptrain.mesh.own_copies import PAUSE_SECONDS, OwnCopies
+from p2ptrain.mesh.tasks import TaskScope
+
+ID = "ab" * 32
+OWN = ("10.0.0.1", 4000)
+
+
+class _Network:
+    """Notes dials and pauses; each lasts until it is let go."""
+
+    def __init__(self) -> None:
+        self.dials: list[Sequence[Address]] = []
+        self.pauses: list[float] = []
+        self.side_by_side = 0
+        self._begun: asyncio.Queue[None] = asyncio.Queue()
+        self._go: asyncio.Queue[None] = asyncio.Queue()
+
+    async def dial(self, device_id: str, addresses: Sequence[Address]) -> None:
+        assert device_id == ID
+        self.dials.append(addresses)
+        await self._stay()
+        raise LinkClosed("nobody is there")
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await self._stay()
+
+    async def begun(self) -> None:
+        """Wait for the next dial or pause."""
+        await asyncio.wait_for(self._begun.get(), 5.0)
+
+    def let_go(self) -> None:
+        """End it."""
+        self._go.put_nowait(None)
+
+    async def _stay(self) -> None:
+        self.side_by_side += 1
+        assert self.side_by_side == 1
+        self._begun.put_nowait(None)
+        await self._go.get()
+        self.side_by_side -= 1
+
+
+def _fail(error: UserError) -> None:
+    raise AssertionError(error)
+
+
+def _copies(network: Any, scope: TaskScope) -> OwnCopies:
+    return OwnCopies(ID, network, scope, _fail, network.sleep)
+
+
+def _announced(number: int) -> Candidate:
+    return Candidate(ID, (OWN, (f"10.1.{number // 250}.{number % 250}", 1)), 3)
+
+
+async def test_a_flood_of_our_own_id_is_one_dial_at_a_time_with_a_pause() -> None:
+    network = _Network()
+    async with TaskScope() as scope:
+        copies = _copies(network, scope)
+        for number in range(1000):
+            copies.heard(_announced(number), {OWN})
+        await network.begun()
+        network.let_go()
+        await network.begun()
+        for number in range(5000):
+            copies.heard(_announced(number), {OWN})
+        assert (len(network.dials), network.pauses) == (1, [PAUSE_SECONDS])
+        network.let_go()
+        await network.begun()
+        assert network.dials[1:] == [[_announced(4999).addresses[1]]]
+
+
+async def test_after_silence_a_copy_is_dialled_at_once() -> None:
+    network = _Network()
+    async with TaskScope() as scope:
+        copies = _copies(network, scope)
+        for number in range(2):
+            copies.heard(_announced(number), {OWN})
+            await network.begun()
+            assert len(network.dials) == number + 1
+            network.let_go()
+            await network.begun()  # the pause
+            network.let_go()
+            assert copies._dialling is not None
+            await copies._dialling
+
+
+async def test_our_own_announcement_is_nobody_else() -> None:
+    network = _Network()
+    async with TaskScope() as scope:
+        copies = _copies(network, scope)
+        copies.heard(Candidate(ID, (OWN,), 3), {OWN})
+        assert copies._dialling is None
+    assert network.dials == []
