@@ -18,12 +18,12 @@ from p2ptrain.mesh.memory import memory_id
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Done, Eval, Event, PlanEvent, Recovered, Step, Waiting, Warned
-from p2ptrain.training import ended_jobs
+from p2ptrain.training import ended_jobs, journal
 from p2ptrain.training import service as service_module
 from p2ptrain.training.ended_jobs import ENDED_FILE
 from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import Job
-from p2ptrain.training.journal import JOB_FILE
+from p2ptrain.training.journal import JOB_FILE, Journal
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import OVER
 from tests.integration.training.household import Devices, devices
@@ -181,6 +181,27 @@ async def test_a_step_written_down_and_not_told_stays_the_only_one_missing(tmp_p
     assert_same_weights(job, wanted)
 
 
+async def test_a_power_cut_may_lose_what_was_written_down_of_the_last_steps(
+    tmp_path: Path,
+) -> None:
+    """The others have them: it goes on from there, and what led there is not told twice."""
+    wanted = undisturbed(momentum_job())
+    async with devices(3) as household:
+        process = await killed(household, tmp_path, 9)
+        entry = journal.find(process.left)
+        assert entry is not None
+        older = replace(entry, reported=replace(entry.reported, step=5))
+        written = Journal(process.left, older, lambda _: None)
+        await written.begun(older.noted, older.in_force)
+        job = momentum_job()
+        await again(household, process, job, one_stage_each(3))
+        [recovered] = [event for event in household.events if isinstance(event, Recovered)]
+        known, steps = max(recovered.version, older.reported.step), steps_of(household)
+        assert steps == [*range(1, 10), *range(known + 1, STEPS + 1)]
+        assert household.losses == [wanted.losses[step - 1] for step in steps]
+        assert_same_weights(job, wanted)
+
+
 async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others(
     tmp_path: Path,
 ) -> None:
@@ -247,8 +268,8 @@ async def test_another_job_of_the_same_device_takes_the_place_at_once(tmp_path: 
 async def test_without_the_journal_it_is_refused_and_nobody_loses_anything(tmp_path: Path) -> None:
     async with devices(2) as household:
         process = await killed(household, tmp_path, 3)
-        journal = process.left.read(JOB_FILE)
-        assert journal is not None
+        left = process.left.read(JOB_FILE)
+        assert left is not None
         process.left.remove(JOB_FILE)
         with pytest.raises(OptionError, match="keep this job unfinished, up to step"):
             await again(household, process, momentum_job(), one_stage_each(2))
@@ -256,7 +277,7 @@ async def test_without_the_journal_it_is_refused_and_nobody_loses_anything(tmp_p
         local = replace(one_stage_each(2), wait_for=1, local=True)
         await household.holder_run(momentum_job(), local, alone.append).run()
         assert isinstance(alone[-1], Done)
-        process.left.write(JOB_FILE, journal)
+        process.left.write(JOB_FILE, left)
         await household.holder_run(momentum_job(), one_stage_each(2), folder=process.left).run()
         assert steps_of(household) == list(range(1, STEPS + 1))
 
