@@ -25,7 +25,8 @@ from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import Job
 from p2ptrain.training.journal import JOB_FILE, Journal
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import OVER
+from p2ptrain.training.parts import limited
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, OVER, EpochKey
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     STEPS,
@@ -330,21 +331,73 @@ async def test_who_waits_for_a_job_that_has_ended_hears_so_from_any_process_of_i
         assert steps_of(household) == [*range(1, 6), *range(1, STEPS + 1)]
 
 
+def run_of_b(household: Devices, job: Job) -> HolderRun:
+    """Another device's job."""
+    options = TrainOptions(wait_for=2, planner="pp")
+    service = household.members["b"].service
+    return HolderRun(household.mesh["b"], service, job, options, lambda _: None)
+
+
 async def test_waiting_devices_refuse_others_until_they_have_waited_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_of_b(job: Job) -> HolderRun:
-        service = household.members["b"].service
-        options = TrainOptions(wait_for=2, planner="pp")
-        return HolderRun(household.mesh["b"], service, job, options, lambda _: None)
-
     async with devices(3) as household:
         await killed(household, tmp_path, 3)
         await household.until_waiting("b", "c")
         assert household.members["b"].service.waiting_for == "a"
         with pytest.raises(OptionError, match="a part in the job of a"):
-            await run_of_b(make_job(epochs=1)).run()
+            await run_of_b(household, make_job(epochs=1)).run()
         monkeypatch.setattr(service_module, "PARK_LEAST_SECONDS", 0.0)
         job = make_job(epochs=1)
-        await run_of_b(job).run()
+        await run_of_b(household, job).run()
+        await household.until_idle("c")
+
+
+async def test_a_late_word_for_a_holder_that_has_left_ends_no_wait(tmp_path: Path) -> None:
+    """A coordinator may not know yet that nobody waits for its answer any more."""
+    async with devices(3) as household:
+        await killed(household, tmp_path, 3)
+        await household.until_waiting("b", "c")
+        await household.restart("a")
+        await household.mesh.leave("a")
+        household.mesh.elect("c")
+        office, service = household.mesh["b"].coordinator, household.members["b"].service
+        engagement, parked = service.engagement, service.parked
+        assert office is not None
+        assert engagement is not None
+        assert parked is not None
+        assignment = engagement.assignment
+        fields = {
+            **EpochKey(parked[1], assignment.key.epoch + 1).fields(),
+            "digest": assignment.digest,
+            "term": office.term,
+            "holder": parked[0],
+            "alive": [memory_id(name) for name in "bc"],
+        }
+        await household.mesh["c"].call(
+            memory_id("b"),
+            Message(INVENTORY, fields),
+            timeout_seconds=10.0,
+            reply_parts=limited(BLOB_LIMIT_BYTES),
+        )
+        assert service.parked == parked
+
+
+async def test_a_process_that_asks_and_does_not_go_on_ends_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while it is a member nor when it leaves: the ten minutes go on."""
+    async with devices(3) as household:
+        process = await killed(household, tmp_path, 3)
+        await household.until_waiting("b", "c")
+        services = [household.members[name].service for name in ("b", "c")]
+        parked = [service.parked for service in services]
+        process.left.remove(JOB_FILE)
+        with pytest.raises(OptionError, match="keep this job unfinished, up to step"):
+            await again(household, process, momentum_job(), one_stage_each(3))
+        assert [service.parked for service in services] == parked
+        await household.mesh.leave("a")
+        assert [service.parked for service in services] == parked
+        monkeypatch.setattr(service_module, "PARK_LEAST_SECONDS", 0.0)
+        await run_of_b(household, make_job(epochs=1)).run()
         await household.until_idle("c")
