@@ -222,6 +222,29 @@ async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others
             await household.until_idle(name)
 
 
+@pytest.mark.parametrize("where", ["answer.before", "accept.before"])
+async def test_a_holder_killed_before_its_first_epoch_begins_anew_from_the_weights_drawn_now(
+    tmp_path: Path, where: str
+) -> None:
+    """The others have parts of those drawn then, and the rest of them is nowhere."""
+    options = one_stage_each(3)
+    async with devices(3) as household:
+        process = Process(household, tmp_path, momentum_job(), options)
+        process.at(where)
+        await process.ended()
+        failpoints.disarm()
+        jobs = [momentum_job(), momentum_job()]
+        for job in jobs:
+            with torch.no_grad():
+                for parameter in job.model.parameters():
+                    parameter.add_(0.1)
+        await again(household, process, jobs[0], options)
+        assert_undisturbed(household, jobs[0], undisturbed(jobs[1]))
+        assert not [event for event in household.events if isinstance(event, Warned)]
+        for name in ("b", "c"):
+            await household.until_idle(name)
+
+
 async def test_what_a_holder_had_itself_is_kept_by_its_neighbour(tmp_path: Path) -> None:
     """Its own first weights are of no use: another process has drawn others."""
     wanted = undisturbed(momentum_job())

@@ -274,6 +274,13 @@ def test_what_the_others_have_was_told_though_a_power_cut_has_lost_that() -> Non
     assert ask.past.reported == 8
 
 
+def test_numbers_of_a_first_plan_that_never_came_are_not_used_again() -> None:
+    core = HolderCore("h", 4, 0, journal=to_do.Journal(65, Lineage(), None, None))
+    _feed(core, h.Coordinates("a", 1), h.Appeared("a"))
+    ask = _ask_of(core.start(10.0)).ask
+    assert (ask.epoch, ask.reason) == (65, Reason.START)
+
+
 def test_it_starts_as_soon_as_all_are_back() -> None:
     journal = to_do.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
     core = HolderCore("h", 4, 5, journal=journal)
