@@ -26,6 +26,7 @@ from p2ptrain.training.asynchronous.runner import DelayedRunner
 from p2ptrain.training.epoch_links import EpochLinks, Shell, separate_names
 from p2ptrain.training.epoch_log import EpochLog, limit_bytes
 from p2ptrain.training.live_stage import LiveStage, TrainedStage
+from p2ptrain.training.own_memory import OwnMemory
 from p2ptrain.training.protocol import Coefficient, Commit, RoundOrder
 from p2ptrain.training.recovery.holdings import Holding, Kind, Logged
 from p2ptrain.training.recovery.version import Version
@@ -74,9 +75,10 @@ class Engagement:
 
     async def prepare(self, fetch: FetchState, spec: OptimizerSpec) -> None:
         """Fetch the weights and build the stages. Raises what `fetch` raises."""
+        memory = OwnMemory()
         for index in self.assignment.stages_of(self._shell.mesh.self_id):
             place = self.assignment.stages[index]
-            await self._build(index, await fetch(place), spec)
+            await self._build(index, await fetch(place), spec, memory)
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -227,13 +229,16 @@ class Engagement:
 
     # -- building --------------------------------------------------------------------------------
 
-    async def _build(self, index: int, state: Mapping[str, Tensor], spec: OptimizerSpec) -> None:
+    async def _build(
+        self, index: int, state: Mapping[str, Tensor], spec: OptimizerSpec, memory: OwnMemory
+    ) -> None:
         place, version = self.assignment.stages[index], self.assignment.version
         how, epoch = self.assignment.asynchrony, self.assignment.key.epoch
 
         def build() -> LiveStage | DelayedStage:
             me = self._shell.mesh.self_id
-            made = built_stage(self.assignment, self.description, place, state, spec, device=me)
+            own = memory.of(state)
+            made = built_stage(self.assignment, self.description, place, own, spec, device=me)
             if how is None:
                 return LiveStage(*made, version, epoch)
             delays = Delays(how, self.assignment.depths, version.step)

@@ -311,6 +311,8 @@ class JobEpochs:
     def _begin(self, reason: Reason, alive: frozenset[str]) -> None:
         answer = self._requests.answer
         assert answer is not None
+        version = answer.choice.version
+        self.reports.goes_on_from(version.step)
         self._core.asynchronous = answer.assignment.asynchrony is not None
         self._work.announce(answer, reason)
         self._memory.begin()
@@ -318,7 +320,6 @@ class JobEpochs:
         self.copies.begin(answer.assignment, answer.copy_cost, self._core.history.stable)
         self.reports.begin(after_trouble=reason is Reason.FAILURE)
         self._elastic.began(answer)
-        version = answer.choice.version
         if not self._core.finishing or version.step < self.reports.reported.step:
             self._runs.train()
 

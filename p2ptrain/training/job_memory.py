@@ -8,7 +8,7 @@ from typing import Any
 
 from p2ptrain.training.change_request import ChangeAnswer, InForce
 from p2ptrain.training.checkpoint_copies import CheckpointCopies
-from p2ptrain.training.journal import Journal, JournalEntry
+from p2ptrain.training.journal import FIRST_EPOCH, Journal, JournalEntry
 from p2ptrain.training.recovery import holder_instructions as to_do
 from p2ptrain.training.recovery.cadence import REPLAY_LIMIT_SECONDS
 from p2ptrain.training.recovery.choose import GlobalCopy
@@ -46,7 +46,9 @@ class JobMemory:
         self.since = since
         self.reported = entry.reported
         self._first = Version(entry.first_step, 0)
-        self._noted = None if entry.in_force is None else entry.noted
+        # numbers that were reserved for a first plan which never came are used up too
+        is_new = entry.in_force is None and entry.next_epoch == FIRST_EPOCH
+        self._noted = None if is_new else entry.noted
 
     @property
     def noted(self) -> to_do.Journal | None:

@@ -7,11 +7,14 @@ from time import monotonic
 
 from p2ptrain import failpoints
 from p2ptrain.errors import DeviceLost
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.observe.events import Eval, Event, Failure, Recovered, Step, Waiting, Warned
 from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.recovery.reporting import OnceOnly, Reported
+
+log = get_logger(__name__)
 
 
 class JobReports:
@@ -65,6 +68,14 @@ class JobReports:
             self._sign_at = None
         if self._began_at is None:
             self._began_at = self._last_step_at = monotonic()
+
+    def goes_on_from(self, step: int) -> None:
+        """An epoch begins with `step` updates done; people have heard of all, known here or not."""
+        unknown = self._once.goes_on_from(step)
+        if unknown:
+            log.info("reports_lost", steps=unknown, step=step)
+            self._first_step += unknown  # an earlier process made them
+            self._write(self._once.reported)
 
     def resumed(self) -> None:
         """The first sample of an epoch is on its way."""

@@ -42,6 +42,7 @@ FORMAT = "p2ptrain.job/1"
 JOB_FILE = "job.json"
 REPORTED_FILE = "reported"
 SYNC_SECONDS = 1.0
+FIRST_EPOCH = 1
 
 _BINARY = getattr(os, "O_BINARY", 0)
 _REPORTED = struct.Struct("<qqQ")
@@ -70,7 +71,7 @@ class JournalEntry:
     weights: str
     first_step: int
     reported: Reported
-    next_epoch: int = 1
+    next_epoch: int = FIRST_EPOCH
     lineage: Lineage = FIRST
     in_force: InForce | None = None
     stable: Version | None = None

@@ -56,7 +56,7 @@ class Participation:
         holder: id of the device with the data.
         replication: copies of its stages, and those it keeps.
         alone_since: when the holder's process ended, by `time.monotonic`; None while nothing says
-            that it has.
+            that it has, and as soon as another one goes on with the job.
     """
 
     def __init__(self, job: str, around: Surroundings) -> None:
@@ -186,7 +186,6 @@ class Participation:
         """An epoch is in force."""
         if failpoints.armed:
             failpoints.reach_now("begin.receive.before", device=self._around.mesh.self_id)
-        self.hear_from(peer)
         self._feed(rules.BeginHeard(peer, epoch))
 
     async def order(self, peer: str, key: EpochKey, order: RoundOrder) -> None:
@@ -211,11 +210,6 @@ class Participation:
         """An update counts."""
         self._tell_progress()
         self._feed(rules.CommitHeard(peer, key.epoch, commit.step, commit.coefficient))
-
-    def hear_from(self, peer: str) -> None:
-        """A device speaks of this job; if it is the holder, it is back."""
-        if peer == self.holder:
-            self.alone_since = None
 
     def holder_is(self, state: rules.HolderState) -> None:
         """What became of the holder, or of its job."""
@@ -317,6 +311,7 @@ class Participation:
         self._tasks.spawn(look(), f"look through version {version.step}")
 
     def _send_inventory(self, answer: to_do.AnswerInventory) -> None:
+        self.alone_since = None  # this is asked for in the name of a holder that goes on
         mesh = self._around.mesh
         inventory = Inventory(
             mesh.self_id,
@@ -390,6 +385,7 @@ class Participation:
 
     def _start(self) -> None:
         engagement = self._preparing.take()
+        self.alone_since = None
         self._store.train(engagement)
         self.replication.begin(engagement)
         self._committed = None

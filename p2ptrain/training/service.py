@@ -231,8 +231,8 @@ class TrainingService:
         part = self._part
         reply = await part.take_stock(peer, message)
         holder = self.mesh.members.get(part.holder or "")
-        if holder is not None and holder.state is MemberState.DEAD:
-            part.holder_is(HolderState.GONE)  # it died before this device heard of its job
+        if holder is not None and holder.state in (MemberState.DEAD, MemberState.LEFT):
+            part.holder_is(HolderState.GONE)  # it ended before this device heard of its job
         return reply
 
     async def _make_way(self, job: str) -> None:
@@ -245,11 +245,13 @@ class TrainingService:
         await self.drop()
 
     async def _find(self, peer: str, message: Message) -> Message:
-        """What is kept here of a job of the device that asks: it has been started again."""
+        """What is kept here of a job of the device that asks: it has been started again.
+
+        It may refuse to go on, or end before it does: that it asks ends no wait for it.
+        """
         part = self._part
         if part is None or part.holder != peer or part.newest is None:
             return Message(FIND)
-        part.hear_from(peer)
         newest = version_fields(part.newest)
         return Message(FIND, {"job": part.job, "epoch": part.epoch, "newest": newest})
 

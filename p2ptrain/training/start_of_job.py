@@ -135,6 +135,7 @@ class StartOfJob:
             () if found is None else self._others(found),
             kept,
             fresh=self._options.fresh,
+            begun=found is not None and found.in_force is not None,
             over=() if self._folder is None else ended_jobs.find(self._folder),
         )
         if verdict.start is Start.REFUSE:

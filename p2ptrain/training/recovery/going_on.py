@@ -55,6 +55,7 @@ def decide(
     kept: Mapping[str, Kept | None],
     *,
     fresh: bool,
+    begun: bool = True,
     over: Collection[str] = (),
 ) -> Verdict:
     """Decide.
@@ -65,6 +66,7 @@ def decide(
         others: ids of the devices, without this one, that had a part in the journal's job.
         kept: what each member that answered keeps.
         fresh: the person wants to begin anew.
+        begun: whether an epoch of the journal's job was ever in force.
         over: ids of jobs that have ended; who keeps one of them was out of reach then.
     """
     ended = frozenset(one.job for one in kept.values() if one is not None and one.job in over)
@@ -73,11 +75,14 @@ def decide(
         found = None
     if ended:
         free = {d: None if one and one.job in ended else one for d, one in kept.items()}
-        verdict = decide(asked, found, others, free, fresh=fresh)
+        verdict = decide(asked, found, others, free, fresh=fresh, begun=begun)
         return replace(verdict, ending=verdict.ending | ended)
     jobs = {one.job for one in kept.values() if one is not None}
     old = jobs if found is None else jobs | {found[0]}
     if fresh:
+        return Verdict(Start.ANEW, ending=frozenset(old))
+    if found is not None and found[1] and not begun:
+        # Nothing was trained, and what others have is of first weights that may not be drawn again.
         return Verdict(Start.ANEW, ending=frozenset(old))
     if found is not None and found[1]:
         return _with_journal(found[0], others, kept, frozenset(old))

@@ -82,6 +82,8 @@ class History:
         self.lineage = self.lineage.begun(placed.epoch, placed.version).pruned(oldest)
         if self.stable is not None and not self.lineage.is_valid(self.stable):
             self.stable = None  # training goes on from before it
+        # who made those updates was told to, and people before them (`OnceOnly.goes_on_from`)
+        self.reported = max(self.reported, placed.version.step)
         self.next_epoch = placed.epoch + 1
         self.placed = placed
 

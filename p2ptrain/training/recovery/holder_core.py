@@ -92,7 +92,7 @@ class HolderCore:
         self._refusals = Refusals()
         self._leaving: set[str] = set()
         self._coordinator: tuple[str, int] | None = None
-        self._reason = Reason.FAILURE if journal else Reason.START
+        self._reason = Reason.START if self.history.placed is None else Reason.FAILURE
         self._number = 0
         self._due = _NEVER  # of the present phase
         self._waits_for: tuple[str, ...] | None = None  # as people were told last

@@ -48,6 +48,16 @@ class OnceOnly:
         self._reported = Reported(step, self._reported.evaluated)
         return True
 
+    def goes_on_from(self, step: int) -> int:
+        """Training goes on with `step` updates done; returns how many of them nobody knew of here.
+
+        An update is made where people have heard of it, and a power cut may lose that they have:
+        what was written down last reaches the disk within a second.
+        """
+        unknown = max(step - self._reported.step, 0)
+        self._reported = Reported(self._reported.step + unknown, self._reported.evaluated)
+        return unknown
+
     def eval(self, step: int) -> bool:
         """Whether to report the evaluation after `step` updates."""
         if step <= self._reported.evaluated:

@@ -18,14 +18,15 @@ from p2ptrain.mesh.memory import memory_id
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Done, Eval, Event, PlanEvent, Recovered, Step, Waiting, Warned
-from p2ptrain.training import ended_jobs
+from p2ptrain.training import ended_jobs, journal
 from p2ptrain.training import service as service_module
 from p2ptrain.training.ended_jobs import ENDED_FILE
 from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import Job
-from p2ptrain.training.journal import JOB_FILE
+from p2ptrain.training.journal import JOB_FILE, Journal
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import OVER
+from p2ptrain.training.parts import limited
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, OVER, EpochKey
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     STEPS,
@@ -181,6 +182,27 @@ async def test_a_step_written_down_and_not_told_stays_the_only_one_missing(tmp_p
     assert_same_weights(job, wanted)
 
 
+async def test_a_power_cut_may_lose_what_was_written_down_of_the_last_steps(
+    tmp_path: Path,
+) -> None:
+    """The others have them: it goes on from there, and what led there is not told twice."""
+    wanted = undisturbed(momentum_job())
+    async with devices(3) as household:
+        process = await killed(household, tmp_path, 9)
+        entry = journal.find(process.left)
+        assert entry is not None
+        older = replace(entry, reported=replace(entry.reported, step=5))
+        written = Journal(process.left, older, lambda _: None)
+        await written.begun(older.noted, older.in_force)
+        job = momentum_job()
+        await again(household, process, job, one_stage_each(3))
+        [recovered] = [event for event in household.events if isinstance(event, Recovered)]
+        known, steps = max(recovered.version, older.reported.step), steps_of(household)
+        assert steps == [*range(1, 10), *range(known + 1, STEPS + 1)]
+        assert household.losses == [wanted.losses[step - 1] for step in steps]
+        assert_same_weights(job, wanted)
+
+
 async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others(
     tmp_path: Path,
 ) -> None:
@@ -196,6 +218,29 @@ async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others
         run = household.holder_run(job, options, folder=process.left)
         with pytest.raises(PeerError, match="a had itself ended with its earlier process"):
             await run.run()
+        for name in ("b", "c"):
+            await household.until_idle(name)
+
+
+@pytest.mark.parametrize("where", ["answer.before", "accept.before"])
+async def test_a_holder_killed_before_its_first_epoch_begins_anew_from_the_weights_drawn_now(
+    tmp_path: Path, where: str
+) -> None:
+    """The others have parts of those drawn then, and the rest of them is nowhere."""
+    options = one_stage_each(3)
+    async with devices(3) as household:
+        process = Process(household, tmp_path, momentum_job(), options)
+        process.at(where)
+        await process.ended()
+        failpoints.disarm()
+        jobs = [momentum_job(), momentum_job()]
+        for job in jobs:
+            with torch.no_grad():
+                for parameter in job.model.parameters():
+                    parameter.add_(0.1)
+        await again(household, process, jobs[0], options)
+        assert_undisturbed(household, jobs[0], undisturbed(jobs[1]))
+        assert not [event for event in household.events if isinstance(event, Warned)]
         for name in ("b", "c"):
             await household.until_idle(name)
 
@@ -247,8 +292,8 @@ async def test_another_job_of_the_same_device_takes_the_place_at_once(tmp_path: 
 async def test_without_the_journal_it_is_refused_and_nobody_loses_anything(tmp_path: Path) -> None:
     async with devices(2) as household:
         process = await killed(household, tmp_path, 3)
-        journal = process.left.read(JOB_FILE)
-        assert journal is not None
+        left = process.left.read(JOB_FILE)
+        assert left is not None
         process.left.remove(JOB_FILE)
         with pytest.raises(OptionError, match="keep this job unfinished, up to step"):
             await again(household, process, momentum_job(), one_stage_each(2))
@@ -256,7 +301,7 @@ async def test_without_the_journal_it_is_refused_and_nobody_loses_anything(tmp_p
         local = replace(one_stage_each(2), wait_for=1, local=True)
         await household.holder_run(momentum_job(), local, alone.append).run()
         assert isinstance(alone[-1], Done)
-        process.left.write(JOB_FILE, journal)
+        process.left.write(JOB_FILE, left)
         await household.holder_run(momentum_job(), one_stage_each(2), folder=process.left).run()
         assert steps_of(household) == list(range(1, STEPS + 1))
 
@@ -309,21 +354,73 @@ async def test_who_waits_for_a_job_that_has_ended_hears_so_from_any_process_of_i
         assert steps_of(household) == [*range(1, 6), *range(1, STEPS + 1)]
 
 
+def run_of_b(household: Devices, job: Job) -> HolderRun:
+    """Another device's job."""
+    options = TrainOptions(wait_for=2, planner="pp")
+    service = household.members["b"].service
+    return HolderRun(household.mesh["b"], service, job, options, lambda _: None)
+
+
 async def test_waiting_devices_refuse_others_until_they_have_waited_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_of_b(job: Job) -> HolderRun:
-        service = household.members["b"].service
-        options = TrainOptions(wait_for=2, planner="pp")
-        return HolderRun(household.mesh["b"], service, job, options, lambda _: None)
-
     async with devices(3) as household:
         await killed(household, tmp_path, 3)
         await household.until_waiting("b", "c")
         assert household.members["b"].service.waiting_for == "a"
         with pytest.raises(OptionError, match="a part in the job of a"):
-            await run_of_b(make_job(epochs=1)).run()
+            await run_of_b(household, make_job(epochs=1)).run()
         monkeypatch.setattr(service_module, "PARK_LEAST_SECONDS", 0.0)
         job = make_job(epochs=1)
-        await run_of_b(job).run()
+        await run_of_b(household, job).run()
+        await household.until_idle("c")
+
+
+async def test_a_late_word_for_a_holder_that_has_left_ends_no_wait(tmp_path: Path) -> None:
+    """A coordinator may not know yet that nobody waits for its answer any more."""
+    async with devices(3) as household:
+        await killed(household, tmp_path, 3)
+        await household.until_waiting("b", "c")
+        await household.restart("a")
+        await household.mesh.leave("a")
+        household.mesh.elect("c")
+        office, service = household.mesh["b"].coordinator, household.members["b"].service
+        engagement, parked = service.engagement, service.parked
+        assert office is not None
+        assert engagement is not None
+        assert parked is not None
+        assignment = engagement.assignment
+        fields = {
+            **EpochKey(parked[1], assignment.key.epoch + 1).fields(),
+            "digest": assignment.digest,
+            "term": office.term,
+            "holder": parked[0],
+            "alive": [memory_id(name) for name in "bc"],
+        }
+        await household.mesh["c"].call(
+            memory_id("b"),
+            Message(INVENTORY, fields),
+            timeout_seconds=10.0,
+            reply_parts=limited(BLOB_LIMIT_BYTES),
+        )
+        assert service.parked == parked
+
+
+async def test_a_process_that_asks_and_does_not_go_on_ends_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while it is a member nor when it leaves: the ten minutes go on."""
+    async with devices(3) as household:
+        process = await killed(household, tmp_path, 3)
+        await household.until_waiting("b", "c")
+        services = [household.members[name].service for name in ("b", "c")]
+        parked = [service.parked for service in services]
+        process.left.remove(JOB_FILE)
+        with pytest.raises(OptionError, match="keep this job unfinished, up to step"):
+            await again(household, process, momentum_job(), one_stage_each(3))
+        assert [service.parked for service in services] == parked
+        await household.mesh.leave("a")
+        assert [service.parked for service in services] == parked
+        monkeypatch.setattr(service_module, "PARK_LEAST_SECONDS", 0.0)
+        await run_of_b(household, make_job(epochs=1)).run()
         await household.until_idle("c")

@@ -45,3 +45,19 @@ async def test_who_hears_of_a_failure_hears_of_its_end(
         reports.begin(after_trouble=False)
         reports.step(3, 0.5, 8, ANSWER)
         assert [type(event) for event in events] == [Step, *told, Step]
+
+
+async def test_what_an_earlier_process_has_told_is_written_down_again_and_not_counted() -> None:
+    """A power cut has lost the last second of it; the others have those updates."""
+    async with MemoryHousehold(["a"]) as mesh:
+        events: list[Event] = []
+        written: list[Reported] = []
+        reports = JobReports(mesh["a"], Reported(4, 3), events.append, written.append)
+        reports.goes_on_from(7)
+        assert (reports.reported, reports.steps_made) == (Reported(7, 3), 0)
+        reports.begin(after_trouble=True)
+        reports.step(8, 0.5, 8, ANSWER)
+        reports.goes_on_from(6)
+        assert written == [Reported(7, 3), Reported(8, 3)]
+        assert reports.steps_made == 1
+        assert [event.step for event in events if isinstance(event, Step)] == [8]

@@ -48,6 +48,18 @@ def test_a_job_of_this_device_alone_begins_anew_without_a_word() -> None:
     assert (verdict.start, verdict.reason) == (Start.ANEW, "")
 
 
+@pytest.mark.parametrize("kept", [{"b": Kept(MINE, Version(0, 0)), "c": None}, {"b": None}, {}])
+def test_a_job_that_never_had_a_plan_begins_anew_without_a_word(
+    kept: dict[str, Kept | None],
+) -> None:
+    """Others may have parts of first weights that this start has not drawn again."""
+    verdict = decide("f00d-", SAME, (), kept, fresh=False, begun=False)
+    assert (verdict.start, verdict.reason, verdict.ending) == (Start.ANEW, "", {MINE})
+    older = kept | {"d": Kept("cafe-1", Version(3, 1))}
+    verdict = decide("f00d-", SAME, (), older, fresh=False, begun=False, over={"cafe-1"})
+    assert (verdict.start, verdict.ending) == (Start.ANEW, {MINE, "cafe-1"})
+
+
 def test_without_its_journal_steps_would_be_told_twice() -> None:
     verdict = decide("f00d-", None, (), {"b": KEPT, "c": None}, fresh=False)
     assert verdict.start is Start.REFUSE

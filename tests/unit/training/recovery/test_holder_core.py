@@ -263,6 +263,24 @@ def test_a_holder_started_again_believes_nothing_lost_that_it_has_not_seen() -> 
     assert (ask.epoch, ask.past.silent, ask.past.reported) == (90, {"b"}, 5)
 
 
+def test_what_the_others_have_was_told_though_a_power_cut_has_lost_that() -> None:
+    journal = to_do.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
+    core = HolderCore("h", 4, 5, journal=journal)
+    core.start(10.0)
+    _feed(core, h.Coordinates("a", 1), h.Appeared("a"), now=10.1)
+    later = replace(_placed(90, "a"), version=Version(8, 7))
+    _feed(core, h.AnswerIn(core.number, later, replace(_CHOICE, version=later.version)), now=11.0)
+    ask = _ask_of(_feed(core, h.Died("a", certain=True), now=12.0)).ask
+    assert ask.past.reported == 8
+
+
+def test_numbers_of_a_first_plan_that_never_came_are_not_used_again() -> None:
+    core = HolderCore("h", 4, 0, journal=to_do.Journal(65, Lineage(), None, None))
+    _feed(core, h.Coordinates("a", 1), h.Appeared("a"))
+    ask = _ask_of(core.start(10.0)).ask
+    assert (ask.epoch, ask.reason) == (65, Reason.START)
+
+
 def test_it_starts_as_soon_as_all_are_back() -> None:
     journal = to_do.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
     core = HolderCore("h", 4, 5, journal=journal)

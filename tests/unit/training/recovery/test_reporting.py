@@ -22,6 +22,14 @@ def test_a_hole_is_a_bug() -> None:
         OnceOnly(Reported(4)).step(6)
 
 
+def test_what_a_power_cut_has_lost_is_no_hole() -> None:
+    once = OnceOnly(Reported(4, 3))
+    assert once.goes_on_from(7) == 3
+    assert [once.step(step) for step in (7, 8)] == [False, True]
+    assert once.goes_on_from(6) == 0
+    assert once.reported == Reported(8, 3)
+
+
 def test_the_first_weights_may_be_evaluated() -> None:
     assert OnceOnly(Reported(0)).eval(0)
 
