@@ -13,13 +13,12 @@ from torch import Tensor
 
 from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.logs import get_logger
-from p2ptrain.model.wire import like
 from p2ptrain.training.checkpoint import KEPT, Sums, load_named
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.state_transfer import StateServer
-from p2ptrain.training.versions import owner_of
+from p2ptrain.training.versions import laid_out
 
 log = get_logger(__name__)
 
@@ -74,11 +73,4 @@ class CheckpointCopies:
                 self._warn(f"{error}: going back to an older state, if there is one")
             self._let_go(version)
             raise PeerError(str(error)) from error
-        return {name: self._laid_out(name, tensor) for name, tensor in found.items()}
-
-    def _laid_out(self, name: str, tensor: Tensor) -> Tensor:
-        """As in the model: a file keeps neither strides nor the place on the 64-byte grid."""
-        model = self._first[f"model:{owner_of(name)}"]
-        if model.shape != tensor.shape or model.dtype != tensor.dtype:
-            return tensor
-        return like(model).copy_(tensor)
+        return {name: laid_out(self._first, name, tensor) for name, tensor in found.items()}

@@ -27,7 +27,7 @@ from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
 from p2ptrain.training.sharing import SEEN, Sharing, sharing_of, tried
 from p2ptrain.training.tiling.stage_tiles import tileable
-from p2ptrain.training.versions import of_units
+from p2ptrain.training.versions import laid_out, of_units
 
 log = get_logger(__name__)
 
@@ -188,7 +188,8 @@ def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
             )
     model = {f"model:{name}": tensor for name, tensor in found.model.items()}
     slots = {f"optimizer:{name}": tensor for name, tensor in found.optimizer.items()}
-    state = {**prepared.state, **model, **slots}
+    read = {name: laid_out(prepared.state, name, t) for name, t in {**model, **slots}.items()}
+    state = {**prepared.state, **read}
     if found.progress.step > prepared.steps:
         raise OptionError(
             f"the checkpoint in {options.resume} is of step {found.progress.step}, and the job "
