@@ -52,6 +52,7 @@ from p2ptrain.training.sending_again import FeedingAgain
 from p2ptrain.training.service import TrainingService
 from p2ptrain.training.start_of_job import Started, StartOfJob
 from p2ptrain.training.state_check import state_check
+from p2ptrain.training.state_transfer import STAGE
 from p2ptrain.training.training_loop import TrainingLoop
 from p2ptrain.training.whole_copies import WholeCopies
 
@@ -259,7 +260,12 @@ class HolderRun:
                 raise TrainingError(await self._diagnosis(prepared, epoch, error)) from None
 
         async def bring_home(epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
+            last = checkpointer if prepared.steps > prepared.first_step else None
+            if last is not None:
+                await last.make_sure(epoch.at(prepared.steps), lambda _: epoch.gather(STAGE))
             await self._bring_home(prepared, epoch, overwriting)
+            if last is not None:
+                last.conclude(prepared.steps)
             failure = checkpointer.failure if checkpointer is not None else None
             reports = epochs.reports
             self._finish(prepared, reports.steps_made, reports.seconds, failure)

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from p2ptrain.errors import (
     CaptureError,
     OptionError,
+    PeerError,
     PlanError,
     ScriptError,
     TrainingError,
@@ -22,6 +23,7 @@ from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Done, Eval, Warned
 from p2ptrain.training import checkpoint
 from p2ptrain.training.holder import HolderRun
+from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.job import SGD
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import CHANGE
@@ -140,6 +142,43 @@ async def test_a_full_disk_warns_trains_on_and_fails_in_the_end(
     assert len(household.losses) == 9
     assert checkpoint.load(tmp_path / "c").progress.step == 3
     assert not list((tmp_path / "c").glob(".*.partial"))
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+async def test_a_last_checkpoint_that_a_broken_link_left_out_is_made_up_for_or_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_good: bool
+) -> None:
+    gather, asked = HolderEpoch.gather, 0
+
+    async def broken(epoch: HolderEpoch, source: str) -> dict[str, torch.Tensor]:
+        nonlocal asked
+        asked += 1
+        if for_good or asked == 1:
+            raise PeerError("there is no link to b")
+        return await gather(epoch, source)
+
+    monkeypatch.setattr(HolderEpoch, "gather", broken)
+    options = TrainOptions(
+        wait_for=2, planner="pp", steps=3, checkpoint=tmp_path / "c", out=tmp_path / "w.safetensors"
+    )
+    async with devices(2) as household:
+        run = household.holder_run(make_job(), options)
+        if for_good:
+            with pytest.raises(TrainingError, match="no checkpoint of step 3, the last one: there"):
+                await run.run()
+        else:
+            await run.run()
+    warned = [event for event in household.events if isinstance(event, Warned)]
+    assert bool(warned) is for_good
+    assert isinstance(household.events[-1], Warned if for_good else Done)
+    assert (tmp_path / "w.safetensors").exists()
+    if not for_good:
+        resumed, wanted = make_job(), undisturbed(make_job(), 6)
+        async with devices(1) as household:
+            again = TrainOptions(resume=tmp_path / "c")
+            await household.holder_run(resumed, again).run()
+            assert household.losses == wanted.losses[3:]
+        assert_same_weights(resumed, wanted)
 
 
 async def test_a_cancelled_job_frees_the_others() -> None:
