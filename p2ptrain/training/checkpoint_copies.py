@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from torch import Tensor
 
 from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.logs import get_logger
-from p2ptrain.training.checkpoint import KEPT, Sums, load_named
+from p2ptrain.training.checkpoint import KEPT, Written, load_written
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.recovery.version import Version
@@ -39,7 +38,6 @@ class CheckpointCopies:
         states: StateServer,
         job: str,
         prepared: Prepared,
-        folder: Path,
         warn: Callable[[str], None],
     ) -> None:
         self.versions: list[Version] = []
@@ -48,12 +46,11 @@ class CheckpointCopies:
         self._job = job
         self._description = prepared.captured.description
         self._first = prepared.state
-        self._folder = folder
 
-    def take(self, version: Version, sums: Sums) -> None:
-        """A newer one is whole; what is read of it is held against `sums`."""
+    def take(self, version: Version, written: Written) -> None:
+        """A newer one is whole."""
         self.versions.append(version)
-        read = partial(self._units, version, sums)
+        read = partial(self._units, version, written)
         self._states.hold(self._job, version_source(version), read)
         for old in self.versions[:-KEPT]:
             self._let_go(old)
@@ -63,10 +60,10 @@ class CheckpointCopies:
             self.versions.remove(version)
             self._states.let_go(self._job, version_source(version))
 
-    def _units(self, version: Version, sums: Sums, first: int, end: int) -> dict[str, Tensor]:
+    def _units(self, version: Version, of: Written, first: int, end: int) -> dict[str, Tensor]:
         names = frozenset(self._description.state_names(first, end))
         try:
-            found = load_named(self._folder, version.step, names.__contains__, sums)
+            found = load_written(of, names.__contains__)
         except OptionError as error:
             log.error("checkpoint_not_read", why=str(error))
             if version in self.versions:

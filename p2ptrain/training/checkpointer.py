@@ -19,7 +19,7 @@ from torch import Tensor
 from p2ptrain.errors import PeerError, TrainingError
 from p2ptrain.logs import get_logger
 from p2ptrain.training.budget import is_out_of_memory
-from p2ptrain.training.checkpoint import Checkpoint, Progress, Sums, save
+from p2ptrain.training.checkpoint import Checkpoint, Progress, Written, save
 from p2ptrain.training.recovery.version import Version
 
 log = get_logger(__name__)
@@ -73,7 +73,7 @@ class Checkpointer:
     Attributes:
         folder: where they are written.
         failure: see above.
-        on_written: told of every version that is on the disk whole, and what it must be like.
+        on_written: told of every version that is on the disk whole, and where.
         reading: the version of which copies are still needed.
     """
 
@@ -97,7 +97,7 @@ class Checkpointer:
         self._told = -1  # newest step of which people know that it cannot be written
         self._why_left_out = "it was never begun"
         self._due: int | None = None  # what was wanted and is not taken yet
-        self.on_written: Callable[[Version, Sums], None] = _nobody
+        self.on_written: Callable[[Version, Written], None] = _nobody
         self.failure: TrainingError | None = None
         self.reading: Version | None = None
 
@@ -170,9 +170,9 @@ class Checkpointer:
             state = await gather(version)
             self.reading = None
             checkpoint = Checkpoint(self._progress(version.step), *split_state(state))
-            sums = await _to_the_end(asyncio.to_thread(save, self.folder, checkpoint))
+            written = await _to_the_end(asyncio.to_thread(save, self.folder, checkpoint))
             self._written, self.failure = version.step, None
-            self.on_written(version, sums)
+            self.on_written(version, written)
         except (PeerError, TimeoutError) as error:
             self._why_left_out = str(error) or "too slow"
             log.warning("checkpoint_left_out", step=version.step, why=self._why_left_out)
@@ -195,11 +195,11 @@ class Checkpointer:
         self._warn(failure)
 
 
-def _nobody(version: Version, sums: Sums) -> None:
+def _nobody(version: Version, written: Written) -> None:
     """Wants to know."""
 
 
-async def _to_the_end(writing: Coroutine[Any, Any, Sums]) -> Sums:
+async def _to_the_end(writing: Coroutine[Any, Any, Written]) -> Written:
     """A thread cannot be stopped: who is cancelled waits for it, so that no two write at once."""
     task = asyncio.create_task(writing)
     try:

@@ -281,8 +281,7 @@ class HolderRun:
         )
         if checkpointer is not None:
             states = self._service.states
-            folder = checkpointer.folder
-            written = CheckpointCopies(states, self._id, prepared, folder, self._warn)
+            written = CheckpointCopies(states, self._id, prepared, self._warn)
             checkpointer.on_written = written.take
             memory.written = written
         epochs = JobEpochs(
