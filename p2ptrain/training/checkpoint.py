@@ -54,6 +54,7 @@ class Progress:
         digest: of the names, types and shapes of the model's weights.
         samples, batch_size, seed: fix which samples an update sees.
         optimizer: its name.
+        evaluated: the highest step whose evaluation people heard of; None in files that do not say.
     """
 
     step: int
@@ -62,6 +63,7 @@ class Progress:
     batch_size: int
     seed: int
     optimizer: str
+    evaluated: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,23 @@ def save(folder: Path, checkpoint: Checkpoint) -> Written:
     kinds = (("model", checkpoint.model), ("optimizer", checkpoint.optimizer))
     sums = {f"{kind}:{key}": _sum(t) for kind, tensors in kinds for key, t in tensors.items()}
     return Written(final, sums)
+
+
+def say_anew(folder: Path, progress: Progress) -> None:
+    """Where the newest checkpoint of `folder` is of that step: what it says of the job.
+
+    Raises:
+        OptionError: there is none.
+        TrainingError: it cannot be written; what was there stays.
+    """
+    index = _read_index(folder)
+    if dict(index["progress"]).get("step") != progress.step:
+        return
+    index["progress"] = asdict(progress)
+    try:
+        _replace(folder / INDEX, json.dumps(index, indent=1).encode())
+    except OSError as error:
+        raise TrainingError(f"could not write to {folder}: {_reason(error)}") from error
 
 
 def load(folder: Path) -> Checkpoint:

@@ -12,17 +12,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from p2ptrain.errors import PeerError, TrainingError
+from p2ptrain.errors import OptionError, PeerError, TrainingError
 from p2ptrain.logs import get_logger
 from p2ptrain.training.budget import is_out_of_memory
-from p2ptrain.training.checkpoint import Checkpoint, Progress, Written, save
+from p2ptrain.training.checkpoint import Checkpoint, Progress, Written, save, say_anew
 from p2ptrain.training.recovery.version import Version
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 Gather: TypeAlias = Callable[[Version], Awaitable[Mapping[str, Tensor]]]
 """A version -> all of it, by `model:` and `optimizer:` names."""
@@ -131,6 +133,15 @@ class Checkpointer:
         """Gather and write a version of which the stages keep copies, in a task of its own."""
         self._begin_to_take(version, self._gather)
 
+    def evaluated(self, step: int) -> None:
+        """People have heard of the evaluation after `step` updates: its checkpoint is to say so.
+
+        Where a later one is under way already, that says so; killed before, one is told twice.
+        """
+        if step == self._written and self._idle.is_set():
+            self._idle.clear()
+            self._task = asyncio.create_task(self._say_anew(step), name=f"evaluated {step}")
+
     async def make_sure(self, version: Version, gather: Gather) -> None:
         """Have the last version written: all updates are made, and what stages are stays.
 
@@ -173,6 +184,8 @@ class Checkpointer:
             written = await _to_the_end(asyncio.to_thread(save, self.folder, checkpoint))
             self._written, self.failure = version.step, None
             self.on_written(version, written)
+            if self._progress(version.step) != checkpoint.progress:  # evaluated meanwhile
+                await self._say_anew(version.step)
         except (PeerError, TimeoutError) as error:
             self._why_left_out = str(error) or "too slow"
             log.warning("checkpoint_left_out", step=version.step, why=self._why_left_out)
@@ -190,6 +203,15 @@ class Checkpointer:
             self.reading = None
             self._idle.set()
 
+    async def _say_anew(self, step: int) -> None:
+        try:
+            progress = self._progress(step)
+            await _to_the_end(asyncio.to_thread(say_anew, self.folder, progress))
+        except (OptionError, TrainingError) as error:
+            log.warning("evaluation_not_noted", step=step, why=str(error))
+        finally:
+            self._idle.set()
+
     def _fail(self, step: int, failure: TrainingError) -> None:
         self.failure, self._told = failure, step
         self._warn(failure)
@@ -199,7 +221,7 @@ def _nobody(version: Version, written: Written) -> None:
     """Wants to know."""
 
 
-async def _to_the_end(writing: Coroutine[Any, Any, Written]) -> Written:
+async def _to_the_end(writing: Coroutine[Any, Any, T]) -> T:
     """A thread cannot be stopped: who is cancelled waits for it, so that no two write at once."""
     task = asyncio.create_task(writing)
     try:

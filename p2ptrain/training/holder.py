@@ -27,7 +27,7 @@ from p2ptrain.training.asynchronous.loop import AsynchronousLoop
 from p2ptrain.training.asynchronous.refusals import unshared
 from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.change_request import ChangeAnswer, InForce
-from p2ptrain.training.checkpoint import save_weights
+from p2ptrain.training.checkpoint import Progress, save_weights
 from p2ptrain.training.checkpoint_copies import CheckpointCopies
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
 from p2ptrain.training.epoch_runs import Work
@@ -229,8 +229,12 @@ class HolderRun:
         prepared = started.prepared
         description = prepared.captured.description
         check = state_check(description, self._job.optimizer)
-        checkpointer = self._checkpointer(prepared)
         epochs: JobEpochs
+
+        def progress(step: int) -> Progress:
+            return replace(prepared.progress(step), evaluated=epochs.reports.reported.evaluated)
+
+        checkpointer = self._checkpointer(progress)
 
         def make_epoch(answer: ChangeAnswer) -> HolderEpoch:
             epoch = HolderEpoch(
@@ -341,7 +345,7 @@ class HolderRun:
             numbers_through=asynchronous,
         )
 
-    def _checkpointer(self, prepared: Prepared) -> Checkpointer | None:
+    def _checkpointer(self, progress: Callable[[int], Progress]) -> Checkpointer | None:
         folder = self._options.checkpoint
         if folder is None:
             return None
@@ -349,7 +353,7 @@ class HolderRun:
             folder,
             Cadence(self._options.checkpoint_every, monotonic()),
             self._gather,
-            prepared.progress,
+            progress,
             lambda failure: self._emit(Warned(str(failure))),
         )
 

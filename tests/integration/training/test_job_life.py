@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from p2ptrain.observe.events import Done, Eval, Warned
 from p2ptrain.training import checkpoint
 from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.holder_epoch import HolderEpoch
-from p2ptrain.training.job import SGD
+from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import CHANGE
+from p2ptrain.training.protocol import CHANGE, RoundOrder
 from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.training.training_loop import TrainingLoop
 from tests import zoo
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import (
@@ -87,6 +89,39 @@ async def test_a_resumed_job_continues_its_curve_on_another_number_of_devices(
         assert begun + household.losses == wanted.losses
         assert steps_of(household) == [5, 6]
     assert_same_weights(resumed, wanted)
+
+
+@pytest.mark.parametrize("cut_off", [True, False])
+async def test_an_evaluation_that_was_cut_off_is_made_when_the_job_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_off: bool
+) -> None:
+    """And one that was told is not told again."""
+    finish = TrainingLoop._finish_evaluation
+
+    async def interrupted(rounds: TrainingLoop, order: RoundOrder) -> None:
+        if cut_off and order.round.step == 6:
+            assert rounds._checkpointer is not None
+            await rounds._checkpointer.idle()
+            raise TrainingError("the power goes")
+        await finish(rounds, order)
+
+    def job() -> Job:
+        return make_job("cnn", eval_data=zoo.make("cnn").data)
+
+    def evaluated() -> list[int]:
+        return [event.step for event in household.events if isinstance(event, Eval)]
+
+    options = TrainOptions(checkpoint=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLoop, "_finish_evaluation", interrupted)
+        async with devices(1) as household:
+            with suppress(TrainingError):
+                await household.holder_run(job(), options).run()
+            assert evaluated() == ([3] if cut_off else [3, 6])
+    assert checkpoint.load(tmp_path).progress.step == 6
+    async with devices(1) as household:
+        await household.holder_run(job(), TrainOptions(resume=tmp_path)).run()
+        assert evaluated() == ([6] if cut_off else [])
 
 
 async def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from p2ptrain.training.checkpoint import (
     load,
     load_written,
     save,
+    say_anew,
 )
 
 PLACES = ("checkpoint.rename.before", "checkpoint.index.before", "checkpoint.index.after")
@@ -84,3 +86,12 @@ def test_the_two_that_were_written_last_are_kept_however_high_older_ones_are(
     written = [save(tmp_path, of(step)) for step in (10, 20)]
     assert [value_of(one) for one in written] == [10.0, 20.0]
     assert folders(tmp_path) == ["step-00000010", "step-00000020"]
+
+
+def test_what_is_said_anew_is_said_of_the_newest_step_alone(tmp_path: Path) -> None:
+    written, progress = save(tmp_path, of(8)), of(8).progress
+    say_anew(tmp_path, replace(of(4).progress, evaluated=4))
+    assert load(tmp_path).progress == progress
+    say_anew(tmp_path, replace(progress, evaluated=8))
+    assert load(tmp_path).progress == replace(progress, evaluated=8)
+    assert value_of(written) == load(tmp_path).model["w"][0].item() == 8.0

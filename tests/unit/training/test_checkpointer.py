@@ -28,9 +28,10 @@ class Run:
         self.refuse: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.evaluated: int | None = None
         cadence = Cadence(2, 0.0)
         self.checkpointer = Checkpointer(
-            folder, cadence, self._gather, _progress, self.warned.append
+            folder, cadence, self._gather, self._progress, self.warned.append
         )
 
     async def _gather(self, version: Version) -> Mapping[str, Tensor]:
@@ -44,14 +45,18 @@ class Run:
         """Of an update in the middle of an epoch of data."""
         return await self.checkpointer.wants(step, ends_epoch=False)
 
+    def _progress(self, step: int) -> Progress:
+        return Progress(step, "digest", 10, 2, 0, "SGD", self.evaluated)
+
+    def evaluate(self, step: int) -> None:
+        """People hear of the metrics after so many updates."""
+        self.evaluated = step
+        self.checkpointer.evaluated(step)
+
     @property
     def written(self) -> int:
         """The newest step on disk."""
         return checkpoint.load(self.folder).progress.step
-
-
-def _progress(step: int) -> Progress:
-    return Progress(step, "digest", 10, 2, 0, "SGD")
 
 
 async def _stages(version: Version) -> Mapping[str, Tensor]:
@@ -187,6 +192,35 @@ async def test_what_is_being_read_goes_on_when_an_epoch_begins(tmp_path: Path) -
     run.gate.set()
     assert await waiting
     assert run.written == 2
+
+
+async def test_a_checkpoint_says_whether_its_evaluation_was_told(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert await run.wants(2)
+    run.checkpointer.take(Version(2, 1))
+    await run.checkpointer.idle()
+    assert checkpoint.load(tmp_path).progress.evaluated is None
+    run.evaluate(2)
+    assert await run.wants(4), "no two write at once"
+    assert checkpoint.load(tmp_path).progress.evaluated == 2
+
+
+async def test_an_evaluation_told_while_its_checkpoint_is_written_stands_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    loop = asyncio.get_running_loop()
+
+    def save(folder: Path, content: Checkpoint) -> checkpoint.Written:
+        written = checkpoint.save(folder, content)
+        loop.call_soon_threadsafe(run.evaluate, 2)
+        return written
+
+    monkeypatch.setattr(checkpointer, "save", save)
+    assert await run.wants(2)
+    run.checkpointer.take(Version(2, 1))
+    await run.checkpointer.idle()
+    assert checkpoint.load(tmp_path).progress.evaluated == 2
 
 
 async def test_what_is_being_written_is_written_to_its_end(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,19 @@ def prepared(resume: Path | None = None) -> Prepared:
     loss, sgd = nn.functional.cross_entropy, SGD(lr=0.1, momentum=0.9)
     job = Job(model, data, loss, sgd, batch_size=4, micro_batch=2)
     return prepare(job, TrainOptions(resume=resume))
+
+
+@pytest.mark.parametrize(("noted", "evaluated"), [(None, 2), (1, 1), (2, 2)])
+def test_what_was_evaluated_before_the_checkpoint_is_known(
+    tmp_path: Path, noted: int | None, evaluated: int
+) -> None:
+    """A file that does not say counts as one whose evaluation was told."""
+    first = prepared()
+    model = {name.removeprefix("model:"): tensor for name, tensor in first.state.items()}
+    progress = replace(first.progress(2), evaluated=noted)
+    checkpoint.save(tmp_path, Checkpoint(progress, model, {}))
+    resumed = prepared(tmp_path)
+    assert (resumed.first_step, resumed.evaluated) == (2, evaluated)
 
 
 def placed(tensor: Tensor) -> tuple[tuple[int, ...], int]:
