@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from torch import Tensor
-
 from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.logs import get_logger
+from p2ptrain.training.background import in_background
 from p2ptrain.training.checkpoint import KEPT, Written, load_written
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.state_transfer import StateServer
-from p2ptrain.training.versions import laid_out
+from p2ptrain.training.versions import Named, laid_out
 
 log = get_logger(__name__)
 
@@ -60,14 +59,18 @@ class CheckpointCopies:
             self.versions.remove(version)
             self._states.let_go(self._job, version_source(version))
 
-    def _units(self, version: Version, of: Written, first: int, end: int) -> dict[str, Tensor]:
-        names = frozenset(self._description.state_names(first, end))
+    async def _units(self, version: Version, of: Written, first: int, end: int) -> Named:
         try:
-            found = load_written(of, names.__contains__)
+            return await in_background(partial(self._read, of, first, end))
         except OptionError as error:
             log.error("checkpoint_not_read", why=str(error))
             if version in self.versions:
                 self._warn(f"{error}: going back to an older state, if there is one")
             self._let_go(version)
             raise PeerError(str(error)) from error
+
+    def _read(self, written: Written, first: int, end: int) -> Named:
+        """For seconds: in a thread, or this device says nothing meanwhile and is taken for dead."""
+        names = frozenset(self._description.state_names(first, end))
+        found = load_written(written, names.__contains__)
         return {name: laid_out(self._first, name, tensor) for name, tensor in found.items()}

@@ -52,7 +52,7 @@ from p2ptrain.training.sending_again import FeedingAgain
 from p2ptrain.training.service import TrainingService
 from p2ptrain.training.start_of_job import Started, StartOfJob
 from p2ptrain.training.state_check import state_check
-from p2ptrain.training.state_transfer import STAGE
+from p2ptrain.training.state_transfer import STAGE, in_memory
 from p2ptrain.training.training_loop import TrainingLoop
 from p2ptrain.training.whole_copies import WholeCopies
 
@@ -147,7 +147,7 @@ class HolderRun:
         self._service.measures.know_model(description)
         if started.has_first_weights:
             first = version_source(Version(prepared.first_step, 0))
-            self._service.states.hold(self._id, first, prepared.slice_state)
+            self._service.states.hold(self._id, first, in_memory(prepared.slice_state))
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
         self._feeding = FeedingAgain(
             self._mesh,
