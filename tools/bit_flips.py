@@ -30,7 +30,7 @@ from p2ptrain.mesh.memory import MemoryHousehold, memory_id  # noqa: E402
 from p2ptrain.net.message import Message  # noqa: E402
 from p2ptrain.training.digests import digests_of  # noqa: E402
 from p2ptrain.training.state_reading import StateReading, StateRequest  # noqa: E402
-from p2ptrain.training.state_transfer import StateServer  # noqa: E402
+from p2ptrain.training.state_transfer import StateServer, in_memory  # noqa: E402
 
 WAYS = ("part", "manifest", "digest", "memory")
 JOB, SOURCE = "job", "version:1:1"
@@ -132,7 +132,9 @@ async def run(flips: int, seed: int) -> Counter[str]:
             else:
                 server.arm(what, chance, after=chance.randrange(2) if what != "manifest" else 0)
             known = digests if is_known or what == "memory" else {}
-            server.offer(JOB, SOURCE, lambda _f, _e: state, digests=lambda _f, _e, k=known: k)
+            server.offer(
+                JOB, SOURCE, in_memory(lambda _f, _e: state), digests=lambda _f, _e, k=known: k
+            )
             reading = StateReading(mesh["reader"], check)
             request = StateRequest(memory_id("owner"), JOB, SOURCE, 0, 1, range_bytes=lambda: 3000)
             try:

@@ -34,7 +34,7 @@ from p2ptrain.net.message import Priority  # noqa: E402
 from p2ptrain.training.digests import Digest, digests_of  # noqa: E402
 from p2ptrain.training.recovery.copy_pace import READ_LIMIT_BYTES  # noqa: E402
 from p2ptrain.training.state_reading import StateReading, StateRequest  # noqa: E402
-from p2ptrain.training.state_transfer import StateServer  # noqa: E402
+from p2ptrain.training.state_transfer import StateServer, in_memory  # noqa: E402
 from tests.unit.mesh.household import Household, household  # noqa: E402
 
 JOB, SOURCE = "job", "version:1:1"
@@ -106,7 +106,8 @@ async def measure(named: Mapping[str, Tensor], rounds: int, folder: Path) -> lis
             copied = time.process_time()
             digests: Mapping[str, Digest] = digests_of(own)
             summed = time.process_time()
-            server.offer(JOB, SOURCE, lambda _f, _e, o=own: o, digests=lambda _f, _e, d=digests: d)
+            tensors = in_memory(lambda _f, _e, o=own: o)
+            server.offer(JOB, SOURCE, tensors, digests=lambda _f, _e, d=digests: d)
             reading = StateReading(keeper, check, slot=slot)
             started, at = time.process_time(), time.perf_counter()
             await reading.read_from(request)

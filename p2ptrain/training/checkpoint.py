@@ -7,8 +7,9 @@
         optimizer.safetensors  "<parameter>.<slot>"
 
 A new folder is written and flushed under a temporary name, renamed, and only then named by
-`checkpoint.json`, which is replaced atomically; the folder before it is kept, older ones go. So a
-full disk or a lost power leaves the last checkpoint as it was.
+`checkpoint.json`, which is replaced atomically; the folder that it named before is kept, others go.
+What it names is never replaced: a step that is made and written again, after a restart, has a
+folder `step-00000120-again`. So a full disk or a lost power leaves the last checkpoint as it was.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,12 +31,16 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.errors import OptionError, TrainingError
+from p2ptrain.logs import get_logger
+
+log = get_logger(__name__)
 
 FORMAT = "p2ptrain.checkpoint/1"
 INDEX = "checkpoint.json"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 KEPT = 2
+"""Folders: the newest and the one before."""
 _HERE = ""
 """For failpoints: whoever writes has the data, and does not know its own id here."""
 
@@ -49,6 +54,7 @@ class Progress:
         digest: of the names, types and shapes of the model's weights.
         samples, batch_size, seed: fix which samples an update sees.
         optimizer: its name.
+        evaluated: the highest step whose evaluation people heard of; None in files that do not say.
     """
 
     step: int
@@ -57,6 +63,7 @@ class Progress:
     batch_size: int
     seed: int
     optimizer: str
+    evaluated: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +79,29 @@ Sums: TypeAlias = Mapping[str, int]
 """CRC-32 of the bytes of tensors, by `model:<name>` and `optimizer:<parameter>.<slot>`."""
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> Sums:
-    """Write `checkpoint` as the newest of `folder`; returns what `load_named` holds it against.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A checkpoint that is on the disk, whole.
+
+    Attributes:
+        place: its folder; one of the last KEPT that this job wrote is there still.
+        sums: what `load_written` holds it against.
+    """
+
+    place: Path
+    sums: Sums
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Written:
+    """Write `checkpoint` as the newest of `folder`.
 
     Raises:
         TrainingError: the disk is full or the folder cannot be written; what was there stays.
     """
+    before = _newest(folder)
     name = f"step-{checkpoint.progress.step:08d}"
+    if name == before:
+        name = f"{name}-again"
     partial = folder / f".{name}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,9 +133,27 @@ def save(folder: Path, checkpoint: Checkpoint) -> Sums:
             f"could not write a checkpoint to {folder}: {_reason(error)}; the last whole one there "
             "is untouched. Free some space or give another folder, then go on with --resume"
         ) from error
-    _remove_old(folder, keep=name)
+    _remove_others(folder, keep=(name, before))
     kinds = (("model", checkpoint.model), ("optimizer", checkpoint.optimizer))
-    return {f"{kind}:{key}": _sum(t) for kind, tensors in kinds for key, t in tensors.items()}
+    sums = {f"{kind}:{key}": _sum(t) for kind, tensors in kinds for key, t in tensors.items()}
+    return Written(final, sums)
+
+
+def say_anew(folder: Path, progress: Progress) -> None:
+    """Where the newest checkpoint of `folder` is of that step: what it says of the job.
+
+    Raises:
+        OptionError: there is none.
+        TrainingError: it cannot be written; what was there stays.
+    """
+    index = _read_index(folder)
+    if dict(index["progress"]).get("step") != progress.step:
+        return
+    index["progress"] = asdict(progress)
+    try:
+        _replace(folder / INDEX, json.dumps(index, indent=1).encode())
+    except OSError as error:
+        raise TrainingError(f"could not write to {folder}: {_reason(error)}") from error
 
 
 def load(folder: Path) -> Checkpoint:
@@ -137,21 +178,19 @@ def load(folder: Path) -> Checkpoint:
     )
 
 
-def load_named(
-    folder: Path, step: int, wanted: Callable[[str], bool], sums: Sums
-) -> dict[str, Tensor]:
-    """Some tensors of the checkpoint of update `step`, one of the last KEPT.
+def load_written(written: Written, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Some tensors of a checkpoint.
 
     Args:
+        written: what `save` said of it.
         wanted: whether the tensors of that parameter or buffer are, the optimizer's included.
-        sums: what `save` said of it.
 
     Returns them by `model:<name>` and `optimizer:<parameter>.<slot>`, in memory of their own.
 
     Raises:
         OptionError: it cannot be read, or is not what was written.
     """
-    place = folder / f"step-{step:08d}"
+    place = written.place
     found: dict[str, Tensor] = {}
     try:
         with safe_open(place / MODEL, framework="pt") as file:
@@ -163,7 +202,7 @@ def load_named(
                     found[f"optimizer:{name}"] = file.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise OptionError(f"cannot read the checkpoint in {place}: {_reason(error)}") from error
-    wrong = [name for name, tensor in found.items() if sums.get(name) != _sum(tensor)]
+    wrong = [name for name, tensor in found.items() if written.sums.get(name) != _sum(tensor)]
     if wrong:
         raise OptionError(f"the checkpoint in {place} is damaged: {wrong[0]} is not what it was")
     return found
@@ -226,12 +265,20 @@ def _replace(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
-def _remove_old(folder: Path, keep: str) -> None:
-    """Keep the newest folders; what cannot be removed is only untidy."""
-    names = sorted(path.name for path in folder.glob("step-*") if path.is_dir())
-    for name in names[:-KEPT]:
-        if name != keep:
-            shutil.rmtree(folder / name, ignore_errors=True)
+def _newest(folder: Path) -> str:
+    """What the index names; "" where it names nothing."""
+    try:
+        return str(_read_index(folder).get("folder", ""))
+    except OptionError as error:
+        log.info("no_checkpoint_before", why=str(error))
+        return ""
+
+
+def _remove_others(folder: Path, keep: Sequence[str]) -> None:
+    """An older job's too, whose steps may be higher; what cannot be removed is only untidy."""
+    for path in folder.glob("step-*"):
+        if path.is_dir() and path.name not in keep:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _sum(tensor: Tensor) -> int:

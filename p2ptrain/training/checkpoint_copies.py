@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-
-from torch import Tensor
 
 from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.logs import get_logger
-from p2ptrain.model.wire import like
-from p2ptrain.training.checkpoint import KEPT, Sums, load_named
+from p2ptrain.training.background import in_background
+from p2ptrain.training.checkpoint import KEPT, Written, load_written
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.state_transfer import StateServer
-from p2ptrain.training.versions import owner_of
+from p2ptrain.training.versions import Named, laid_out
 
 log = get_logger(__name__)
 
@@ -40,7 +37,6 @@ class CheckpointCopies:
         states: StateServer,
         job: str,
         prepared: Prepared,
-        folder: Path,
         warn: Callable[[str], None],
     ) -> None:
         self.versions: list[Version] = []
@@ -49,12 +45,11 @@ class CheckpointCopies:
         self._job = job
         self._description = prepared.captured.description
         self._first = prepared.state
-        self._folder = folder
 
-    def take(self, version: Version, sums: Sums) -> None:
-        """A newer one is whole; what is read of it is held against `sums`."""
+    def take(self, version: Version, written: Written) -> None:
+        """A newer one is whole."""
         self.versions.append(version)
-        read = partial(self._units, version, sums)
+        read = partial(self._units, version, written)
         self._states.hold(self._job, version_source(version), read)
         for old in self.versions[:-KEPT]:
             self._let_go(old)
@@ -64,21 +59,18 @@ class CheckpointCopies:
             self.versions.remove(version)
             self._states.let_go(self._job, version_source(version))
 
-    def _units(self, version: Version, sums: Sums, first: int, end: int) -> dict[str, Tensor]:
-        names = frozenset(self._description.state_names(first, end))
+    async def _units(self, version: Version, of: Written, first: int, end: int) -> Named:
         try:
-            found = load_named(self._folder, version.step, names.__contains__, sums)
+            return await in_background(partial(self._read, of, first, end))
         except OptionError as error:
             log.error("checkpoint_not_read", why=str(error))
             if version in self.versions:
                 self._warn(f"{error}: going back to an older state, if there is one")
             self._let_go(version)
             raise PeerError(str(error)) from error
-        return {name: self._laid_out(name, tensor) for name, tensor in found.items()}
 
-    def _laid_out(self, name: str, tensor: Tensor) -> Tensor:
-        """As in the model: a file keeps neither strides nor the place on the 64-byte grid."""
-        model = self._first[f"model:{owner_of(name)}"]
-        if model.shape != tensor.shape or model.dtype != tensor.dtype:
-            return tensor
-        return like(model).copy_(tensor)
+    def _read(self, written: Written, first: int, end: int) -> Named:
+        """For seconds: in a thread, or this device says nothing meanwhile and is taken for dead."""
+        names = frozenset(self._description.state_names(first, end))
+        found = load_written(written, names.__contains__)
+        return {name: laid_out(self._first, name, tensor) for name, tensor in found.items()}

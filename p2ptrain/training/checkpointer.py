@@ -3,7 +3,7 @@
 The stages keep a copy of their state right after the update, training goes on, and the copies
 travel at bulk priority. They are read by their version, which never changes: what is written is one
 state, whatever happens to the epoch meanwhile, or it is not written. One checkpoint is under way at
-a time.
+a time. The last one is made up for once all updates are made, where its copies were not to be had.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from p2ptrain.errors import PeerError, TrainingError
+from p2ptrain.errors import OptionError, PeerError, TrainingError
 from p2ptrain.logs import get_logger
 from p2ptrain.training.budget import is_out_of_memory
-from p2ptrain.training.checkpoint import Checkpoint, Progress, Sums, save
+from p2ptrain.training.checkpoint import Checkpoint, Progress, Written, save, say_anew
 from p2ptrain.training.recovery.version import Version
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 Gather: TypeAlias = Callable[[Version], Awaitable[Mapping[str, Tensor]]]
 """A version -> all of it, by `model:` and `optimizer:` names."""
@@ -67,12 +69,13 @@ class Checkpointer:
 
     A checkpoint that cannot be written does not stop the training: `failure` tells of the last one,
     or is None once a later one succeeded. One whose state is not to be had any more, because a
-    device has gone, is left out: training goes back to before it, or the next one comes soon.
+    device has gone, is left out: training goes back to before it, or the next one comes soon. After
+    the last update none comes: `make_sure` takes that one, `conclude` tells where there is none.
 
     Attributes:
         folder: where they are written.
         failure: see above.
-        on_written: told of every version that is on the disk whole, and what it must be like.
+        on_written: told of every version that is on the disk whole, and where.
         reading: the version of which copies are still needed.
     """
 
@@ -93,8 +96,10 @@ class Checkpointer:
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
         self._written = -1  # newest step
+        self._told = -1  # newest step of which people know that it cannot be written
+        self._why_left_out = "it was never begun"
         self._due: int | None = None  # what was wanted and is not taken yet
-        self.on_written: Callable[[Version, Sums], None] = _nobody
+        self.on_written: Callable[[Version, Written], None] = _nobody
         self.failure: TrainingError | None = None
         self.reading: Version | None = None
 
@@ -126,8 +131,33 @@ class Checkpointer:
 
     def take(self, version: Version) -> None:
         """Gather and write a version of which the stages keep copies, in a task of its own."""
-        self._due, self.reading = None, version
-        self._task = asyncio.create_task(self._take(version), name=f"checkpoint {version.step}")
+        self._begin_to_take(version, self._gather)
+
+    def evaluated(self, step: int) -> None:
+        """People have heard of the evaluation after `step` updates: its checkpoint is to say so.
+
+        Where a later one is under way already, that says so; killed before, one is told twice.
+        """
+        if step == self._written and self._idle.is_set():
+            self._idle.clear()
+            self._task = asyncio.create_task(self._say_anew(step), name=f"evaluated {step}")
+
+    async def make_sure(self, version: Version, gather: Gather) -> None:
+        """Have the last version written: all updates are made, and what stages are stays.
+
+        Args:
+            gather: reads the stages themselves; nobody may have copies.
+        """
+        await self.idle()
+        if max(self._written, self._told) < version.step:
+            self._begin_to_take(version, gather)
+            await self.idle()
+
+    def conclude(self, step: int) -> None:
+        """The job has ended with `step` updates: people hear where no checkpoint has them."""
+        if max(self._written, self._told) < step:
+            why = f"no checkpoint of step {step}, the last one: {self._why_left_out}"
+            self._fail(step, TrainingError(f"{why}. The trained weights are here"))
 
     async def idle(self) -> None:
         """Wait until nothing is under way. Raises what is no checkpoint's failure but a bug."""
@@ -140,40 +170,58 @@ class Checkpointer:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _take(self, version: Version) -> None:
+    def _begin_to_take(self, version: Version, gather: Gather) -> None:
+        self._due, self.reading = None, version
+        taking = self._take(version, gather)
+        self._task = asyncio.create_task(taking, name=f"checkpoint {version.step}")
+
+    async def _take(self, version: Version, gather: Gather) -> None:
         started = monotonic()
         try:
-            state = await self._gather(version)
+            state = await gather(version)
             self.reading = None
             checkpoint = Checkpoint(self._progress(version.step), *split_state(state))
-            sums = await _to_the_end(asyncio.to_thread(save, self.folder, checkpoint))
+            written = await _to_the_end(asyncio.to_thread(save, self.folder, checkpoint))
             self._written, self.failure = version.step, None
-            self.on_written(version, sums)
+            self.on_written(version, written)
+            if self._progress(version.step) != checkpoint.progress:  # evaluated meanwhile
+                await self._say_anew(version.step)
         except (PeerError, TimeoutError) as error:
-            log.warning("checkpoint_left_out", step=version.step, why=str(error) or "too slow")
+            self._why_left_out = str(error) or "too slow"
+            log.warning("checkpoint_left_out", step=version.step, why=self._why_left_out)
         except TrainingError as error:
-            self._fail(error)
+            self._fail(version.step, error)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             why = "not enough memory here for all of the model's state"
-            self._fail(TrainingError(f"no checkpoint of step {version.step}: {why}"))
+            failure = TrainingError(f"no checkpoint of step {version.step}: {why}")
+            self._fail(version.step, failure)
         finally:
             now = monotonic()
             self._cadence.taken(now - started, now)
             self.reading = None
             self._idle.set()
 
-    def _fail(self, failure: TrainingError) -> None:
-        self.failure = failure
+    async def _say_anew(self, step: int) -> None:
+        try:
+            progress = self._progress(step)
+            await _to_the_end(asyncio.to_thread(say_anew, self.folder, progress))
+        except (OptionError, TrainingError) as error:
+            log.warning("evaluation_not_noted", step=step, why=str(error))
+        finally:
+            self._idle.set()
+
+    def _fail(self, step: int, failure: TrainingError) -> None:
+        self.failure, self._told = failure, step
         self._warn(failure)
 
 
-def _nobody(version: Version, sums: Sums) -> None:
+def _nobody(version: Version, written: Written) -> None:
     """Wants to know."""
 
 
-async def _to_the_end(writing: Coroutine[Any, Any, Sums]) -> Sums:
+async def _to_the_end(writing: Coroutine[Any, Any, T]) -> T:
     """A thread cannot be stopped: who is cancelled waits for it, so that no two write at once."""
     task = asyncio.create_task(writing)
     try:

@@ -27,7 +27,7 @@ from p2ptrain.training.asynchronous.loop import AsynchronousLoop
 from p2ptrain.training.asynchronous.refusals import unshared
 from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.change_request import ChangeAnswer, InForce
-from p2ptrain.training.checkpoint import save_weights
+from p2ptrain.training.checkpoint import Progress, save_weights
 from p2ptrain.training.checkpoint_copies import CheckpointCopies
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
 from p2ptrain.training.epoch_runs import Work
@@ -52,6 +52,7 @@ from p2ptrain.training.sending_again import FeedingAgain
 from p2ptrain.training.service import TrainingService
 from p2ptrain.training.start_of_job import Started, StartOfJob
 from p2ptrain.training.state_check import state_check
+from p2ptrain.training.state_transfer import STAGE, in_memory
 from p2ptrain.training.training_loop import TrainingLoop
 from p2ptrain.training.whole_copies import WholeCopies
 
@@ -146,7 +147,7 @@ class HolderRun:
         self._service.measures.know_model(description)
         if started.has_first_weights:
             first = version_source(Version(prepared.first_step, 0))
-            self._service.states.hold(self._id, first, prepared.slice_state)
+            self._service.states.hold(self._id, first, in_memory(prepared.slice_state))
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
         self._feeding = FeedingAgain(
             self._mesh,
@@ -228,8 +229,12 @@ class HolderRun:
         prepared = started.prepared
         description = prepared.captured.description
         check = state_check(description, self._job.optimizer)
-        checkpointer = self._checkpointer(prepared)
         epochs: JobEpochs
+
+        def progress(step: int) -> Progress:
+            return replace(prepared.progress(step), evaluated=epochs.reports.reported.evaluated)
+
+        checkpointer = self._checkpointer(progress)
 
         def make_epoch(answer: ChangeAnswer) -> HolderEpoch:
             epoch = HolderEpoch(
@@ -259,7 +264,12 @@ class HolderRun:
                 raise TrainingError(await self._diagnosis(prepared, epoch, error)) from None
 
         async def bring_home(epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
+            last = checkpointer if prepared.steps > prepared.first_step else None
+            if last is not None:
+                await last.make_sure(epoch.at(prepared.steps), lambda _: epoch.gather(STAGE))
             await self._bring_home(prepared, epoch, overwriting)
+            if last is not None:
+                last.conclude(prepared.steps)
             failure = checkpointer.failure if checkpointer is not None else None
             reports = epochs.reports
             self._finish(prepared, reports.steps_made, reports.seconds, failure)
@@ -275,8 +285,7 @@ class HolderRun:
         )
         if checkpointer is not None:
             states = self._service.states
-            folder = checkpointer.folder
-            written = CheckpointCopies(states, self._id, prepared, folder, self._warn)
+            written = CheckpointCopies(states, self._id, prepared, self._warn)
             checkpointer.on_written = written.take
             memory.written = written
         epochs = JobEpochs(
@@ -336,7 +345,7 @@ class HolderRun:
             numbers_through=asynchronous,
         )
 
-    def _checkpointer(self, prepared: Prepared) -> Checkpointer | None:
+    def _checkpointer(self, progress: Callable[[int], Progress]) -> Checkpointer | None:
         folder = self._options.checkpoint
         if folder is None:
             return None
@@ -344,7 +353,7 @@ class HolderRun:
             folder,
             Cadence(self._options.checkpoint_every, monotonic()),
             self._gather,
-            prepared.progress,
+            progress,
             lambda failure: self._emit(Warned(str(failure))),
         )
 

@@ -47,6 +47,7 @@ from p2ptrain.training.protocol import (
     number,
     text,
 )
+from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.service import TrainingService
@@ -198,6 +199,11 @@ class HolderEpoch:
     async def output(self, key: PieceKey) -> list[Value]:
         """The model's output leaves for an evaluated piece."""
         return (await self._outputs.take(key)).join()
+
+    def at(self, step: int) -> Version:
+        """What the stages are after `step` updates, the one that the epoch begins with included."""
+        first = self.assignment.version
+        return first if step == first.step else Version(step, self.assignment.key.epoch)
 
     async def gather(self, source: str) -> dict[str, Tensor]:
         """The whole state, by `model:` and `optimizer:` names, from `source` of every stage."""

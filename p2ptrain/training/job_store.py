@@ -34,6 +34,7 @@ from p2ptrain.training.state_transfer import (
     Source,
     StateServer,
     at_once,
+    in_memory,
     none_known,
 )
 from p2ptrain.training.versions import Named, Part, VersionStore
@@ -120,12 +121,10 @@ class JobStore:
         What of it is copied only in that update is here then.
         """
 
-        def tensors(first: int, end: int) -> Named:
-            return self.find(version, first, end).tensors
+        async def tensors(first: int, end: int) -> Named:
+            return (await self.find(version, first, end)).tensors
 
-        def digests(first: int, end: int) -> Mapping[str, Digest]:
-            return self.find(version, first, end).digests
-
+        digests = partial(self._digests, version)
         self._serve(version_source(version), tensors, self._settled, digests, version)
 
     def withdraw(self) -> None:
@@ -151,8 +150,11 @@ class JobStore:
 
     # -- what is here ----------------------------------------------------------------------------
 
-    def find(self, version: Version, first: int, end: int) -> Found:
+    async def find(self, version: Version, first: int, end: int) -> Found:
         """The tensors of units [first, end) at `version`, from wherever they are here.
+
+        What is on the disk alone is read in a thread: it may take longer than others wait for a
+        sign of life.
 
         Raises:
             PeerError: some are not here.
@@ -160,7 +162,7 @@ class JobStore:
         found = Found({}, {}, frozenset())
         unit = first
         while unit < end:
-            part = self._from(version, unit, end)
+            part = self._from(version, unit, end) or await self._whole(version, unit, end)
             stays = part.kind not in (Kind.LIVE, Kind.FETCHED)
             new = {n: t for n, t in part.tensors.items() if n not in found.tensors}
             found = Found(
@@ -171,18 +173,32 @@ class JobStore:
             unit = part.end
         return found
 
-    def _from(self, version: Version, unit: int, end: int) -> Part:
+    def _from(self, version: Version, unit: int, end: int) -> Part | None:
         if self.engagement is not None and not self._is_running:
             here = self.engagement.named_from(unit, end, version)
             if here is not None:
                 return Part(here[0], Kind.LIVE, here[1], {})
-        part = self._versions.part_from(unit, end, version) if self._versions is not None else None
-        if part is not None:
-            return part
-        whole = self._states.whole(self._job, version_source(version), unit, end)
+        return self._versions.part_from(unit, end, version) if self._versions is not None else None
+
+    async def _whole(self, version: Version, unit: int, end: int) -> Part:
+        whole = await self._states.whole(self._job, version_source(version), unit, end)
         if whole is not None:
             return Part(end, Kind.GLOBAL, whole, {})
         raise PeerError(f"{self._device} does not have unit {unit} after update {version.step}")
+
+    def _digests(self, version: Version, first: int, end: int) -> Mapping[str, Digest]:
+        """Of what `find` gives, as far as they were taken; of whole copies none are."""
+        found: dict[str, Digest] = {}
+        names: set[str] = set()
+        unit = first
+        while unit < end:
+            part = self._from(version, unit, end)
+            if part is None:
+                break
+            found |= {n: digest for n, digest in part.digests.items() if n not in names}
+            names.update(part.tensors)
+            unit = part.end
+        return found
 
     async def look(self, version: Version) -> list[Holding]:
         """What of a version does not fit its digests any more; it is forgotten here."""
@@ -205,8 +221,8 @@ class JobStore:
         self.engagement, self._is_running = engagement, True
         self._states.relays.end(engagement.assignment.key, "training has begun")
         self.withdraw()
-        self._serve(STAGE, engagement.state, engagement.applied)
-        self._serve(WEIGHTS, engagement.weights, engagement.applied)
+        self._serve(STAGE, in_memory(engagement.state), engagement.applied)
+        self._serve(WEIGHTS, in_memory(engagement.weights), engagement.applied)
         if self._versions is not None:
             self._versions.reserve(engagement.places)
             for holding in self._versions.holdings():

@@ -154,7 +154,7 @@ class MakingReady:
             )
 
             async def parts(place: StagePlace) -> Named:
-                found = self._here(place)
+                found = await self._here(place)
                 return await self._compute.run((0,), found.own)
 
             with timed(log, "stages_built"):
@@ -167,9 +167,9 @@ class MakingReady:
             await failpoints.reach("build.after", device=self._mesh.self_id)
         return self._built
 
-    def _here(self, place: StagePlace) -> Found:
+    async def _here(self, place: StagePlace) -> Found:
         try:
-            return self._store.find(self.assignment.version, place.first, place.end)
+            return await self._store.find(self.assignment.version, place.first, place.end)
         except SourceFailed:
             raise
         except PeerError as error:  # this device was to have it

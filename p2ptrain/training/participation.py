@@ -200,11 +200,12 @@ class Participation:
             await engagement.order(order)
 
     def keep(self, peer: str, versions: tuple[Version, ...]) -> None:
-        """The holder names the versions that one may go back to."""
+        """The holder names the versions that stay: the stable one, then those that are read."""
         self.replication.keep(peer, versions)
         engagement = self.engagement
         if engagement is not None and versions and peer == self.holder:
-            engagement.log.forget_before(max(versions, key=lambda version: version.age).step)
+            # a keeper makes a lost stage anew from the stable one, however new the others are
+            engagement.log.forget_before(versions[0].step)
 
     def commit(self, peer: str, key: EpochKey, commit: Commit) -> None:
         """An update counts."""

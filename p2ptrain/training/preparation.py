@@ -27,7 +27,7 @@ from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
 from p2ptrain.training.sharing import SEEN, Sharing, sharing_of, tried
 from p2ptrain.training.tiling.stage_tiles import tileable
-from p2ptrain.training.versions import of_units
+from p2ptrain.training.versions import laid_out, of_units
 
 log = get_logger(__name__)
 
@@ -42,6 +42,7 @@ class Prepared:
         input_bytes, target_bytes: per sample.
         state: initial tensors by `model:` and `optimizer:` names.
         first_step: updates that the state has behind it.
+        evaluated: the highest step whose evaluation was told by the run that made the state.
         steps: updates in all.
         only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
         maps: of the first units, where they can be cut into tiles and may be.
@@ -59,6 +60,7 @@ class Prepared:
     state: Mapping[str, Tensor]
     first_step: int
     steps: int
+    evaluated: int = 0
     only_rounds: str = ""
     maps: MapNetwork | None = None
 
@@ -189,13 +191,17 @@ def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
             )
     model = {f"model:{name}": tensor for name, tensor in found.model.items()}
     slots = {f"optimizer:{name}": tensor for name, tensor in found.optimizer.items()}
-    state = {**prepared.state, **model, **slots}
+    read = {name: laid_out(prepared.state, name, t) for name, t in {**model, **slots}.items()}
+    state = {**prepared.state, **read}
     if found.progress.step > prepared.steps:
         raise OptionError(
             f"the checkpoint in {options.resume} is of step {found.progress.step}, and the job "
             f"ends at step {prepared.steps}: ask for more steps or epochs"
         )
-    return replace(prepared, state=state, first_step=found.progress.step)
+    first, evaluated = found.progress.step, found.progress.evaluated
+    if evaluated is None:  # a file that does not say: taken to be told
+        evaluated = first
+    return replace(prepared, state=state, first_step=first, evaluated=evaluated)
 
 
 def _weights_digest(description: ModelDescription) -> str:

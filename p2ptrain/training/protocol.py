@@ -349,7 +349,10 @@ class ReplicaKeeper:
 
 @dataclass(frozen=True, slots=True)
 class VersionsKeep:
-    """Which versions of a job are kept; older ones go."""
+    """Which versions of a job are kept, the stable one first; older ones go.
+
+    What a stage is made anew from is needed from the first one on.
+    """
 
     job: str
     versions: tuple[Version, ...]

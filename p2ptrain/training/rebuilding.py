@@ -120,7 +120,7 @@ class MakingAnew:
                 raise PeerError("nothing was trained here")
             versions = self._store.versions(engagement.description)
             for part in what.parts:
-                found = self._store.find(part.version, part.first, part.end)
+                found = await self._store.find(part.version, part.first, part.end)
                 tensors = await self._shell.compute.run((0,), found.own)
                 versions.put(Kind.FETCHED, part.first, part.end, what.target, tensors, {})
             self._store.offer(what.target)
@@ -161,7 +161,7 @@ class _Rebuilding:
     async def run(self) -> None:
         what = self._what
         try:
-            found = self._store.find(what.version, what.first, what.end)
+            found = await self._store.find(what.version, what.first, what.end)
             live = await self._shell.compute.run((0,), partial(self._stage, found))
             connected = self._lines.connect_alone(STEPS_AHEAD)
             ends = _Ends(self._steps)

@@ -132,7 +132,7 @@ class Replication:
 
     async def _offer(self, what: to_do.Offer) -> None:
         try:
-            found = self._store.find(what.version, what.first, what.end)
+            found = await self._store.find(what.version, what.first, what.end)
         except PeerError as error:  # dropped since: there is a newer one
             log.info("copy_not_offered", step=what.version.step, why=str(error))
             return

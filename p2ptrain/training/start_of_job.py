@@ -93,8 +93,7 @@ class StartOfJob:
             await self._gather(None)
         await office(self._mesh)
         first = prepared.first_step
-        # what a resumed job begins with was evaluated before
-        reported = Reported(first, first)
+        reported = Reported(first, prepared.evaluated)
         entry = JournalEntry(job_id(mark, secrets.token_hex(8)), mark, weights, first, reported)
         return Started(prepared, entry, has_first_weights=True)
 

@@ -49,8 +49,8 @@ from p2ptrain.training.versions import Named
 
 log = get_logger(__name__)
 
-Source: TypeAlias = Callable[[int, int], Named]
-"""(first unit, end unit) -> the tensors by name."""
+Source: TypeAlias = Callable[[int, int], Awaitable[Named]]
+"""(first unit, end unit) -> the tensors by name; raises PeerError where they cannot be read."""
 After: TypeAlias = Callable[[], Awaitable[None]]
 """What a reader waits for; raises PeerError where it will not come."""
 Check: TypeAlias = Callable[[str], tuple[torch.dtype, tuple[int, ...]]]
@@ -71,6 +71,15 @@ WEIGHTS = "weights"
 
 async def at_once() -> None:
     """Nothing to wait for."""
+
+
+def in_memory(tensors: Callable[[int, int], Named]) -> Source:
+    """Of tensors for which nobody has to wait."""
+
+    async def source(first: int, end: int) -> Named:
+        return tensors(first, end)
+
+    return source
 
 
 def none_known(first: int, end: int) -> Mapping[str, Digest]:
@@ -192,14 +201,14 @@ class StateServer:
         """There is no such copy any more."""
         self._whole.pop((job, source), None)
 
-    def whole(self, job: str, source: str, first: int, end: int) -> Named | None:
+    async def whole(self, job: str, source: str, first: int, end: int) -> Named | None:
         """Of such a copy the tensors of units [first, end); None where there is none.
 
         Raises:
             PeerError: it cannot be read.
         """
         tensors = self._whole.get((job, source))
-        return None if tensors is None else tensors(first, end)
+        return None if tensors is None else await tensors(first, end)
 
     def withdraw(self, job: str) -> None:
         """Serve nothing of this job any more."""
@@ -222,7 +231,7 @@ class StateServer:
         """The same tensors themselves."""
         offer = self._source(job, source)
         await offer.after()
-        return offer.tensors(first, end)
+        return await offer.tensors(first, end)
 
     async def _manifest(self, peer: str, message: Message) -> Message:
         key = self._key(peer, message.fields)

@@ -231,6 +231,8 @@ class TrainingLoop:
                 await self._measure(means, order.round, number)
         reports = await self._epoch.tracker.complete(order.round.index)
         self._reports.evaluation(order.round.step, means.result(loss_of(reports)))
+        if self._checkpointer is not None:
+            self._checkpointer.evaluated(order.round.step)
         self._copies.pause_over()
 
     async def _measure(self, means: MetricMeans, shape: Round, number: int) -> None:

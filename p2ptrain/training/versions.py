@@ -14,6 +14,7 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.wire import like
 from p2ptrain.training.digests import Digest
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.version import Version
@@ -201,3 +202,17 @@ def owner_of(name: str) -> str:
     """The parameter or buffer that a `model:` or `optimizer:` name belongs to."""
     kind, _, rest = name.partition(":")
     return rest if kind == "model" else rest.rpartition(".")[0]
+
+
+def laid_out(model: Named, name: str, tensor: Tensor) -> Tensor:
+    """What was read from a file as `name`, in new memory and as it lies in the model.
+
+    A file keeps neither strides nor the place on the 64-byte grid, and both decide last bits.
+
+    Args:
+        model: the model's tensors, by `model:` names.
+    """
+    owner = model.get(f"model:{owner_of(name)}")  # None: a constant of an earlier loss, say
+    if owner is None or owner.shape != tensor.shape or owner.dtype != tensor.dtype:
+        return tensor.clone()
+    return like(owner).copy_(tensor)

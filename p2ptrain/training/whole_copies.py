@@ -22,7 +22,7 @@ from p2ptrain.training.budget import is_out_of_memory, usable_memory_bytes
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.training.state_transfer import StateServer, in_memory
 from p2ptrain.training.versions import of_units
 
 log = get_logger(__name__)
@@ -122,7 +122,7 @@ class WholeCopies:
             return
         finally:
             self.reading = None
-        units = partial(of_units, self._description, state)
+        units = in_memory(partial(of_units, self._description, state))
         self._states.hold(self._job, version_source(version), units)
         old, self._held = self._held, version
         if old is not None:

@@ -60,7 +60,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class KeepOnly:
-    """Tell all living members which versions are to be kept."""
+    """Tell all living members which versions are to be kept, the stable one first."""
 
     versions: tuple[Version, ...]
     alive: frozenset[str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from p2ptrain.errors import (
     CaptureError,
     OptionError,
+    PeerError,
     PlanError,
     ScriptError,
     TrainingError,
@@ -22,10 +24,12 @@ from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Done, Eval, Warned
 from p2ptrain.training import checkpoint
 from p2ptrain.training.holder import HolderRun
-from p2ptrain.training.job import SGD
+from p2ptrain.training.holder_epoch import HolderEpoch
+from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import CHANGE
+from p2ptrain.training.protocol import CHANGE, RoundOrder
 from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.training.training_loop import TrainingLoop
 from tests import zoo
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import (
@@ -87,6 +91,39 @@ async def test_a_resumed_job_continues_its_curve_on_another_number_of_devices(
     assert_same_weights(resumed, wanted)
 
 
+@pytest.mark.parametrize("cut_off", [True, False])
+async def test_an_evaluation_that_was_cut_off_is_made_when_the_job_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_off: bool
+) -> None:
+    """And one that was told is not told again."""
+    finish = TrainingLoop._finish_evaluation
+
+    async def interrupted(rounds: TrainingLoop, order: RoundOrder) -> None:
+        if cut_off and order.round.step == 6:
+            assert rounds._checkpointer is not None
+            await rounds._checkpointer.idle()
+            raise TrainingError("the power goes")
+        await finish(rounds, order)
+
+    def job() -> Job:
+        return make_job("cnn", eval_data=zoo.make("cnn").data)
+
+    def evaluated() -> list[int]:
+        return [event.step for event in household.events if isinstance(event, Eval)]
+
+    options = TrainOptions(checkpoint=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLoop, "_finish_evaluation", interrupted)
+        async with devices(1) as household:
+            with suppress(TrainingError):
+                await household.holder_run(job(), options).run()
+            assert evaluated() == ([3] if cut_off else [3, 6])
+    assert checkpoint.load(tmp_path).progress.step == 6
+    async with devices(1) as household:
+        await household.holder_run(job(), TrainOptions(resume=tmp_path)).run()
+        assert evaluated() == ([6] if cut_off else [])
+
+
 async def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
     async with devices(1) as household:
         keep = TrainOptions(steps=1, checkpoint=tmp_path)
@@ -140,6 +177,43 @@ async def test_a_full_disk_warns_trains_on_and_fails_in_the_end(
     assert len(household.losses) == 9
     assert checkpoint.load(tmp_path / "c").progress.step == 3
     assert not list((tmp_path / "c").glob(".*.partial"))
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+async def test_a_last_checkpoint_that_a_broken_link_left_out_is_made_up_for_or_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_good: bool
+) -> None:
+    gather, asked = HolderEpoch.gather, 0
+
+    async def broken(epoch: HolderEpoch, source: str) -> dict[str, torch.Tensor]:
+        nonlocal asked
+        asked += 1
+        if for_good or asked == 1:
+            raise PeerError("there is no link to b")
+        return await gather(epoch, source)
+
+    monkeypatch.setattr(HolderEpoch, "gather", broken)
+    options = TrainOptions(
+        wait_for=2, planner="pp", steps=3, checkpoint=tmp_path / "c", out=tmp_path / "w.safetensors"
+    )
+    async with devices(2) as household:
+        run = household.holder_run(make_job(), options)
+        if for_good:
+            with pytest.raises(TrainingError, match="no checkpoint of step 3, the last one: there"):
+                await run.run()
+        else:
+            await run.run()
+    warned = [event for event in household.events if isinstance(event, Warned)]
+    assert bool(warned) is for_good
+    assert isinstance(household.events[-1], Warned if for_good else Done)
+    assert (tmp_path / "w.safetensors").exists()
+    if not for_good:
+        resumed, wanted = make_job(), undisturbed(make_job(), 6)
+        async with devices(1) as household:
+            again = TrainOptions(resume=tmp_path / "c")
+            await household.holder_run(resumed, again).run()
+            assert household.losses == wanted.losses[3:]
+        assert_same_weights(resumed, wanted)
 
 
 async def test_a_cancelled_job_frees_the_others() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from p2ptrain.observe.events import Event, Recovered, Step, Warned
 from p2ptrain.training import checkpoint_copies
-from p2ptrain.training.checkpoint import INDEX, MODEL, Sums
+from p2ptrain.training.checkpoint import INDEX, MODEL, Written
 from p2ptrain.training.job import Job
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
@@ -55,15 +55,13 @@ async def test_training_goes_on_from_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    load = checkpoint_copies.load_named
+    load = checkpoint_copies.load_written
 
-    def counting(
-        folder: Path, step: int, wanted: Callable[[str], bool], sums: Sums
-    ) -> dict[str, Tensor]:
-        read.append(step)
-        return load(folder, step, wanted, sums)
+    def counting(written: Written, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+        read.append(int(written.place.name.removeprefix("step-")))
+        return load(written, wanted)
 
-    monkeypatch.setattr(checkpoint_copies, "load_named", counting)
+    monkeypatch.setattr(checkpoint_copies, "load_written", counting)
     wanted, job = undisturbed(momentum_job(), STEPS), momentum_job()
     async with devices(3) as household:
         await _with_a_death(household, job, tmp_path)

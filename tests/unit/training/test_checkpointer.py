@@ -28,9 +28,10 @@ class Run:
         self.refuse: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.evaluated: int | None = None
         cadence = Cadence(2, 0.0)
         self.checkpointer = Checkpointer(
-            folder, cadence, self._gather, _progress, self.warned.append
+            folder, cadence, self._gather, self._progress, self.warned.append
         )
 
     async def _gather(self, version: Version) -> Mapping[str, Tensor]:
@@ -44,14 +45,26 @@ class Run:
         """Of an update in the middle of an epoch of data."""
         return await self.checkpointer.wants(step, ends_epoch=False)
 
+    def _progress(self, step: int) -> Progress:
+        return Progress(step, "digest", 10, 2, 0, "SGD", self.evaluated)
+
+    def evaluate(self, step: int) -> None:
+        """People hear of the metrics after so many updates."""
+        self.evaluated = step
+        self.checkpointer.evaluated(step)
+
     @property
     def written(self) -> int:
         """The newest step on disk."""
         return checkpoint.load(self.folder).progress.step
 
 
-def _progress(step: int) -> Progress:
-    return Progress(step, "digest", 10, 2, 0, "SGD")
+async def _stages(version: Version) -> Mapping[str, Tensor]:
+    return {"model:w": torch.full((3,), float(version.step))}
+
+
+async def _nobody_there(version: Version) -> Mapping[str, Tensor]:
+    raise PeerError("it is gone")
 
 
 async def test_what_is_wanted_is_taken_and_written(tmp_path: Path) -> None:
@@ -117,6 +130,48 @@ async def test_no_memory_for_a_checkpoint_is_told_and_ends_nothing(
     assert run.checkpointer.failure is None
 
 
+async def test_the_last_one_is_made_up_for_from_the_stages_themselves(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.refuse = PeerError("there is no link to it")
+    assert await run.wants(2)
+    run.checkpointer.take(Version(2, 1))
+    await run.checkpointer.make_sure(Version(2, 1), _stages)
+    run.checkpointer.conclude(2)
+    assert run.written == 2
+    assert (run.warned, run.checkpointer.failure) == ([], None)
+
+
+async def test_one_that_is_written_is_not_written_again_in_the_end(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert await run.wants(2)
+    run.checkpointer.take(Version(2, 1))
+    await run.checkpointer.make_sure(Version(2, 1), _nobody_there)
+    run.checkpointer.conclude(2)
+    assert (run.warned, run.checkpointer.failure) == ([], None)
+
+
+async def test_a_last_one_that_is_not_to_be_had_is_told_once(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for epoch in (1, 2):  # it breaks off, and is begun again
+        await run.checkpointer.make_sure(Version(2, epoch), _nobody_there)
+        assert run.warned == [], "the next epoch may have it"
+    run.checkpointer.conclude(2)
+    run.checkpointer.conclude(2)
+    assert [str(one) for one in run.warned] == [str(run.checkpointer.failure)]
+    assert "no checkpoint of step 2, the last one: it is gone" in str(run.checkpointer.failure)
+
+
+async def test_a_last_one_that_failed_is_neither_tried_nor_told_again(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.refuse = MemoryError()
+    assert await run.wants(2)
+    run.checkpointer.take(Version(2, 1))
+    await run.checkpointer.make_sure(Version(2, 1), _stages)
+    run.checkpointer.conclude(2)
+    assert len(run.warned) == 1
+    assert "not enough memory" in str(run.checkpointer.failure)
+
+
 async def test_an_epoch_that_ends_before_the_update_holds_nothing_up(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert await run.wants(2)
@@ -137,6 +192,35 @@ async def test_what_is_being_read_goes_on_when_an_epoch_begins(tmp_path: Path) -
     run.gate.set()
     assert await waiting
     assert run.written == 2
+
+
+async def test_a_checkpoint_says_whether_its_evaluation_was_told(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert await run.wants(2)
+    run.checkpointer.take(Version(2, 1))
+    await run.checkpointer.idle()
+    assert checkpoint.load(tmp_path).progress.evaluated is None
+    run.evaluate(2)
+    assert await run.wants(4), "no two write at once"
+    assert checkpoint.load(tmp_path).progress.evaluated == 2
+
+
+async def test_an_evaluation_told_while_its_checkpoint_is_written_stands_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    loop = asyncio.get_running_loop()
+
+    def save(folder: Path, content: Checkpoint) -> checkpoint.Written:
+        written = checkpoint.save(folder, content)
+        loop.call_soon_threadsafe(run.evaluate, 2)
+        return written
+
+    monkeypatch.setattr(checkpointer, "save", save)
+    assert await run.wants(2)
+    run.checkpointer.take(Version(2, 1))
+    await run.checkpointer.idle()
+    assert checkpoint.load(tmp_path).progress.evaluated == 2
 
 
 async def test_what_is_being_written_is_written_to_its_end(

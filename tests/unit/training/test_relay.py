@@ -24,7 +24,7 @@ from p2ptrain.training.protocol import STATE_MANIFEST, STATE_READ, EpochKey
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.relay import MOST_RELAYS, Relay, Relays
-from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.training.state_transfer import StateServer, in_memory
 
 RANGE_BYTES = 4096
 KEY = EpochKey("job", 1)
@@ -63,7 +63,7 @@ class _Group:
         self.assignment = _assignment(names)
         self.mesh = MemoryHousehold(["holder", *CHAIN])
         self.states = {name: StateServer(self.mesh[name]) for name in ("holder", *CHAIN)}
-        self.states["holder"].offer(KEY.job, FIRST, lambda first, end: STATE)
+        self.states["holder"].offer(KEY.job, FIRST, in_memory(lambda first, end: STATE))
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -21,7 +21,7 @@ from p2ptrain.training import state_reading
 from p2ptrain.training.digests import CHUNK_BYTES, DamagedState, damaged, digest_of, digests_of
 from p2ptrain.training.protocol import STATE_READ
 from p2ptrain.training.state_reading import State, StateReading, StateRequest
-from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.training.state_transfer import StateServer, in_memory
 from tools.bit_flips import FlippingServer, flip, run
 
 JOB, SOURCE = "job", "version:8:1"
@@ -81,7 +81,7 @@ class Two:
         self.server.offer(
             JOB,
             SOURCE,
-            lambda first, end: self.state,
+            in_memory(lambda first, end: self.state),
             digests=lambda first, end: digests,
             on_damage=count,
         )

@@ -1,0 +1,97 @@
+"""Checkpoints on disk: at every moment one that is whole, and never more than two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2ptrain import failpoints
+from p2ptrain.training.checkpoint import (
+    Checkpoint,
+    Progress,
+    Written,
+    load,
+    load_written,
+    save,
+    say_anew,
+)
+
+PLACES = ("checkpoint.rename.before", "checkpoint.index.before", "checkpoint.index.after")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@contextmanager
+def killed_at(place: str) -> Iterator[None]:
+    def end(_: failpoints.Reached) -> None:
+        raise Killed
+
+    failpoints.arm(place, end)
+    try:
+        with pytest.raises(Killed):
+            yield
+    finally:
+        failpoints.disarm()
+
+
+def of(step: int, value: float = 0.0) -> Checkpoint:
+    weights = {"w": torch.full((4,), value or float(step))}
+    return Checkpoint(Progress(step, "digest", 10, 2, 0, "SGD"), weights, {})
+
+
+def value_of(written: Written) -> float:
+    return load_written(written, lambda name: True)["model:w"][0].item()
+
+
+def folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_who_dies_writing_a_step_again_leaves_a_whole_checkpoint(
+    tmp_path: Path, place: str
+) -> None:
+    save(tmp_path, of(4))
+    save(tmp_path, of(8, 1.0))
+    with killed_at(place):
+        save(tmp_path, of(8, 2.0))
+    found = load(tmp_path)
+    assert found.progress.step == 8
+    assert found.model["w"][0].item() == (2.0 if place == PLACES[-1] else 1.0)
+    again = save(tmp_path, of(8, 3.0))
+    assert load(tmp_path).model["w"][0].item() == value_of(again) == 3.0
+    assert len(folders(tmp_path)) <= 2
+
+
+def test_a_step_may_be_written_again_and_again(tmp_path: Path) -> None:
+    for value in (1.0, 2.0, 3.0):
+        assert value_of(save(tmp_path, of(8, value))) == value
+        assert load(tmp_path).model["w"][0].item() == value
+    assert folders(tmp_path) == ["step-00000008", "step-00000008-again"]
+
+
+def test_the_two_that_were_written_last_are_kept_however_high_older_ones_are(
+    tmp_path: Path,
+) -> None:
+    """In the folder of another job, whose training was longer."""
+    for step in (500, 510):
+        save(tmp_path, of(step))
+    written = [save(tmp_path, of(step)) for step in (10, 20)]
+    assert [value_of(one) for one in written] == [10.0, 20.0]
+    assert folders(tmp_path) == ["step-00000010", "step-00000020"]
+
+
+def test_what_is_said_anew_is_said_of_the_newest_step_alone(tmp_path: Path) -> None:
+    written, progress = save(tmp_path, of(8)), of(8).progress
+    say_anew(tmp_path, replace(of(4).progress, evaluated=4))
+    assert load(tmp_path).progress == progress
+    say_anew(tmp_path, replace(progress, evaluated=8))
+    assert load(tmp_path).progress == replace(progress, evaluated=8)
+    assert value_of(written) == load(tmp_path).model["w"][0].item() == 8.0

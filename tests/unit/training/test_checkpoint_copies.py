@@ -1,0 +1,93 @@
+"""A checkpoint is read beside what keeps this device among the living."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import OptionError, PeerError
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.training import checkpoint_copies
+from p2ptrain.training.checkpoint import Checkpoint, Progress, Written, load_written, save
+from p2ptrain.training.checkpoint_copies import CheckpointCopies
+from p2ptrain.training.fetching import version_source
+from p2ptrain.training.job_store import JobStore
+from p2ptrain.training.preparation import Prepared
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.state_transfer import StateServer
+
+VERSION = Version(8, 1)
+JOB = "job"
+
+
+class Copies:
+    """Of a model of one tensor; the newest checkpoint is on the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.warned: list[str] = []
+        self.states = StateServer(MemoryHousehold(["holder"])["holder"])
+        description = SimpleNamespace(state_names=lambda first, end: ("w",))
+        first = {"model:w": torch.zeros(4)}
+        prepared = SimpleNamespace(captured=SimpleNamespace(description=description), state=first)
+        self.copies = CheckpointCopies(
+            self.states, JOB, cast("Prepared", prepared), self.warned.append
+        )
+        weights = {"w": torch.full((4,), 8.0)}
+        progress = Progress(8, "digest", 10, 2, 0, "SGD")
+        self.copies.take(VERSION, save(folder, Checkpoint(progress, weights, {})))
+
+    async def read(self) -> dict[str, Tensor]:
+        """As another device asks for it."""
+        return await self.states.local(JOB, version_source(VERSION), 0, 1)
+
+    async def read_here(self) -> dict[str, Tensor]:
+        """As this device builds its stage of it."""
+        store = JobStore(JOB, self.states, "holder", lambda version: None)
+        return (await store.find(VERSION, 0, 1)).tensors
+
+
+@pytest.mark.parametrize("read", [Copies.read, Copies.read_here], ids=["others", "own"])
+async def test_the_event_loop_goes_on_while_a_checkpoint_is_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read: Callable[[Copies], Coroutine[None, None, dict[str, Tensor]]],
+) -> None:
+    loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def slow(written: Written, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+        assert threading.current_thread() is not threading.main_thread()
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+        return load_written(written, wanted)
+
+    monkeypatch.setattr(checkpoint_copies, "load_written", slow)
+    reading = asyncio.create_task(read(Copies(tmp_path)))
+    waiting = asyncio.create_task(begun.wait())
+    await asyncio.wait([reading, waiting], return_when="FIRST_COMPLETED")
+    assert not reading.done()
+    go_on.set()
+    assert torch.equal((await reading)["model:w"], torch.full((4,), 8.0))
+
+
+async def test_one_that_two_cannot_read_is_told_once_and_not_offered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(written: Written, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+        raise OptionError("it is damaged")
+
+    monkeypatch.setattr(checkpoint_copies, "load_written", damaged)
+    copies = Copies(tmp_path)
+    found = await asyncio.gather(copies.read(), copies.read_here(), return_exceptions=True)
+    assert [type(one) for one in found] == [PeerError, PeerError]
+    assert len(copies.warned) == 1
+    assert copies.copies.versions == []
+    with pytest.raises(PeerError, match="no state"):
+        await copies.read()

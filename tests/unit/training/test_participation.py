@@ -1,0 +1,51 @@
+"""What a device forgets of an epoch when the holder names the versions to keep."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from p2ptrain.mesh.memory import MemoryHousehold, memory_id
+from p2ptrain.training.engagement import Engagement
+from p2ptrain.training.epoch_log import EpochLog
+from p2ptrain.training.participation import Participation
+from p2ptrain.training.protocol import RoundOrder
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.rounds import Mode, Round
+from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.training.surroundings import Surroundings
+
+HOLDER = memory_id("a")
+STABLE, LATER, EARLIER = Version(30, 1), Version(32, 1), Version(28, 1)
+
+
+def training(steps: int) -> tuple[Participation, EpochLog]:
+    """A device that has been told of so many rounds of an epoch."""
+    log = EpochLog(0)
+    for step in range(steps):
+        log.told(RoundOrder(Round(step, Mode.TRAIN, step, 16, 4)))
+    mesh = MemoryHousehold(["a", "b"])["b"]
+    nothing: dict[str, Any] = dict.fromkeys(Surroundings.__dataclass_fields__)
+    around = {**nothing, "mesh": mesh, "states": StateServer(mesh), "changed": lambda: None}
+    part = Participation("job", Surroundings(**around))
+    part.holder = HOLDER
+    part._store.engagement = cast("Engagement", SimpleNamespace(log=log))
+    return part, log
+
+
+@pytest.mark.parametrize("besides", [(), (LATER,), (EARLIER,), (LATER, EARLIER)])
+async def test_what_happened_since_the_stable_version_is_kept(besides: tuple[Version, ...]) -> None:
+    """Others are read, or will be, for a checkpoint: no keeper has a lost stage at these."""
+    part, log = training(34)
+    part.keep(HOLDER, (STABLE, *besides))
+    assert log.since == STABLE.step
+    assert [order.round.step for order, _ in log.orders(30, 34)] == [30, 31, 32, 33]
+
+
+async def test_only_the_holder_says_what_is_forgotten() -> None:
+    part, log = training(34)
+    part.keep(memory_id("c"), (STABLE,))
+    part.keep(HOLDER, ())
+    assert log.since == 0

@@ -1,0 +1,62 @@
+"""A job that goes on from a checkpoint computes as if it had never stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from p2ptrain.model.layout import ALIGNMENT
+from p2ptrain.training import checkpoint
+from p2ptrain.training.checkpoint import Checkpoint
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.preparation import Prepared, prepare
+
+
+def prepared(resume: Path | None = None) -> Prepared:
+    model = nn.Sequential(nn.Linear(5, 33), nn.Tanh(), nn.Linear(33, 13), nn.Linear(13, 3))
+    model[2].weight = nn.Parameter(torch.zeros(33, 13).t())  # lies by columns
+    data = [(torch.full((5,), float(n)), n % 3) for n in range(8)]
+    loss, sgd = nn.functional.cross_entropy, SGD(lr=0.1, momentum=0.9)
+    job = Job(model, data, loss, sgd, batch_size=4, micro_batch=2)
+    return prepare(job, TrainOptions(resume=resume))
+
+
+@pytest.mark.parametrize(("noted", "evaluated"), [(None, 2), (1, 1), (2, 2)])
+def test_what_was_evaluated_before_the_checkpoint_is_known(
+    tmp_path: Path, noted: int | None, evaluated: int
+) -> None:
+    """A file that does not say counts as one whose evaluation was told."""
+    first = prepared()
+    model = {name.removeprefix("model:"): tensor for name, tensor in first.state.items()}
+    progress = replace(first.progress(2), evaluated=noted)
+    checkpoint.save(tmp_path, Checkpoint(progress, model, {}))
+    resumed = prepared(tmp_path)
+    assert (resumed.first_step, resumed.evaluated) == (2, evaluated)
+
+
+def placed(tensor: Tensor) -> tuple[tuple[int, ...], int]:
+    """(strides, bytes past the grid): products of small matrices differ in bits with both."""
+    return tensor.stride(), tensor.data_ptr() % ALIGNMENT
+
+
+def test_what_a_checkpoint_gives_lies_in_memory_as_in_the_model(tmp_path: Path) -> None:
+    first = prepared()
+    names = [name.removeprefix("model:") for name in first.state]
+    model = {name: torch.randn(first.state[f"model:{name}"].shape) for name in names}
+    slots = {f"{name}.momentum_buffer": tensor + 1 for name, tensor in model.items()}
+    others = {"a constant of another loss": torch.ones(3)}
+    checkpoint.save(tmp_path, Checkpoint(first.progress(2), {**model, **others}, slots))
+    resumed = prepared(tmp_path)
+    assert resumed.first_step == 2
+    for name in names:
+        wanted = placed(first.state[f"model:{name}"])
+        kept = resumed.state[f"model:{name}"]
+        slot = resumed.state[f"optimizer:{name}.momentum_buffer"]
+        assert torch.equal(kept, model[name])
+        assert torch.equal(slot, model[name] + 1)
+        assert [placed(kept), placed(slot)] == [wanted, wanted], name
