@@ -227,8 +227,11 @@ class Connections:
         """A link for a device that dials us.
 
         Raises:
+            LinkClosed: this device is leaving: whose link has ended dials anew at once.
             NotPaired: it is not trusted (any more).
         """
+        if self._leaving:
+            raise LinkClosed("this device is leaving")
         if peer_id != self._around.self_id and not self._around.is_trusted(peer_id):
             raise NotPaired(f"device {peer_id[:16]} is not paired")
         link = self._new_link(peer_id, None)
@@ -267,6 +270,9 @@ class Connections:
         self._around.on_lost(link.peer_id, False)
 
     async def _welcome(self, link: PeerLink, hello: Hello) -> None:
+        if self._leaving:
+            await _send_last(link, refused(Refusal.LEAVING))
+            return
         peer = self._peers.get(link.peer_id)
         own = self._around.own_hello()
         current = peer.current.theirs if peer is not None and peer.current is not None else None

@@ -72,17 +72,18 @@ class Listener:
             self._settings.per_address_limit, self._settings.total_limit
         )
         self._sockets: list[socket.socket] = []
+        self._addresses: list[Address] = []
         self._serving: asyncio.Task[None] | None = None
 
     @property
     def addresses(self) -> list[Address]:
-        """Where it listens."""
-        return [listening.getsockname()[:2] for listening in self._sockets]
+        """Where it listens, or did until `close`."""
+        return list(self._addresses)
 
     @property
     def port(self) -> int:
         """The port, the same on every address."""
-        return self.addresses[0][1]
+        return self._addresses[0][1]
 
     @property
     def strangers(self) -> int:
@@ -96,6 +97,7 @@ class Listener:
             OptionError: the port or an address cannot be used.
         """
         self._sockets = bind_all(hosts, port)
+        self._addresses = [listening.getsockname()[:2] for listening in self._sockets]
         self._serving = asyncio.create_task(self._serve(), name="listener")
 
     async def close(self) -> None:

@@ -387,3 +387,11 @@ def signed_by(parent: Device, folder: Path) -> Device:
         Credentials(path, child.credentials.key_path),
         certificate.public_bytes(serialization.Encoding.DER),
     )
+
+
+async def test_where_it_listened_is_known_after_its_end(house: House) -> None:
+    """A device that leaves still speaks of its port where a peer comes back at that moment."""
+    before = house.listener.addresses
+    await house.listener.close()
+    assert house.listener.addresses == before
+    assert house.listener.port == before[0][1] > 0
