@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from p2ptrain.errors import PairingError
-from p2ptrain.mesh.identity import Identity, device_id
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.identity import Identity, can_be_a_device, device_id
 from p2ptrain.mesh.state_folder import StateFolder, broken_file
 from p2ptrain.mesh.trust import (
     TrustBook,
@@ -22,6 +23,8 @@ from p2ptrain.mesh.trust import (
     judge,
     sign_record,
 )
+
+log = get_logger(__name__)
 
 TRUST_FILE = "trusted.json"
 _FORMAT = "p2ptrain.trusted/1"
@@ -132,7 +135,15 @@ def _load(folder: StateFolder) -> dict[str, TrustedDevice]:
         devices = [_from_json(item) for item in value["devices"]]
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise broken_file(folder.path / TRUST_FILE, "an entry is malformed") from error
-    return {device.id: device for device in devices}
+    return {device.id: device for device in devices if _is_real(device)}
+
+
+def _is_real(device: TrustedDevice) -> bool:
+    """Whether it can be connected to at all; what cannot is not passed on to others either."""
+    is_real = can_be_a_device(device.certificate_der)
+    if not is_real:
+        log.warning("trusted_device_forgotten", id=device.id[:16], why="its certificate is none")
+    return is_real
 
 
 def _from_json(item: dict[str, Any]) -> TrustedDevice:

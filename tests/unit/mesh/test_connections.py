@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -40,6 +41,9 @@ class Home:
     tasks: TaskScope
     up: list[str] = field(default_factory=list)
     own_hellos: int = 0
+    dialled: list[str] = field(default_factory=list)
+    dial_error: Exception = field(default_factory=lambda: LinkClosed("nobody is there"))
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         router = Router("anna", _send)
@@ -64,8 +68,10 @@ class Home:
         self.own_hellos += 1
         return Hello("anna", "one", uptime_seconds=2.0, port=4000)
 
-    async def dial(self, _addresses: Sequence[Address], _peer: str, _make: MakeLink) -> Link:
-        raise LinkClosed("nobody is there")
+    async def dial(self, _addresses: Sequence[Address], peer: str, _make: MakeLink) -> Link:
+        self.dialled.append(peer)
+        self.changed.set()
+        raise self.dial_error
 
     def fail(self, error: UserError) -> None:
         raise AssertionError(error)
@@ -116,3 +122,20 @@ async def test_a_hello_that_comes_while_leaving_asks_nothing_of_the_mesh() -> No
         assert (await inbox.count(1))[0].fields["reason"] == "leaving"
     assert home.own_hellos == 0
     assert home.up == []
+
+
+@pytest.mark.parametrize("error", [UnicodeError("label too long"), ValueError("null character")])
+async def test_a_dial_that_breaks_costs_that_dial_only(error: Exception) -> None:
+    async with at_home() as home:
+        home.dial_error = error
+        home.connections.keep(PEER, [("10.0.0.2", 4000)])
+        for count in (1, 2):  # the second time since another hint has come
+            async with asyncio.timeout(5):
+                while len(home.dialled) < count:
+                    await home.changed.wait()
+                    home.changed.clear()
+            home.connections.hint(PEER, [("10.0.0.3", 4000)])
+        inbox = Inbox()
+        await home.dialled_by(inbox).send(to_message(THEIRS))
+        await inbox.count(1)
+        assert home.up == [PEER]

@@ -130,6 +130,17 @@ async def test_a_certificate_signed_by_a_paired_device_is_refused(
     assert house.links == []
 
 
+async def test_what_openssl_does_not_take_for_a_certificate_keeps_nobody_else_out(
+    house: House, caller: Caller
+) -> None:
+    house.pinned[:0] = [b"", b"no certificate at all"]
+    link = await caller.dial(house)
+    await link.send(Message("hello"))
+    await house.inbox.count(1)
+    link.abort()
+    await link.closed
+
+
 async def test_the_dialled_device_must_be_the_expected_one(
     house: House, caller: Caller, stranger: Device
 ) -> None:
