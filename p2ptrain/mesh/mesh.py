@@ -17,6 +17,7 @@ from typing import Self
 from p2ptrain.errors import LinkClosed, OptionError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh import probe
+from p2ptrain.mesh.address_keeper import AddressKeeper
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.belonging import Belonging, Parts, household_ids
 from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
@@ -40,7 +41,7 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
     Take,
 )
-from p2ptrain.mesh.name_keeper import NameKeeper
+from p2ptrain.mesh.name_keeper import NameHooks, NameKeeper
 from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.own_copies import OwnCopies
 from p2ptrain.mesh.resolve import resolve
@@ -151,6 +152,7 @@ class NetworkMesh:
             self._roster.leave()
         await asyncio.gather(self._discovery.close(), self._connections.close())
         await self._listener.close()
+        await self._addresses.close()
         await self.router.close()
         self._executor.shutdown(wait=False)
 
@@ -174,6 +176,9 @@ class NetworkMesh:
         self._connections = Connections(
             self._surroundings(), self.router, self._tasks, rng, config.times
         )
+        self._addresses = AddressKeeper(
+            self._file, self._proven_addresses, self._tasks, self._notices.warn
+        )
         self._copies = OwnCopies(self.self_id, self._connections, self._tasks, self._fail)
         hooks = RosterHooks(
             post=self._connections.post,
@@ -187,7 +192,11 @@ class NetworkMesh:
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
         self._roster = Roster(me, settings, household_ids(self._trust, self.self_id), hooks)
         self._names = NameKeeper(
-            self._file, self._trust, self._connections, self._roster, self._emit
+            self._file,
+            self._trust,
+            self._connections,
+            self._roster,
+            NameHooks(self._emit, self._notices.warn),
         )
         parts = Parts(
             identity=self._identity,
@@ -335,7 +344,7 @@ class NetworkMesh:
             self.belonging.found()
 
     def _on_up(self, peer_id: str, hello: Hello) -> None:
-        self._remember_addresses()
+        self._addresses.remember()
         self._roster.link_up(peer_id)
         self.belonging.link_up(peer_id)
         self._names.heard(peer_id, self.self_id, hello.name)
@@ -379,9 +388,9 @@ class NetworkMesh:
     async def _ping(self, peer_id: str) -> None:
         await self.call(peer_id, Message(probe.PING_KIND), timeout_seconds=probe.TIMEOUT_SECONDS)
 
-    def _remember_addresses(self) -> None:
+    def _proven_addresses(self) -> dict[str, list[Address]]:
         proven = {key: self._connections.addresses(key).proven for key in self._trust.trusted}
-        self._file.save_addresses({key: found for key, found in proven.items() if found})
+        return {key: found for key, found in proven.items() if found}
 
     def _raise_term(self, term: int) -> None:
         try:

@@ -31,7 +31,7 @@ _FORMAT = "p2ptrain.trusted/1"
 
 
 class TrustStore:
-    """Whom this device trusts; every change is on disk before it counts."""
+    """Whom this device trusts; every change is on disk before it counts, but for names."""
 
     def __init__(self, folder: StateFolder, identity: Identity) -> None:
         """Load the book.
@@ -94,10 +94,15 @@ class TrustStore:
         return removed
 
     def rename(self, peer_id: str, name: str) -> None:
-        """Remember how the device calls itself now."""
+        """Remember how the device calls itself now.
+
+        Raises:
+            UserError: it cannot be written; until the end of this process it counts all the same.
+        """
         known = self._book.get(peer_id)
         if known is not None and known.name != name:
-            self._keep(replace(known, name=name))
+            self._book = {**self._book, peer_id: replace(known, name=name)}
+            self._write(self._book)
 
     def records(self) -> list[TrustRecord]:
         """Every entry, with this device vouching for it: what a link's peer is told."""
@@ -109,9 +114,12 @@ class TrustStore:
 
     def _keep(self, entry: TrustedDevice) -> None:
         changed = {**self._book, entry.id: entry}
-        devices = [_to_json(device) for device in changed.values()]
-        self._folder.write_json(TRUST_FILE, {"format": _FORMAT, "devices": devices})
+        self._write(changed)
         self._book = changed
+
+    def _write(self, book: TrustBook) -> None:
+        devices = [_to_json(device) for device in book.values()]
+        self._folder.write_json(TRUST_FILE, {"format": _FORMAT, "devices": devices})
 
 
 def _to_json(device: TrustedDevice) -> dict[str, Any]:

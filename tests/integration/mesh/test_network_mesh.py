@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.errors import LinkClosed, NotPaired, OptionError, PeerError, UserError
+from p2ptrain.mesh import state_folder
 from p2ptrain.mesh.hello import Hello, to_message
 from p2ptrain.mesh.identity import load_or_create
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
@@ -27,6 +30,7 @@ from p2ptrain.observe.events import (
     PairingFailed,
     Ready,
     Renamed,
+    Warned,
 )
 from tests.unit.mesh.household import CODE, Device, Household, household
 
@@ -102,6 +106,32 @@ async def test_links_are_told_of_when_they_end_and_when_they_are_back(home: Hous
     links = [event for event in heard if isinstance(event, LinkLost | LinkUp)]
     assert [type(event) for event in links] == [LinkLost, LinkUp]
     assert anna.mesh.connected == {peer}
+
+
+async def test_a_full_disk_costs_neither_links_nor_names(
+    home: Household, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the election's term must be written, and that is another file."""
+    anna = await home.start("anna")
+    real = state_folder._write_synced
+
+    def full(file: Path, content: bytes) -> None:
+        if file.parent == tmp_path / "anna" and file.name.startswith(("addresses", "trusted")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(file, content)
+
+    async with home.running("bert") as bert:
+        await together(anna, bert)
+        monkeypatch.setattr(state_folder, "_write_synced", full)
+        heard: list[MeshEvent] = []
+        anna.mesh.subscribe(heard.append)
+        bert.mesh._connections.cut(anna.mesh.self_id, "pulled")
+        await anna.until(lambda: LinkUp(bert.mesh.self_id) in heard)
+    again = await home.start("bert", name="berta", code=None)
+    await together(anna, again)
+    assert [device.name for device in anna.mesh.belonging.devices()] == ["berta"]
+    await anna.until(lambda: "trusted.json cannot" in str(anna.told(Warned)))
+    monkeypatch.undo()
 
 
 async def test_a_good_bye_is_an_end_for_certain(home: Household) -> None:

@@ -210,6 +210,28 @@ def test_the_store_keeps_what_it_was_told(devices: Devices, tmp_path: Path) -> N
     assert not again.is_trusted(anna.id)
 
 
+def test_a_name_counts_though_it_cannot_be_written_but_nothing_else_does(
+    devices: Devices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, anna, bert = devices.values()
+    store = TrustStore(StateFolder(tmp_path / "state"), me)
+    store.add_paired(anna.certificate_der, "anna")
+
+    def full(_self: StateFolder, name: str, _content: bytes) -> None:
+        raise UserError(f"{name} cannot be written: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFolder, "write", full)
+        with pytest.raises(UserError):
+            store.rename(anna.id, "annette")
+        with pytest.raises(UserError):
+            store.revoke(anna.id)
+        with pytest.raises(UserError):
+            store.add_paired(bert.certificate_der, "bert")
+    assert store.name(anna.id) == "annette"
+    assert list(store.trusted) == [anna.id]
+
+
 def test_a_full_store_says_so(
     devices: Devices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
