@@ -94,20 +94,17 @@ class Belonging:
             self._pairing, parts.candidates.values, self._is_paired, parts.notices.warn, rng
         )
 
-    def start(self, given: Sequence[Address], code: str | None) -> None:
+    def start(self, code: str | None) -> None:
         """Keep links to all that are trusted; open the window for a code, or the very first time.
 
         Args:
-            given: addresses that a person gave.
             code: that a person typed.
         """
-        self._given = given
         for device_id in self._parts.trust.trusted:
             self._parts.connections.keep(device_id)
-            self._parts.connections.hint(device_id, given)
         if code is not None:
             self._pairing.open(code)
-            self._parts.tasks.spawn(self._dialer.run(given), "pairing dialer")
+            self._parts.tasks.spawn(self._dialer.run(), "pairing dialer")
         elif not self._parts.trust.trusted:
             self._pairing.open(new_code())
 
@@ -141,6 +138,13 @@ class Belonging:
         return device
 
     # What the mesh tells
+
+    def give(self, given: Sequence[Address]) -> None:
+        """Any device may be at these addresses, which a person gave."""
+        self._given = given
+        for device_id in self._parts.trust.trusted:
+            self._parts.connections.hint(device_id, given)
+        self._dialer.give(given)
 
     def found(self) -> None:
         """Somebody new may be there."""

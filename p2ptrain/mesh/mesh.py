@@ -27,6 +27,7 @@ from p2ptrain.mesh.device_file import DeviceFile
 from p2ptrain.mesh.discovered import Candidate, CandidateTable
 from p2ptrain.mesh.discovery import Discovery, NoDiscovery
 from p2ptrain.mesh.events import MemberRecord
+from p2ptrain.mesh.given_peers import GivenHooks, GivenPeers
 from p2ptrain.mesh.hello import REFUSED_KIND, Hello, new_token
 from p2ptrain.mesh.identity import load_or_create
 from p2ptrain.mesh.interface import (
@@ -44,8 +45,8 @@ from p2ptrain.mesh.interface import (
 from p2ptrain.mesh.name_keeper import NameHooks, NameKeeper
 from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.own_copies import OwnCopies
-from p2ptrain.mesh.resolve import resolve
 from p2ptrain.mesh.roaming import OwnAddresses, over_mdns
+from p2ptrain.mesh.roaming_listener import follow
 from p2ptrain.mesh.roster import (
     ELECTION_KIND,
     MEMBERSHIP_KIND,
@@ -164,11 +165,23 @@ class NetworkMesh:
         for device_id, addresses in self._file.addresses().items():
             if self._trust.is_trusted(device_id):
                 self._connections.keep(device_id, addresses)
-        given = [at for peer in self._given_peers for at in await resolve(peer)]
         await self._discovery.start(self.self_id, self.port, self._on_found)
         self._emit(Ready(self.name, self.self_id, self.address, self.port))
         self._roster.start()
-        self.belonging.start(given, self._code)
+        self.belonging.start(self._code)
+        self._follow_the_network()
+
+    def _follow_the_network(self) -> None:
+        hooks = GivenHooks(self.belonging.give, self._is_somebody_missing, self._notices.warn)
+        given = GivenPeers(self._given_peers, hooks)
+        self._tasks.spawn(given.run(), "look up --peer")
+        if self._config.interfaces:
+            following = follow(self._own, self._listener.move, self._notices.warn)
+            self._tasks.spawn(following, "listen where --interface leads")
+
+    def _is_somebody_missing(self) -> bool:
+        trusted = self._trust.trusted.keys()
+        return not trusted or not trusted <= self.connected
 
     def _make_parts(self) -> None:
         config, rng = self._config, Random()

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -179,6 +180,19 @@ async def test_a_member_knows_devices_it_never_paired_with(home: Household, tmp_
     await together(anna, bert, cora)
     by = {d.name: d.introduced_by for d in cora.mesh.belonging.devices()}
     assert by == {"anna": "cora", "bert": "anna"}
+
+
+async def test_a_peer_whose_name_is_not_known_yet_ends_no_start(
+    home: Household, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nobody(*_peer: object, **_options: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", nobody)
+    anna = await home.start("anna", peers=("nas.home",))
+    bert = await home.start("bert")
+    await together(anna, bert)
+    await anna.until(lambda: "--peer nas.home: no such host now" in str(anna.told(Warned)))
 
 
 async def test_a_restart_needs_no_code(home: Household) -> None:
