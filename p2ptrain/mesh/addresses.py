@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 PROVEN_LIMIT = 4
 HINTS_LIMIT = 8
+SCOPE_LIMIT_CHARACTERS = 16
+"""Longest name of an interface, as in "fe80::1%eth0"; systems allow 15 characters."""
 
 Address = tuple[str, int]
 
@@ -47,4 +49,14 @@ def is_usable(address: Address) -> bool:
         ip = ipaddress.ip_address(host)
     except ValueError:
         return False
+    if isinstance(ip, ipaddress.IPv6Address) and not _is_scope(ip.scope_id):
+        return False
     return 0 < port < 65536 and not (ip.is_multicast or ip.is_unspecified)
+
+
+def _is_scope(scope: str | None) -> bool:
+    """Whether Python's look-up takes it: it reads what has a scope as a host's name, by IDNA."""
+    if scope is None:
+        return True
+    plain = scope.isascii() and scope.isprintable() and all(scope.split("."))
+    return plain and len(scope) <= SCOPE_LIMIT_CHARACTERS

@@ -99,29 +99,26 @@ class Belonging:
         """The pairing window, while it is open."""
         return self._pairing.window if self._pairing.is_open else None
 
-    def start(self, given: Sequence[Address], code: str | None, window: Window | None) -> None:
+    def start(self, code: str | None, window: Window | None) -> None:
         """Keep links to all that are trusted; open the window for a code, or the very first time.
 
         Args:
-            given: addresses that a person gave.
             code: that a person typed.
             window: one to go on with where no code was typed, if it is open still.
         """
-        self._given = given
         for device_id in self._parts.trust.trusted:
             self._parts.connections.keep(device_id)
-            self._parts.connections.hint(device_id, given)
         if code is not None:
             self._pairing.open(code)
-            self._start_dialling(given)
+            self._start_dialling()
         elif window is not None and window.is_open(self._parts.now()):
             self._pairing.go_on(window)
-            self._start_dialling(given)
+            self._start_dialling()
         elif not self._parts.trust.trusted:
             self._pairing.open(new_code())
 
-    def _start_dialling(self, given: Sequence[Address]) -> None:
-        self._parts.tasks.spawn(self._dialer.run(given), "pairing dialer")
+    def _start_dialling(self) -> None:
+        self._parts.tasks.spawn(self._dialer.run(), "pairing dialer")
 
     # What people ask
 
@@ -153,6 +150,13 @@ class Belonging:
         return device
 
     # What the mesh tells
+
+    def give(self, given: Sequence[Address]) -> None:
+        """Any device may be at these addresses, which a person gave."""
+        self._given = given
+        for device_id in self._parts.trust.trusted:
+            self._parts.connections.hint(device_id, given)
+        self._dialer.give(given)
 
     def found(self) -> None:
         """Somebody new may be there."""

@@ -70,9 +70,18 @@ def parse_peer(text: str) -> tuple[str, int]:
 def _is_host(host: str) -> bool:
     """A name or an IP: with colons in it only an IPv6 address, perhaps with a scope."""
     if ":" not in host:
-        return bool(host) and not any(character.isspace() for character in host)
+        return _is_name(host)
     try:
         ipaddress.IPv6Address(host)
     except ValueError:
         return False
     return True
+
+
+def _is_name(host: str) -> bool:
+    """Whether it can be looked up at all."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(host) and host.isprintable() and " " not in host

@@ -227,8 +227,11 @@ class Connections:
         """A link for a device that dials us.
 
         Raises:
+            LinkClosed: this device is leaving: whose link has ended dials anew at once.
             NotPaired: it is not trusted (any more).
         """
+        if self._leaving:
+            raise LinkClosed("this device is leaving")
         if peer_id != self._around.self_id and not self._around.is_trusted(peer_id):
             raise NotPaired(f"device {peer_id[:16]} is not paired")
         link = self._new_link(peer_id, None)
@@ -267,6 +270,9 @@ class Connections:
         self._around.on_lost(link.peer_id, False)
 
     async def _welcome(self, link: PeerLink, hello: Hello) -> None:
+        if self._leaving:
+            await _send_last(link, refused(Refusal.LEAVING))
+            return
         peer = self._peers.get(link.peer_id)
         own = self._around.own_hello()
         current = peer.current.theirs if peer is not None and peer.current is not None else None
@@ -356,9 +362,19 @@ class Connections:
             peer.wake.clear()
             addresses = peer.addresses.all()
             if peer.current is None and addresses:
-                await self._try(peer_id, peer, addresses)
+                await self._try_safely(peer_id, peer, addresses)
             pause = None if peer.current is not None or not addresses else peer.backoff
             await _wait(peer.wake, pause.next_seconds() if pause is not None else None)
+
+    async def _try_safely(self, peer_id: str, peer: _Peer, addresses: Sequence[Address]) -> None:
+        """Whatever goes wrong with one device costs the links to the others nothing."""
+        try:
+            await self._try(peer_id, peer, addresses)
+        except UserError:
+            raise  # of this device: it cannot go on
+        except Exception:
+            log.exception("dial_broke", peer=peer_id[:16])
+        peer.missed = False
 
     async def _try(self, peer_id: str, peer: _Peer, addresses: Sequence[Address]) -> None:
         try:
@@ -369,7 +385,6 @@ class Connections:
             log.debug("dial_failed", peer=peer_id[:16], why=str(error))
             if peer.missed and await all_refuse(peer.at) and peer.current is None:
                 self._around.on_lost(peer_id, True)
-        peer.missed = False
 
     async def dial(self, peer_id: str, addresses: Sequence[Address]) -> None:
         """Dial once and say hello.

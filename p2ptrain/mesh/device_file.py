@@ -44,7 +44,11 @@ class DeviceFile:
         self._save()
 
     def rename(self, name: str) -> None:
-        """Remember the name that the household knows this device by."""
+        """Remember the name that the household knows this device by.
+
+        Raises:
+            UserError: it cannot be written; until the end of this process it counts all the same.
+        """
         self.name = name
         self._save()
 

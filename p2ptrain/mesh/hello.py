@@ -15,6 +15,7 @@ from typing import Any
 
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.errors import ProtocolError
+from p2ptrain.mesh.addresses import is_usable
 from p2ptrain.mesh.text import peer_name, printable
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Fields, Message
@@ -112,12 +113,13 @@ def from_message(message: Message) -> Hello:
     software = printable(_text(fields, "software", 64), 32)
     if version != PROTOCOL_VERSION:
         return Hello("unknown", "", 0.0, 0, version=version, software=software)
+    port = _whole(fields, "port", 1, 65535)
     return Hello(
         name=peer_name(_text(fields, "name", 256)),
         instance=_text(fields, "instance", 16),
         uptime_seconds=_uptime(fields.get("uptime_seconds")),
-        port=_whole(fields, "port", 1, 65535),
-        addresses=_addresses(fields.get("addresses")),
+        port=port,
+        addresses=_addresses(fields.get("addresses"), port),
         token=_text(fields, "token", 16),
         last_token=_text(fields, "last_token", 16),
         info=checked_info(fields.get("info")),
@@ -186,12 +188,13 @@ def _uptime(value: object) -> float:
     return value
 
 
-def _addresses(value: object) -> tuple[str, ...]:
+def _addresses(value: object, port: int) -> tuple[str, ...]:
+    """Those that can be dialled: a name would be looked up, and some texts cannot be."""
     if not isinstance(value, list) or len(value) > ADDRESSES_LIMIT:
         raise ProtocolError("a hello's addresses are malformed")
     if not all(isinstance(item, str) and len(item) <= 64 for item in value):
         raise ProtocolError("a hello's addresses are malformed")
-    return tuple(value)
+    return tuple(item for item in value if is_usable((item, port)))
 
 
 def mismatch(version: int, software: str) -> str:

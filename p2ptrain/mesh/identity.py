@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from p2ptrain.mesh.state_folder import StateFolder, broken_file
+from p2ptrain.net.tls import can_be_pinned
 
 IDENTITY_FILE = "device.pem"
 CERTIFICATE_LIMIT_BYTES = 1024
@@ -60,16 +61,30 @@ def is_signed(certificate_der: bytes, data: bytes, signature: bytes) -> bool:
 
     Anything malformed counts as not signed: certificates and signatures come from peers.
     """
-    if len(certificate_der) > CERTIFICATE_LIMIT_BYTES:
+    key = _public_key(certificate_der)
+    if key is None:
         return False
     try:
-        key = x509.load_der_x509_certificate(certificate_der).public_key()
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            return False
         key.verify(signature, data, _SIGNATURE)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
+
+
+def can_be_a_device(certificate_der: bytes) -> bool:
+    """Whether this is a certificate that a device can have: connections are made with no other."""
+    return _public_key(certificate_der) is not None and can_be_pinned(certificate_der)
+
+
+def _public_key(certificate_der: bytes) -> ec.EllipticCurvePublicKey | None:
+    """The key of a certificate that came from anywhere; None where there is none of our kind."""
+    if len(certificate_der) > CERTIFICATE_LIMIT_BYTES:
+        return None
+    try:
+        key = x509.load_der_x509_certificate(certificate_der).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):
+        return None
+    return key if isinstance(key, ec.EllipticCurvePublicKey) else None
 
 
 def load_or_create(folder: StateFolder) -> Identity:

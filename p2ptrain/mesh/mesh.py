@@ -17,6 +17,7 @@ from typing import Self
 from p2ptrain.errors import LinkClosed, OptionError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh import probe
+from p2ptrain.mesh.address_keeper import AddressKeeper
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.belonging import Belonging, Parts, household_ids
 from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
@@ -26,6 +27,7 @@ from p2ptrain.mesh.device_file import DeviceFile
 from p2ptrain.mesh.discovered import Candidate, CandidateTable
 from p2ptrain.mesh.discovery import Discovery, NoDiscovery
 from p2ptrain.mesh.events import MemberRecord
+from p2ptrain.mesh.given_peers import GivenHooks, GivenPeers
 from p2ptrain.mesh.hello import REFUSED_KIND, Hello, new_token
 from p2ptrain.mesh.identity import load_or_create
 from p2ptrain.mesh.interface import (
@@ -40,11 +42,11 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
     Take,
 )
-from p2ptrain.mesh.name_keeper import NameKeeper
+from p2ptrain.mesh.name_keeper import NameHooks, NameKeeper
 from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.own_copies import OwnCopies
-from p2ptrain.mesh.resolve import resolve
 from p2ptrain.mesh.roaming import OwnAddresses, over_mdns
+from p2ptrain.mesh.roaming_listener import follow
 from p2ptrain.mesh.roster import (
     ELECTION_KIND,
     MEMBERSHIP_KIND,
@@ -151,6 +153,7 @@ class NetworkMesh:
             self._roster.leave()
         await asyncio.gather(self._discovery.close(), self._connections.close())
         await self._listener.close()
+        await self._addresses.close()
         await self.router.close()
         self._executor.shutdown(wait=False)
 
@@ -162,17 +165,32 @@ class NetworkMesh:
         for device_id, addresses in self._file.addresses().items():
             if self._trust.is_trusted(device_id):
                 self._connections.keep(device_id, addresses)
-        given = [at for peer in self._given_peers for at in await resolve(peer)]
         await self._discovery.start(self.self_id, self.port, self._on_found)
         self._emit(Ready(self.name, self.self_id, self.address, self.port))
         self._roster.start()
-        self.belonging.start(given, self._code, self._config.window)
+        self.belonging.start(self._code, self._config.window)
+        self._follow_the_network()
+
+    def _follow_the_network(self) -> None:
+        hooks = GivenHooks(self.belonging.give, self._is_somebody_missing, self._notices.warn)
+        given = GivenPeers(self._given_peers, hooks)
+        self._tasks.spawn(given.run(), "look up --peer")
+        if self._config.interfaces:
+            following = follow(self._own, self._listener.move, self._notices.warn)
+            self._tasks.spawn(following, "listen where --interface leads")
+
+    def _is_somebody_missing(self) -> bool:
+        trusted = self._trust.trusted.keys()
+        return not trusted or not trusted <= self.connected
 
     def _make_parts(self) -> None:
         config, rng = self._config, Random()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="p2ptrain-lz4")
         self._connections = Connections(
             self._surroundings(), self.router, self._tasks, rng, config.times
+        )
+        self._addresses = AddressKeeper(
+            self._file, self._proven_addresses, self._tasks, self._notices.warn
         )
         self._copies = OwnCopies(self.self_id, self._connections, self._tasks, self._fail)
         hooks = RosterHooks(
@@ -187,7 +205,11 @@ class NetworkMesh:
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
         self._roster = Roster(me, settings, household_ids(self._trust, self.self_id), hooks)
         self._names = NameKeeper(
-            self._file, self._trust, self._connections, self._roster, self._emit
+            self._file,
+            self._trust,
+            self._connections,
+            self._roster,
+            NameHooks(self._emit, self._notices.warn),
         )
         parts = Parts(
             identity=self._identity,
@@ -335,7 +357,7 @@ class NetworkMesh:
             self.belonging.found()
 
     def _on_up(self, peer_id: str, hello: Hello) -> None:
-        self._remember_addresses()
+        self._addresses.remember()
         self._roster.link_up(peer_id)
         self.belonging.link_up(peer_id)
         self._names.heard(peer_id, self.self_id, hello.name)
@@ -379,9 +401,9 @@ class NetworkMesh:
     async def _ping(self, peer_id: str) -> None:
         await self.call(peer_id, Message(probe.PING_KIND), timeout_seconds=probe.TIMEOUT_SECONDS)
 
-    def _remember_addresses(self) -> None:
+    def _proven_addresses(self) -> dict[str, list[Address]]:
         proven = {key: self._connections.addresses(key).proven for key in self._trust.trusted}
-        self._file.save_addresses({key: found for key, found in proven.items() if found})
+        return {key: found for key, found in proven.items() if found}
 
     def _raise_term(self, term: int) -> None:
         try:

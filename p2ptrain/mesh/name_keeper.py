@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from p2ptrain.errors import UserError
 from p2ptrain.mesh.connections import Connections
 from p2ptrain.mesh.device_file import DeviceFile
 from p2ptrain.mesh.names import free_name, must_rename
@@ -13,8 +14,21 @@ from p2ptrain.mesh.trust_store import TrustStore
 from p2ptrain.observe.events import Event, Renamed
 
 
+@dataclass(frozen=True, slots=True)
+class NameHooks:
+    """What people are told.
+
+    Attributes:
+        emit: takes events for people.
+        warn: tells people something, once however often it happens.
+    """
+
+    emit: Callable[[Event], None]
+    warn: Callable[[str], None]
+
+
 class NameKeeper:
-    """Watches the names of all others."""
+    """Watches the names of all others. Names that cannot be written count until the end."""
 
     def __init__(
         self,
@@ -22,17 +36,17 @@ class NameKeeper:
         trust: TrustStore,
         connections: Connections,
         roster: Roster,
-        emit: Callable[[Event], None],
+        hooks: NameHooks,
     ) -> None:
         self._file = file
         self._trust = trust
         self._connections = connections
         self._roster = roster
-        self._emit = emit
+        self._hooks = hooks
 
     def heard(self, peer_id: str, self_id: str, name: str) -> None:
         """The device calls itself `name`: remember that, and give way if need be."""
-        self._trust.rename(peer_id, name)
+        self._keep(lambda: self._trust.rename(peer_id, name))
         link = self._connections.link(peer_id)
         if link is None or link.theirs is None or link.said is None:
             return
@@ -49,6 +63,12 @@ class NameKeeper:
 
     def _rename(self, name: str) -> None:
         previous = self._file.name
-        self._file.rename(name)
+        self._keep(lambda: self._file.rename(name))
         self._roster.describe(name=name)
-        self._emit(Renamed(name, previous))
+        self._hooks.emit(Renamed(name, previous))
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except UserError as error:  # a full disk: not worth a membership
+            self._hooks.warn(f"{error}: names may be those of before after the next start")

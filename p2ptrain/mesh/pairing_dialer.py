@@ -52,6 +52,7 @@ class PairingDialer:
         self._service = service
         self._found = found
         self._given: list[Address] = []  # those at which nobody is paired yet
+        self._ever_given: set[Address] = set()
         self._is_paired = is_paired
         self._warn = warn
         self._rng = rng
@@ -63,9 +64,16 @@ class PairingDialer:
         """Somebody new may be there."""
         self._wake.set()
 
-    async def run(self, given: Sequence[Address]) -> None:
-        """Dial whom there is while the window is open, and `given`; until it is cancelled."""
-        self._given = list(given)
+    def give(self, given: Sequence[Address]) -> None:
+        """Dial these addresses too; what came of one that was given before stands."""
+        new = [address for address in given if address not in self._ever_given]
+        new = new[: REMEMBERED_LIMIT - len(self._ever_given)]
+        self._given += new
+        self._ever_given.update(new)
+        self.wake()
+
+    async def run(self) -> None:
+        """Dial whom there is while the window is open; until it is cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:

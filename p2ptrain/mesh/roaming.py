@@ -73,6 +73,7 @@ class RoamingDiscovery:
         self._warn = warn
         self._look_seconds = look_seconds
         self._inner: Discovery = NoDiscovery()
+        self._begun_on: Sequence[str] = ()
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
@@ -93,7 +94,8 @@ class RoamingDiscovery:
     ) -> None:
         while True:
             await asyncio.sleep(self._look_seconds)  # the period of looking
-            if self._own.refresh():
+            self._own.refresh()
+            if self._own.ips != self._begun_on:  # who else refreshes may have seen it first
                 log.info("addresses_changed", ips=self._own.ips)
                 inner, self._inner = self._inner, NoDiscovery()
                 await inner.close()
@@ -102,7 +104,7 @@ class RoamingDiscovery:
     async def _begin(
         self, device_id: str, port: int, on_found: Callable[[Candidate], None]
     ) -> None:
-        ips = self._own.ips
+        ips = self._begun_on = self._own.ips
         if not ips:
             self._warn("this device has no network now: it looks for others once it has one")
             return

@@ -18,7 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.mesh.identity import CERTIFICATE_LIMIT_BYTES, Identity, device_id, is_signed
+from p2ptrain.mesh.identity import (
+    CERTIFICATE_LIMIT_BYTES,
+    Identity,
+    can_be_a_device,
+    device_id,
+    is_signed,
+)
 from p2ptrain.mesh.text import peer_name
 from p2ptrain.net import cbor
 
@@ -99,6 +105,9 @@ def judge(record: TrustRecord, book: TrustBook, self_id: str) -> Verdict:
         return Verdict(None, "nothing new")
     if device.counter > (known.counter if known else 0) + COUNTER_JUMP_LIMIT:
         return Verdict(None, "its counter jumps")
+    if not can_be_a_device(device.certificate_der):
+        # Not a breach that ends the link: who tells it may have had it from the one who made it up.
+        return Verdict(None, "its certificate is none")
     return Verdict(device, "removed" if device.revoked else "introduced")
 
 

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from p2ptrain.errors import PairingError
-from p2ptrain.mesh.identity import Identity, device_id
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.identity import Identity, can_be_a_device, device_id
 from p2ptrain.mesh.state_folder import StateFolder, broken_file
 from p2ptrain.mesh.trust import (
     TrustBook,
@@ -23,12 +24,14 @@ from p2ptrain.mesh.trust import (
     sign_record,
 )
 
+log = get_logger(__name__)
+
 TRUST_FILE = "trusted.json"
 _FORMAT = "p2ptrain.trusted/1"
 
 
 class TrustStore:
-    """Whom this device trusts; every change is on disk before it counts."""
+    """Whom this device trusts; every change is on disk before it counts, but for names."""
 
     def __init__(self, folder: StateFolder, identity: Identity) -> None:
         """Load the book.
@@ -91,10 +94,15 @@ class TrustStore:
         return removed
 
     def rename(self, peer_id: str, name: str) -> None:
-        """Remember how the device calls itself now."""
+        """Remember how the device calls itself now.
+
+        Raises:
+            UserError: it cannot be written; until the end of this process it counts all the same.
+        """
         known = self._book.get(peer_id)
         if known is not None and known.name != name:
-            self._keep(replace(known, name=name))
+            self._book = {**self._book, peer_id: replace(known, name=name)}
+            self._write(self._book)
 
     def records(self) -> list[TrustRecord]:
         """Every entry, with this device vouching for it: what a link's peer is told."""
@@ -106,9 +114,12 @@ class TrustStore:
 
     def _keep(self, entry: TrustedDevice) -> None:
         changed = {**self._book, entry.id: entry}
-        devices = [_to_json(device) for device in changed.values()]
-        self._folder.write_json(TRUST_FILE, {"format": _FORMAT, "devices": devices})
+        self._write(changed)
         self._book = changed
+
+    def _write(self, book: TrustBook) -> None:
+        devices = [_to_json(device) for device in book.values()]
+        self._folder.write_json(TRUST_FILE, {"format": _FORMAT, "devices": devices})
 
 
 def _to_json(device: TrustedDevice) -> dict[str, Any]:
@@ -132,7 +143,15 @@ def _load(folder: StateFolder) -> dict[str, TrustedDevice]:
         devices = [_from_json(item) for item in value["devices"]]
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise broken_file(folder.path / TRUST_FILE, "an entry is malformed") from error
-    return {device.id: device for device in devices}
+    return {device.id: device for device in devices if _is_real(device)}
+
+
+def _is_real(device: TrustedDevice) -> bool:
+    """Whether it can be connected to at all; what cannot is not passed on to others either."""
+    is_real = can_be_a_device(device.certificate_der)
+    if not is_real:
+        log.warning("trusted_device_forgotten", id=device.id[:16], why="its certificate is none")
+    return is_real
 
 
 def _from_json(item: dict[str, Any]) -> TrustedDevice:

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from p2ptrain.errors import PeerError
+from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.net.admission import PER_ADDRESS_LIMIT, TOTAL_LIMIT, Admission
 from p2ptrain.net.binding import bind_all
@@ -72,17 +72,21 @@ class Listener:
             self._settings.per_address_limit, self._settings.total_limit
         )
         self._sockets: list[socket.socket] = []
+        self._addresses: list[Address] = []
+        self._port = 0
+        self._accepting: dict[socket.socket, asyncio.Task[None]] = {}
+        self._moved = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
     @property
     def addresses(self) -> list[Address]:
-        """Where it listens."""
-        return [listening.getsockname()[:2] for listening in self._sockets]
+        """Where it listens, or did until `close`."""
+        return list(self._addresses)
 
     @property
     def port(self) -> int:
         """The port, the same on every address."""
-        return self.addresses[0][1]
+        return self._port
 
     @property
     def strangers(self) -> int:
@@ -95,21 +99,64 @@ class Listener:
         Raises:
             OptionError: the port or an address cannot be used.
         """
-        self._sockets = bind_all(hosts, port)
+        self._listen_on(bind_all(hosts, port))
+        self._port = self._addresses[0][1]
         self._serving = asyncio.create_task(self._serve(), name="listener")
+
+    def move(self, hosts: Sequence[str]) -> None:
+        """Listen on the addresses `hosts` from now on, at the same port; connections stay.
+
+        Nothing happens before `start` and after `close`.
+
+        Raises:
+            OptionError: one of them cannot be used. It listens on the others.
+        """
+        here = dict(zip((host for host, _ in self._addresses), self._sockets, strict=True))
+        if self._serving is None or self._serving.done() or list(here) == list(hosts):
+            return
+        problem: OptionError | None = None
+        for host in hosts:
+            try:
+                here[host] = here[host] if host in here else bind_all([host], self._port)[0]
+            except OptionError as error:
+                problem = error
+        self._listen_on([here[host] for host in hosts if host in here])
+        if problem is not None:
+            raise problem
+
+    def _listen_on(self, sockets: list[socket.socket]) -> None:
+        for unused in {*self._sockets} - {*sockets, *self._accepting}:
+            unused.close()  # moved on before anything was accepted from it
+        self._sockets = sockets
+        self._addresses = [listening.getsockname()[:2] for listening in sockets]
+        self._moved.set()
 
     async def close(self) -> None:
         """Stop listening and cut all strangers."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
-        for listening in self._sockets:
+        for listening in {*self._sockets, *self._accepting}:
             listening.close()
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for listening in self._sockets:
-                group.create_task(self._accept_from(listening, group))
+            while True:
+                await self._moved.wait()
+                self._moved.clear()
+                await self._follow(group)
+
+    async def _follow(self, group: asyncio.TaskGroup) -> None:
+        """Accept from the sockets of now, and only from them."""
+        for listening in [old for old in self._accepting if old not in self._sockets]:
+            self._accepting[listening].cancel()
+            await asyncio.wait([self._accepting[listening]])
+            listening.close()  # not before: the event loop still watched it
+            del self._accepting[listening]
+        for listening in self._sockets:
+            if listening not in self._accepting:
+                accepting = group.create_task(self._accept_from(listening, group))
+                self._accepting[listening] = accepting
 
     async def _accept_from(self, listening: socket.socket, group: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2ptrain.errors import InternalError
+from p2ptrain.logs import get_logger
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,11 @@ def certificate_id(certificate_der: bytes) -> str:
 def pem_to_der(certificate_pem: str) -> bytes:
     """The DER form of one PEM certificate."""
     return ssl.PEM_cert_to_DER_cert(certificate_pem)
+
+
+def can_be_pinned(certificate_der: bytes) -> bool:
+    """Whether OpenSSL takes it for a certificate."""
+    return _is_taken(_context(ssl.PROTOCOL_TLS_CLIENT), certificate_der)
 
 
 def server_context(credentials: Credentials, pinned_der: Iterable[bytes]) -> ssl.SSLContext:
@@ -77,7 +85,18 @@ def _load(context: ssl.SSLContext, credentials: Credentials) -> None:
 
 def _pin(context: ssl.SSLContext, pinned_der: Iterable[bytes]) -> None:
     for certificate_der in pinned_der:
+        if not _is_taken(context, certificate_der):
+            # Of one device only: whoever vouched for it must not keep all others apart.
+            log.warning("certificate_not_pinned", id=certificate_id(certificate_der)[:16])
+
+
+def _is_taken(context: ssl.SSLContext, certificate_der: bytes) -> bool:
+    try:
         context.load_verify_locations(cadata=certificate_der)
+    except (ssl.SSLError, ValueError) as error:  # ValueError: there is nothing in it
+        log.debug("certificate_refused", error=str(error))
+        return False
+    return True
 
 
 def _no_prompt() -> str:

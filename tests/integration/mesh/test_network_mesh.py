@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import shutil
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from p2ptrain.errors import LinkClosed, NotPaired, OptionError, PeerError, UserError
+from p2ptrain.mesh import state_folder
 from p2ptrain.mesh.hello import Hello, to_message
 from p2ptrain.mesh.identity import load_or_create
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
@@ -28,6 +32,7 @@ from p2ptrain.observe.events import (
     PairingFailed,
     Ready,
     Renamed,
+    Warned,
 )
 from tests.unit.mesh.household import CODE, Device, Household, household
 
@@ -105,6 +110,32 @@ async def test_links_are_told_of_when_they_end_and_when_they_are_back(home: Hous
     assert anna.mesh.connected == {peer}
 
 
+async def test_a_full_disk_costs_neither_links_nor_names(
+    home: Household, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the election's term must be written, and that is another file."""
+    anna = await home.start("anna")
+    real = state_folder._write_synced
+
+    def full(file: Path, content: bytes) -> None:
+        if file.parent == tmp_path / "anna" and file.name.startswith(("addresses", "trusted")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(file, content)
+
+    async with home.running("bert") as bert:
+        await together(anna, bert)
+        monkeypatch.setattr(state_folder, "_write_synced", full)
+        heard: list[MeshEvent] = []
+        anna.mesh.subscribe(heard.append)
+        bert.mesh._connections.cut(anna.mesh.self_id, "pulled")
+        await anna.until(lambda: LinkUp(bert.mesh.self_id) in heard)
+    again = await home.start("bert", name="berta", code=None)
+    await together(anna, again)
+    assert [device.name for device in anna.mesh.belonging.devices()] == ["berta"]
+    await anna.until(lambda: "trusted.json cannot" in str(anna.told(Warned)))
+    monkeypatch.undo()
+
+
 async def test_a_good_bye_is_an_end_for_certain(home: Household) -> None:
     heard: list[MeshEvent] = []
     async with home.running("bert") as bert:
@@ -150,6 +181,19 @@ async def test_a_member_knows_devices_it_never_paired_with(home: Household, tmp_
     await together(anna, bert, cora)
     by = {d.name: d.introduced_by for d in cora.mesh.belonging.devices()}
     assert by == {"anna": "cora", "bert": "anna"}
+
+
+async def test_a_peer_whose_name_is_not_known_yet_ends_no_start(
+    home: Household, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nobody(*_peer: object, **_options: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", nobody)
+    anna = await home.start("anna", peers=("nas.home",))
+    bert = await home.start("bert")
+    await together(anna, bert)
+    await anna.until(lambda: "--peer nas.home: no such host now" in str(anna.told(Warned)))
 
 
 async def test_a_restart_needs_no_code(home: Household) -> None:
@@ -285,7 +329,8 @@ async def test_a_window_that_is_over_is_not_opened_again(home: Household) -> Non
 async def test_a_copied_identity_stops_the_younger(home: Household, tmp_path: Path) -> None:
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert)
-    shutil.copytree(tmp_path / "anna", tmp_path / "copy")
+    unwritten = shutil.ignore_patterns("*.tmp")  # it may be writing a file just now
+    shutil.copytree(tmp_path / "anna", tmp_path / "copy", ignore=unwritten)
     with pytest.raises(UserError, match="another running device uses the identity"):
         async with home.running("copy", name="anna", code=None) as copy:
             await copy.until(lambda: False)

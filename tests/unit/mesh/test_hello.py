@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.errors import OptionError, ProtocolError
-from p2ptrain.mesh.addresses import HINTS_LIMIT, PROVEN_LIMIT, AddressBook
+from p2ptrain.mesh.addresses import HINTS_LIMIT, PROVEN_LIMIT, AddressBook, is_usable
 from p2ptrain.mesh.backoff import MOST_SECONDS, Backoff
 from p2ptrain.mesh.config import DEFAULT_PORT, parse_peer
 from p2ptrain.mesh.hello import (
@@ -64,6 +64,19 @@ def test_a_malformed_hello_is_refused(key: str, value: Any) -> None:
     fields = {**to_message(HELLO).fields, key: value}
     with pytest.raises(ProtocolError):
         from_message(Message("mesh.hello", fields))
+
+
+def test_of_the_addresses_in_a_hello_those_count_that_can_be_dialled() -> None:
+    told = ["a" * 64, "..", "\0", "nas.local", "10.0.0.2", "fe80::1%a\0b", "fe80::1%eth0.7", "::"]
+    fields = {**to_message(HELLO).fields, "addresses": told}
+    theirs = from_message(Message("mesh.hello", fields))
+    assert theirs.addresses == ("10.0.0.2", "fe80::1%eth0.7")
+
+
+@pytest.mark.parametrize("scope", ["", "a" * 17, "a..b", ".", "\n", "é", "a\0"])
+def test_an_interface_that_has_no_such_name_is_no_scope(scope: str) -> None:
+    assert not is_usable((f"fe80::1%{scope}", 47300))
+    assert is_usable(("fe80::1%wlp2s0", 47300))
 
 
 def test_of_another_version_only_the_number_is_read() -> None:

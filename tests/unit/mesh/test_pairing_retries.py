@@ -159,7 +159,7 @@ async def test_the_dialer_goes_on_by_itself(
         lambda _line: None,
         Random(1),
     )
-    dialling = asyncio.create_task(dialer.run(()))
+    dialling = asyncio.create_task(dialer.run())
     async with asyncio.timeout(10):
         await household.paired.wait()
     dialling.cancel()

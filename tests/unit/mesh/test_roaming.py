@@ -12,6 +12,7 @@ from p2ptrain.mesh.discovered import Candidate
 from p2ptrain.mesh.discovery import Discovery
 from p2ptrain.mesh.interfaces import Address
 from p2ptrain.mesh.roaming import OwnAddresses, RoamingDiscovery
+from p2ptrain.mesh.roaming_listener import follow
 
 HOME = Address("wlan0", "192.168.1.5")
 OFFICE = Address("wlan0", "10.0.0.5")
@@ -112,3 +113,39 @@ def test_a_wanted_interface_may_come_and_go_but_must_be_there_at_first() -> None
     assert not own.refresh()
     with pytest.raises(OptionError, match="wlan0"):
         OwnAddresses(["wlan0"], lambda: addresses)
+
+
+async def test_discovery_starts_anew_where_somebody_else_saw_the_change_first() -> None:
+    machine = _Machine(HOME)
+    own = OwnAddresses((), lambda: machine.addresses)
+    roaming = RoamingDiscovery(own, machine.make, machine.warnings.append, look_seconds=0.001)
+    await roaming.start("id", 1, lambda _found: None)
+    machine.addresses = [OFFICE]
+    assert own.refresh()
+    await machine.until([(OFFICE.ip,)])
+    await roaming.close()
+
+
+async def test_listening_follows_the_interface_and_waits_where_it_is_gone() -> None:
+    machine = _Machine(HOME, LOOPBACK)
+    own = OwnAddresses(["wlan0"], lambda: machine.addresses)
+    moves: list[list[str]] = []
+    looks = asyncio.Semaphore(0)
+
+    def move(hosts: Sequence[str]) -> None:
+        moves.append(list(hosts))
+        looks.release()
+        if len(moves) > 1:
+            raise OptionError("port 4000 of this device is taken")
+
+    following = asyncio.create_task(follow(own, move, machine.warnings.append, 0.001))
+    async with asyncio.timeout(5):
+        await looks.acquire()
+        machine.addresses = [LOOPBACK]
+        own.refresh()
+        machine.addresses = [OFFICE, LOOPBACK]
+        await looks.acquire()
+        await looks.acquire()  # it tries again
+    following.cancel()
+    assert moves[:1] + moves[-1:] == [[HOME.ip], [OFFICE.ip]]
+    assert all("others cannot dial this device there" in text for text in machine.warnings)

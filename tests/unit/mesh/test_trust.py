@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,36 @@ def test_a_changed_or_borrowed_signature_does_not_count(devices: Devices) -> Non
     borrowed = TrustRecord(record.device, bert.sign(b"something"))
     for false in (changed, borrowed):
         assert judge(false, book, me.id).reason == "its signature is wrong"
+
+
+def made_up(certificate: bytes, by: Identity) -> TrustedDevice:
+    return TrustedDevice(hashlib.sha256(certificate).hexdigest(), certificate, "x", 1, False, by.id)
+
+
+@pytest.mark.parametrize("certificate", [b"", b"no certificate at all", b"0\x03\x02\x01\x05"])
+def test_what_is_no_certificate_is_believed_of_nobody(devices: Devices, certificate: bytes) -> None:
+    me, anna, _ = devices.values()
+    record = decode_record(encode_record(sign_record(made_up(certificate, anna), anna)))
+    assert judge(record, book_of(entry(anna, me)), me.id) == (None, "its certificate is none")
+
+
+def test_two_certificates_are_not_one(devices: Devices) -> None:
+    me, anna, bert = devices.values()
+    both = made_up(bert.certificate_der + anna.certificate_der, anna)
+    record = sign_record(both, anna)
+    assert judge(record, book_of(entry(anna, me)), me.id).entry is None
+
+
+def test_a_store_with_what_is_no_certificate_forgets_that_alone(
+    devices: Devices, tmp_path: Path
+) -> None:
+    """Earlier releases believed such records, and could not start any more."""
+    me, anna, bert = devices.values()
+    store = TrustStore(StateFolder(tmp_path / "state"), me)
+    store.add_paired(anna.certificate_der, "anna")
+    store._keep(made_up(b"no certificate at all", bert))
+    again = TrustStore(StateFolder(tmp_path / "state"), me)
+    assert list(again.book) == [anna.id]
 
 
 def test_nobody_decides_about_this_device(devices: Devices) -> None:
@@ -201,6 +232,28 @@ def test_the_store_keeps_what_it_was_told(devices: Devices, tmp_path: Path) -> N
     assert list(again.trusted) == [bert.id]
     assert again.book[bert.id].name == "bertram"
     assert not again.is_trusted(anna.id)
+
+
+def test_a_name_counts_though_it_cannot_be_written_but_nothing_else_does(
+    devices: Devices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, anna, bert = devices.values()
+    store = TrustStore(StateFolder(tmp_path / "state"), me)
+    store.add_paired(anna.certificate_der, "anna")
+
+    def full(_self: StateFolder, name: str, _content: bytes) -> None:
+        raise UserError(f"{name} cannot be written: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFolder, "write", full)
+        with pytest.raises(UserError):
+            store.rename(anna.id, "annette")
+        with pytest.raises(UserError):
+            store.revoke(anna.id)
+        with pytest.raises(UserError):
+            store.add_paired(bert.certificate_der, "bert")
+    assert store.name(anna.id) == "annette"
+    assert list(store.trusted) == [anna.id]
 
 
 def test_a_full_store_says_so(

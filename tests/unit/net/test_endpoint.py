@@ -130,6 +130,17 @@ async def test_a_certificate_signed_by_a_paired_device_is_refused(
     assert house.links == []
 
 
+async def test_what_openssl_does_not_take_for_a_certificate_keeps_nobody_else_out(
+    house: House, caller: Caller
+) -> None:
+    house.pinned[:0] = [b"", b"no certificate at all"]
+    link = await caller.dial(house)
+    await link.send(Message("hello"))
+    await house.inbox.count(1)
+    link.abort()
+    await link.closed
+
+
 async def test_the_dialled_device_must_be_the_expected_one(
     house: House, caller: Caller, stranger: Device
 ) -> None:
@@ -387,3 +398,72 @@ def signed_by(parent: Device, folder: Path) -> Device:
         Credentials(path, child.credentials.key_path),
         certificate.public_bytes(serialization.Encoding.DER),
     )
+
+
+async def test_where_it_listened_is_known_after_its_end(house: House) -> None:
+    """A device that leaves still speaks of its port where a peer comes back at that moment."""
+    before = house.listener.addresses
+    await house.listener.close()
+    assert house.listener.addresses == before
+    assert house.listener.port == before[0][1] > 0
+
+
+async def reaches(host: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        channel, _ = await dial_unpaired([(host, port)])
+    except LinkClosed:
+        return False
+    channel.close()
+    await channel.closed
+    return True
+
+
+async def test_listening_moves_to_another_address_at_the_same_port(house: House) -> None:
+    port = house.listener.port
+    house.listener.move(["::1"])
+    assert house.listener.addresses == [("::1", port)]
+    assert await reaches("::1", port)
+    assert not await reaches("127.0.0.1", port)
+    house.listener.move(["127.0.0.1", "::1"])
+    assert await reaches("127.0.0.1", port)
+    assert await reaches("::1", port)
+
+
+async def test_an_address_that_is_gone_at_once_is_free_again(house: House) -> None:
+    port = house.listener.port
+    house.listener.move(["127.0.0.1", "::1"])
+    house.listener.move(["127.0.0.1"])
+    assert not await reaches("::1", port)
+    house.listener.move(["127.0.0.1", "::1"])
+    assert await reaches("::1", port)
+
+
+async def test_links_outlive_the_address_at_which_they_came(house: House, caller: Caller) -> None:
+    link = await caller.dial(house)
+    house.listener.move(["::1"])
+    assert await reaches("::1", house.listener.port)
+    await link.send(Message("still.here"))
+    await house.inbox.count(1)
+    link.abort()
+    await link.closed
+
+
+async def test_an_address_that_cannot_be_used_costs_no_other(house: House) -> None:
+    port = house.listener.port
+    with socket.socket(socket.AF_INET6) as other:
+        other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        other.bind(("::1", port))
+        other.listen()
+        with pytest.raises(OptionError, match="taken"):
+            house.listener.move(["127.0.0.1", "::1"])
+        assert await reaches("127.0.0.1", port)
+    house.listener.move(["127.0.0.1", "::1"])
+    assert await reaches("::1", port)
+
+
+async def test_a_listener_that_is_closed_moves_nowhere(house: House) -> None:
+    port = house.listener.port
+    await house.listener.close()
+    house.listener.move(["::1"])
+    assert not await reaches("::1", port)

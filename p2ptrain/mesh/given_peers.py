@@ -1,0 +1,69 @@
+"""Where the devices are that a person gave with `--peer`, as far as their names are known by now.
+
+A device may start before it has a network, and with it nobody to ask for names; later a name may
+lead elsewhere. So names are looked up beside everything else, and again while devices are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from p2ptrain.errors import LinkClosed
+from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.resolve import resolve
+
+LOOK_SECONDS = 10.0
+"""As long as the longest pause between two dials of a device. Longer: found later."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenHooks:
+    """What looking up needs around it.
+
+    Attributes:
+        found: takes all addresses found, when they are others than before.
+        is_needed: whether a device is missing.
+        warn: tells people something, once however often it happens.
+        resolve: the addresses of a name or an IP. Raises LinkClosed where there are none now.
+    """
+
+    found: Callable[[Sequence[Address]], None]
+    is_needed: Callable[[], bool]
+    warn: Callable[[str], None]
+    resolve: Callable[[Address], Awaitable[list[Address]]] = resolve
+
+
+class GivenPeers:
+    """Looks up `peers` for as long as `run` runs."""
+
+    def __init__(
+        self, peers: Sequence[Address], hooks: GivenHooks, look_seconds: float = LOOK_SECONDS
+    ) -> None:
+        self._peers = peers
+        self._hooks = hooks
+        self._look_seconds = look_seconds
+        self._known: dict[Address, list[Address]] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while self._peers:
+            if self._hooks.is_needed() or len(self._known) < len(set(self._peers)):
+                await self._look()
+            await asyncio.sleep(self._look_seconds)  # the period of looking
+
+    async def _look(self) -> None:
+        before = self._all()
+        await asyncio.gather(*(self._look_up(peer) for peer in self._peers))
+        if self._all() != before:
+            self._hooks.found(self._all())
+
+    async def _look_up(self, peer: Address) -> None:
+        try:
+            self._known[peer] = await self._hooks.resolve(peer)
+        except LinkClosed as error:  # what was known of it before may still be right
+            self._hooks.warn(f"{error}: it is looked up again while devices are missing")
+
+    def _all(self) -> list[Address]:
+        return [address for peer in self._peers for address in self._known.get(peer, ())]

@@ -1,0 +1,141 @@
+"""Which links a device keeps, and what they cost it: on links inside one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from p2ptrain.errors import LinkClosed, UserError
+from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.connections import Connections, MakeLink, Surroundings
+from p2ptrain.mesh.hello import HELLO_KIND, Hello, to_message
+from p2ptrain.mesh.peer_link import PeerLink
+from p2ptrain.mesh.router import Router
+from p2ptrain.mesh.tasks import TaskScope
+from p2ptrain.net.link import Link
+from p2ptrain.net.memory import connect
+from p2ptrain.net.message import Message, Priority
+from tests.unit.net.helpers import Inbox
+
+SELF, PEER = "a" * 64, "b" * 64
+THEIRS = Hello("bert", "other", uptime_seconds=1.0, port=4000, token="t")
+
+
+async def _send(_peer: str, _message: Message, _priority: Priority) -> None: ...
+
+
+async def _answers(_peer: str) -> None: ...
+
+
+@dataclass
+class Home:
+    """Connections of one device, and what they have told it."""
+
+    executor: ThreadPoolExecutor
+    tasks: TaskScope
+    up: list[str] = field(default_factory=list)
+    own_hellos: int = 0
+    dialled: list[str] = field(default_factory=list)
+    dial_error: Exception = field(default_factory=lambda: LinkClosed("nobody is there"))
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        router = Router("anna", _send)
+        self.connections = Connections(self._around(), router, self.tasks, Random(1))
+
+    def _around(self) -> Surroundings:
+        return Surroundings(
+            self_id=SELF,
+            own_hello=self.own_hello,
+            dial=self.dial,
+            is_trusted=lambda _peer: True,
+            on_up=lambda peer, _hello: self.up.append(peer),
+            on_lost=lambda _peer, _refused: None,
+            on_not_paired=lambda _peer: None,
+            is_reachable=_answers,
+            on_mismatch=lambda _peer, _why: None,
+            on_fatal=self.fail,
+            executor=self.executor,
+        )
+
+    def own_hello(self) -> Hello:
+        self.own_hellos += 1
+        return Hello("anna", "one", uptime_seconds=2.0, port=4000)
+
+    async def dial(self, _addresses: Sequence[Address], peer: str, _make: MakeLink) -> Link:
+        self.dialled.append(peer)
+        self.changed.set()
+        raise self.dial_error
+
+    def fail(self, error: UserError) -> None:
+        raise AssertionError(error)
+
+    def dialled_by(self, inbox: Inbox) -> Link:
+        """The far end of a link that the peer has dialled."""
+        far = Link(SELF, inbox)
+        connect(self.connections.incoming(PEER), far)
+        return far
+
+
+@asynccontextmanager
+async def at_home() -> AsyncIterator[Home]:
+    with ThreadPoolExecutor(1) as executor:
+        async with TaskScope() as tasks:
+            home = Home(executor, tasks)
+            yield home
+            await home.connections.close()
+
+
+async def test_a_link_is_up_once_its_hello_is_answered() -> None:
+    async with at_home() as home:
+        home.connections.keep(PEER)
+        inbox = Inbox()
+        await home.dialled_by(inbox).send(to_message(THEIRS))
+        assert [message.kind for message in await inbox.count(1)] == [HELLO_KIND]
+        assert home.up == [PEER]
+
+
+async def test_a_device_that_leaves_takes_no_new_links() -> None:
+    """Whose link has ended dials at once, so it would come between the good-bye and the end."""
+    async with at_home() as home:
+        home.connections.keep(PEER)
+        await home.connections.close()
+        with pytest.raises(LinkClosed, match="leaving"):
+            home.connections.incoming(PEER)
+
+
+async def test_a_hello_that_comes_while_leaving_asks_nothing_of_the_mesh() -> None:
+    """The listener may be closed by then, and with it what a hello tells of this device."""
+    async with at_home() as home:
+        home.connections.keep(PEER)
+        link = PeerLink(PEER, home.connections, Router("anna", _send), None, home.executor)
+        inbox = Inbox()
+        connect(link.link, Link(SELF, inbox))
+        await home.connections.close()
+        home.connections.said_hello(link, THEIRS)
+        assert (await inbox.count(1))[0].fields["reason"] == "leaving"
+    assert home.own_hellos == 0
+    assert home.up == []
+
+
+@pytest.mark.parametrize("error", [UnicodeError("label too long"), ValueError("null character")])
+async def test_a_dial_that_breaks_costs_that_dial_only(error: Exception) -> None:
+    async with at_home() as home:
+        home.dial_error = error
+        home.connections.keep(PEER, [("10.0.0.2", 4000)])
+        for count in (1, 2):  # the second time since another hint has come
+            async with asyncio.timeout(5):
+                while len(home.dialled) < count:
+                    await home.changed.wait()
+                    home.changed.clear()
+            home.connections.hint(PEER, [("10.0.0.3", 4000)])
+        inbox = Inbox()
+        await home.dialled_by(inbox).send(to_message(THEIRS))
+        await inbox.count(1)
+        assert home.up == [PEER]
