@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.errors import PeerError, ProtocolError, TrainingError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.model.description import ModelDescription
@@ -19,11 +19,13 @@ from p2ptrain.training.budget import (
     USABLE_SHARE,
     anonymous_bytes,
     available_memory_bytes,
+    is_out_of_memory,
     usable_memory_bytes,
 )
 from p2ptrain.training.ceiling import Ceiling
 from p2ptrain.training.company import Company
 from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.operator_errors import OPERATORS_RAISE, first_line, unit_of
 from p2ptrain.training.parts import limited
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.protocol import (
@@ -86,11 +88,9 @@ class DeviceMeasures:
         budget = self.budget_bytes()
         measured: Mapping[str, Any] = {}
         if sizes:
-            with timed(log, "measured"):
-                measured = await measure(
-                    *(description, sizes, self._compute, self._profiles, budget),
-                    largest_second=largest_second,
-                )
+            measured = await self._measured(
+                description, sizes, budget, largest_second=largest_second
+            )
         memory_bytes = self.budget_bytes()
         taken = max(anonymous_bytes() - self._idle_bytes, 0)
         self._offers = {digest: _Offer(measured, memory_bytes, taken)}
@@ -99,6 +99,28 @@ class DeviceMeasures:
         content = {"measured": measured, "memory_bytes": memory_bytes, "taken_bytes": taken}
         blob = cbor.dumps(content)
         return Message(MEASURE_PROFILE, {}, (memoryview(blob),))
+
+    async def _measured(
+        self,
+        description: ModelDescription,
+        sizes: Sequence[int],
+        budget_bytes: int,
+        *,
+        largest_second: bool,
+    ) -> Mapping[str, Any]:
+        """Raises TrainingError: the model itself fails, as it does in plain torch."""
+        try:
+            with timed(log, "measured"):
+                return await measure(
+                    *(description, sizes, self._compute, self._profiles, budget_bytes),
+                    largest_second=largest_second,
+                )
+        except OPERATORS_RAISE as error:
+            if is_out_of_memory(error):
+                raise
+            unit = unit_of(error)
+            where = "its backward" if unit is None else f"unit {unit}"
+            raise TrainingError(f"the model fails in {where}: {first_line(error)}") from error
 
     async def all_measured(self, peer: str, message: Message) -> None:
         """Nobody measures any more beside this device."""

@@ -19,12 +19,12 @@ from torch import Tensor
 from p2ptrain import failpoints
 from p2ptrain.errors import TrainingError
 from p2ptrain.model.share import Span
-from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.division import Division
 from p2ptrain.training.epoch_log import EpochLog
 from p2ptrain.training.inlet import Gathered, Piece, Value
 from p2ptrain.training.live_stage import TrainedStage
+from p2ptrain.training.operator_errors import OPERATORS_RAISE, first_line, unit_of
 from p2ptrain.training.protocol import PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.stage_ends import Lines, RoundReport, StageLinks
@@ -32,7 +32,6 @@ from p2ptrain.training.switchboard import ACTIVATIONS, GRADIENTS
 
 T = TypeVar("T")
 
-_OPERATORS_RAISE = (IndexError, RuntimeError, ValueError)
 Forward: TypeAlias = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """(inputs, targets) -> what crosses out, at the last stage the loss."""
 Backward: TypeAlias = Callable[[Sequence[Value]], list[Tensor | None]]
@@ -171,9 +170,9 @@ class PieceRunner(ABC):
         try:
             run = partial(on_joined, compute, inputs, targets)
             return await self._run((1, -self.task.index), run)
-        except _OPERATORS_RAISE as error:
-            unit = next(iter(getattr(error, "__notes__", ())), None)
-            if unit is None or is_out_of_memory(error):
+        except OPERATORS_RAISE as error:
+            unit = unit_of(error)
+            if unit is None:
                 raise
             raise OperatorFailed(_refused(error, unit, order, piece)) from error
 
@@ -270,10 +269,9 @@ class PieceRunner(ABC):
 def _refused(error: Exception, unit: str, order: RoundOrder, piece: Piece) -> str:
     shape, number = order.round, piece.key.micro_batch - order.round.first
     where = "the evaluation" if shape.mode is Mode.EVAL else f"step {shape.step + 1}"
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (
-        f"unit {unit} cannot compute with micro-batch {number} of {where}: {text}; look at its "
-        "samples: labels and indices out of range, values that the model does not take"
+        f"unit {unit} cannot compute with micro-batch {number} of {where}: {first_line(error)}; "
+        "look at its samples: labels and indices out of range, values that the model does not take"
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.errors import ScriptError, TrainingError
+from p2ptrain.errors import PlanError, ScriptError, TrainingError
 from p2ptrain.training.job import SGD, Job
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import one_stage_each
@@ -58,3 +58,27 @@ async def test_an_evaluation_of_other_samples_than_training_is_refused_before_it
         with pytest.raises(ScriptError, match=said):
             await household.holder_run(job(eval_data=other), one_stage_each(1, 8)).run()
     assert not household.events
+
+
+class Overwritten(nn.Module):
+    """Writes to what its backward needs: plain torch refuses that, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.sigmoid(self.layer(x))
+        out: torch.Tensor = hidden.mul_(2)
+        return out
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_model_whose_backward_fails_is_told_in_torchs_words(count: int) -> None:
+    made = job()
+    assert isinstance(made.model, nn.Sequential)
+    made.model.insert(3, Overwritten())
+    said = "the model fails in its backward: one of the variables needed for gradient computation"
+    async with devices(count) as household:
+        with pytest.raises(PlanError, match=said):
+            await household.holder_run(made, one_stage_each(count, 8)).run()
