@@ -1,17 +1,16 @@
 """What a model does besides tensor operations, which a trace would take wrongly without a word.
 
-Each was seen with torch 2.13: hooks that change gradients are lost, numbers that forward() counts
-up stay as they were in the trace, and TorchScript that has run before is traced with its own
-autodiff, which detaches what it computes with. What a reentrant checkpoint holds is traced without
-gradients. Put right where possible, refused otherwise.
+Each was seen with torch 2.13: hooks that change gradients are lost, and TorchScript that has run
+before is traced with its own autodiff, which detaches what it computes with. What a reentrant
+checkpoint holds is traced without gradients. Put right where possible, refused otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +38,6 @@ if _CTC not in fake_impls.op_implementations_dict:  # another torch may have a r
 
 _one_at_a_time = threading.RLock()
 """What is put in place of torch's own while a model is traced is there for all threads."""
-
-Numbers: TypeAlias = Mapping[tuple[str, str], int | float]
-"""(path of a module, attribute) -> its value."""
 
 _MODULE_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -79,41 +75,6 @@ class NoTensorHooks(TorchFunctionMode):
         if func in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook):
             raise CaptureError(f"forward() {_LOST}")
         return func(*args, **(kwargs or {}))
-
-
-def numbers_of(module: nn.Module) -> Numbers:
-    """The plain numbers among the attributes of `module` and of its parts."""
-    return {
-        (path, name): value
-        for path, part in module.named_modules()
-        for name, value in vars(part).items()
-        if type(value) in (int, float)
-    }
-
-
-def set_numbers(module: nn.Module, numbers: Numbers) -> None:
-    """Write what `numbers_of` gave."""
-    for (path, name), value in numbers.items():
-        setattr(module.get_submodule(path), name, value)
-
-
-def refuse_counted(numbers: Numbers) -> None:
-    """CaptureError that names the attributes which change from batch to batch."""
-    named = ", ".join(".".join(filter(None, key)) for key in list(numbers)[:4])
-    raise CaptureError(
-        f"forward() changes numbers of the module and computes with them ({named}), but devices "
-        "get the model once. Keep them in a buffer: self.register_buffer(name, torch.tensor(...))"
-    )
-
-
-def same_program(one: torch.export.ExportedProgram, other: torch.export.ExportedProgram) -> bool:
-    """Whether two traces compute the same, numbers in them included."""
-    first, second = (p.graph_module.print_readable(print_output=False) for p in (one, other))
-    return first == second and all(map(torch.equal, _constants(one), _constants(other)))
-
-
-def _constants(program: torch.export.ExportedProgram) -> list[Tensor]:
-    return [value for value in program.constants.values() if isinstance(value, Tensor)]
 
 
 @contextlib.contextmanager

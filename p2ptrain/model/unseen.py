@@ -19,8 +19,11 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from p2ptrain.errors import CaptureError
+from p2ptrain.model.held import Held
 
-_REGISTERED = ("_parameters", "_buffers", "_modules")
+_COPIED_BYTES = 256 * 2**20
+"""Tensors outside buffers are copied, to be put back, up to this size: more may be a data set."""
+
 _READ: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 _WRITE: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -32,7 +35,10 @@ class Unseen:
         """Note it; to be called before tensors of `module` are replaced by a trace's."""
         self._module = module
         self._held = list(_held_tensors(module))
-        self._values = {id(t): (t, t.detach().clone()) for _, _, _, t in self._held}
+        self._values = {
+            id(t): (t, t.detach().clone()) for *_, t in self._held if t.nbytes <= _COPIED_BYTES
+        }
+        self._versions = {id(t): t._version for *_, t in self._held}
         self.replaced: dict[str, Tensor] = {}
 
     def begin(self) -> None:
@@ -75,8 +81,14 @@ class Unseen:
         """Refuse a program that computes with what forward() replaces.
 
         Raises:
-            CaptureError: it does.
+            CaptureError: it does, or writes to a tensor that is too large to be put back.
         """
+        for path, _, _, tensor in self._held:
+            if id(tensor) not in self._values and tensor._version != self._versions[id(tensor)]:
+                raise CaptureError(
+                    f"forward() writes to the large tensor {path!r}. Keep it in a buffer: "
+                    "self.register_buffer(name, tensor)"
+                )
         used = {id(constant) for constant in _constants_used(program)}
         for path, before in self.replaced.items():
             if id(before) in used:
@@ -135,17 +147,11 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _held_tensors(module: nn.Module) -> Iterator[tuple[str, Any, Any, Tensor]]:
-    """(path, container, key, tensor) of tensors in attributes, and in lists and dicts there."""
-    for path, part in module.named_modules():
-        holders: list[tuple[str, Any]] = [("", vars(part))]
-        holders += [(n, v) for n, v in vars(part).items() if isinstance(v, dict | list)]
-        for name, holder in holders:
-            if name in _REGISTERED:
-                continue
-            items = holder.items() if isinstance(holder, dict) else enumerate(holder)
-            for key, value in items:
-                if isinstance(value, Tensor):
-                    yield ".".join(filter(None, (path, name, str(key)))), holder, key, value
+    """(path, container, key, tensor) of tensors in attributes, in containers and objects there."""
+    registered = {id(t) for t in (*module.parameters(), *module.buffers())}
+    for path, holder, key, value in Held({"": module}).values():
+        if isinstance(value, Tensor) and id(value) not in registered:
+            yield path, holder, key, value
 
 
 def _item(holder: Any, key: Any) -> object:

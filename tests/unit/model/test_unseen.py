@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
+from p2ptrain.model import unseen
 from p2ptrain.model.capture import capture
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
@@ -77,6 +78,17 @@ def _replaces_buffer(model: Any, x: Tensor) -> Tensor:
 def test_it_is_refused(f: Callable[[Any, Tensor], Tensor], says: str) -> None:
     with pytest.raises(CaptureError, match=says):
         capture(_Model(f), mse_loss, _EXAMPLE)
+
+
+def test_a_large_tensor_that_is_written_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def writes(model: Any, x: Tensor) -> Tensor:
+        model.mean.add_(1)
+        return x - model.mean
+
+    assert capture(_Model(writes), mse_loss, _EXAMPLE).description.units
+    monkeypatch.setattr(unseen, "_COPIED_BYTES", 16)
+    with pytest.raises(CaptureError, match="large tensor 'mean'"):
+        capture(_Model(writes), mse_loss, _EXAMPLE)
 
 
 def _differentiates(model: Any, x: Tensor) -> Tensor:

@@ -1,0 +1,159 @@
+"""What a model keeps in Python: attributes, containers and helper objects, as deep as they go.
+
+A trace runs forward() once and sees of all this only what it is at that time. So whoever traces
+looks here whether forward() has changed anything, and puts it back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+_PLAIN = (int, float, complex, bool, str, bytes)
+_PASSIVE = (types.SimpleNamespace, argparse.Namespace)
+_CONTAINERS = (dict, list, set, deque)
+_LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
+
+_MOST_ITEMS = 10_000
+"""Containers of more are data, such as vocabularies and samples: nobody looks into them."""
+_MOST_PLACES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Something that holds values.
+
+    Attributes:
+        path: how one gets there; "" for the model itself.
+        holder: a container, or an object's `__dict__`.
+        content: a copy of it.
+    """
+
+    path: str
+    holder: Any
+    content: Any
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """(key, value) as they were when the copy was made."""
+        return _items(self.content)
+
+    def changed(self) -> list[str]:
+        """Paths of what is not what it was."""
+        before, after = dict(self.items()), dict(_items(self.holder))
+        keys = (*before, *(key for key in after if key not in before))
+        gone = object()
+        return [
+            joined(self.path, key)
+            for key in keys
+            if not _same(before.get(key, gone), after.get(key, gone))
+        ]
+
+    def put_back(self) -> None:
+        """Make the holder what it was."""
+        if isinstance(self.holder, list):
+            self.holder[:] = self.content
+            return
+        self.holder.clear()
+        (self.holder.extend if isinstance(self.holder, deque) else self.holder.update)(self.content)
+
+
+class Held:
+    """What is kept in some roots, as it was."""
+
+    def __init__(self, roots: Mapping[str, object]) -> None:
+        """Note it.
+
+        Args:
+            roots: by the name that paths begin with.
+        """
+        self.places = tuple(_places(roots))
+
+    def changed(self) -> list[str]:
+        """Paths of everything that is not what it was."""
+        return [path for place in self.places for path in place.changed()]
+
+    def put_back(self) -> None:
+        """Make everything what it was. Tensors keep their values."""
+        for place in self.places:
+            if place.changed():
+                place.put_back()
+
+    def values(self) -> Iterator[tuple[str, Any, Any, Any]]:
+        """(path, holder, key, value) of everything that was held."""
+        for place in self.places:
+            for key, value in place.items():
+                yield joined(place.path, key), place.holder, key, value
+
+
+def joined(path: str, key: object) -> str:
+    """The path of what `path` holds under `key`."""
+    return ".".join(filter(None, (path, str(key))))
+
+
+def _places(roots: Mapping[str, object]) -> Iterator[Place]:
+    """Breadth first, everything once."""
+    waiting = deque(roots.items())
+    seen: dict[int, object] = {}
+    while waiting and len(seen) < _MOST_PLACES:
+        path, value = waiting.popleft()
+        if id(value) in seen:
+            continue
+        holder = _holder(value)
+        if holder is None:
+            continue
+        seen[id(value)] = value  # kept, so that its id stays its own
+        place = Place(path, holder, _copy(holder))
+        if not isinstance(value, tuple):
+            yield place
+        inner = [(_below(path, value, key), held) for key, held in place.items()]
+        waiting.extend((name, held) for name, held in inner if not isinstance(held, _PLAIN))
+
+
+def _holder(value: object) -> Any:
+    """Where `value` holds others; None if it is nothing that one looks into."""
+    if isinstance(value, (*_CONTAINERS, tuple)):
+        return value if len(value) <= _MOST_ITEMS else None
+    if isinstance(value, Tensor | type | types.ModuleType | types.FunctionType):
+        return None
+    own = isinstance(value, (nn.Module, *_PASSIVE)) or not _of_library(type(value))
+    return getattr(value, "__dict__", None) if own else None
+
+
+def _of_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _LIBRARIES
+
+
+def _below(path: str, value: object, key: object) -> str:
+    """A module's parts are called as torch calls them, without the dict that holds them."""
+    registers = isinstance(value, nn.Module) and key in ("_parameters", "_buffers", "_modules")
+    return path if registers else joined(path, key)
+
+
+def _copy(holder: Any) -> Any:
+    for kind in _CONTAINERS:
+        if isinstance(holder, kind):
+            return kind(holder)
+    return tuple(holder)
+
+
+def _items(holder: Any) -> Iterator[tuple[Any, Any]]:
+    """Members of a set stand for themselves."""
+    if isinstance(holder, dict):
+        yield from holder.items()
+    elif isinstance(holder, set):
+        yield from ((member, member) for member in holder)
+    else:
+        yield from enumerate(holder)
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other or (
+        type(one) is type(other) and isinstance(one, _PLAIN) and bool(one == other)
+    )
