@@ -28,7 +28,7 @@ from torch.autograd import function
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.causal_masks import CausalMasks
 from p2ptrain.model.export_errors import explain
-from p2ptrain.model.held import Held
+from p2ptrain.model.held import Held, joined
 from p2ptrain.model.modes import calls_as_traced, told_eager
 from p2ptrain.model.repeated import Twice, refuse_changing, repeats
 from p2ptrain.model.structure import Structure, structure_of
@@ -80,7 +80,8 @@ class Scored(nn.Module):
         self.loss = loss
         self.as_eager = True
         self.masks = CausalMasks()
-        self.unseen = Unseen(module)
+        self._roots = {"": module, "loss": loss}
+        self.unseen = Unseen(self, self._roots)
         self._example = example
         self._record = _Record()
 
@@ -88,12 +89,13 @@ class Scored(nn.Module):
         """The loss, and in evaluation mode the tensors of the model's output."""
         self.masks.begin()
         self.unseen.begin()
-        buffers, held = _Buffers(self.module), self.held()
+        held = self.held()
+        buffers = _Buffers(held)
         with calls_as_traced(), told_eager() if self.as_eager else contextlib.nullcontext():
             output = self.run(inputs)
             loss = self.loss(output, self._example.target.unflatten(targets))
-        self.unseen.end()
         self._record.regrown = buffers.write_back()
+        self.unseen.end()
         self._record.changed = held.changed()
         _check_loss(loss)
         leaves, structure = structure_of(output, _kept, is_leaf=_is_cache)
@@ -112,8 +114,8 @@ class Scored(nn.Module):
         return self._record.output
 
     def held(self) -> Held:
-        """What the module keeps in Python, as it is now."""
-        return Held({"": self.module})
+        """What module and loss keep in Python, as it is now."""
+        return Held(self._roots)
 
     @property
     def changed(self) -> Sequence[str]:
@@ -127,11 +129,11 @@ class Scored(nn.Module):
             CaptureError: there is such a thing.
         """
         self.unseen.check(program)
-        for path in self._record.regrown:
-            if uses_buffer(program, path):
+        for path, buffer in self._record.regrown:
+            if uses_buffer(program, path, buffer):
                 raise CaptureError(
-                    f"forward() replaces the buffer {path!r} by one of another shape or type; "
-                    "buffers keep theirs"
+                    f"forward() or the loss replaces the buffer {path!r} by one of another shape "
+                    "or type; buffers keep theirs"
                 )
 
 
@@ -140,7 +142,7 @@ class _Record:
 
     output: Structure | None = None
     changed: Sequence[str] = ()
-    regrown: Sequence[str] = ()
+    regrown: Sequence[tuple[str, Tensor]] = ()
 
 
 def call_model(module: nn.Module, value: Any) -> Any:
@@ -291,19 +293,19 @@ def _is_cache(value: Any) -> bool:
 class _Buffers:
     """Buffers as they were before forward(), to find those that it reassigned."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, held: Held) -> None:
         self._before = [
             (path, owner, name, tensor)
-            for path, owner in module.named_modules()
+            for path, owner in held.modules()
             for name, tensor in owner._buffers.items()
             if tensor is not None
         ]
 
-    def write_back(self) -> list[str]:
+    def write_back(self) -> list[tuple[str, Tensor]]:
         """Write what was assigned into the buffers themselves, as part of the graph.
 
         Returns:
-            Paths of those that got another shape or type, and keep what they had.
+            Paths of those that got another shape or type, and what they keep.
         """
         regrown = []
         for path, owner, name, before in self._before:
@@ -311,7 +313,7 @@ class _Buffers:
             if after is before:
                 continue
             if after is None or after.shape != before.shape or after.dtype != before.dtype:
-                regrown.append(".".join(filter(None, (path, name))))
+                regrown.append((joined(path, name), before))
             else:
                 with torch.no_grad():
                     before.copy_(after)

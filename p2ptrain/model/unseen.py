@@ -1,4 +1,4 @@
-"""What forward() changes besides tensors that a trace follows: it would stay as it was at capture.
+"""What forward() and the loss change besides tensors that a trace follows: it would stay as it was.
 
 Tensors that the module keeps outside its buffers and that forward() replaces, parameters that it
 replaces, and random numbers that do not come from torch. Each was seen to train something else than
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.held import Held
+from p2ptrain.model.held import Held, current
 
 _COPIED_BYTES = 256 * 2**20
 """Tensors outside buffers are copied, to be put back, up to this size: more may be a data set."""
@@ -31,10 +31,15 @@ _WRITE: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 class Unseen:
     """What a module keeps where a trace does not look, as it was before."""
 
-    def __init__(self, module: nn.Module) -> None:
-        """Note it; to be called before tensors of `module` are replaced by a trace's."""
-        self._module = module
-        self._held = list(_held_tensors(module))
+    def __init__(self, module: nn.Module, roots: Mapping[str, object]) -> None:
+        """Note it; to be called before tensors of `module` are replaced by a trace's.
+
+        Args:
+            module: what is traced. Its parameters and buffers are followed.
+            roots: the user's module and loss, by the name that paths begin with.
+        """
+        self._roots = roots
+        self._held = list(_held_tensors(module, roots))
         self._values = {
             id(t): (t, t.detach().clone()) for *_, t in self._held if t.nbytes <= _COPIED_BYTES
         }
@@ -43,8 +48,8 @@ class Unseen:
 
     def begin(self) -> None:
         """forward() begins."""
-        self._parameters = dict(_parameters(self._module))
-        self._random = _random_states(self._module)
+        self._parameters = dict(_parameters(self._roots))
+        self._random = _random_states(self._roots)
 
     def end(self) -> None:
         """forward() is over: look what it has changed.
@@ -52,22 +57,23 @@ class Unseen:
         Raises:
             CaptureError: it drew random numbers or replaced a parameter.
         """
-        if _random_states(self._module) != self._random:
+        if _random_states(self._roots) != self._random:
             raise CaptureError(
                 "forward() or the loss draws random numbers of Python's or NumPy's, which would be "
                 "the same for every batch. Take torch's, such as torch.rand(()), and torch.where "
                 "instead of `if`"
             )
-        for path, parameter in _parameters(self._module):
+        for path, parameter in _parameters(self._roots):
             if self._parameters.get(path, parameter) is not parameter:
                 raise CaptureError(
-                    f"forward() puts another parameter in place of {path!r}, which no optimizer "
-                    "would know. Write into it: with torch.no_grad(): parameter.copy_(value)"
+                    f"forward() or the loss puts another parameter in place of {path!r}, which no "
+                    "optimizer would know. Write into it: with torch.no_grad(): "
+                    "parameter.copy_(value)"
                 )
         self.replaced = {
             path: before
             for path, holder, key, before in self._held
-            if _item(holder, key) is not before
+            if current(holder, key) is not before
         }
 
     def put_back(self) -> None:
@@ -86,15 +92,16 @@ class Unseen:
         for path, _, _, tensor in self._held:
             if id(tensor) not in self._values and tensor._version != self._versions[id(tensor)]:
                 raise CaptureError(
-                    f"forward() writes to the large tensor {path!r}. Keep it in a buffer: "
-                    "self.register_buffer(name, tensor)"
+                    f"forward() or the loss writes to the large tensor {path!r}. Keep it in a "
+                    "buffer: self.register_buffer(name, tensor)"
                 )
         used = {id(constant) for constant in _constants_used(program)}
         for path, before in self.replaced.items():
             if id(before) in used:
                 raise CaptureError(
-                    f"forward() computes with the tensor {path!r} and replaces it, but devices get "
-                    "the model once. Keep it in a buffer: self.register_buffer(name, tensor)"
+                    f"forward() or the loss computes with the tensor {path!r} and replaces it, "
+                    "but devices get the model once. Keep it in a buffer: "
+                    "self.register_buffer(name, tensor)"
                 )
 
 
@@ -126,11 +133,18 @@ def refuse_unready(module: nn.Module) -> None:
             raise CaptureError(f"{name!r} is sparse, which cannot travel. Use tensor.to_dense()")
 
 
-def uses_buffer(program: torch.export.ExportedProgram, path: str) -> bool:
-    """Whether `program` reads the buffer of that path."""
+def uses_buffer(program: torch.export.ExportedProgram, path: str, buffer: Tensor) -> bool:
+    """Whether `program` reads that buffer of the module or the loss."""
     placeholders = program.graph.find_nodes(op="placeholder")
     specs = zip(program.graph_signature.input_specs, placeholders, strict=True)
-    return any(spec.target == f"module.{path}" and node.users for spec, node in specs)
+    return any(
+        (
+            spec.target in (f"module.{path}", path)
+            or program.constants.get(str(spec.target)) is buffer
+        )
+        and node.users
+        for spec, node in specs
+    )
 
 
 def _constants_used(program: torch.export.ExportedProgram) -> Iterator[object]:
@@ -139,38 +153,32 @@ def _constants_used(program: torch.export.ExportedProgram) -> Iterator[object]:
             yield program.constants.get(str(spec.target))
 
 
-def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    for path, part in module.named_modules():
+def _parameters(roots: Mapping[str, object]) -> Iterator[tuple[str, nn.Parameter]]:
+    for path, part in Held(roots).modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
                 yield ".".join(filter(None, (path, name))), parameter
 
 
-def _held_tensors(module: nn.Module) -> Iterator[tuple[str, Any, Any, Tensor]]:
-    """(path, container, key, tensor) of tensors in attributes, in containers and objects there."""
+def _held_tensors(
+    module: nn.Module, roots: Mapping[str, object]
+) -> Iterator[tuple[str, Any, Any, Tensor]]:
+    """(path, container, key, tensor) of tensors that are no parameters or buffers of `module`."""
     registered = {id(t) for t in (*module.parameters(), *module.buffers())}
-    for path, holder, key, value in Held({"": module}).values():
+    for path, holder, key, value in Held(roots).values():
         if isinstance(value, Tensor) and id(value) not in registered:
             yield path, holder, key, value
 
 
-def _item(holder: Any, key: Any) -> object:
-    try:
-        return holder[key]
-    except LookupError:
-        return None
-
-
-def _random_states(module: nn.Module) -> list[str]:
-    """Of Python's and NumPy's generators: the global ones and those that the module holds."""
+def _random_states(roots: Mapping[str, object]) -> list[str]:
+    """Of Python's and NumPy's generators: the global ones and those that are held."""
     numpy = sys.modules.get("numpy")
     states = [repr(random.getstate())]
     if numpy is not None:
         states.append(repr(numpy.random.get_state()))
-    for part in module.modules():
-        for value in vars(part).values():
-            if isinstance(value, random.Random):
-                states.append(repr(value.getstate()))
-            elif numpy is not None and isinstance(value, numpy.random.Generator):
-                states.append(repr(value.bit_generator.state))
+    for *_, value in Held(roots).values():
+        if isinstance(value, random.Random):
+            states.append(repr(value.getstate()))
+        elif numpy is not None and isinstance(value, numpy.random.Generator):
+            states.append(repr(value.bit_generator.state))
     return states
