@@ -2,7 +2,8 @@
 
 Each was seen with torch 2.13: hooks that change gradients are lost, and TorchScript that has run
 before is traced with its own autodiff, which detaches what it computes with. What a reentrant
-checkpoint holds is traced without gradients. Put right where possible, refused otherwise.
+checkpoint holds is traced without gradients, and inference mode leaves nothing in a graph, so that
+gradients would flow through it. Put right where possible, refused otherwise.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class NoTensorHooks(TorchFunctionMode):
 def as_written() -> Iterator[None]:
     """TorchScript runs operator by operator, checkpoints just call what they hold.
 
-    And distributions do not look at their arguments.
+    Inference mode is no more than gradients switched off, and distributions do not look at their
+    arguments.
     """
     with _one_at_a_time:
         yield from _as_written()
@@ -91,10 +93,13 @@ def _as_written() -> Iterator[None]:
     validates = Distribution._validate_args
     jit: Any = torch.jit
     reentrant: Any = CheckpointFunction
+    inference: Any = torch.inference_mode
+    enter = inference.__enter__
     compiled: list[Any] = [torch._C.ScriptMethod, torch._C.ScriptFunction]
     originals = [kind.__call__ for kind in compiled]
     Distribution.set_default_validate_args(False)
     reentrant.apply = _checkpointed
+    inference.__enter__ = _as_gradients_mode(enter)
     for kind in compiled:
         kind.__call__ = _afresh(kind.__call__)
     try:
@@ -104,7 +109,22 @@ def _as_written() -> Iterator[None]:
         for kind, original in zip(compiled, originals, strict=True):
             kind.__call__ = original
         del reentrant.apply
+        inference.__enter__ = enter
         Distribution.set_default_validate_args(validates)
+
+
+def _as_gradients_mode(original: Callable[..., None]) -> Callable[..., None]:
+    """Enter `no_grad` in this thread; what is left is whatever has been entered."""
+    thread = threading.get_ident()
+
+    def enter(mode: Any) -> None:
+        if threading.get_ident() != thread:
+            original(mode)
+            return
+        mode._inference_mode_context = torch.no_grad() if mode.mode else torch.enable_grad()
+        mode._inference_mode_context.__enter__()
+
+    return enter
 
 
 def _afresh(original: Callable[..., Any]) -> Callable[..., Any]:
