@@ -1,9 +1,10 @@
 """What a model does besides tensor operations, which a trace would take wrongly without a word.
 
-Each was seen with torch 2.13: hooks that change gradients are lost, and TorchScript that has run
-before is traced with its own autodiff, which detaches what it computes with. What a reentrant
-checkpoint holds is traced without gradients, and inference mode leaves nothing in a graph, so that
-gradients would flow through it. Put right where possible, refused otherwise.
+Each was seen with torch 2.13: hooks that change gradients are lost, so is the freezing of a
+parameter, and TorchScript that has run before is traced with its own autodiff, which detaches what
+it computes with. What a reentrant checkpoint holds is traced without gradients, and inference mode
+leaves nothing in a graph, so that gradients would flow through it. Put right where possible,
+refused otherwise.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ if _CTC not in fake_impls.op_implementations_dict:  # another torch may have a r
 _one_at_a_time = threading.RLock()
 """What is put in place of torch's own while a model is traced is there for all threads."""
 
+_SET_REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 _MODULE_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _LOST = (
@@ -67,6 +69,25 @@ def _checkpointed(function: Callable[..., Any], preserves: bool, *args: Any) -> 
     learns = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
     with torch.set_grad_enabled(learns and torch.is_grad_enabled()):  # plain torch warns of it
         return function(*args)
+
+
+class NoSwitchedParameters(TorchFunctionMode):
+    """Refuse `parameter.requires_grad_(False)`: the graph has no word for it.
+
+    Of an activation it is followed.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in (Tensor.requires_grad_, _SET_REQUIRES_GRAD):
+            wanted = args[1] if len(args) > 1 else given.get("requires_grad", True)
+            if isinstance(args[0], nn.Parameter) and bool(wanted) != args[0].requires_grad:
+                raise CaptureError(
+                    "forward() or the loss switches requires_grad of a parameter, which other "
+                    "devices would not follow. Compute with parameter.detach() there (a module "
+                    "with torch.func.functional_call), or freeze it before training"
+                )
+        return func(*args, **given)
 
 
 class NoTensorHooks(TorchFunctionMode):
