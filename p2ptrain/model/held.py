@@ -151,8 +151,7 @@ def _places(roots: Mapping[str, object]) -> Iterator[Place]:
             continue
         seen[id(value)] = value
         place = Place(path, value, holder, _copy(holder))
-        if not isinstance(value, tuple):
-            yield place
+        yield place
         inner = [(_below(path, value, key), held) for key, held in place.items()]
         waiting.extend((name, held) for name, held in inner if not isinstance(held, _LEAVES))
 

@@ -176,9 +176,18 @@ def _random_states(roots: Mapping[str, object]) -> list[str]:
     states = [repr(random.getstate())]
     if numpy is not None:
         states.append(repr(numpy.random.get_state()))
-    for *_, value in Held(roots).values():
-        if isinstance(value, random.Random):
-            states.append(repr(value.getstate()))
-        elif numpy is not None and isinstance(value, numpy.random.Generator):
-            states.append(repr(value.bit_generator.state))
-    return states
+    held = (_random_state(value, numpy) for *_, value in Held(roots).values())
+    return states + [state for state in held if state is not None]
+
+
+def _random_state(value: object, numpy: Any) -> str | None:
+    """None if it is no generator."""
+    if isinstance(value, random.Random):
+        return repr(value.getstate())
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, numpy.random.RandomState):
+        return repr(value.get_state())
+    return None

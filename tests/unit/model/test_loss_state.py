@@ -124,6 +124,12 @@ def test_a_tensor_that_a_closure_writes_in_place_follows() -> None:
     assert found == _plain(_counting_in_place())
 
 
+def test_a_tensor_in_a_tuple_is_left_as_it_was() -> None:
+    kept = (torch.zeros(()),)
+    _captured(lambda output, target: mse_loss(output, target) * kept[0].add_(1).clone())
+    assert kept[0].item() == 0
+
+
 @pytest.mark.parametrize("holder", [list, tuple, set])
 def test_constants_may_be_kept_anywhere(holder: Callable[[Any], Any]) -> None:
     kept = holder([torch.full((8,), 0.5)])

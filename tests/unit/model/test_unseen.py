@@ -34,6 +34,8 @@ class _Model(nn.Module):
         self.kept = {"mean": torch.zeros(8)}
         self.own = random.Random(0)
         self.drawing = numpy.random.default_rng(0)
+        self.older = numpy.random.RandomState(0)
+        self.many = [numpy.random.default_rng(0), {"own": (random.Random(0),)}]
         self.f = f
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,6 +74,9 @@ def _replaces_buffer(model: Any, x: Tensor) -> Tensor:
         (lambda model, x: x * float(numpy.random.rand()), "random numbers"),
         (lambda model, x: x * model.own.random(), "random numbers"),
         (lambda model, x: x * model.drawing.random(), "random numbers"),
+        (lambda model, x: x if model.older.rand() < 0.6 else x * 2, "random numbers"),
+        (lambda model, x: x * model.many[0].random(), "random numbers"),
+        (lambda model, x: x * model.many[1]["own"][0].random(), "random numbers"),
         (lambda model, x: torch.vmap(lambda row: row + row.sum())(x), "torch.vmap"),
     ],
 )
