@@ -88,8 +88,8 @@ class Scored(nn.Module):
     def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
         """The loss, and in evaluation mode the tensors of the model's output."""
         self.masks.begin()
-        self.unseen.begin()
         held = self.held()
+        self.unseen.begin(held)
         buffers = _Buffers(held)
         with calls_as_traced(), told_eager() if self.as_eager else contextlib.nullcontext():
             output = self.run(inputs)

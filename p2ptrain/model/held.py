@@ -31,7 +31,11 @@ _CELL = "<cell>"
 
 _MOST_ITEMS = 10_000
 """Containers of more are data, such as vocabularies and samples: nobody looks into them."""
-_MOST_PLACES = 100_000
+_MOST_PLACES = 200_000
+
+_REGISTERS = ("_parameters", "_buffers", "_modules")
+_USUALLY_EMPTY = frozenset(vars(nn.Module())) - frozenset(_REGISTERS)
+"""Of a module: nobody registers a hook in forward()."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +156,11 @@ def _places(roots: Mapping[str, object]) -> Iterator[Place]:
         seen[id(value)] = value
         place = Place(path, value, holder, _copy(holder))
         yield place
-        inner = [(_below(path, value, key), held) for key, held in place.items()]
-        waiting.extend((name, held) for name, held in inner if not isinstance(held, _LEAVES))
+        waiting.extend(
+            (_below(path, value, key), held)
+            for key, held in place.items()
+            if not isinstance(held, _LEAVES) and (key not in _USUALLY_EMPTY or held)
+        )
 
 
 def _is_function(value: object) -> bool:
@@ -180,7 +187,7 @@ def _of_library(made: type | types.FunctionType) -> bool:
 
 def _below(path: str, value: object, key: object) -> str:
     """A module's parts are called as torch calls them, without the dict that holds them."""
-    registers = isinstance(value, nn.Module) and key in ("_parameters", "_buffers", "_modules")
+    registers = isinstance(value, nn.Module) and key in _REGISTERS
     return path if registers else joined(path, key)
 
 

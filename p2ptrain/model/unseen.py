@@ -38,7 +38,6 @@ class Unseen:
             module: what is traced. Its parameters and buffers are followed.
             roots: the user's module and loss, by the name that paths begin with.
         """
-        self._roots = roots
         self._held = list(_held_tensors(module, roots))
         self._values = {
             id(t): (t, t.detach().clone()) for *_, t in self._held if t.nbytes <= _COPIED_BYTES
@@ -46,10 +45,11 @@ class Unseen:
         self._versions = {id(t): t._version for *_, t in self._held}
         self.replaced: dict[str, Tensor] = {}
 
-    def begin(self) -> None:
-        """forward() begins."""
-        self._parameters = dict(_parameters(self._roots))
-        self._random = _random_states(self._roots)
+    def begin(self, held: Held) -> None:
+        """forward() begins, with what is held then."""
+        self._now = held
+        self._parameters = dict(_parameters(held))
+        self._random = _random_states(held)
 
     def end(self) -> None:
         """forward() is over: look what it has changed.
@@ -57,13 +57,13 @@ class Unseen:
         Raises:
             CaptureError: it drew random numbers or replaced a parameter.
         """
-        if _random_states(self._roots) != self._random:
+        if _random_states(self._now) != self._random:
             raise CaptureError(
                 "forward() or the loss draws random numbers of Python's or NumPy's, which would be "
                 "the same for every batch. Take torch's, such as torch.rand(()), and torch.where "
                 "instead of `if`"
             )
-        for path, parameter in _parameters(self._roots):
+        for path, parameter in _parameters(self._now):
             if self._parameters.get(path, parameter) is not parameter:
                 raise CaptureError(
                     f"forward() or the loss puts another parameter in place of {path!r}, which no "
@@ -153,8 +153,8 @@ def _constants_used(program: torch.export.ExportedProgram) -> Iterator[object]:
             yield program.constants.get(str(spec.target))
 
 
-def _parameters(roots: Mapping[str, object]) -> Iterator[tuple[str, nn.Parameter]]:
-    for path, part in Held(roots).modules():
+def _parameters(held: Held) -> Iterator[tuple[str, nn.Parameter]]:
+    for path, part in held.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
                 yield ".".join(filter(None, (path, name))), parameter
@@ -170,14 +170,14 @@ def _held_tensors(
             yield path, holder, key, value
 
 
-def _random_states(roots: Mapping[str, object]) -> list[str]:
+def _random_states(held: Held) -> list[str]:
     """Of Python's and NumPy's generators: the global ones and those that are held."""
     numpy = sys.modules.get("numpy")
     states = [repr(random.getstate())]
     if numpy is not None:
         states.append(repr(numpy.random.get_state()))
-    held = (_random_state(value, numpy) for *_, value in Held(roots).values())
-    return states + [state for state in held if state is not None]
+    others = (_random_state(value, numpy) for *_, value in held.values())
+    return states + [state for state in others if state is not None]
 
 
 def _random_state(value: object, numpy: Any) -> str | None:
