@@ -55,6 +55,7 @@ def capture(
     if evaluation:
         exported = export(scored, taken, training=False)
         evaluate = _translate(exported, taken, table)
+    table.refuse_shared_memory()
     description = _describe(type(module).__name__, taken, table, train, evaluate)
     return Captured(description, taken, exported.output, table, refuses_one_sample(train))
 

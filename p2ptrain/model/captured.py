@@ -13,6 +13,7 @@ from p2ptrain.errors import CaptureError, InternalError
 from p2ptrain.model.decoding import is_dense
 from p2ptrain.model.description import ModelDescription, TensorDescription, TensorKind
 from p2ptrain.model.export import Example
+from p2ptrain.model.shared_memory import Placed, refuse_shared_memory
 from p2ptrain.model.structure import Structure
 
 
@@ -30,6 +31,7 @@ class StateTable:
         self._names: dict[int, str] = {}
         self._tied: dict[str, str] = {}
         self._constants: dict[tuple[object, ...], str] = {}
+        self._taken: list[Placed] = []
         for name, parameter in module.named_parameters(remove_duplicate=False):
             self._add(name, parameter, TensorKind.PARAMETER)
         for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -53,7 +55,14 @@ class StateTable:
     def name_of(self, exported: str, tensor: Tensor, written: bool) -> str:
         """Canonical name of a tensor that the exported program takes, and may write to."""
         own = exported.removeprefix("module.")
-        if exported.startswith("module.") and (own in self._tensors or own in self._tied):
+        name = self._find(exported.startswith("module."), own, tensor, written)
+        constant = self._kinds[name] is TensorKind.CONSTANT
+        kept = tensor if constant else self._tensors[name]
+        self._taken.append(Placed(_label(own), kept, written))
+        return name
+
+    def _find(self, of_module: bool, own: str, tensor: Tensor, written: bool) -> str:
+        if of_module and (own in self._tensors or own in self._tied):
             return self._tied.get(own, own)
         if id(tensor) in self._names:
             return self._names[id(tensor)]
@@ -61,6 +70,23 @@ class StateTable:
             name = f"<written>.{len(self._tensors)}"
             return self._add(name, tensor, TensorKind.BUFFER)
         return self._constant(tensor)
+
+    def refuse_shared_memory(self) -> None:
+        """Refuse tensors that one update would write to together and devices would not.
+
+        To be called when both modes have asked for their names.
+
+        Raises:
+            CaptureError: two have memory in common.
+        """
+        trainable = self.trainable_names()
+        own = [
+            Placed(repr(name), tensor, name in trainable)
+            for name, tensor in self._tensors.items()
+            if self._kinds[name] is not TensorKind.CONSTANT
+        ]
+        taken, self._taken = self._taken, []
+        refuse_shared_memory((*own, *taken))
 
     def _constant(self, tensor: Tensor) -> str:
         """One name for equal constants: the two modes lift them separately."""
@@ -173,6 +199,11 @@ class Captured:
                 raise InternalError(f"tensor {name!r} has another shape or type than the model's")
             with torch.no_grad():
                 own.copy_(tensor)
+
+
+def _label(name: str) -> str:
+    """What a message calls a tensor; those in closures have no name."""
+    return "a tensor outside the model" if "lifted_tensor" in name else repr(name)
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import logging
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,18 +28,14 @@ from torch.autograd import function
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.causal_masks import CausalMasks
 from p2ptrain.model.export_errors import explain
+from p2ptrain.model.held import Held, joined
 from p2ptrain.model.modes import calls_as_traced, told_eager
+from p2ptrain.model.repeated import Twice, refuse_changing, repeats
 from p2ptrain.model.structure import Structure, structure_of
-from p2ptrain.model.tracing import (
-    Numbers,
-    as_written,
-    numbers_of,
-    refuse_counted,
-    refuse_gradient_hooks,
-    same_program,
-    set_numbers,
-)
+from p2ptrain.model.tracing import as_written, refuse_gradient_hooks
 from p2ptrain.model.unseen import Unseen, uses_buffer
+
+_log = logging.getLogger(__name__)
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -84,24 +80,23 @@ class Scored(nn.Module):
         self.loss = loss
         self.as_eager = True
         self.masks = CausalMasks()
-        self.unseen = Unseen(module)
+        self._roots = {"": module, "loss": loss}
+        self.unseen = Unseen(self, self._roots)
         self._example = example
         self._record = _Record()
 
     def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
         """The loss, and in evaluation mode the tensors of the model's output."""
         self.masks.begin()
-        self.unseen.begin()
-        buffers, numbers = _Buffers(self.module), numbers_of(self.module)
+        held = self.held()
+        self.unseen.begin(held)
+        buffers = _Buffers(held)
         with calls_as_traced(), told_eager() if self.as_eager else contextlib.nullcontext():
             output = self.run(inputs)
             loss = self.loss(output, self._example.target.unflatten(targets))
-        self.unseen.end()
         self._record.regrown = buffers.write_back()
-        after = numbers_of(self.module)
-        self._record.counted = {
-            key: after[key] for key in numbers if after.get(key, numbers[key]) != numbers[key]
-        }
+        self.unseen.end()
+        self._record.changed = held.changed()
         _check_loss(loss)
         leaves, structure = structure_of(output, _kept, is_leaf=_is_cache)
         self._record.output = structure
@@ -118,10 +113,14 @@ class Scored(nn.Module):
             raise CaptureError("the model was not run")
         return self._record.output
 
+    def held(self) -> Held:
+        """What module and loss keep in Python, as it is now."""
+        return Held(self._roots)
+
     @property
-    def counted(self) -> Numbers:
-        """Numbers among the module's attributes that the last call changed, as it left them."""
-        return self._record.counted
+    def changed(self) -> Sequence[str]:
+        """Paths of what the last call changed of that."""
+        return self._record.changed
 
     def check(self, program: torch.export.ExportedProgram) -> None:
         """Refuse what `program` computes with although forward() replaces it.
@@ -130,11 +129,11 @@ class Scored(nn.Module):
             CaptureError: there is such a thing.
         """
         self.unseen.check(program)
-        for path in self._record.regrown:
-            if uses_buffer(program, path):
+        for path, buffer in self._record.regrown:
+            if uses_buffer(program, path, buffer):
                 raise CaptureError(
-                    f"forward() replaces the buffer {path!r} by one of another shape or type; "
-                    "buffers keep theirs"
+                    f"forward() or the loss replaces the buffer {path!r} by one of another shape "
+                    "or type; buffers keep theirs"
                 )
 
 
@@ -142,8 +141,8 @@ class _Record:
     """Out of reach of torch.export, which puts a module's plain attributes back."""
 
     output: Structure | None = None
-    counted: Numbers = MappingProxyType({})
-    regrown: Sequence[str] = ()
+    changed: Sequence[str] = ()
+    regrown: Sequence[tuple[str, Tensor]] = ()
 
 
 def call_model(module: nn.Module, value: Any) -> Any:
@@ -171,21 +170,20 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
             scored(_resized(example.input_leaves, fewer), _resized(example.target_leaves, fewer))
 
     with (
-        _undisturbed(scored.module, training),
+        _undisturbed(scored, training),
         _no_custom_gradients(),
         _no_collections(),
         as_written(),
         scored.masks.known(),
     ):
-        scored.masks.learn(scored.module, lambda: scored.run(example.input_leaves))
+        with _put_back(scored):
+            scored.masks.learn(scored.module, lambda: scored.run(example.input_leaves))
         try:
             refuse_gradient_hooks(scored.module)
             program = _export_as_eager(scored, inputs, targets)
             scored.check(program)
-            if scored.counted:
-                set_numbers(scored.module, scored.counted)
-                if not same_program(program, _export_as_eager(scored, inputs, targets)):
-                    refuse_counted(scored.counted)
+            if scored.changed:
+                _refuse_unless_repeated(scored, inputs, targets)
         except CaptureError:
             raise
         except Exception as error:  # everything the user's code may raise, and torch.export's own
@@ -211,15 +209,41 @@ def _export_as_eager(
         return _export(scored, inputs, targets)
 
 
+def _refuse_unless_repeated(scored: Scored, inputs: list[Tensor], targets: list[Tensor]) -> None:
+    """Refuse a model that computes with what the last export has seen it change.
+
+    Raises:
+        CaptureError: a second call would do something else than the first.
+    """
+    changed = scored.changed
+    held = [value for *_, value in scored.held().values() if isinstance(value, Tensor)]
+    try:
+        with _put_back(scored):
+            twice = _trace(Twice(scored), _and_copies(inputs), _and_copies(targets))
+    except Exception as error:  # of the second call, which meets what the first one has left
+        _log.debug("a second call of forward() failed", exc_info=error)
+        refuse_changing(changed)
+    scored.unseen.put_back()
+    if not repeats(twice, len(inputs), held):
+        refuse_changing(changed)
+
+
 def _export(
     scored: Scored, inputs: list[Tensor], targets: list[Tensor]
+) -> torch.export.ExportedProgram:
+    with _put_back(scored):
+        return _trace(scored, inputs, targets)
+
+
+def _trace(
+    module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
     dynamic = ([{0: batch} for _ in inputs], [{0: batch} for _ in targets])
     # torch.export prints the half-made graph to stderr when it fails.
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
-        return torch.export.export(scored, (inputs, targets), dynamic_shapes=dynamic, strict=False)
+        return torch.export.export(module, (inputs, targets), dynamic_shapes=dynamic, strict=False)
 
 
 def _export_batch(scored: Scored, example: Example) -> int:
@@ -237,6 +261,11 @@ def _sizes(value: object) -> Sequence[int]:
 def _resized(leaves: Sequence[Tensor], size: int) -> list[Tensor]:
     """The leaves with `size` samples: theirs, repeated or cut off."""
     return [leaf[torch.arange(size) % leaf.shape[0]] for leaf in leaves]
+
+
+def _and_copies(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The leaves twice, as tensors of their own: a trace knows them by their object."""
+    return [*leaves, *(leaf.clone() for leaf in leaves)]
 
 
 def _check_loss(loss: object) -> None:
@@ -264,19 +293,19 @@ def _is_cache(value: Any) -> bool:
 class _Buffers:
     """Buffers as they were before forward(), to find those that it reassigned."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, held: Held) -> None:
         self._before = [
             (path, owner, name, tensor)
-            for path, owner in module.named_modules()
+            for path, owner in held.modules()
             for name, tensor in owner._buffers.items()
             if tensor is not None
         ]
 
-    def write_back(self) -> list[str]:
+    def write_back(self) -> list[tuple[str, Tensor]]:
         """Write what was assigned into the buffers themselves, as part of the graph.
 
         Returns:
-            Paths of those that got another shape or type, and keep what they had.
+            Paths of those that got another shape or type, and what they keep.
         """
         regrown = []
         for path, owner, name, before in self._before:
@@ -284,7 +313,7 @@ class _Buffers:
             if after is before:
                 continue
             if after is None or after.shape != before.shape or after.dtype != before.dtype:
-                regrown.append(".".join(filter(None, (path, name))))
+                regrown.append((joined(path, name), before))
             else:
                 with torch.no_grad():
                     before.copy_(after)
@@ -293,36 +322,21 @@ class _Buffers:
 
 
 @contextlib.contextmanager
-def _undisturbed(module: nn.Module, training: bool) -> Iterator[None]:
-    """`module` in the mode asked for; on leaving, every attribute of every part as it was."""
-    before = [(part, _snapshot(part)) for part in module.modules()]
+def _undisturbed(scored: Scored, training: bool) -> Iterator[None]:
+    """The module in the mode asked for; on leaving, everything that it keeps as it was."""
+    with _put_back(scored):
+        scored.module.train(training)
+        yield
+
+
+@contextlib.contextmanager
+def _put_back(scored: Scored) -> Iterator[None]:
+    """On leaving, attributes of every part, containers and helper objects are as they were."""
+    before = scored.held()
     try:
-        module.train(training)
         yield
     finally:
-        for part, attributes in before:
-            _restore(part, attributes)
-
-
-def _snapshot(part: nn.Module) -> dict[str, tuple[object, object]]:
-    """Each attribute and, of containers, a copy of what they hold."""
-    return {
-        name: (value, value.copy() if isinstance(value, dict | list | set) else None)
-        for name, value in vars(part).items()
-    }
-
-
-def _restore(part: nn.Module, attributes: dict[str, tuple[Any, Any]]) -> None:
-    for value, content in attributes.values():
-        if content is None:
-            continue
-        if isinstance(value, list):
-            value[:] = content
-        else:
-            value.clear()
-            value.update(content)
-    vars(part).clear()
-    vars(part).update({name: value for name, (value, _) in attributes.items()})
+        before.put_back()
 
 
 @contextlib.contextmanager

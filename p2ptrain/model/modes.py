@@ -13,14 +13,21 @@ from torch.overrides import TorchFunctionMode
 from p2ptrain.model.export_errors import BatchLength
 from p2ptrain.model.packed import unchecked_states
 from p2ptrain.model.stand_ins import StandIns
-from p2ptrain.model.tracing import NoTensorHooks
+from p2ptrain.model.tracing import NoSwitchedParameters, NoTensorHooks
 from p2ptrain.model.unseen import DataAsDetached
 
 
 @contextlib.contextmanager
 def calls_as_traced() -> Iterator[None]:
     """Everything here that stands between the model and torch, except for `told_eager`."""
-    modes = (NoTensorHooks(), _OutArguments(), _BatchLengths(), StandIns(), DataAsDetached())
+    modes = (
+        NoTensorHooks(),
+        NoSwitchedParameters(),
+        _OutArguments(),
+        _BatchLengths(),
+        StandIns(),
+        DataAsDetached(),
+    )
     with contextlib.ExitStack() as stack:
         for mode in (*modes, unchecked_states()):
             stack.enter_context(mode)

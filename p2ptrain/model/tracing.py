@@ -1,17 +1,18 @@
 """What a model does besides tensor operations, which a trace would take wrongly without a word.
 
-Each was seen with torch 2.13: hooks that change gradients are lost, numbers that forward() counts
-up stay as they were in the trace, and TorchScript that has run before is traced with its own
-autodiff, which detaches what it computes with. What a reentrant checkpoint holds is traced without
-gradients. Put right where possible, refused otherwise.
+Each was seen with torch 2.13: hooks that change gradients are lost, so is the freezing of a
+parameter, and TorchScript that has run before is traced with its own autodiff, which detaches what
+it computes with. What a reentrant checkpoint holds is traced without gradients, and inference mode
+leaves nothing in a graph, so that gradients would flow through it. Put right where possible,
+refused otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +41,7 @@ if _CTC not in fake_impls.op_implementations_dict:  # another torch may have a r
 _one_at_a_time = threading.RLock()
 """What is put in place of torch's own while a model is traced is there for all threads."""
 
-Numbers: TypeAlias = Mapping[tuple[str, str], int | float]
-"""(path of a module, attribute) -> its value."""
-
+_SET_REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 _MODULE_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _LOST = (
@@ -72,6 +71,25 @@ def _checkpointed(function: Callable[..., Any], preserves: bool, *args: Any) -> 
         return function(*args)
 
 
+class NoSwitchedParameters(TorchFunctionMode):
+    """Refuse `parameter.requires_grad_(False)`: the graph has no word for it.
+
+    Of an activation it is followed.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in (Tensor.requires_grad_, _SET_REQUIRES_GRAD):
+            wanted = args[1] if len(args) > 1 else given.get("requires_grad", True)
+            if isinstance(args[0], nn.Parameter) and bool(wanted) != args[0].requires_grad:
+                raise CaptureError(
+                    "forward() or the loss switches requires_grad of a parameter, which other "
+                    "devices would not follow. Compute with parameter.detach() there (a module "
+                    "with torch.func.functional_call), or freeze it before training"
+                )
+        return func(*args, **given)
+
+
 class NoTensorHooks(TorchFunctionMode):
     """Refuse `activation.register_hook(...)`."""
 
@@ -81,46 +99,12 @@ class NoTensorHooks(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def numbers_of(module: nn.Module) -> Numbers:
-    """The plain numbers among the attributes of `module` and of its parts."""
-    return {
-        (path, name): value
-        for path, part in module.named_modules()
-        for name, value in vars(part).items()
-        if type(value) in (int, float)
-    }
-
-
-def set_numbers(module: nn.Module, numbers: Numbers) -> None:
-    """Write what `numbers_of` gave."""
-    for (path, name), value in numbers.items():
-        setattr(module.get_submodule(path), name, value)
-
-
-def refuse_counted(numbers: Numbers) -> None:
-    """CaptureError that names the attributes which change from batch to batch."""
-    named = ", ".join(".".join(filter(None, key)) for key in list(numbers)[:4])
-    raise CaptureError(
-        f"forward() changes numbers of the module and computes with them ({named}), but devices "
-        "get the model once. Keep them in a buffer: self.register_buffer(name, torch.tensor(...))"
-    )
-
-
-def same_program(one: torch.export.ExportedProgram, other: torch.export.ExportedProgram) -> bool:
-    """Whether two traces compute the same, numbers in them included."""
-    first, second = (p.graph_module.print_readable(print_output=False) for p in (one, other))
-    return first == second and all(map(torch.equal, _constants(one), _constants(other)))
-
-
-def _constants(program: torch.export.ExportedProgram) -> list[Tensor]:
-    return [value for value in program.constants.values() if isinstance(value, Tensor)]
-
-
 @contextlib.contextmanager
 def as_written() -> Iterator[None]:
     """TorchScript runs operator by operator, checkpoints just call what they hold.
 
-    And distributions do not look at their arguments.
+    Inference mode is no more than gradients switched off, and distributions do not look at their
+    arguments.
     """
     with _one_at_a_time:
         yield from _as_written()
@@ -130,10 +114,13 @@ def _as_written() -> Iterator[None]:
     validates = Distribution._validate_args
     jit: Any = torch.jit
     reentrant: Any = CheckpointFunction
+    inference: Any = torch.inference_mode
+    enter = inference.__enter__
     compiled: list[Any] = [torch._C.ScriptMethod, torch._C.ScriptFunction]
     originals = [kind.__call__ for kind in compiled]
     Distribution.set_default_validate_args(False)
     reentrant.apply = _checkpointed
+    inference.__enter__ = _as_gradients_mode(enter)
     for kind in compiled:
         kind.__call__ = _afresh(kind.__call__)
     try:
@@ -143,7 +130,22 @@ def _as_written() -> Iterator[None]:
         for kind, original in zip(compiled, originals, strict=True):
             kind.__call__ = original
         del reentrant.apply
+        inference.__enter__ = enter
         Distribution.set_default_validate_args(validates)
+
+
+def _as_gradients_mode(original: Callable[..., None]) -> Callable[..., None]:
+    """Enter `no_grad` in this thread; what is left is whatever has been entered."""
+    thread = threading.get_ident()
+
+    def enter(mode: Any) -> None:
+        if threading.get_ident() != thread:
+            original(mode)
+            return
+        mode._inference_mode_context = torch.no_grad() if mode.mode else torch.enable_grad()
+        mode._inference_mode_context.__enter__()
+
+    return enter
 
 
 def _afresh(original: Callable[..., Any]) -> Callable[..., Any]:

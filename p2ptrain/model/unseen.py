@@ -1,4 +1,4 @@
-"""What forward() changes besides tensors that a trace follows: it would stay as it was at capture.
+"""What forward() and the loss change besides tensors that a trace follows: it would stay as it was.
 
 Tensors that the module keeps outside its buffers and that forward() replaces, parameters that it
 replaces, and random numbers that do not come from torch. Each was seen to train something else than
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,8 +19,11 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from p2ptrain.errors import CaptureError
+from p2ptrain.model.held import Held, current
 
-_REGISTERED = ("_parameters", "_buffers", "_modules")
+_COPIED_BYTES = 256 * 2**20
+"""Tensors outside buffers are copied, to be put back, up to this size: more may be a data set."""
+
 _READ: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 _WRITE: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -28,17 +31,25 @@ _WRITE: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 class Unseen:
     """What a module keeps where a trace does not look, as it was before."""
 
-    def __init__(self, module: nn.Module) -> None:
-        """Note it; to be called before tensors of `module` are replaced by a trace's."""
-        self._module = module
-        self._held = list(_held_tensors(module))
-        self._values = {id(t): (t, t.detach().clone()) for _, _, _, t in self._held}
+    def __init__(self, module: nn.Module, roots: Mapping[str, object]) -> None:
+        """Note it; to be called before tensors of `module` are replaced by a trace's.
+
+        Args:
+            module: what is traced. Its parameters and buffers are followed.
+            roots: the user's module and loss, by the name that paths begin with.
+        """
+        self._held = list(_held_tensors(module, roots))
+        self._values = {
+            id(t): (t, t.detach().clone()) for *_, t in self._held if t.nbytes <= _COPIED_BYTES
+        }
+        self._versions = {id(t): t._version for *_, t in self._held}
         self.replaced: dict[str, Tensor] = {}
 
-    def begin(self) -> None:
-        """forward() begins."""
-        self._parameters = dict(_parameters(self._module))
-        self._random = _random_states(self._module)
+    def begin(self, held: Held) -> None:
+        """forward() begins, with what is held then."""
+        self._now = held
+        self._parameters = dict(_parameters(held))
+        self._random = _random_states(held)
 
     def end(self) -> None:
         """forward() is over: look what it has changed.
@@ -46,22 +57,23 @@ class Unseen:
         Raises:
             CaptureError: it drew random numbers or replaced a parameter.
         """
-        if _random_states(self._module) != self._random:
+        if _random_states(self._now) != self._random:
             raise CaptureError(
                 "forward() or the loss draws random numbers of Python's or NumPy's, which would be "
                 "the same for every batch. Take torch's, such as torch.rand(()), and torch.where "
                 "instead of `if`"
             )
-        for path, parameter in _parameters(self._module):
+        for path, parameter in _parameters(self._now):
             if self._parameters.get(path, parameter) is not parameter:
                 raise CaptureError(
-                    f"forward() puts another parameter in place of {path!r}, which no optimizer "
-                    "would know. Write into it: with torch.no_grad(): parameter.copy_(value)"
+                    f"forward() or the loss puts another parameter in place of {path!r}, which no "
+                    "optimizer would know. Write into it: with torch.no_grad(): "
+                    "parameter.copy_(value)"
                 )
         self.replaced = {
             path: before
             for path, holder, key, before in self._held
-            if _item(holder, key) is not before
+            if current(holder, key) is not before
         }
 
     def put_back(self) -> None:
@@ -75,14 +87,21 @@ class Unseen:
         """Refuse a program that computes with what forward() replaces.
 
         Raises:
-            CaptureError: it does.
+            CaptureError: it does, or writes to a tensor that is too large to be put back.
         """
+        for path, _, _, tensor in self._held:
+            if id(tensor) not in self._values and tensor._version != self._versions[id(tensor)]:
+                raise CaptureError(
+                    f"forward() or the loss writes to the large tensor {path!r}. Keep it in a "
+                    "buffer: self.register_buffer(name, tensor)"
+                )
         used = {id(constant) for constant in _constants_used(program)}
         for path, before in self.replaced.items():
             if id(before) in used:
                 raise CaptureError(
-                    f"forward() computes with the tensor {path!r} and replaces it, but devices get "
-                    "the model once. Keep it in a buffer: self.register_buffer(name, tensor)"
+                    f"forward() or the loss computes with the tensor {path!r} and replaces it, "
+                    "but devices get the model once. Keep it in a buffer: "
+                    "self.register_buffer(name, tensor)"
                 )
 
 
@@ -114,11 +133,18 @@ def refuse_unready(module: nn.Module) -> None:
             raise CaptureError(f"{name!r} is sparse, which cannot travel. Use tensor.to_dense()")
 
 
-def uses_buffer(program: torch.export.ExportedProgram, path: str) -> bool:
-    """Whether `program` reads the buffer of that path."""
+def uses_buffer(program: torch.export.ExportedProgram, path: str, buffer: Tensor) -> bool:
+    """Whether `program` reads that buffer of the module or the loss."""
     placeholders = program.graph.find_nodes(op="placeholder")
     specs = zip(program.graph_signature.input_specs, placeholders, strict=True)
-    return any(spec.target == f"module.{path}" and node.users for spec, node in specs)
+    return any(
+        (
+            spec.target in (f"module.{path}", path)
+            or program.constants.get(str(spec.target)) is buffer
+        )
+        and node.users
+        for spec, node in specs
+    )
 
 
 def _constants_used(program: torch.export.ExportedProgram) -> Iterator[object]:
@@ -127,44 +153,41 @@ def _constants_used(program: torch.export.ExportedProgram) -> Iterator[object]:
             yield program.constants.get(str(spec.target))
 
 
-def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    for path, part in module.named_modules():
+def _parameters(held: Held) -> Iterator[tuple[str, nn.Parameter]]:
+    for path, part in held.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
                 yield ".".join(filter(None, (path, name))), parameter
 
 
-def _held_tensors(module: nn.Module) -> Iterator[tuple[str, Any, Any, Tensor]]:
-    """(path, container, key, tensor) of tensors in attributes, and in lists and dicts there."""
-    for path, part in module.named_modules():
-        holders: list[tuple[str, Any]] = [("", vars(part))]
-        holders += [(n, v) for n, v in vars(part).items() if isinstance(v, dict | list)]
-        for name, holder in holders:
-            if name in _REGISTERED:
-                continue
-            items = holder.items() if isinstance(holder, dict) else enumerate(holder)
-            for key, value in items:
-                if isinstance(value, Tensor):
-                    yield ".".join(filter(None, (path, name, str(key)))), holder, key, value
+def _held_tensors(
+    module: nn.Module, roots: Mapping[str, object]
+) -> Iterator[tuple[str, Any, Any, Tensor]]:
+    """(path, container, key, tensor) of tensors that are no parameters or buffers of `module`."""
+    registered = {id(t) for t in (*module.parameters(), *module.buffers())}
+    for path, holder, key, value in Held(roots).values():
+        if isinstance(value, Tensor) and id(value) not in registered:
+            yield path, holder, key, value
 
 
-def _item(holder: Any, key: Any) -> object:
-    try:
-        return holder[key]
-    except LookupError:
-        return None
-
-
-def _random_states(module: nn.Module) -> list[str]:
-    """Of Python's and NumPy's generators: the global ones and those that the module holds."""
+def _random_states(held: Held) -> list[str]:
+    """Of Python's and NumPy's generators: the global ones and those that are held."""
     numpy = sys.modules.get("numpy")
     states = [repr(random.getstate())]
     if numpy is not None:
         states.append(repr(numpy.random.get_state()))
-    for part in module.modules():
-        for value in vars(part).values():
-            if isinstance(value, random.Random):
-                states.append(repr(value.getstate()))
-            elif numpy is not None and isinstance(value, numpy.random.Generator):
-                states.append(repr(value.bit_generator.state))
-    return states
+    others = (_random_state(value, numpy) for *_, value in held.values())
+    return states + [state for state in others if state is not None]
+
+
+def _random_state(value: object, numpy: Any) -> str | None:
+    """None if it is no generator."""
+    if isinstance(value, random.Random):
+        return repr(value.getstate())
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, numpy.random.RandomState):
+        return repr(value.get_state())
+    return None

@@ -163,6 +163,20 @@ class Drawing(nn.Module):
         return out
 
 
+@torch.inference_mode()
+def _largest(x: Tensor) -> Tensor:
+    return x.amax((0, 1))
+
+
+def _centred(x: Tensor) -> Tensor:
+    """Statistics without gradients, but for some inside."""
+    with torch.inference_mode():
+        mean = x.mean((0, 1))
+        with torch.inference_mode(False):
+            again = torch.tanh(x)
+    return x - mean.clone() + _largest(x).clone() + again
+
+
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "take_along_dim": lambda x: torch.take_along_dim(x, x.argmax(1, keepdim=True), 1),
     "two_views": lambda x: torch.cat([x, x * 2]).chunk(2)[1] + torch.cat([x, x]).chunk(2)[0],
@@ -179,6 +193,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "solve": lambda x: torch.linalg.solve(x.mT @ x + torch.eye(WIDE), x.mT).mT,
     "windows": lambda x: x.unfold(1, 3, 1).mean(-1),
     "norms": lambda x: functional.rms_norm(x, (WIDE,)) + functional.normalize(x, dim=-1),
+    "inference_mode": _centred,
     "straight_through": lambda x: x + (x.round() - x).detach(),
 }
 

@@ -176,6 +176,51 @@ def test_hooks_on_gradients_are_refused(model: nn.Module, says: str) -> None:
         capture(model, mse_loss, _EXAMPLE)
 
 
+class _Freezes(nn.Module):
+    """A critic that `freeze` is asked to freeze and to free, around its use."""
+
+    def __init__(self, freeze: Callable[[nn.Linear, bool], object]) -> None:
+        super().__init__()
+        self.linear, self.critic = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.freeze = freeze
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.freeze(self.critic, False)
+        x = self.critic(self.linear(x))
+        self.freeze(self.critic, True)
+        return x
+
+
+def _assigns(critic: nn.Linear, value: bool) -> None:
+    critic.weight.requires_grad = value
+
+
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        lambda critic, value: critic.requires_grad_(value),
+        lambda critic, value: critic.weight.requires_grad_(requires_grad=value),
+        _assigns,
+    ],
+)
+def test_a_parameter_that_is_frozen_for_a_while_is_refused(
+    freeze: Callable[[nn.Linear, bool], object],
+) -> None:
+    model = _Freezes(freeze)
+    with pytest.raises(CaptureError, match="switches requires_grad of a parameter"):
+        capture(model, mse_loss, _EXAMPLE)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_other_switches_of_gradients_are_followed() -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.tanh(x.detach().requires_grad_())
+
+    assert capture(_Odd(f), mse_loss, _EXAMPLE).description.units
+    free = _Freezes(lambda critic, value: critic.requires_grad_(True))
+    assert capture(free, mse_loss, _EXAMPLE).description.units
+
+
 class _Anneals(nn.Module):
     """Computes with a number that it changes itself."""
 

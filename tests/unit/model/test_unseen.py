@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
+from p2ptrain.model import unseen
 from p2ptrain.model.capture import capture
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
@@ -33,6 +34,8 @@ class _Model(nn.Module):
         self.kept = {"mean": torch.zeros(8)}
         self.own = random.Random(0)
         self.drawing = numpy.random.default_rng(0)
+        self.older = numpy.random.RandomState(0)
+        self.many = [numpy.random.default_rng(0), {"own": (random.Random(0),)}]
         self.f = f
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,12 +74,26 @@ def _replaces_buffer(model: Any, x: Tensor) -> Tensor:
         (lambda model, x: x * float(numpy.random.rand()), "random numbers"),
         (lambda model, x: x * model.own.random(), "random numbers"),
         (lambda model, x: x * model.drawing.random(), "random numbers"),
+        (lambda model, x: x if model.older.rand() < 0.6 else x * 2, "random numbers"),
+        (lambda model, x: x * model.many[0].random(), "random numbers"),
+        (lambda model, x: x * model.many[1]["own"][0].random(), "random numbers"),
         (lambda model, x: torch.vmap(lambda row: row + row.sum())(x), "torch.vmap"),
     ],
 )
 def test_it_is_refused(f: Callable[[Any, Tensor], Tensor], says: str) -> None:
     with pytest.raises(CaptureError, match=says):
         capture(_Model(f), mse_loss, _EXAMPLE)
+
+
+def test_a_large_tensor_that_is_written_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def writes(model: Any, x: Tensor) -> Tensor:
+        model.mean.add_(1)
+        return x - model.mean
+
+    assert capture(_Model(writes), mse_loss, _EXAMPLE).description.units
+    monkeypatch.setattr(unseen, "_COPIED_BYTES", 16)
+    with pytest.raises(CaptureError, match="large tensor 'mean'"):
+        capture(_Model(writes), mse_loss, _EXAMPLE)
 
 
 def _differentiates(model: Any, x: Tensor) -> Tensor:

@@ -1,0 +1,221 @@
+"""What a model and its loss keep in Python: attributes, containers, helper objects, closures.
+
+A trace runs them once and sees of all this only what it is at that time. So whoever traces looks
+here whether they have changed anything, and puts it back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from p2ptrain.model.functions import Globals, kept_by
+
+_PLAIN = (int, float, complex, bool, str, bytes)
+_LEAVES = (*_PLAIN, types.NoneType, Tensor)
+_PASSIVE = (types.SimpleNamespace, argparse.Namespace)
+_CONTAINERS = (dict, list, set, deque)
+_LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
+
+_CELL = "<cell>"
+"""The only key of a closure's cell."""
+
+_MOST_ITEMS = 10_000
+"""Containers of more are data, such as vocabularies and samples: nobody looks into them."""
+_MOST_PLACES = 200_000
+
+_REGISTERS = ("_parameters", "_buffers", "_modules")
+_USUALLY_EMPTY = frozenset(vars(nn.Module())) - frozenset(_REGISTERS)
+"""Of a module: nobody registers a hook in forward()."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Something that holds values.
+
+    Attributes:
+        path: how one gets there; "" for the model itself.
+        owner: what it belongs to; a container belongs to itself.
+        holder: a container, an object's `__dict__`, or a function's cell or globals.
+        content: a copy of it.
+    """
+
+    path: str
+    owner: object
+    holder: Any
+    content: Any
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """(key, value) as they were when the copy was made."""
+        return _items(self.content)
+
+    def changed(self) -> list[str]:
+        """Paths of what is not what it was."""
+        before, after = dict(self.items()), dict(_items(self.holder))
+        keys = (*before, *(key for key in after if key not in before))
+        gone = object()
+        return [
+            joined(self.path, key)
+            for key in keys
+            if not _same(before.get(key, gone), after.get(key, gone))
+        ]
+
+    def put_back(self) -> None:
+        """Make the holder what it was."""
+        match self.holder:
+            case list():
+                self.holder[:] = self.content
+            case deque():
+                self.holder.clear()
+                self.holder.extend(self.content)
+            case Globals():
+                self.holder.variables.update(self.content)
+            case types.CellType():
+                if self.content:
+                    self.holder.cell_contents = self.content[_CELL]
+            case _:
+                self.holder.clear()
+                self.holder.update(self.content)
+
+
+class Held:
+    """What is kept in some roots, as it was."""
+
+    def __init__(self, roots: Mapping[str, object]) -> None:
+        """Note it.
+
+        Args:
+            roots: by the name that paths begin with.
+        """
+        self.places = tuple(_places(roots))
+
+    def changed(self) -> list[str]:
+        """Paths of everything that is not what it was."""
+        return [path for place in self.places for path in place.changed()]
+
+    def put_back(self) -> None:
+        """Make everything what it was. Tensors keep their values."""
+        for place in self.places:
+            if place.changed():
+                place.put_back()
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """(path, module) of every module, those in containers and closures too."""
+        for place in self.places:
+            if isinstance(place.owner, nn.Module):
+                yield place.path, place.owner
+
+    def values(self) -> Iterator[tuple[str, Any, Any, Any]]:
+        """(path, holder, key, value) of everything that was held."""
+        for place in self.places:
+            for key, value in place.items():
+                yield joined(place.path, key), place.holder, key, value
+
+
+def joined(path: str, key: object) -> str:
+    """The path of what `path` holds under `key`."""
+    if key is _CELL:
+        return path
+    return ".".join(filter(None, (path, str(key))))
+
+
+def current(holder: Any, key: Any) -> object:
+    """What a place's holder has under `key` now; None if it has nothing."""
+    if isinstance(holder, set | Globals | types.CellType):
+        return dict(_items(holder)).get(key)
+    try:
+        return holder[key]
+    except LookupError:
+        return None
+
+
+def _places(roots: Mapping[str, object]) -> Iterator[Place]:
+    """Breadth first, everything once."""
+    waiting = deque(roots.items())
+    seen: dict[int, object] = {}
+    while waiting and len(seen) < _MOST_PLACES:
+        path, value = waiting.popleft()
+        if id(value) in seen:
+            continue
+        if _is_function(value):
+            seen[id(value)] = value  # kept, so that its id stays its own
+            waiting.extend((joined(path, name), held) for name, held in kept_by(value))
+            continue
+        holder = _holder(value)
+        if holder is None:
+            continue
+        seen[id(value)] = value
+        place = Place(path, value, holder, _copy(holder))
+        yield place
+        waiting.extend(
+            (_below(path, value, key), held)
+            for key, held in place.items()
+            if not isinstance(held, _LEAVES) and (key not in _USUALLY_EMPTY or held)
+        )
+
+
+def _is_function(value: object) -> bool:
+    if isinstance(value, functools.partial | types.MethodType):
+        return True
+    return isinstance(value, types.FunctionType) and not _of_library(value)
+
+
+def _holder(value: object) -> Any:
+    """Where `value` holds others; None if it is nothing that one looks into."""
+    if isinstance(value, (*_CONTAINERS, tuple)):
+        return value if len(value) <= _MOST_ITEMS else None
+    if isinstance(value, Globals | types.CellType):
+        return value
+    if isinstance(value, type | types.ModuleType | types.FunctionType):
+        return None
+    own = isinstance(value, (nn.Module, *_PASSIVE)) or not _of_library(type(value))
+    return getattr(value, "__dict__", None) if own else None
+
+
+def _of_library(made: type | types.FunctionType) -> bool:
+    return str(made.__module__).partition(".")[0] in _LIBRARIES
+
+
+def _below(path: str, value: object, key: object) -> str:
+    """A module's parts are called as torch calls them, without the dict that holds them."""
+    registers = isinstance(value, nn.Module) and key in _REGISTERS
+    return path if registers else joined(path, key)
+
+
+def _copy(holder: Any) -> Any:
+    if isinstance(holder, Globals | types.CellType):
+        return dict(_items(holder))
+    for kind in _CONTAINERS:
+        if isinstance(holder, kind):
+            return kind(holder)
+    return tuple(holder)
+
+
+def _items(holder: Any) -> Iterator[tuple[Any, Any]]:
+    """Members of a set stand for themselves."""
+    if isinstance(holder, dict):
+        yield from holder.items()
+    elif isinstance(holder, Globals):
+        yield from holder.read().items()
+    elif isinstance(holder, types.CellType):
+        with contextlib.suppress(ValueError):  # a variable without a value yet
+            yield _CELL, holder.cell_contents
+    elif isinstance(holder, set):
+        yield from ((member, member) for member in holder)
+    else:
+        yield from enumerate(holder)
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other or (
+        type(one) is type(other) and isinstance(one, _PLAIN) and bool(one == other)
+    )
