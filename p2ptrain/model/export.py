@@ -235,13 +235,31 @@ def _export(
         return _trace(scored, inputs, targets)
 
 
+@contextlib.contextmanager
+def _torch_is_quiet() -> Iterator[None]:
+    """What torch's own loggers say meanwhile is for people who know its insides."""
+
+    def nothing(_record: logging.LogRecord) -> bool:
+        return False
+
+    loggers = [logging.getLogger(name) for name in logging.Logger.manager.loggerDict]
+    handlers = [h for one in loggers if one.name.split(".")[0] == "torch" for h in one.handlers]
+    for handler in handlers:
+        handler.addFilter(nothing)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(nothing)
+
+
 def _trace(
     module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
     dynamic = ([{0: batch} for _ in inputs], [{0: batch} for _ in targets])
-    # torch.export prints the half-made graph to stderr when it fails.
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+    # Where it fails torch.export prints the half-made graph to stderr, and its loggers tracebacks.
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _torch_is_quiet():
         warnings.simplefilter("ignore")
         return torch.export.export(module, (inputs, targets), dynamic_shapes=dynamic, strict=False)
 
@@ -323,9 +341,16 @@ class _Buffers:
 
 @contextlib.contextmanager
 def _undisturbed(scored: Scored, training: bool) -> Iterator[None]:
-    """The module in the mode asked for; on leaving, everything that it keeps as it was."""
+    """The module in the mode asked for; on leaving, everything that it keeps as it was.
+
+    Parts that its author has put in evaluation mode stay in it, as in a loop of plain torch. Where
+    the whole model is in it, as libraries give them, that means nothing.
+    """
     with _put_back(scored):
-        scored.module.train(training)
+        if not (
+            training and scored.module.training
+        ):  # else parts stay in the mode that they are in
+            scored.module.train(training)
         yield
 
 

@@ -214,7 +214,7 @@ def test_a_parameter_that_is_frozen_for_a_while_is_refused(
 
 def test_other_switches_of_gradients_are_followed() -> None:
     def f(x: Tensor) -> Tensor:
-        return torch.tanh(x.detach().requires_grad_())
+        return x + torch.tanh(x.detach().requires_grad_())
 
     assert capture(_Odd(f), mse_loss, _EXAMPLE).description.units
     free = _Freezes(lambda critic, value: critic.requires_grad_(True))
@@ -412,3 +412,34 @@ def test_a_loss_that_no_parameter_has_a_part_in_is_refused(*, learns: bool) -> N
         return
     with pytest.raises(CaptureError, match="depends on no parameter that requires a gradient"):
         capture(model, cross_entropy, (x, y))
+
+
+def test_parts_that_are_in_evaluation_mode_stay_so() -> None:
+    """A frozen BatchNorm: with statistics that are not its own, and change with no batch."""
+    x, y = torch.randn(6, 3), torch.zeros(6, dtype=torch.int64)
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
+    model[1].eval()
+    model[2].eval()
+    captured = capture(model, cross_entropy, (x, y))
+    stage = Stage(captured.description, 0, len(captured.description.units), captured.state())
+    (loss,) = stage.forward(0, [x], [y])
+    assert torch.equal(loss, cross_entropy(model(x), y))
+    assert torch.equal(stage.state()["1.running_mean"], torch.zeros(3))
+    assert [part.training for part in model] == [True, False, False, True]
+
+
+def test_a_model_that_is_in_evaluation_mode_as_a_whole_is_trained() -> None:
+    """As libraries give those that were trained before."""
+    x, y = torch.randn(6, 3), torch.zeros(6, dtype=torch.int64)
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).eval()
+    captured = capture(model, cross_entropy, (x, y))
+    stage = Stage(captured.description, 0, len(captured.description.units), captured.state())
+    stage.forward(0, [x], [y])
+    assert stage.state()["0.num_batches_tracked"] == 1
+    assert not model.training
+
+
+def test_torchs_own_logs_of_a_failed_trace_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CaptureError):
+        capture(nn.Linear(5, 2), mse_loss, (torch.zeros(4, 3), torch.zeros(4, 2)))
+    assert capfd.readouterr().err == ""
