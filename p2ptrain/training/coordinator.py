@@ -100,8 +100,7 @@ class CoordinatorService:
             await asyncio.wait([looking])
         finally:
             looking.cancel()
-            if self._looking.get(peer) is looking:  # not that of a look which has begun meanwhile
-                del self._looking[peer]
+            del self._looking[peer]
         considered = None if looking.cancelled() else looking.result()
         if considered is None:
             raise PeerError("that look has been given up")

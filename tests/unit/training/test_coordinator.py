@@ -30,8 +30,6 @@ class Looks:
     def __init__(self) -> None:
         self.drifts = asyncio.Semaphore(0)
         self.ends = asyncio.Semaphore(0)
-        self.may_end = asyncio.Event()
-        self.may_end.set()
         self.given_up: list[str] = []
 
     def make(self, mesh: object, asked: ConsiderRequest, *_: object) -> Looks._Look:
@@ -49,7 +47,6 @@ class Looks:
             try:
                 await asyncio.Event().wait()
             finally:
-                await self._looks.may_end.wait()
                 self._looks.given_up.append(self._asked.holder)
                 self._looks.ends.release()
             raise AssertionError
@@ -121,24 +118,3 @@ async def test_a_look_ends_with_its_holder(monkeypatch: pytest.MonkeyPatch) -> N
         assert looks.given_up == [holder]
         drift.cancel()
         await asyncio.gather(drift, return_exceptions=True)
-
-
-async def test_a_look_that_takes_its_time_to_end_leaves_the_next_one_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A search on another device is told to end first."""
-    looks = Looks()
-    async with _household(looks, monkeypatch) as mesh:
-        end = Message(CONSIDER_END, {"job": "j"})
-        looks.may_end.clear()
-        first = asyncio.create_task(_consider(mesh, "b", Reason.DRIFT))
-        await looks.drifts.acquire()
-        await mesh["b"].send(mesh["a"].self_id, end)
-        second = asyncio.create_task(_consider(mesh, "b", Reason.DRIFT))
-        await looks.drifts.acquire()
-        looks.may_end.set()
-        with pytest.raises(PeerError, match="given up"):
-            await first
-        await mesh["b"].send(mesh["a"].self_id, end)
-        with pytest.raises(PeerError, match="given up"):
-            await second
