@@ -271,7 +271,9 @@ async def test_images_keep_their_size_within_a_job(monkeypatch: pytest.MonkeyPat
     what = job()
     large = [(torch.zeros(3, 18, 22, dtype=torch.float64), torch.tensor(0))] * 4
     async with devices(3) as household:
-        with pytest.raises(Error, match="images must keep their size within a job"):
+        with pytest.raises(
+            Error, match=r"eval_data\[0\]: input is .*; the model is made for samples"
+        ):
             await trained(household, replace(what, eval_data=large), 4)
 
 
