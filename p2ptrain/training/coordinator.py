@@ -10,7 +10,6 @@ not also have, so a newly elected coordinator is ready at once.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from p2ptrain.errors import NotCoordinator, PeerError
@@ -19,7 +18,7 @@ from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal, reply_to_bytes
 from p2ptrain.training.changing import Change
-from p2ptrain.training.consider_request import Considered, ConsiderRequest
+from p2ptrain.training.consider_request import ConsiderRequest
 from p2ptrain.training.considering import Consideration
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_search import PlanSearch
@@ -32,7 +31,8 @@ from p2ptrain.training.protocol import (
 )
 from p2ptrain.training.routes import Route
 from p2ptrain.training.surveying import Surveyor
-from p2ptrain.training.waiting import is_gone, unless, within
+from p2ptrain.training.waiting import unless, within
+from p2ptrain.training.wanted_work import WantedWork
 
 log = get_logger(__name__)
 
@@ -46,7 +46,7 @@ class CoordinatorService:
         self._mesh = mesh
         self._surveyor = Surveyor(mesh)
         self._search = PlanSearch(mesh)
-        self._looking: dict[str, asyncio.Task[Considered | None]] = {}  # by holder
+        self._looks = WantedWork(mesh, "look")  # by holder
         mesh.route_now(CONSIDER_END, self._end_look)  # before the next look of the same holder
 
     @property
@@ -69,7 +69,7 @@ class CoordinatorService:
         """Plan and make ready, as long as the term lasts: devices would refuse its orders after."""
         request = ChangeRequest.from_bytes(message.parts[0])
         term = self._check_in_office()
-        self._cancel_look(peer)
+        self._looks.give_up(peer)
         work = self._change_in_term(peer, request, term)
         reply = await unless(self._mesh, lambda: not self._in_office(term), work)
         if reply is None:
@@ -93,26 +93,11 @@ class CoordinatorService:
         request = ConsiderRequest.from_bytes(message.parts[0])
         self._check_in_office()
         look = Consideration(self._mesh, request, self._surveyor, self._search)
-        answer = unless(self._mesh, lambda: is_gone(self._mesh, peer), look.answer())
-        looking = asyncio.create_task(answer, name="consider another plan")
-        self._looking[peer] = looking
-        try:
-            await asyncio.wait([looking])
-        finally:
-            looking.cancel()
-            del self._looking[peer]
-        considered = None if looking.cancelled() else looking.result()
-        if considered is None:
-            raise PeerError("that look has been given up")
+        considered = await self._looks.do(peer, peer, look.answer())
         return Message(CONSIDER, {}, (memoryview(considered.to_bytes()),))
 
     def _end_look(self, peer: str, message: Message) -> None:
-        self._cancel_look(peer)
-
-    def _cancel_look(self, holder: str) -> None:
-        looking = self._looking.get(holder)
-        if looking is not None:
-            looking.cancel()
+        self._looks.give_up(peer)
 
     # -- who and when ----------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from p2ptrain.training.recovery.corrections import (
 )
 from p2ptrain.training.recovery.drift import DriftWatch, is_off
 from p2ptrain.training.recovery.repartition import Repartition, capacities, expected_with
+from p2ptrain.training.wanted_work import say_unwanted
 
 log = get_logger(__name__)
 
@@ -49,8 +50,6 @@ DRIFT_LOOK_SECONDS = 1800.0
 """Nobody waits, and plans are searched for in what time training leaves."""
 LEAVE_LOOK_SECONDS = 3.0
 """Somebody waits: what is not found by then is found while training stands."""
-END_LOOK_SECONDS = 1.0
-"""A coordinator that is stuck hears of it later, when this device is gone."""
 _LIMITS_SECONDS = {Reason.LEAVE: LEAVE_LOOK_SECONDS, Reason.DRIFT: DRIFT_LOOK_SECONDS}
 
 
@@ -277,14 +276,9 @@ class Elasticity:
 
     async def _end_look(self) -> None:
         coordinator = self._household.coordinator()
-        if coordinator is None:
-            return
-        try:
-            async with asyncio.timeout(END_LOOK_SECONDS):
-                message = Message(CONSIDER_END, {"job": self._planning.job})
-                await self._mesh.send(coordinator, message)
-        except (PeerError, TimeoutError) as error:
-            log.info("look_not_ended", why=str(error) or "it took too long")
+        if coordinator is not None:
+            message = Message(CONSIDER_END, {"job": self._planning.job})
+            await say_unwanted(self._mesh, coordinator, message)
 
     async def _look(self, look: rules.LookNow) -> None:
         limit = _LIMITS_SECONDS.get(look.reason, LOOK_SECONDS)

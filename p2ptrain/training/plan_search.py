@@ -30,13 +30,12 @@ from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, SEARCH_END, SEARCH_PLAN, integer, text
 from p2ptrain.training.routes import Route
-from p2ptrain.training.waiting import is_gone, unless
+from p2ptrain.training.wanted_work import WantedWork, say_unwanted
 
 log = get_logger(__name__)
 
 TIMEOUT_SECONDS = 120.0
 IDLE_TIMEOUT_SECONDS = 1200.0
-END_SECONDS = 1.0
 WORTH_ASKING = 1.25
 """How many times as fast another device must be."""
 
@@ -47,7 +46,7 @@ class PlanSearch:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._numbers = count(1)
-        self._searching: dict[tuple[str, int], asyncio.Task[Plan | None]] = {}  # asker, its number
+        self._searches = WantedWork(mesh, "search")  # by asker and its number
         mesh.route_now(SEARCH_END, self._end)
 
     @property
@@ -79,7 +78,8 @@ class PlanSearch:
                 reply_parts=limited(BLOB_LIMIT_BYTES),
             )
         except (asyncio.CancelledError, TimeoutError):
-            await self._give_up(searcher, fields["search"])
+            message = Message(SEARCH_END, {"search": fields["search"]})
+            await say_unwanted(self._mesh, searcher, message)
             raise
         return _checked(cbor.loads(bytes(reply.parts[0]), BLOB_LIMIT_BYTES), request, household)
 
@@ -87,32 +87,11 @@ class PlanSearch:
         request, household = from_bytes(message.parts[0])
         haste = Haste(integer(message.fields, "haste", min(Haste), max(Haste)))
         key = peer, integer(message.fields, "search")
-        search = unless(
-            self._mesh, lambda: is_gone(self._mesh, peer), _search(request, household, haste)
-        )
-        searching = self._searching[key] = asyncio.create_task(search, name="search a plan")
-        try:
-            await asyncio.wait([searching])
-        finally:
-            searching.cancel()
-            del self._searching[key]
-        plan = None if searching.cancelled() else searching.result()
-        if plan is None:
-            raise PeerError("that search has been given up")
+        plan = await self._searches.do(key, peer, _search(request, household, haste))
         return Message(SEARCH_PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
 
-    async def _give_up(self, searcher: str, number: int) -> None:
-        """Tell the searcher; one that is stuck is not waited for."""
-        try:
-            async with asyncio.timeout(END_SECONDS):
-                await self._mesh.send(searcher, Message(SEARCH_END, {"search": number}))
-        except (PeerError, TimeoutError) as error:
-            log.info("search_not_ended", by=searcher[:12], why=str(error) or "it took too long")
-
     def _end(self, peer: str, message: Message) -> None:
-        searching = self._searching.get((peer, integer(message.fields, "search")))
-        if searching is not None:
-            searching.cancel()
+        self._searches.give_up((peer, integer(message.fields, "search")))
 
 
 async def _search(request: PlanningRequest, household: MeasuredHousehold, haste: Haste) -> Plan:
