@@ -24,6 +24,10 @@ class MemberState(StrEnum):
     LEFT = "left"
 
 
+GONE = frozenset({MemberState.DEAD, MemberState.LEFT})
+"""Of members that are not here any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One device of the household.

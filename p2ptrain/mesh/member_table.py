@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from p2ptrain.mesh.events import MemberRecord
-from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.interface import GONE, MemberState
 from p2ptrain.mesh.membership_config import MembershipConfig
 
 _RANK = {
@@ -26,7 +26,6 @@ _RANK = {
     MemberState.LEFT: 3,
 }
 LIVE = frozenset({MemberState.ALIVE, MemberState.SUSPECT})
-GONE = frozenset({MemberState.DEAD, MemberState.LEFT})
 
 
 def supersedes(claim: MemberRecord, known: MemberRecord) -> bool:

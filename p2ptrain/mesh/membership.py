@@ -41,8 +41,8 @@ from p2ptrain.mesh.events import (
     TrustChanged,
 )
 from p2ptrain.mesh.failure_detector import FailureDetector, Finding
-from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.member_table import GONE, LIVE, MemberTable, supersedes
+from p2ptrain.mesh.interface import GONE, MemberState
+from p2ptrain.mesh.member_table import LIVE, MemberTable, supersedes
 from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
 from p2ptrain.mesh.membership_wire import Claim, Kind, MembershipMessage, check_record, decode
 from p2ptrain.mesh.peer_links import PeerLinks

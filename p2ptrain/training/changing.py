@@ -11,7 +11,7 @@ from p2ptrain import failpoints
 from p2ptrain.errors import Error, LinkClosed, NotCoordinator, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
-from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
+from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.net.message import Message
 from p2ptrain.plan.request import Mode
 from p2ptrain.training.assigning import (
@@ -137,8 +137,7 @@ class Change:
         )
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
-        gone = (MemberState.DEAD, MemberState.LEFT)
-        if isinstance(event, MemberChanged) and event.member.state in gone:
+        if isinstance(event, MemberChanged) and event.member.state in GONE:
             self._events.put_nowait(rules.MemberGone(event.member.id))
 
     async def _reach(self, name: str) -> None:

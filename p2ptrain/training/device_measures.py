@@ -9,7 +9,7 @@ from typing import Any
 
 from p2ptrain.errors import PeerError, ProtocolError, TrainingError
 from p2ptrain.logs import get_logger, timed
-from p2ptrain.mesh.interface import MemberState, Mesh
+from p2ptrain.mesh.interface import GONE, Mesh
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.measure import work_on
 from p2ptrain.net import cbor
@@ -148,8 +148,7 @@ class DeviceMeasures:
 
     def complete(self, inventory: Inventory, digest: str) -> Inventory:
         """With what this device has measured, and what it offers."""
-        gone = (MemberState.DEAD, MemberState.LEFT)
-        away = {m.id for m in self._mesh.members.values() if m.state in gone}
+        away = {m.id for m in self._mesh.members.values() if m.state in GONE}
         offer = self._offers.get(digest)
         return replace(
             inventory,

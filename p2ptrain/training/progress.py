@@ -10,7 +10,7 @@ from typing import Any
 
 from p2ptrain.errors import PeerError
 from p2ptrain.mesh.called import called
-from p2ptrain.mesh.interface import MemberChanged, MemberState, Mesh, MeshEvent
+from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, PlanEvent, Step
 
@@ -43,7 +43,7 @@ class ProgressBoard:
     def _on_mesh_event(self, event: MeshEvent) -> None:
         if not isinstance(event, MemberChanged) or event.member.id != self._holder:
             return
-        if event.member.state in (MemberState.DEAD, MemberState.LEFT):
+        if event.member.state in GONE:
             self._holder = self._line = None
 
 

@@ -18,6 +18,7 @@ from p2ptrain.errors import Error, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import (
+    GONE,
     LinkLost,
     LinkUp,
     Member,
@@ -231,7 +232,7 @@ class TrainingService:
         part = self._part
         reply = await part.take_stock(peer, message)
         holder = self.mesh.members.get(part.holder or "")
-        if holder is not None and holder.state in (MemberState.DEAD, MemberState.LEFT):
+        if holder is not None and holder.state in GONE:
             part.holder_is(HolderState.GONE)  # it ended before this device heard of its job
         return reply
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from p2ptrain.mesh.interface import MemberState, Mesh
+from p2ptrain.mesh.interface import GONE, Mesh
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ async def unless(mesh: Mesh, over: Callable[[], bool], work: Coroutine[Any, Any,
 def is_gone(mesh: Mesh, device: str) -> bool:
     """Whether a device is dead, has left, or was never here."""
     member = mesh.members.get(device)
-    return member is None or member.state in (MemberState.DEAD, MemberState.LEFT)
+    return member is None or member.state in GONE
 
 
 @contextmanager
