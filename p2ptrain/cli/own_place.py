@@ -91,13 +91,13 @@ async def _borrow(folder: Path, stack: contextlib.AsyncExitStack, busy: FolderBu
     while True:
         try:
             client = await stack.enter_async_context(ControlClient(folder))
-            place = await stack.enter_async_context(client.step_aside())
+            loan = await stack.enter_async_context(client.step_aside())
         except NotRunning:
             if asyncio.get_running_loop().time() > deadline:
                 raise busy from None
         else:
             await stack.enter_async_context(_folder_kept(client, folder))
-            return place
+            return loan
         await asyncio.sleep(_RETRY_SECONDS)  # another process's file: nothing to wait on
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.device_file import DeviceFile
-from p2ptrain.mesh.tasks import TaskScope
+from p2ptrain.mesh.tasks import TaskScope, to_the_end
 
 Addresses = Mapping[str, list[Address]]
 """By device id."""
@@ -61,20 +62,9 @@ class AddressKeeper:
                 await self._save(addresses)
 
     async def _save(self, addresses: Addresses) -> None:
-        saving = asyncio.ensure_future(asyncio.to_thread(self._try_to_save, addresses))
-        try:
-            error = await asyncio.shield(saving)
-        except asyncio.CancelledError:
-            await saving  # the next process may write the same file: this thread must be done
-            raise
-        if error is None:
-            self._kept = addresses
-        else:
-            self._warn(f"{error}: after its next start this device may find others more slowly")
-
-    def _try_to_save(self, addresses: Addresses) -> UserError | None:
-        try:
-            self._file.save_addresses(addresses)
+        try:  # the next process may write the same file: this thread must be done
+            await to_the_end(partial(self._file.save_addresses, addresses))
         except UserError as error:
-            return error
-        return None
+            self._warn(f"{error}: after its next start this device may find others more slowly")
+        else:
+            self._kept = addresses

@@ -7,11 +7,13 @@ would raise into them then. A scope quietly starts nothing any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from p2ptrain.errors import Error
+
+T = TypeVar("T")
 
 
 class TaskScope:
@@ -59,6 +61,19 @@ class TaskScope:
             if single is None:
                 raise
             raise single from None
+
+
+async def to_the_end(write: Callable[[], T]) -> T:
+    """What `write` returns or raises, in a thread.
+
+    That cannot be stopped: who is cancelled waits for it, so that no two write the same file.
+    """
+    writing = asyncio.create_task(asyncio.to_thread(write))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
+        raise
 
 
 def _only_error(group: BaseExceptionGroup[BaseException]) -> Error | None:

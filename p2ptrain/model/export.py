@@ -347,9 +347,8 @@ def _undisturbed(scored: Scored, training: bool) -> Iterator[None]:
     the whole model is in it, as libraries give them, that means nothing.
     """
     with _put_back(scored):
-        if not (
-            training and scored.module.training
-        ):  # else parts stay in the mode that they are in
+        stays = training and scored.module.training
+        if not stays:
             scored.module.train(training)
         yield
 

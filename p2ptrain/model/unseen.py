@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.held import Held, current
+from p2ptrain.model.held import Held, current, joined
 
 _COPIED_BYTES = 256 * 2**20
 """Tensors outside buffers are copied, to be put back, up to this size: more may be a data set."""
@@ -157,7 +157,7 @@ def _parameters(held: Held) -> Iterator[tuple[str, nn.Parameter]]:
     for path, part in held.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
-                yield ".".join(filter(None, (path, name))), parameter
+                yield joined(path, name), parameter
 
 
 def _held_tensors(

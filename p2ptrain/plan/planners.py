@@ -81,11 +81,11 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     question = _question(cost, request)
     try:
         answer = planner(question)
-    except PlanError as reason:
+    except PlanError:
         if request.planner == "auto" and may_be_tiled(cost, request):
             with suppress(PlanError):  # nobody has asked for tiles: what else does not fit counts
                 return _tiled_for_auto(cost, cluster, request, inf)
-        raise reason
+        raise
     if request.planner != "auto":
         answer = replace(answer, draft=split_named(question, answer.draft))
     plan = plan_of(cost, request.planner, answer)

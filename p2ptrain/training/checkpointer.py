@@ -9,22 +9,22 @@ a time. The last one is made up for once all updates are made, where its copies 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from torch import Tensor
 
 from p2ptrain.errors import OptionError, PeerError, TrainingError
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.tasks import to_the_end
 from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.checkpoint import Checkpoint, Progress, Written, save, say_anew
 from p2ptrain.training.recovery.version import Version
 
 log = get_logger(__name__)
-
-T = TypeVar("T")
 
 Gather: TypeAlias = Callable[[Version], Awaitable[Mapping[str, Tensor]]]
 """A version -> all of it, by `model:` and `optimizer:` names."""
@@ -181,7 +181,7 @@ class Checkpointer:
             state = await gather(version)
             self.reading = None
             checkpoint = Checkpoint(self._progress(version.step), *split_state(state))
-            written = await _to_the_end(asyncio.to_thread(save, self.folder, checkpoint))
+            written = await to_the_end(partial(save, self.folder, checkpoint))
             self._written, self.failure = version.step, None
             self.on_written(version, written)
             if self._progress(version.step) != checkpoint.progress:  # evaluated meanwhile
@@ -206,7 +206,7 @@ class Checkpointer:
     async def _say_anew(self, step: int) -> None:
         try:
             progress = self._progress(step)
-            await _to_the_end(asyncio.to_thread(say_anew, self.folder, progress))
+            await to_the_end(partial(say_anew, self.folder, progress))
         except (OptionError, TrainingError) as error:
             log.warning("evaluation_not_noted", step=step, why=str(error))
         finally:
@@ -219,16 +219,6 @@ class Checkpointer:
 
 def _nobody(version: Version, written: Written) -> None:
     """Wants to know."""
-
-
-async def _to_the_end(writing: Coroutine[Any, Any, T]) -> T:
-    """A thread cannot be stopped: who is cancelled waits for it, so that no two write at once."""
-    task = asyncio.create_task(writing)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

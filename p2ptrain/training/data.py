@@ -82,10 +82,7 @@ class Samples:
         """Raises ScriptError: these samples do not look like those that the model is made for."""
         ours, theirs = ({leaf.path: leaf for leaf in one.leaves} for one in (self, first))
         if ours.keys() != theirs.keys():
-            raise ScriptError(
-                f"{self._name}[0] has other parts than {first._name}[0]: "
-                f"{sorted(ours)} instead of {sorted(theirs)}"
-            )
+            raise _other_parts(f"{self._name}[0]", first._name, ours, theirs)
         for path, leaf in ours.items():
             if leaf != theirs[path]:
                 raise ScriptError(
@@ -143,17 +140,14 @@ class Samples:
         found = dict(self._flatten(index, self._read(index)))
         paths = [leaf.path for leaf in self.leaves]
         if found.keys() != set(paths):
-            raise ScriptError(
-                f"{self._name}[{index}] has other parts than {self._name}[0]: "
-                f"{sorted(found)} instead of {sorted(paths)}"
-            )
+            raise _other_parts(f"{self._name}[{index}]", self._name, found, paths)
         return [self._checked(index, leaf, found[leaf.path]) for leaf in self.leaves]
 
     def _checked(self, index: int, leaf: Leaf, tensor: torch.Tensor) -> torch.Tensor:
-        found = _describe(leaf.path, tensor)
-        if found != leaf:
+        if tensor.dtype != leaf.dtype or tuple(tensor.shape) != leaf.shape:
+            found = _looks(_describe(leaf.path, tensor))
             raise ScriptError(
-                f"{self._name}[{index}]: {leaf.path} is {_looks(found)}, "
+                f"{self._name}[{index}]: {leaf.path} is {found}, "
                 f"but {self._name}[0] has {_looks(leaf)}; all samples must match"
             )
         return tensor
@@ -224,6 +218,14 @@ def _tensor(leaf: object) -> torch.Tensor:
 
 def _describe(path: str, tensor: torch.Tensor) -> Leaf:
     return Leaf(path, tensor.dtype, tuple(tensor.shape))
+
+
+def _other_parts(
+    sample: str, name: str, found: Iterable[str], wanted: Iterable[str]
+) -> ScriptError:
+    return ScriptError(
+        f"{sample} has other parts than {name}[0]: {sorted(found)} instead of {sorted(wanted)}"
+    )
 
 
 def _looks(leaf: Leaf) -> str:

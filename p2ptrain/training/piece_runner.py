@@ -31,7 +31,6 @@ from p2ptrain.training.stage_ends import Lines, RoundReport, StageLinks
 from p2ptrain.training.switchboard import ACTIVATIONS, GRADIENTS
 
 T = TypeVar("T")
-
 Forward: TypeAlias = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """(inputs, targets) -> what crosses out, at the last stage the loss."""
 Backward: TypeAlias = Callable[[Sequence[Value]], list[Tensor | None]]

@@ -134,8 +134,7 @@ class StageRunner(PieceRunner):
         if self._lines.reduction is not None and self._trailing is None:
             self._lines.reduction.begin(order)
         self._micro_batches, self._is_saved = order.round.micro_batches, False
-        has_part = next(self.task.pieces(order.round), None) is not None
-        if self.task.held is None or not has_part:
+        if self.task.held is None or next(self.task.pieces(order.round), None) is None:
             loss = await self._in_strict_order(order)
         else:
             loss = await self._in_two_parts(order, self.task.held)

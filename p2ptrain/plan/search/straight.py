@@ -121,9 +121,8 @@ class StraightSearch:
 
     def _every_placement(self) -> Iterator[Placement]:
         units, holder = self.cost.unit_count, (self.cost.holder,) if self.rules.private else ()
-        most = min(
-            len(self._inner), units - 2 * len(holder)
-        )  # a unit a stage; none is left for more
+        # Each stage has a unit at least: where more devices are in a row, none is left for some.
+        most = min(len(self._inner), units - 2 * len(holder))
         for n in range(1, most + 1):
             for middle in permutations(self._inner, n):
                 devices = (*holder, *middle, *holder)
