@@ -16,6 +16,11 @@ stage of layers of 16 MiB has taken 100 MiB more than it needs:
 
 So after a task the process is held against the plan, and where it has outgrown that, and less is
 left than was to stay free for others, it gives back what is free. Where much is left it goes on.
+
+What it gives back it takes again, page by page, in the next micro-batches: with a MobileNetV2 in
+micro-batches of 94 a device that gave back whenever the fifth was touched had 1.3 million page
+faults in ten rounds, and spent a fifth of its processor time on them. So where tasks never take
+much at once, what is left for the next ones may be less than the fifth.
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ from p2ptrain.training.budget import USABLE_SHARE, anonymous_bytes, available_me
 
 log = get_logger(__name__)
 
+GROWTHS_LEFT = 1.5
+"""How many times the most that came to a process between two looks it needs for the next task."""
 LOOK_SECONDS = 0.01
 """Between two looks of 0.05 ms: tiles compute for less than a millisecond now and then."""
 
@@ -52,6 +59,8 @@ class Ceiling:
         self._most: float = math.inf
         self._to_be_left = 0.0
         self._next_look = -math.inf
+        self._seen: int | None = None  # in use, by the last look
+        self._growth = 0  # the most that came to it between two looks
 
     def plan(self, job_bytes: int, beside_bytes: int) -> None:
         """From now on a job takes `job_bytes`, and this process `beside_bytes` without it."""
@@ -65,10 +74,14 @@ class Ceiling:
             return
         self._next_look = now + LOOK_SECONDS
         used = self._used_bytes()
-        if used <= self._most or self._left_bytes() >= self._to_be_left:
+        if self._seen is not None:
+            self._growth = max(self._growth, used - self._seen)
+        self._seen = used
+        needed = min(self._to_be_left, GROWTHS_LEFT * self._growth)
+        if used <= self._most or self._left_bytes() >= needed:
             return
         self._give_back()
-        kept = self._used_bytes()
+        self._seen = kept = self._used_bytes()
         # What it cannot give back is in use: only what comes to it is worth another look.
         self._most = max(self._most, kept + LEAST_CREEP_BYTES)
         log.info("outgrown", used_bytes=used, kept_bytes=kept)

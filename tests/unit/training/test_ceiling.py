@@ -53,7 +53,8 @@ class Process:
 def test_what_lies_free_is_given_back_when_the_plan_is_outgrown_and_little_is_left() -> None:
     process = Process()
     ceiling = process.ceiling(planned=320)
-    process.in_use += 240
+    ceiling.look()
+    process.in_use += 240  # by one task: the next one may take as much
     process.left -= 240
     for _ in range(12):
         process.takes(16)
@@ -61,6 +62,32 @@ def test_what_lies_free_is_given_back_when_the_plan_is_outgrown_and_little_is_le
         assert process.left > 48, "it is told before the kernel has to"
     # 320 are planned: 80 more are to stay free, and with 96 free there are only 64.
     assert process.given_back == [96, 96]
+
+
+def test_where_tasks_take_little_at_once_it_goes_on_until_that_would_be_missed() -> None:
+    process = Process()
+    ceiling = process.ceiling(planned=320)
+    process.in_use += 240
+    process.left -= 240
+    for _ in range(19):
+        process.takes(16)
+        ceiling.look()
+    # Half as much again as the 16 of a task, instead of the 80 that were to stay free.
+    assert process.given_back == [144, 144]
+
+
+def test_what_was_given_back_and_taken_again_counts_as_growth() -> None:
+    process = Process()
+    ceiling = process.ceiling(planned=320)
+    process.in_use += 240
+    process.left -= 240
+    for taken in (16, 16, 16, 90, 16):
+        process.takes(taken)
+        ceiling.look()
+    assert process.given_back == [138], "a task has taken 90, so 80 must be left for the next"
+    process.takes(96)
+    ceiling.look()
+    assert process.given_back == [138, 112]
 
 
 def test_where_much_is_left_for_others_it_grows_on() -> None:
@@ -85,6 +112,7 @@ def test_where_others_have_taken_what_was_left_a_job_may_still_take_what_was_pla
 def test_what_is_in_use_is_not_looked_for_again_and_again() -> None:
     process = Process()
     ceiling = process.ceiling(planned=320)
+    ceiling.look()
     process.in_use, process.left = 740, 60
     for _ in range(6):
         process.takes(4)
