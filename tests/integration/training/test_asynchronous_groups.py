@@ -9,6 +9,9 @@ from functools import partial
 import pytest
 import torch
 
+from p2ptrain import failpoints
+from p2ptrain.failpoints import Reached
+from p2ptrain.mesh.memory import memory_id
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
@@ -113,7 +116,11 @@ async def test_an_evaluation_empties_the_pipeline_of_groups_too(
 
 
 async def test_a_death_in_a_group_goes_back_to_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other device of the stage has the same copy; the new plan is one stage after another."""
+    """The other device of the stage has the same copy; the new plan is one stage after another.
+
+    b dies with gradients that the stage behind has applied and a has not: no version but a kept one
+    is whole.
+    """
     steps, every = 40, 4
     force(monkeypatch, [(4, 4), (8,)])
     monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
@@ -122,14 +129,22 @@ async def test_a_death_in_a_group_goes_back_to_a_cut(monkeypatch: pytest.MonkeyP
     async with devices(3) as household:
         killing: list[asyncio.Task[None]] = []
 
+        def dies(_: Reached) -> asyncio.Future[None]:
+            household.mesh.freeze("b")  # at once nothing comes from it any more
+            killing.append(asyncio.create_task(household.mesh.kill("b")))
+            return asyncio.get_running_loop().create_future()
+
         def listen(event: Event) -> None:
             household.events.append(event)
             if isinstance(event, Step) and event.step == 3 * every + 1:
                 force(monkeypatch, [(8,), (8,)])
-                killing.append(asyncio.create_task(household.mesh.kill("b")))
+                failpoints.arm("backward.receive.after", dies, device=memory_id("b"))
 
         chosen = options(3, STASHED, steps, planner="auto", recovery=Recovery.HEAVY)
-        await household.holder_run(job, chosen, listen).run()
+        try:
+            await household.holder_run(job, chosen, listen).run()
+        finally:
+            failpoints.disarm()
         await asyncio.gather(*killing)
     assert steps_of(household) == list(range(1, steps + 1))
     events = household.events
