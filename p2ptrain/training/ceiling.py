@@ -19,7 +19,7 @@ left than was to stay free for others, it gives back what is free. Where much is
 
 What it gives back it takes again, page by page, in the next micro-batches: with a MobileNetV2 in
 micro-batches of 94 a device that gave back whenever the fifth was touched had 1.3 million page
-faults in ten rounds, and spent a fifth of its processor time on them. So where tasks never take
+faults in ten rounds, and spent a sixth of its processor time on them. So where tasks never take
 much at once, what is left for the next ones may be less than the fifth.
 """
 

@@ -27,6 +27,11 @@ class Process:
         self.free += mib
         self.left -= mib
 
+    def needs(self, mib: int) -> None:
+        """It stays in use."""
+        self.in_use += mib
+        self.left -= mib
+
     def used_bytes(self) -> int:
         self.looks += 1
         return (self.in_use + self.free) * MIB
@@ -54,8 +59,7 @@ def test_what_lies_free_is_given_back_when_the_plan_is_outgrown_and_little_is_le
     process = Process()
     ceiling = process.ceiling(planned=320)
     ceiling.look()
-    process.in_use += 240  # by one task: the next one may take as much
-    process.left -= 240
+    process.needs(240)  # by one task: the next one may take as much
     for _ in range(12):
         process.takes(16)
         ceiling.look()
@@ -67,8 +71,7 @@ def test_what_lies_free_is_given_back_when_the_plan_is_outgrown_and_little_is_le
 def test_where_tasks_take_little_at_once_it_goes_on_until_that_would_be_missed() -> None:
     process = Process()
     ceiling = process.ceiling(planned=320)
-    process.in_use += 240
-    process.left -= 240
+    process.needs(240)
     for _ in range(19):
         process.takes(16)
         ceiling.look()
@@ -79,8 +82,7 @@ def test_where_tasks_take_little_at_once_it_goes_on_until_that_would_be_missed()
 def test_what_was_given_back_and_taken_again_counts_as_growth() -> None:
     process = Process()
     ceiling = process.ceiling(planned=320)
-    process.in_use += 240
-    process.left -= 240
+    process.needs(240)
     for taken in (16, 16, 16, 90, 16):
         process.takes(taken)
         ceiling.look()
