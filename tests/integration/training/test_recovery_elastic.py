@@ -113,9 +113,12 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 @pytest.mark.usefixtures("slowed")
-async def test_who_leaves_hands_its_work_over_and_no_step_is_made_again() -> None:
+async def test_who_leaves_hands_its_work_over_and_no_step_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wanted, job = undisturbed(momentum_job()), momentum_job()
     async with devices(3) as household:
+        hold_rounds(monkeypatch, 10, lambda: household.plan.reason == "leave")
         course = Course(household, {5: partial(leave, household, "b")})
         await course.train(job, PIPELINE)
         assert_planned(household, job, wanted, ["start", "leave"])
@@ -127,12 +130,20 @@ async def test_who_leaves_hands_its_work_over_and_no_step_is_made_again() -> Non
 
 
 @pytest.mark.usefixtures("slowed")
-async def test_all_but_the_holder_may_leave_one_after_the_other() -> None:
+async def test_all_but_the_holder_may_leave_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who asks before another has left may be left out with it, by one plan: here none does."""
     wanted, job = undisturbed(momentum_job()), momentum_job()
     async with devices(3) as household:
+
+        async def leave_in_turn() -> None:
+            for name in ("c", "b"):
+                await leave(household, name)
+
         household.mesh.elect("c")  # whose work everybody waits for leaves too
-        at = {3: partial(leave, household, "c"), 6: partial(leave, household, "b")}
-        course = Course(household, at)
+        hold_rounds(monkeypatch, 10, lambda: used(household) == {"a"})
+        course = Course(household, {3: leave_in_turn})
         await course.train(job, PIPELINE)
         assert_planned(household, job, wanted, ["start", "leave", "leave"])
         assert used(household) == {"a"}
@@ -381,6 +392,7 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
             await hand_over(household.mesh["b"], service, 20.0, told.append)
             assert service.idle.is_set()  # the job has ended meanwhile
 
+        hold_rounds(monkeypatch, 10, lambda: bool(told))
         await Course(household, {3: stay}).train(job, PIPELINE)
         assert_planned(household, job, wanted, ["start"] if looked else ["start", "leave"])
         assert "b" in used(household)
