@@ -7,7 +7,6 @@ across devices: `differentiable`, `capturable` and a learning rate held in a ten
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
@@ -15,6 +14,10 @@ from typing import Any, ClassVar
 import torch
 
 from p2ptrain.errors import OptionError, ProtocolError
+
+LARGEST = 1e30
+"""Of an optimizer's numbers. Torch raises in the middle of an update where one of them, or what it
+makes of them (Adam divides the learning rate), does not fit into the parameters' float32."""
 
 
 class _Spec:
@@ -56,7 +59,8 @@ class _Spec:
             elif field in _SWITCHES:
                 self._require(value is None or isinstance(value, bool), field, value, "a bool")
             else:
-                self._require(_is_number(value), field, value, "a finite number")
+                wanted = f"a finite number, {LARGEST:.0e} at most"
+                self._require(_is_number(value), field, value, wanted)
 
     def _checked_betas(self, value: object) -> tuple[float, float]:
         ok = isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_is_number, value))
@@ -79,10 +83,7 @@ _SWITCHES = frozenset(
 def _is_number(value: object) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
+    return abs(value) <= LARGEST  # not NaN, and whole numbers of any length can be compared
 
 
 def _shown(value: object) -> str:

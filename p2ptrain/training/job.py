@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from p2ptrain.errors import OptionError, ScriptError
-from p2ptrain.model.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
+from p2ptrain.model.optimizer_spec import LARGEST, SGD, Adam, AdamW, OptimizerSpec
 from p2ptrain.training.user_code import told
 
 __all__ = ["SGD", "Adam", "AdamW", "Job", "MapDataset", "Metric"]
@@ -94,7 +94,8 @@ class Job:
         """The schedule's factor for update `update`, counted from 0; 1.0 without a schedule.
 
         Raises:
-            ScriptError: the schedule raised, or what it gave is not a finite number.
+            ScriptError: the schedule raised, or what it gave is not a finite number, or one that
+                makes a learning rate nobody can compute with.
         """
         if self.schedule is None:
             return 1.0
@@ -104,6 +105,11 @@ class Job:
             raise ScriptError(f"schedule({update}) failed: {told(error)}") from error
         if not math.isfinite(factor):
             raise ScriptError(f"schedule({update}) gave {factor}, which is no learning-rate factor")
+        if abs(factor * self.optimizer.lr) > LARGEST:
+            raise ScriptError(
+                f"schedule({update}) gave {factor}: with lr={self.optimizer.lr} that is a learning "
+                f"rate of more than {LARGEST:.0e}"
+            )
         return factor
 
     def _check_sizes(self) -> None:

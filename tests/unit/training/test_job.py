@@ -121,3 +121,11 @@ def test_a_failing_schedule_is_a_script_error_with_its_cause() -> None:
 def test_a_factor_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ScriptError, match=r"schedule\(1\) gave inf"):
         make(schedule=lambda update: float("inf")).lr_factor(1)
+
+
+def test_a_schedule_that_makes_a_learning_rate_beyond_float32_is_a_script_error() -> None:
+    """Torch would raise in the middle of an update, on whatever device that is."""
+    job = make(optimizer=SGD(lr=10.0), schedule=lambda update: 10.0 ** (29 * update))
+    assert job.lr_factor(1) == 1e29
+    with pytest.raises(ScriptError, match=r"schedule\(2\) gave 1e\+58: with lr=10.0"):
+        job.lr_factor(2)
