@@ -8,60 +8,13 @@ view of it there is no cut, and a buffer that is written lives, with all its rea
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from p2ptrain.model.effects import aliased_references, mutated_references
-from p2ptrain.model.graph import InputRef, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.graph import InputRef, Node, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.translate import Translated, tensors_in
-
-
-class Aliases:
-    """The values of one graph, sorted by the memory that they may share."""
-
-    def __init__(self, graph: Translated) -> None:
-        self._graph = graph
-        self._classes = _alias_classes(graph)
-        self.members: dict[Reference, set[Reference]] = defaultdict(set)
-        self._users: dict[Reference, list[int]] = defaultdict(list)
-        for index, node in enumerate(graph.nodes):
-            self._note(NodeRef(index), index)
-            for reference in node.references():
-                self._note(reference, index)
-
-    def _note(self, reference: Reference, index: int) -> None:
-        root = self.find(reference)
-        self.members[root].add(reference)
-        self._users[root].append(index)
-
-    def find(self, value: Reference) -> Reference:
-        """The representative of all values that may share memory with `value`."""
-        return self._classes.find(value)
-
-    def written(self) -> Mapping[Reference, tuple[int, ...]]:
-        """Representative of each set that is written to -> the nodes that do."""
-        writes: dict[Reference, list[int]] = defaultdict(list)
-        for index, node in enumerate(self._graph.nodes):
-            for root in {self.find(reference) for reference in mutated_references(node)}:
-                writes[root].append(index)
-        return {root: tuple(nodes) for root, nodes in writes.items()}
-
-    def uncut_ranges(self) -> Iterator[tuple[int, int]]:
-        """(first, last) nodes that must stay in one unit, for each set written to."""
-        for root, writes in self.written().items():
-            users = self._users[root]
-            shared = any(isinstance(m, StateRef | TargetRef) for m in self.members[root])
-            yield min(users), max(users) if shared else max(writes)
-
-    def mutated(self) -> frozenset[StateRef | InputRef | TargetRef]:
-        """Parameters, buffers, constants and leaves that running the graph writes to."""
-        return frozenset(
-            member
-            for root in self.written()
-            for member in self.members[root]
-            if not isinstance(member, NodeRef)
-        )
 
 
 class _Classes:
@@ -84,9 +37,56 @@ class _Classes:
         self._parent[self.find(one)] = self.find(other)
 
 
-def _alias_classes(graph: Translated) -> _Classes:
+class Aliases:
+    """The values of one graph, sorted by the memory that they may share."""
+
+    def __init__(self, nodes: Sequence[Node], classes: _Classes) -> None:
+        self._nodes = nodes
+        self._classes = classes
+        self.members: dict[Reference, set[Reference]] = defaultdict(set)
+        self._users: dict[Reference, list[int]] = defaultdict(list)
+        for index, node in enumerate(nodes):
+            self._note(NodeRef(index), index)
+            for reference in node.references():
+                self._note(reference, index)
+
+    def _note(self, reference: Reference, index: int) -> None:
+        root = self.find(reference)
+        self.members[root].add(reference)
+        self._users[root].append(index)
+
+    def find(self, value: Reference) -> Reference:
+        """The representative of all values that may share memory with `value`."""
+        return self._classes.find(value)
+
+    def written(self) -> Mapping[Reference, tuple[int, ...]]:
+        """Representative of each set that is written to -> the nodes that do."""
+        writes: dict[Reference, list[int]] = defaultdict(list)
+        for index, node in enumerate(self._nodes):
+            for root in {self.find(reference) for reference in mutated_references(node)}:
+                writes[root].append(index)
+        return {root: tuple(nodes) for root, nodes in writes.items()}
+
+    def uncut_ranges(self) -> Iterator[tuple[int, int]]:
+        """(first, last) nodes that must stay in one unit, for each set written to."""
+        for root, writes in self.written().items():
+            users = self._users[root]
+            shared = any(isinstance(m, StateRef | TargetRef) for m in self.members[root])
+            yield min(users), max(users) if shared else max(writes)
+
+    def mutated(self) -> frozenset[StateRef | InputRef | TargetRef]:
+        """Parameters, buffers, constants and leaves that running the graph writes to."""
+        return frozenset(
+            member
+            for root in self.written()
+            for member in self.members[root]
+            if not isinstance(member, NodeRef)
+        )
+
+
+def traced_aliases(graph: Translated) -> Aliases:
     """By what operators declare, and by the memory that tracing saw (exact, but for one size)."""
-    classes = _Classes()
+    classes = _declared(graph.nodes)
     by_storage: dict[int, Reference] = {}
 
     def seen(reference: Reference, value: object) -> None:
@@ -97,10 +97,21 @@ def _alias_classes(graph: Translated) -> _Classes:
         seen(InputRef(index), fake)
     for index, fake in enumerate(graph.targets):
         seen(TargetRef(index), fake)
-    for index, (node, traced) in enumerate(zip(graph.nodes, graph.traced, strict=True)):
+    for index, traced in enumerate(graph.traced):
+        seen(NodeRef(index), traced.value)
+    return Aliases(graph.nodes, classes)
+
+
+def declared_aliases(nodes: Sequence[Node]) -> Aliases:
+    """By what operators declare alone: of a graph that arrived from elsewhere."""
+    return Aliases(nodes, _declared(nodes))
+
+
+def _declared(nodes: Sequence[Node]) -> _Classes:
+    classes = _Classes()
+    for index, node in enumerate(nodes):
         for reference in aliased_references(node):
             classes.join(NodeRef(index), reference)
-        seen(NodeRef(index), traced.value)
     return classes
 
 

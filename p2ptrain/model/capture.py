@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, ScriptError
-from p2ptrain.model.aliases import Aliases
+from p2ptrain.model.aliases import traced_aliases
 from p2ptrain.model.captured import Captured, StateTable
 from p2ptrain.model.cuts import Cuts, crossing_at, last_uses, possible_cuts
 from p2ptrain.model.description import ModelDescription, UnitDescription
@@ -87,10 +87,10 @@ def _describe(
 ) -> ModelDescription:
     inputs = _leaves("input", example.input_leaves)
     trainable = table.trainable_names()
-    aliases = Aliases(train)
+    aliases = traced_aliases(train)
     train_cuts = possible_cuts(train, aliases, inputs, trainable)
     _refuse_without_gradient(train, train_cuts)
-    evaluate_cuts = possible_cuts(evaluate, Aliases(evaluate), inputs, frozenset())
+    evaluate_cuts = possible_cuts(evaluate, traced_aliases(evaluate), inputs, frozenset())
     landscape = _landscape(train, train_cuts)
     written = {ref.name for ref in aliases.mutated() if isinstance(ref, StateRef)}
     matched = match_cuts(

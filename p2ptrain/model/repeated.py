@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.aliases import Aliases
+from p2ptrain.model.aliases import traced_aliases
 from p2ptrain.model.effects import draws_random_numbers, mutated_references
 from p2ptrain.model.graph import InputRef, Node, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.operators import resolve
@@ -99,7 +99,7 @@ class _Calls:
     def __init__(self, graph: Translated, states: _States) -> None:
         self._graph = graph
         self._states = states
-        self._aliases = Aliases(graph)
+        self._aliases = traced_aliases(graph)
         written = {ref.name for ref in self._aliases.mutated() if isinstance(ref, StateRef)}
         self._changing = states.trainable | written
         self._leaves = len(graph.inputs) // 2, len(graph.targets) // 2

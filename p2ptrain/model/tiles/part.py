@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from p2ptrain.model.aliases import declared_aliases
 from p2ptrain.model.description import Mode, ModelDescription
-from p2ptrain.model.effects import mutated_references
 from p2ptrain.model.graph import NodeRef, Reference
 from p2ptrain.model.values import BATCH, ValueDescription
 from p2ptrain.tiles.network import MapNetwork
@@ -45,22 +45,20 @@ class TiledPart:
 def last_cut(description: ModelDescription, mode: Mode, stop: int, *, whole_units: bool) -> int:
     """The last position up to `stop` where the tiled part may end.
 
-    Inside of a unit it may where nothing behind writes to what was made or written before it.
+    Inside of a unit it may where units could have been cut too (`aliases`).
     """
     unit = next((u for u in description.units if stop < u.nodes(mode)[1]), None)
     if unit is None:
         return stop
-    first, end = unit.nodes(mode)
-    if whole_units or stop == first:
+    first = unit.nodes(mode)[0]
+    if whole_units:
         return first
-    nodes = description.graph(mode).nodes
-    written_before = {r for node in nodes[first:stop] for r in mutated_references(node)}
-    for node in nodes[stop:end]:
-        for reference in mutated_references(node):
-            made_before = isinstance(reference, NodeRef) and reference.index < stop
-            if made_before or reference in written_before:
-                return first
-    return stop
+    uncut = [*declared_aliases(description.graph(mode).nodes).uncut_ranges()]
+    return next(
+        position
+        for position in range(stop, first - 1, -1)
+        if position == first or not any(a < position <= b for a, b in uncut)
+    )
 
 
 def map_shape(value: ValueDescription) -> tuple[int, int, int] | None:

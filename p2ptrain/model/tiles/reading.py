@@ -333,7 +333,12 @@ class _Reader:
         return next(u for u in self._description.units if index < u.nodes(self._mode)[1])
 
     def finish(self, stop: int, refusal: str | None) -> TiledPart:
-        """What nodes [0, stop) make; NotTiled where that is no operation at all."""
+        """What nodes [0, stop) make, but for a unit without any map that one might end with.
+
+        Raises:
+            NotTiled: they make no map at all.
+        """
+        stop = self._behind_maps(stop)
         made = [entry for entry in self._made if entry.node < stop]
         if not made:
             raise NotTiled(refusal or "the model has no operator")
@@ -370,6 +375,14 @@ class _Reader:
             whole=len(units) - (stop < last),
             reason=refusal,
         )
+
+    def _behind_maps(self, stop: int) -> int:
+        """The last position up to `stop` in front of which every unit makes a map."""
+        for unit in self._description.units:
+            first, end = unit.nodes(self._mode)
+            if first < stop and not any(first <= one.node < min(end, stop) for one in self._made):
+                return first  # it only counts, say
+        return stop
 
     def _leaving(self, stop: int) -> dict[NodeRef, int]:
         """Values that are read behind `stop`, or are the graph's outputs -> their maps."""

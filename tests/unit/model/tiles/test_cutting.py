@@ -17,6 +17,7 @@ from p2ptrain.model.stage import Stage
 from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
 from p2ptrain.model.tiles.in_process import Tiles
 from p2ptrain.model.tiles.reading import read_tiled_part
+from p2ptrain.model.tiles.refusal import NotTiled
 from p2ptrain.tiles.layout import Layout
 from tests.unit.model.tiles.descriptions import IMAGE, convolution, describe
 
@@ -34,6 +35,54 @@ class Small(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = functional.relu(self.norm(self.second(torch.relu(self.first(x)))), inplace=True)
         out: Tensor = self.head(functional.adaptive_avg_pool2d(x, 1))
+        return out
+
+
+class WritesToAView(nn.Module):
+    """A common way to end a convolutional part: the activation changes the map itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3))
+        self.head = nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(360, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x))
+        return out
+
+
+class WritesToAPart(WritesToAView):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        x[:, :2] *= 0.5
+        out: Tensor = self.head(x)
+        return out
+
+
+class CountsPasses(WritesToAView):
+    """What is counted in front is read behind: a warm-up."""
+
+    passes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        out: Tensor = self.head(self.body(x)) * torch.clamp(self.passes / 4, max=1.0)
+        return out
+
+
+class ReadsRunningStatistics(WritesToAView):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body[2](torch.relu(self.norm(self.body[0](x))))
+        assert self.norm.running_mean is not None
+        out: Tensor = self.head(x) * (1 + self.norm.running_mean.square().sum())
         return out
 
 
@@ -98,3 +147,27 @@ def test_a_graph_without_a_counterpart_ends_at_a_unit() -> None:
     description, part = cut_where_tiling_ends(mixed)
     assert description is mixed
     assert (part.stop, part.whole) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "made", [WritesToAView, WritesToAPart, CountsPasses, ReadsRunningStatistics]
+)
+def test_units_on_two_devices_share_no_memory_that_is_written(made: type[nn.Module]) -> None:
+    """Whatever border there is now, each side has tensors of its own."""
+    torch.manual_seed(1)
+    model, x, y = made(), torch.randn(5, 3, 14, 10), torch.tensor([0, 1, 2, 0, 1])
+    captured = capture(model, functional.cross_entropy, (x, y))
+    try:
+        description, _ = cut_where_tiling_ends(captured.description)
+    except NotTiled:
+        description = captured.description  # that is what trains then
+    state = {name: tensor.clone() for name, tensor in captured.state().items()}
+    wanted = [functional.cross_entropy(model(x), y) for _ in range(2)]
+    count = len(description.units)
+    for border in range(1, count):
+        front = Stage(description, 0, border, copy.deepcopy(state))
+        behind = Stage(description, border, count, copy.deepcopy(state))
+        for number, loss in enumerate(wanted):
+            crossing = front.forward(number, [x], [], seed=(7, 1, number))
+            (reached,) = behind.forward(number, crossing, [y], seed=(7, 1, number))
+            torch.testing.assert_close(reached, loss.detach(), rtol=0, atol=0)

@@ -133,6 +133,34 @@ def test_what_is_written_behind_is_not_cut_off() -> None:
     assert (part.stop, part.whole) == (1, 1)
 
 
+def test_nor_what_is_written_through_a_view() -> None:
+    """Tiling ends at the last place in the unit where no memory is shared over the border."""
+    steps = [
+        convolution(IMAGE),
+        convolution(NodeRef(0)),
+        convolution(NodeRef(1)),
+        ("aten.flatten.using_ints", (NodeRef(2), 1)),
+        ("aten.relu_.default", (NodeRef(3),)),
+        ("aten.mean.default", (NodeRef(4),)),
+    ]
+    part = read_tiled_part(describe(steps, cuts=[1]))
+    assert (part.stop, part.whole) == (2, 1)
+
+
+def test_no_unit_is_tiled_that_makes_no_map() -> None:
+    """What is counted in it may be cut off; the map behind it must stay with who writes to it."""
+    steps = [
+        convolution(IMAGE),
+        ("aten.add_.Tensor", (StateRef("running"), 1)),
+        convolution(NodeRef(0)),
+        ("aten.flatten.using_ints", (NodeRef(2), 1)),
+        ("aten.relu_.default", (NodeRef(3),)),
+        ("aten.mean.default", (NodeRef(4),)),
+    ]
+    part = read_tiled_part(describe(steps, cuts=[1], tensors=VECTOR))
+    assert (part.stop, part.whole, len(part.network.units)) == (1, 1, 1)
+
+
 def test_the_unit_in_which_tiling_ends_is_divided() -> None:
     steps = [convolution(IMAGE), convolution(NodeRef(0)), ("aten.mean.default", (NodeRef(1),))]
     description, part = cut_where_tiling_ends(describe(steps, cuts=[1]))
