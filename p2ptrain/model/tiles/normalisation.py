@@ -42,6 +42,9 @@ class Statistics:
 def moments(owned: Tensor) -> Tensor:
     """Mean and squared deviations of one tile's own part, by channel: float64, [2, channels].
 
+    Of 16-bit numbers they are computed in float32, as torch does: a float16 holds no sum of squares
+    beyond 65504.
+
     Each sample's channels by themselves, a block that the processor's cache holds at a time, so
     that the second look at it costs next to nothing: a quarter of what torch's own normalisation
     takes for it.
@@ -49,10 +52,11 @@ def moments(owned: Tensor) -> Tensor:
     samples, channels = owned.shape[:2]
     rows = owned.reshape(samples * channels, -1)
     count = rows.shape[1]
-    means, squares = rows.new_empty(len(rows)), rows.new_empty(len(rows))
+    precise = torch.promote_types(rows.dtype, torch.float32)
+    means, squares = torch.empty(2, len(rows), dtype=precise)
     step = max(1, _BLOCK_ELEMENTS // count)
     for first in range(0, len(rows), step):
-        block = rows[first : first + step]
+        block = rows[first : first + step].to(precise)
         mean = torch.mean(block, 1, keepdim=True)
         means[first : first + step] = mean[:, 0]
         squares[first : first + step] = (block - mean).square_().sum(1)

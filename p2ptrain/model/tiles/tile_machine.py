@@ -29,7 +29,7 @@ class TileMachine:
         self._is_paused = False
         self._inbox: dict[Key, Tensor] = {}
         self._told: set[Key] = set()
-        self._awaited: tuple[Key, ...] = ()
+        self._missing: set[Key] = set()  # of what the work waits for
         self._outbox: list[Message] = []
         self._work: Work | None = None
 
@@ -46,9 +46,7 @@ class TileMachine:
     @property
     def awaits(self) -> frozenset[Key]:
         """What it must be told, and by which tile, before it goes on; has not come yet."""
-        if self._work is None:
-            return frozenset()
-        return frozenset(key for key in self._awaited if key not in self._inbox)
+        return frozenset(self._missing)
 
     def receive(self, message: Message) -> list[Message]:
         """Take what another tile says, and go on if nothing else is missing.
@@ -67,6 +65,7 @@ class TileMachine:
             )
         self._told.add(key)
         self._inbox[key] = tensor
+        self._missing.discard(key)
         return self._go_on()
 
     def resume(self) -> list[Message]:
@@ -76,7 +75,7 @@ class TileMachine:
 
     @property
     def _may_go_on(self) -> bool:
-        return not self._is_paused and all(key in self._inbox for key in self._awaited)
+        return not self._is_paused and not self._missing
 
     # -- going on --------------------------------------------------------------------------------
 
@@ -84,7 +83,6 @@ class TileMachine:
         if self._work is not None:
             raise InternalError(f"tile {self._program.tile} is still at work")
         self._work = work
-        self._awaited = ()
         return self._go_on()
 
     def _go_on(self) -> list[Message]:
@@ -95,7 +93,7 @@ class TileMachine:
             except StopIteration:
                 self._work = None
                 break
-            self._awaited = awaited or ()
+            self._missing = {key for key in awaited or () if key not in self._inbox}
             self._is_paused = awaited is None and self._pauses
         sent, self._outbox = self._outbox, []
         return sent

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -132,6 +133,9 @@ class TileExchange:
         self._failure: Exception | None = None
         self._tiles = stage.tiles.tiles(own)
         self._devices = stage.tiles.devices
+        self._tiles_by_device: dict[str, list[int]] = {device: [] for device in self._devices}
+        for tile, device in enumerate(self._device_of):
+            self._tiles_by_device[device].append(tile)
         self._gathering = Gathering(self._devices.index(own), len(self._devices))
         # A pass hands on one operation's sums at a time, and the next one's may have come.
         most = 2 * ahead * len(self._devices)
@@ -183,8 +187,8 @@ class TileExchange:
         return due
 
     def _tiles_of(self, places: Sequence[int]) -> list[int]:
-        devices = {self._devices[place] for place in places}
-        return [tile for tile, device in enumerate(self._device_of) if device in devices]
+        tiles = (self._tiles_by_device[self._devices[place]] for place in places)
+        return sorted(chain.from_iterable(tiles))
 
     async def take(self, piece: Piece, awaited: Sequence[frozenset[Address]]) -> list[Message]:
         """Wait until one of the tiles that wait has all it awaits; everything that has come.

@@ -76,6 +76,15 @@ def test_parts_are_the_whole(inner: set[int], affine: bool, samples: int, shift:
         torch.testing.assert_close(ours.bias.grad, state["bias"].grad, **loose)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_moments_of_16_bits_are_those_of_the_same_numbers_in_32(dtype: torch.dtype) -> None:
+    """The sum of squares here is beyond what a float16 holds."""
+    generator = torch.Generator().manual_seed(3)
+    rows = (8 * torch.randn(2, 3, 60, 60, generator=generator) + 16).to(dtype)
+    assert moments(rows)[1].min() > 1e5
+    torch.testing.assert_close(moments(rows), moments(rows.float()), rtol=0, atol=0)
+
+
 def test_moments_in_single_precision_are_near_those_in_double() -> None:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(2, CHANNELS, 64, 64, generator=generator) + 20.0
