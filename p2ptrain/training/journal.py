@@ -77,6 +77,15 @@ class JournalEntry:
     stable: Version | None = None
     took_part: tuple[tuple[str, int], ...] = ()
 
+    def got_somewhere(self, weights: str) -> bool:
+        """Whether anything would be lost by beginning anew from the weights of that digest.
+
+        Nothing is before the first plan; nor, where the process that begins now has drawn other
+        weights, before people heard of a step: what this device had itself may be nowhere else yet.
+        """
+        told = self.reported.step > self.first_step
+        return self.in_force is not None and (told or weights == self.weights)
+
     @property
     def noted(self) -> Noted:
         """As the rules wrote it down."""

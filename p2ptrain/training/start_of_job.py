@@ -83,7 +83,7 @@ class StartOfJob:
                 group.create_task(self._gather(wanted))
         prepared, weights = capturing.result()
         mark = fingerprint(prepared, self._options)
-        going_on = await self._decide(mark, found)
+        going_on = await self._decide(mark, weights, found)
         if going_on is not None:
             log.info("job_goes_on", job=going_on.job, step=going_on.reported.step)
             same = weights == going_on.weights
@@ -125,7 +125,9 @@ class StartOfJob:
         placed = found.noted.placed
         return frozenset(placed.places() if placed else ()) - {self._mesh.self_id}
 
-    async def _decide(self, mark: str, found: JournalEntry | None) -> JournalEntry | None:
+    async def _decide(
+        self, mark: str, weights: str, found: JournalEntry | None
+    ) -> JournalEntry | None:
         """The job to go on with, if there is one; others of this device's are over then."""
         kept = {} if self._options.local else await unfinished.ask_all(self._mesh)
         verdict = decide(
@@ -134,7 +136,7 @@ class StartOfJob:
             () if found is None else self._others(found),
             kept,
             fresh=self._options.fresh,
-            begun=found is not None and found.in_force is not None,
+            begun=found is not None and found.got_somewhere(weights),
             over=() if self._folder is None else ended_jobs.find(self._folder),
         )
         if verdict.start is Start.REFUSE:

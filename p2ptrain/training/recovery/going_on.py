@@ -66,7 +66,7 @@ def decide(
         others: ids of the devices, without this one, that had a part in the journal's job.
         kept: what each member that answered keeps.
         fresh: the person wants to begin anew.
-        begun: whether an epoch of the journal's job was ever in force.
+        begun: whether beginning anew would lose anything of the journal's job.
         over: ids of jobs that have ended; who keeps one of them was out of reach then.
     """
     ended = frozenset(one.job for one in kept.values() if one is not None and one.job in over)
@@ -82,7 +82,7 @@ def decide(
     if fresh:
         return Verdict(Start.ANEW, ending=frozenset(old))
     if found is not None and found[1] and not begun:
-        # Nothing was trained, and what others have is of first weights that may not be drawn again.
+        # Nobody heard of a step, and what others have is of first weights that are not drawn again.
         return Verdict(Start.ANEW, ending=frozenset(old))
     if found is not None and found[1]:
         return _with_journal(found[0], others, kept, frozenset(old))

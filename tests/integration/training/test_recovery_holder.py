@@ -222,8 +222,8 @@ async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others
             await household.until_idle(name)
 
 
-@pytest.mark.parametrize("where", ["answer.before", "accept.before"])
-async def test_a_holder_killed_before_its_first_epoch_begins_anew_from_the_weights_drawn_now(
+@pytest.mark.parametrize("where", ["answer.before", "accept.before", "backward.receive.after"])
+async def test_a_holder_killed_before_its_first_step_begins_anew_from_the_weights_drawn_now(
     tmp_path: Path, where: str
 ) -> None:
     """The others have parts of those drawn then, and the rest of them is nowhere."""
