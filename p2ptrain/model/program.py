@@ -31,8 +31,10 @@ from p2ptrain.model.graph import (
 )
 from p2ptrain.model.operators import resolve
 from p2ptrain.model.randomness import seeded
+from p2ptrain.model.rewritten import hidden
 from p2ptrain.model.row_gradients import EMBEDDING, embedding
 from p2ptrain.model.values import Polynomial
+from p2ptrain.model.written import state_views
 
 Seed: TypeAlias = tuple[int, int, int]
 """(the job's seed, step, micro-batch)."""
@@ -124,11 +126,13 @@ class Program:
         mode: Mode,
         state: Mapping[str, Tensor],
         separate: Collection[str] = (),
+        hiding: Collection[str] = (),
     ) -> None:
         """Prepare them.
 
         Args:
             separate: parameters whose gradients are taken from `.grad` between two updates.
+            hiding: tensors of the state to which nodes write unnoticed by autograd (`rewritten`).
         """
         self._separate = separate
         self._names = [unit.name for unit in description.units]
@@ -151,6 +155,7 @@ class Program:
                 self._initial[register] = state[reference.name]
         self._free = _frees(self._nodes, start, stop, self._registers, self._leaving)
         self._written = _written_leaves(self._nodes[start:stop], start)
+        self._hidden = _writes_to(frozenset(hiding), self._nodes, start, stop)
         self._bound: dict[int | None, list[tuple[_UnitNodes, list[_Instruction]]]] = {}
 
     def run(
@@ -239,8 +244,11 @@ class Program:
         fixed = {k: _constant(a, batch) for k, a in node.kwargs if _is_constant(a)}
         dynamic = [(k, self._builder(a, batch)) for k, a in node.kwargs if not _is_constant(a)]
         call = embedding if self._adds_rows(node) else resolve(node.operator).call
+        call = call._op if isinstance(call, OpOverload) else call
+        for position in self._hidden.get(index, ()):
+            call = hidden(call, position)
         return _Instruction(
-            call=call._op if isinstance(call, OpOverload) else call,
+            call=call,
             args=constants,
             holes=tuple(holes),
             built=tuple(built),
@@ -364,6 +372,26 @@ def _frees(
         if not isinstance(reference, StateRef):
             free.setdefault(index, []).append(registers[reference])
     return {index: tuple(freed) for index, freed in free.items()}
+
+
+def _writes_to(
+    names: frozenset[str], nodes: Sequence[Node], start: int, stop: int
+) -> dict[int, list[int]]:
+    """Node -> positions of its arguments through which it writes to one of these tensors."""
+    if not names:
+        return {}
+    views = state_views(nodes, start, stop)
+    found: dict[int, list[int]] = {}
+    for index in range(start, stop):
+        written = mutated_references(nodes[index])
+        for position, argument in enumerate(nodes[index].args):
+            if (
+                isinstance(argument, StateRef | NodeRef)
+                and argument in written
+                and names & views.get(argument, frozenset())
+            ):
+                found.setdefault(index, []).append(position)
+    return found
 
 
 def _written_leaves(nodes: Sequence[Node], start: int) -> frozenset[Reference]:

@@ -26,6 +26,7 @@ from p2ptrain.errors import InternalError
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.diagnosis import NonFinite, find_non_finite
 from p2ptrain.model.program import Program, Seed
+from p2ptrain.model.rewritten import Rewritten, rewritten_names
 from p2ptrain.model.running_statistics import RunningStatistics, written_buffers
 from p2ptrain.model.split_backward import WeightGradients, accumulate, compute_together
 
@@ -42,6 +43,7 @@ class _Held:
         gradients: of the inputs, filled in by the backward.
         leaves: where autograd's graph ends at the inputs.
         later: the weights' part of the backward, where it is split.
+        copies: this micro-batch's own of what its forward has written to.
     """
 
     inputs: Sequence[Tensor]
@@ -52,6 +54,7 @@ class _Held:
     leaves: list[Tensor]
     later: WeightGradients | None
     parameters: Mapping[str, Tensor]
+    copies: Mapping[str, Tensor]
 
 
 class Passing(Protocol):
@@ -109,7 +112,11 @@ class Stage:
             written = written_buffers(description, first, end)
             self.statistics = RunningStatistics(written, self._state)
             training_state = self._state | self.statistics.scratch
-        self._train = Program(description, first, end, "train", training_state, separate)
+        rewritten = frozenset[str]() if shared else rewritten_names(description, first, end)
+        self._rewritten = Rewritten(rewritten, self._state)
+        self._train = Program(
+            description, first, end, "train", training_state, separate=separate, hiding=rewritten
+        )
         self._evaluate: Program | None = None
         self._uses = {
             id(self._state[name]): count for name, count in self._train.parameter_uses.items()
@@ -160,12 +167,17 @@ class Stage:
                     leaf = inputs[position].detach().requires_grad_()
                     leaves.append(leaf)
                     received[position] = _receive(leaf, gradients, position)
-            outputs = self._run(key, share, received, targets, seed, later, parameters, passing)
+            given = parameters or {}
+            copies = self._rewritten.copies(without=given.keys())
+            instead = {**given, **copies}
+            outputs = self._run(key, share, received, targets, seed, later, instead, passing)
+            self._rewritten.take(copies)
             roots = list(outputs)
             if self._is_last and weight is not None:
                 roots = [outputs[0] * weight]
-        held = _Held(inputs, targets, seed, roots, gradients, leaves, later, parameters or {})
-        self._held[key] = held
+        self._held[key] = _Held(
+            inputs, targets, seed, roots, gradients, leaves, later, given, copies
+        )
         return [output.detach() for output in outputs]
 
     def _run(
@@ -176,7 +188,7 @@ class Stage:
         targets: Sequence[Tensor],
         seed: Seed,
         later: WeightGradients | None,
-        parameters: Mapping[str, Tensor] | None,
+        instead: Mapping[str, Tensor],
         passing: Passing | None,
     ) -> list[Tensor]:
         watch = None if later is None else later.watch
@@ -184,7 +196,7 @@ class Stage:
             self.statistics.before_forward()
         before = None if passing is None else passing.unit
         outputs = self._train.run(
-            inputs, targets, seed, watch=watch, instead=parameters, before=before
+            inputs, targets, seed, watch=watch, instead=instead, before=before
         )
         if passing is not None:
             passing.end()
@@ -219,7 +231,8 @@ class Stage:
         roots, starts = self._starts(held, gradients)
         with self._reporting(final):
             if roots:
-                torch.autograd.backward(roots, starts)
+                with self._rewritten.lent(held.copies):
+                    torch.autograd.backward(roots, starts)
             self._keep_separate(self._separate)
         return held.gradients
 
@@ -242,9 +255,11 @@ class Stage:
         later = self._later[key] = held.later
         roots, starts = self._starts(held, gradients)
         here = {n: p for n, p in self._trainable().items() if id(p) not in later.parameters}
-        wanted = [*held.leaves, *here.values()]
+        own = [copy for copy in held.copies.values() if copy.requires_grad]
+        wanted = [*held.leaves, *here.values(), *own]
         if roots and wanted:
-            torch.autograd.backward(roots, starts, inputs=wanted)
+            with self._rewritten.lent(held.copies):
+                torch.autograd.backward(roots, starts, inputs=wanted)
         self._keep_separate(here)
         return held.gradients
 
@@ -360,7 +375,7 @@ class Stage:
         if held is None:
             raise InternalError(f"micro-batch {key} is not held")
         units = range(self.first, self.end)
-        state = self._state | dict(held.parameters)
+        state = self._state | dict(held.parameters) | dict(held.copies)
         return find_non_finite(self.description, units, state, held.inputs, held.targets, held.seed)
 
     def take_separate(self) -> dict[str, list[Tensor | None]]:

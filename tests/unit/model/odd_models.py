@@ -45,6 +45,44 @@ class ReassignedBuffer(_Deep):
         return x - self.mean * self.count
 
 
+class DecayedWeight(_Deep):
+    """A weight shrinks with every forward: the next one's is another."""
+
+    def between(self, x: Tensor, number: int) -> Tensor:
+        if number == 1:
+            self.layers[2].weight.data.mul_(0.9)
+        return x
+
+
+class ConstrainedWeight(_Deep):
+    """A weight of bounded norm, as it is usual in networks for EEG."""
+
+    def between(self, x: Tensor, number: int) -> Tensor:
+        if number in (0, 2):
+            layer = self.layers[number + 1]
+            layer.weight.data = torch.renorm(layer.weight.data, p=2, dim=0, maxnorm=0.3)
+        return x
+
+
+class Codebook(_Deep):
+    """Entries follow what is assigned to them, once gradients have gone through them."""
+
+    book: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("book", torch.randn(4, 8))
+
+    def between(self, x: Tensor, number: int) -> Tensor:
+        if number != 2:
+            return x
+        assigned = torch.softmax(x @ self.book.t(), 1)
+        found = assigned @ self.book
+        if self.training:
+            self.book.data.mul_(0.9).add_(assigned.detach().t() @ x.detach(), alpha=0.1)
+        return x + found
+
+
 class InPlace(_Deep):
     """Writes into activations, into a view of one, and into its input."""
 
@@ -256,6 +294,9 @@ class _WeightedLoss(nn.Module):
 
 _ODD: dict[str, _Build] = {
     "reassigned_buffer": lambda: (ReassignedBuffer(), _regression, mse_loss),
+    "decayed_weight": lambda: (DecayedWeight(), _regression, mse_loss),
+    "constrained_weight": lambda: (ConstrainedWeight(), _regression, mse_loss),
+    "codebook": lambda: (Codebook(), _regression, mse_loss),
     "in_place": lambda: (InPlace(), _regression, mse_loss),
     "long_skips": lambda: (LongSkips(), _regression, mse_loss),
     "shared_layer": lambda: (SharedLayer(), _regression, mse_loss),

@@ -50,18 +50,31 @@ def plain_step(made: zoo.Made) -> Result:
 
 
 def pipeline_step(
-    made: zoo.Made, model: Captured, boundaries: Sequence[int], *, split: bool = False
+    made: zoo.Made,
+    model: Captured,
+    boundaries: Sequence[int],
+    *,
+    split: bool = False,
+    ahead: bool = False,
 ) -> Result:
     """The same step through stages with the given boundaries.
 
-    With `split` the inputs' gradients of all micro-batches come first, then those of the weights.
+    With `split` the inputs' gradients of all micro-batches come first, then those of the weights;
+    with `ahead` all forwards come before all backwards.
     """
     shared = model.description.shared_between(boundaries)
     stages = [
         Stage(model.description, first, end, model.state(), separate=_names(shared, number))
         for number, (first, end) in enumerate(pairwise(boundaries))
     ]
-    losses = []
+    losses: list[Tensor] = []
+
+    def backwards(key: int) -> None:
+        gradients: Sequence[Tensor | None] = ()
+        for stage in reversed(stages):
+            backward = stage.backward_inputs if split else stage.backward
+            gradients = transport(backward(key, gradients))
+
     for key, (x, y, weight) in enumerate(micro_batches(made)):
         values: list[Tensor] = used_inputs(model, "train", model.flatten_input(x))
         targets = model.flatten_target(y)
@@ -76,10 +89,10 @@ def pipeline_step(
                 split=split,
             )
         losses.append(values[0])
-        gradients: Sequence[Tensor | None] = ()
-        for stage in reversed(stages):
-            backward = stage.backward_inputs if split else stage.backward
-            gradients = transport(backward(key, gradients))
+        if not ahead:
+            backwards(key)
+    for key in range(len(losses)) if ahead else ():
+        backwards(key)
     for stage in stages if split else ():
         stage.backward_weights(0)
         stage.backward_weights(*range(1, len(losses)))

@@ -49,6 +49,18 @@ def test_one_stage_gives_plain_torch_bits(prepared: Get, name: str) -> None:
     assert_same(case.plain, pipeline.pipeline_step(case.made, case.model, (0, case.units)))
 
 
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("name", _PLAIN)
+def test_forwards_ahead_of_the_backwards_give_plain_torch_bits(
+    prepared: Get, name: str, split: bool
+) -> None:
+    """What a forward writes does not reach the backwards of those before it."""
+    case = prepared(name)
+    stages = range(case.units + 1)
+    ours = pipeline.pipeline_step(case.made, case.model, stages, split=split, ahead=True)
+    assert_same(case.plain, ours)
+
+
 @pytest.mark.parametrize("name", ["cnn", "gpt"])
 def test_float64(prepared: Get, name: str) -> None:
     case = prepared(name, torch.float64)
