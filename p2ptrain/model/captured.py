@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, InternalError
 from p2ptrain.model.decoding import is_dense
-from p2ptrain.model.description import ModelDescription, TensorDescription, TensorKind
+from p2ptrain.model.description import Mode, ModelDescription, TensorDescription, TensorKind
 from p2ptrain.model.export import Example
 from p2ptrain.model.shared_memory import Placed, refuse_shared_memory
 from p2ptrain.model.structure import Structure
@@ -166,6 +166,15 @@ class Captured:
             ScriptError: it is not built like the example.
         """
         return self._input.flatten(value)
+
+    def entering(self, value: Any, mode: Mode) -> list[Tensor]:
+        """Those of `flatten_input` that the first unit takes, in the order of `crossing(0, mode)`.
+
+        Raises:
+            ScriptError: it is not built like the example.
+        """
+        leaves = self.flatten_input(value)
+        return [leaves[used.index] for used in self.description.crossing_values(0, mode)]
 
     def flatten_target(self, value: Any) -> list[Tensor]:
         """The tensors of a collated target, in the order of `description.targets`."""

@@ -202,8 +202,10 @@ class ModelDescription:
     def crossing(self, boundary: int, mode: Mode) -> tuple[ValueDescription, ...]:
         """What crosses a boundary, in the order in which stages take and give it.
 
-        A value that a later stage uses crosses every boundary before that stage. The last
-        boundary's are the graph's outputs: the loss, then the output's leaves.
+        A value that a later stage uses crosses every boundary before that stage. Boundary 0's are
+        the model's inputs that `mode` uses; where it uses none, the first of them, which tells how
+        many samples there are. The last boundary's are the graph's outputs: the loss, then the
+        output's leaves.
         """
         return tuple(self.describe(value, mode) for value in self.crossing_values(boundary, mode))
 
@@ -241,8 +243,8 @@ class ModelDescription:
         graph = self.graph(mode)
         last = last_uses(graph.nodes, graph.outputs)
         starts = [unit.nodes(mode)[0] for unit in self.units]
-        inner = [tuple(crossing_at(graph, position, last)) for position in starts]
-        return (*inner, graph.outputs)
+        entering, *inner = [tuple(crossing_at(graph, position, last)) for position in starts]
+        return (entering or (InputRef(0),), *inner, graph.outputs)
 
 
 def _with_neighbours(units: Sequence[tuple[int, ...]], default: int) -> Iterable[tuple[int, ...]]:

@@ -41,7 +41,8 @@ def first_mixing_unit(
 
     Args:
         state: tensors by canonical name; buffers are copied before anything runs.
-        inputs, targets: all leaves of `SAMPLES` samples.
+        inputs: of `SAMPLES` samples, as `crossing` lists them for boundary 0.
+        targets: all leaves.
 
     Returns:
         Its index; None where there is none.
@@ -57,10 +58,11 @@ def first_mixing_unit(
                 unit = probe.run_loss(_with_first(targets, index, value, number))
                 if unit is not None:
                     return unit
-    for index, value in enumerate(description.inputs):
-        for number in telling.get(InputRef(index), [])[:MOST_TRIED]:
+    for place, leaf in enumerate(description.crossing_values(0, "train")):
+        described = description.describe(leaf, "train")
+        for number in telling.get(InputRef(leaf.index), [])[:MOST_TRIED]:
             with suppress(RuntimeError, IndexError):
-                unit = probe.run(_with_first(inputs, index, value, number), targets)
+                unit = probe.run(_with_first(inputs, place, described, number), targets)
                 if unit is not None:
                     return unit
     return None

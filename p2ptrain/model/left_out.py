@@ -54,11 +54,14 @@ class DefaultIgnored:
 
     def __init__(self, description: ModelDescription) -> None:
         labels = {leaf for node, leaf in _uses(description) if _ignored(node) == DEFAULT_IGNORED}
-        self._inputs = sorted(leaf.index for leaf in labels if isinstance(leaf, InputRef))
+        entering = enumerate(description.crossing_values(0, "train"))
+        self._inputs = [place for place, value in entering if value in labels]
         self._targets = sorted(leaf.index for leaf in labels if isinstance(leaf, TargetRef))
 
     def found_in(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> bool:
-        """Whether there are any among the leaves of some samples."""
+        """Whether there are any among some samples' inputs, as `crossing` lists them for boundary 0
+        in training, and leaves of the targets.
+        """
         labels = [*(inputs[index] for index in self._inputs)]
         labels += [targets[index] for index in self._targets]
         return any(bool((leaf == DEFAULT_IGNORED).any()) for leaf in labels)

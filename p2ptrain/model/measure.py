@@ -136,7 +136,7 @@ def measure_units(
     chain = room.chain
     saved, largest = chain.saved_bytes, max(chain.saved_bytes)
     return UnitMeasurements(
-        input_bytes=_bytes_per_sample(description.inputs),
+        input_bytes=_bytes_per_sample(description.crossing(0, "train")),
         target_bytes=_bytes_per_sample(description.targets),
         units=tuple(
             _unit(description, number, math.ceil(saved[largest][number] / largest))

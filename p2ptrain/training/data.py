@@ -1,8 +1,9 @@
 """The user's dataset, behind checks: samples in, collated batches out.
 
 Collation is torch.utils.data.default_collate's, except that tuples stay tuples and mappings become
-dicts, because the shape of an input decides how the model is called. All samples must have the
-same structure, shapes and dtypes: the graph that devices run was made for them.
+dicts, because the shape of an input decides how the model is called. Named tuples keep their type.
+All samples must have the same structure, shapes and dtypes: the graph that devices run was made for
+them.
 
 A dataset may draw random numbers (augmentation). Each batch gets its own streams, seeded by the
 job's seed and the step, so that it is the same batch when it is loaded again after a failure.
@@ -197,6 +198,8 @@ def _rebuild(example: Any, columns: Iterator[torch.Tensor]) -> Collated:
         return {key: _rebuild(example[key], columns) for key in example}
     if isinstance(example, (tuple, list)):
         items = [_rebuild(item, columns) for item in example]
+        if hasattr(example, "_fields"):
+            return type(example)(*items)
         return tuple(items) if isinstance(example, tuple) else items
     return next(columns)
 

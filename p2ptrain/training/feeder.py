@@ -28,7 +28,12 @@ from p2ptrain.training.tiling.stage_tiles import StageTiles
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One piece as the loader gives it: flattened tensors."""
+    """One piece as the loader gives it: flattened tensors.
+
+    Attributes:
+        inputs: as `ModelDescription.crossing` lists them for boundary 0: what nothing uses stays.
+        targets: all leaves.
+    """
 
     piece: Piece
     inputs: Sequence[Tensor]

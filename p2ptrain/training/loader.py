@@ -24,7 +24,7 @@ PIECES_AHEAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One piece, flattened for the wire and, in an evaluation, with the target for metrics."""
+    """One piece, flattened for the wire, and its target as metrics take it."""
 
     feed: Feed
     target: Collated
@@ -76,7 +76,7 @@ class PieceLoader:
                 yield split.indices
 
     def _loaded(self, shape: Round, number: int, sample: tuple[Collated, Collated]) -> Loaded:
-        inputs: list[Tensor] = self._captured.flatten_input(sample[0])
+        inputs: list[Tensor] = self._captured.entering(sample[0], shape.mode.value)
         targets: list[Tensor] = self._captured.flatten_target(sample[1])
         piece = Piece.whole(PieceKey(shape.index, number), shape.mode, shape.size(number))
         return Loaded(Feed(piece, inputs, targets), sample[1])

@@ -39,7 +39,7 @@ class Prepared:
     Attributes:
         least_piece: fewest samples of a micro-batch that the planner may choose.
         sharing: how stages may be shared among devices.
-        input_bytes, target_bytes: per sample.
+        input_bytes, target_bytes: per sample, as the holder sends them.
         state: initial tensors by `model:` and `optimizer:` names.
         first_step: updates that the state has behind it.
         evaluated: the highest step whose evaluation was told by the run that made the state.
@@ -117,7 +117,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         order=SampleOrder(len(samples), job.batch_size, job.seed),
         least_piece=_least_piece(job, captured),
         sharing=sharing,
-        input_bytes=_bytes_per_sample(captured.flatten_input(example[0])),
+        input_bytes=_bytes_per_sample(captured.entering(example[0], "train")),
         target_bytes=_bytes_per_sample(captured.flatten_target(example[1])),
         state={f"model:{n}": t for n, t in captured.state().items()},
         first_step=0,
@@ -175,7 +175,7 @@ def _sharing(captured: Captured, samples: Samples) -> Sharing:
     if sharing.effects:
         return replace(sharing, divisible=False) if captured.refuses_one_sample else sharing
     inputs, targets = samples.collate([k * len(samples) // SEEN for k in range(SEEN)], "example")
-    batch = captured.flatten_input(inputs), captured.flatten_target(targets)
+    batch = captured.entering(inputs, "train"), captured.flatten_target(targets)
     return tried(sharing, description, captured.state(), batch)
 
 

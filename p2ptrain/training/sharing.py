@@ -118,7 +118,7 @@ def tried(
 
     Args:
         state: tensors by canonical name.
-        batch: leaves of the inputs and of the targets of `SEEN` samples.
+        batch: of `SEEN` samples what the first unit takes, and all leaves of the targets.
     """
     if sharing.unshared or sharing.effects or not sharing.divisible:
         return sharing

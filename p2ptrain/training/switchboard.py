@@ -4,8 +4,10 @@ Two kinds of frame run between the devices of an epoch: `train.values` (activati
 gradients, sums, outputs: see `inlet`) and `train.started` (credit: one more piece may be sent).
 Both name job, epoch, stage and flow; each such line may be used only by the devices that the plan
 says. Frames of an epoch that is not (or no longer) connected here are read, dropped and counted:
-after a change of plan some are always still under way. A frame for which there is no memory ends
-its line, not its link: whoever waits for it learns why.
+after a change of plan some are always still under way. A frame for which there is no memory, or
+that is not what its line carries, ends the line, not the link: whoever waits for it learns why. A
+link that closes would explain itself to the holder, which then plans again, and gets such a frame
+again, for ever.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
@@ -207,7 +210,7 @@ class Switchboard:
                 raise ProtocolError("a stale frame of absurd size")
             return [memoryview(bytearray(size)) for size in sizes]
         except Exception as error:
-            self._give_up(receiver, fields, error)
+            self._give_up(receiver, peer, fields, error)
             return None
 
     def _values(self, peer: str, message: Message) -> None:
@@ -220,19 +223,28 @@ class Switchboard:
                 receiver.open(peer, message.fields, ())
             receiver.deliver(peer, message.fields)
         except Exception as error:
-            self._give_up(receiver, message.fields, error)
+            self._give_up(receiver, peer, message.fields, error)
 
-    def _give_up(self, receiver: Receiver | None, fields: Fields, error: Exception) -> None:
+    def _give_up(
+        self, receiver: Receiver | None, peer: str, fields: Fields, error: Exception
+    ) -> None:
         """Take no more of its line, and have whoever waits for it say so to the holder.
 
-        Raises `error` where it has another cause than memory.
+        Raises `error` where it is neither a lack of memory nor a frame that its line cannot take.
         """
-        if not is_out_of_memory(error):
+        is_refused = isinstance(error, ProtocolError) and receiver is not None
+        if not is_refused and not is_out_of_memory(error):
             raise error
         if receiver is None:
             return
         line = Line.read(fields)
-        log.warning("no_memory_for_frame", stage=line.stage, flow=line.flow)
+        why = "frame_refused" if is_refused else "no_memory_for_frame"
+        log.warning(why, stage=line.stage, flow=line.flow, peer=peer[:12], error=str(error))
+        if is_refused:
+            name = called(self._mesh, peer)
+            error = ProtocolError(
+                f"what {name} sent is refused ({error}): does {name} run the same p2ptrain?"
+            )
         address = (line.key.job, line.key.epoch, line.stage, line.flow)
         self._receivers[address] = (None, self._receivers[address][1])
         receiver.fail(error)

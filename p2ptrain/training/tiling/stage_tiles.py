@@ -112,6 +112,9 @@ class ModeTiles:
         by_value = dict(self.part.leaving)
         crossing = description.crossing_values(shape.units, mode.value)
         self.leaving = tuple(by_value[v] for v in crossing if not isinstance(v, InputRef))
+        place_of = {v: at for at, v in enumerate(description.crossing_values(0, mode.value))}
+        images = zip(self.part.network.entering, self.part.entering, strict=True)
+        self._images = [(number, place_of[InputRef(leaf)]) for number, leaf in images]
         dtype = description.inputs[self.part.entering[0]].dtype
         assert dtype is not None
         self._dtype = dtype
@@ -133,14 +136,17 @@ class ModeTiles:
         ]
 
     def entering_parts(self, tiles: Sequence[int], inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Views of the images: what tiles get of all leaves of the model's input.
+        """Views of the images: what tiles get of the model's inputs.
+
+        Args:
+            tiles: numbers of them.
+            inputs: as `ModelDescription.crossing` lists them for boundary 0.
 
         Raises:
             OptionError: an image has another size than those that the job began with.
         """
-        entering = list(zip(self.part.network.entering, self.part.entering, strict=True))
-        for number, leaf in entering:
-            whole, found = self.part.network.maps[number], tuple(inputs[leaf].shape[1:])
+        for number, place in self._images:
+            whole, found = self.part.network.maps[number], tuple(inputs[place].shape[1:])
             if found != (whole.channels, whole.height, whole.width):
                 raise OptionError(
                     f"images of {whole.channels} x {whole.height} x {whole.width} are trained in "
@@ -148,9 +154,9 @@ class ModeTiles:
                     "their size within a job"
                 )
         return [
-            _at(inputs[leaf], self.layout.input_region(tile, number))
+            _at(inputs[place], self.layout.input_region(tile, number))
             for tile in tiles
-            for number, leaf in entering
+            for number, place in self._images
         ]
 
     def leaving_parts(self, tiles: Sequence[int], values: Sequence[Value]) -> list[Value]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+from p2ptrain.observe.events import Eval
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from tests import reference
@@ -127,6 +128,26 @@ def structured_loss(output: Any, target: Any) -> Tensor:
     return cross_entropy(output["logits"], target["label"]) + output["hidden"][0].pow(2).mean()
 
 
+class Parts(NamedTuple):
+    one: Any
+    other: Any
+
+
+class Named(nn.Module):
+    """Reads its input, and gives its output, by the names of fields."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, both: Any) -> Any:
+        return Parts(self.out(torch.tanh(self.first(both.one + both.other))), both.one)
+
+
+def named_loss(output: Any, target: Any) -> Tensor:
+    return cross_entropy(output.one, target.one) + cross_entropy(output.one, target.other)
+
+
 def layers(dtype: torch.dtype) -> nn.Module:
     parts = (nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 4))
     return nn.Sequential(*parts).to(dtype)
@@ -167,6 +188,11 @@ EXAMPLES = {
         ),
         structured_loss,
     ),
+    "named": Example(
+        Named,
+        lambda: ({"both": Parts(torch.randn(6), torch.randn(6))}, Parts(label(), label())),
+        named_loss,
+    ),
     "positional": Example(
         lambda: nn.Bilinear(5, 6, 3),
         lambda: ((torch.randn(5), torch.randn(6)), torch.randn(3)),
@@ -189,6 +215,8 @@ def make(example: Example) -> tuple[nn.Module, list[tuple[Any, Any]]]:
 
 def as_tensors(value: Any) -> Any:
     """What the data set gives as the plain loop can stack it."""
+    if isinstance(value, Parts):
+        return Parts(*map(as_tensors, value))
     if isinstance(value, tuple):
         return tuple(map(as_tensors, value))
     if isinstance(value, dict):
@@ -227,3 +255,27 @@ async def test_it_trains_as_plain_torch_does(name: str) -> None:
     assert losses == outcome.losses
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, outcome.state_dict[key]), key
+
+
+async def test_metrics_get_outputs_and_targets_with_the_names_of_their_fields() -> None:
+    example = EXAMPLES["named"]
+    model, data = make(example)
+
+    def score(output: Any, target: Any) -> Tensor:
+        return output.other.mean() + target.one.float().mean() - target.other.float().mean()
+
+    job = Job(
+        model=model,
+        data=data,
+        loss=example.loss,
+        optimizer=SGD(lr=0.05),
+        batch_size=12,
+        eval_data=data,
+        metrics={"score": score},
+    )
+    async with devices(2) as household:
+        await household.holder_run(job).run()
+        (evaluated,) = [event for event in household.events if isinstance(event, Eval)]
+    x, y = reference.stack(data)
+    expected = float(score(Parts(None, x["both"].one), y))
+    assert evaluated.metrics["score"] == pytest.approx(expected, rel=1e-4, abs=1e-6)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict, UserDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -51,6 +51,21 @@ def test_tuples_stay_tuples_and_mappings_become_dicts() -> None:
     assert type(inputs) is tuple
     assert type(inputs[1]) is list
     assert type(targets) is dict
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_named_tuples_keep_their_type_at_every_depth() -> None:
+    sample = {"both": Pair(torch.ones(2), (1.0, Pair(2, 3)))}, Pair(4, 5)
+    inputs, targets = Samples([sample] * 3).collate([0, 2], "seed")
+    assert type(targets) is type(inputs["both"]) is type(inputs["both"].second[1]) is Pair
+    assert type(inputs["both"].second) is tuple
+    assert inputs["both"].first.shape == (2, 2)
+    assert inputs["both"].second[1].second.tolist() == [3, 3]
+    assert targets.second.tolist() == [5, 5]
 
 
 def test_key_order_is_the_first_samples() -> None:

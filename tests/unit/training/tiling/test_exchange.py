@@ -27,6 +27,7 @@ from p2ptrain.training.rounds import Mode
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.switchboard import Line, Switchboard
 from p2ptrain.training.tiling.exchange import FLOW, TileExchange
+from p2ptrain.training.tiling.stage_tiles import StageTiles
 from p2ptrain.training.tiling.tiled_stage import TiledStage
 
 LINE = Line(EpochKey("job", 1), 0, FLOW)
@@ -56,6 +57,21 @@ class Net(nn.Module):
 def captured() -> Captured:
     torch.manual_seed(0)
     return capture(Net(), cross_entropy, (torch.randn(2, 3, 6, 8), torch.tensor([0, 1])))
+
+
+def test_tiles_get_the_images_whatever_stands_before_them() -> None:
+    class Weighed(Net):
+        def forward(self, unused: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x)
+
+    images = torch.randn(SAMPLES, 3, 6, 8)
+    inputs = torch.zeros(SAMPLES, 2), images
+    model = capture(Weighed(), cross_entropy, (inputs, torch.tensor([0, 1])))
+    place = StagePlace(0, 2, 1, ("a", "b"), (1, 1), Allocation.TILES, tiling=SHAPE)
+    tiles = StageTiles(model.description, place)
+    for mode in Mode:
+        (part,) = tiles.entering_parts("a", mode, model.entering(inputs, mode.value))
+        assert torch.equal(part, images[..., : part.shape[-1]])
 
 
 @dataclass

@@ -1,0 +1,62 @@
+"""A device sends what another does not expect: once it costs a round, always it ends the job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from p2ptrain.errors import Error
+from p2ptrain.net.message import Message
+from p2ptrain.observe.events import PlanEvent
+from p2ptrain.training import switchboard
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.recovery import settling
+from p2ptrain.training.switchboard import ACTIVATIONS
+from tests.integration.training.household import devices
+from tests.integration.training.jobs import make_job
+
+
+def send_one_too_many(monkeypatch: pytest.MonkeyPatch, times: float) -> Callable[[], int]:
+    """So often something else goes with the activations; returns how often it did."""
+    to_messages, sent = switchboard.to_messages, 0
+
+    def wrong(kind: str, address: Any, piece: Any, values: Any, *rest: Any) -> list[Message]:
+        nonlocal sent
+        if address["flow"] == ACTIVATIONS and sent < times:
+            sent += 1
+            values = [*values, *values]
+        return to_messages(kind, address, piece, values, *rest)
+
+    monkeypatch.setattr(switchboard, "to_messages", wrong)
+    monkeypatch.setattr(settling, "VERDICT_SECONDS", 0.0)
+    return lambda: sent
+
+
+@pytest.mark.parametrize("planner", ["pp", "dp"])
+async def test_devices_that_disagree_end_the_job_and_are_named(
+    monkeypatch: pytest.MonkeyPatch, planner: str
+) -> None:
+    send_one_too_many(monkeypatch, float("inf"))
+    async with devices(2) as household:
+        run = household.holder_run(make_job(), TrainOptions(wait_for=2, planner=planner))
+        async with asyncio.timeout(30):
+            with pytest.raises(
+                Error, match=r"b, stage \d: what a sent is refused \(activations of stage \d: 1"
+            ):
+                await run.run()
+        plans = [event for event in household.events if isinstance(event, PlanEvent)]
+    assert 1 < len(plans) <= settling.MOST_FRUITLESS + 1
+
+
+async def test_one_wrong_frame_costs_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with devices(2) as household:
+        await household.holder_run(make_job()).run()
+        expected = household.losses
+    sent = send_one_too_many(monkeypatch, 1)
+    async with devices(2) as household:
+        await household.holder_run(make_job()).run()
+        assert household.losses == expected
+    assert sent() == 1

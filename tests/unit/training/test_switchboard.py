@@ -1,0 +1,65 @@
+"""Frames that a line cannot take end the line, and say why; strangers' frames end the link."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from p2ptrain.errors import LinkClosed, ProtocolError
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.training.division import Slice
+from p2ptrain.training.inlet import Contents, Inlet, Piece
+from p2ptrain.training.protocol import EpochKey, PieceKey
+from p2ptrain.training.rounds import Mode
+from p2ptrain.training.switchboard import ACTIVATIONS, TARGETS, Line, Switchboard
+
+LINE = Line(EpochKey("job", 1), 0, ACTIVATIONS)
+SAMPLES = 2
+
+
+def piece(number: int = 0) -> Piece:
+    return Piece.whole(PieceKey(0, number), Mode.TRAIN, SAMPLES)
+
+
+def inlet(sender: str) -> Inlet:
+    """Takes one value of a whole number a sample."""
+    contents = Contents(
+        "activations of stage 0",
+        lambda _mode, size: [(torch.int64, (size,))],
+        lambda _mode: [0],
+    )
+    sources = (Slice(sender, 0, SAMPLES),)
+    return Inlet(contents, lambda _number, _size: sources, capacity=2, largest=SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ([torch.arange(SAMPLES)] * 2, "1 values expected"),
+        ([torch.zeros(SAMPLES)], "float32"),
+        ([], "0 values instead of 1"),
+    ],
+)
+async def test_what_a_line_does_not_carry_is_told_to_whoever_waits_for_it(
+    values: list[torch.Tensor], why: str
+) -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        a, b = mesh["a"].self_id, mesh["b"].self_id
+        there, here = Switchboard(mesh["a"]), Switchboard(mesh["b"])
+        target = inlet(a)
+        here.connect_inlet(LINE, target, [a])
+        await there.send_values(b, LINE, piece(), values)
+        with pytest.raises(ProtocolError, match=rf"what a sent is refused \(.*{why}.*\): does a"):
+            await target.take(piece().key)
+        await there.send_values(b, LINE, piece(1), [torch.arange(SAMPLES)])  # the link is there
+        assert here.stale_frames == 1 + bool(values), "nothing of that line is taken any more"
+
+
+async def test_what_comes_for_a_line_from_a_stranger_closes_its_link() -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        a, b = mesh["a"].self_id, mesh["b"].self_id
+        there, here = Switchboard(mesh["a"]), Switchboard(mesh["b"])
+        here.connect_inlet(LINE, inlet(a), [a])
+        line = Line(LINE.key, 0, TARGETS)
+        with pytest.raises(LinkClosed, match="from a stranger"):
+            await there.send_values(b, line, piece(), [torch.arange(SAMPLES)])
