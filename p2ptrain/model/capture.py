@@ -5,7 +5,8 @@ export (twice) -> translate -> possible cuts -> units -> description
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from p2ptrain.model.captured import Captured, StateTable
 from p2ptrain.model.cuts import Cuts, crossing_at, last_uses, possible_cuts
 from p2ptrain.model.description import ModelDescription, UnitDescription
 from p2ptrain.model.export import Example, Exported, Loss, Scored, export
+from p2ptrain.model.export_errors import LossRefuses
 from p2ptrain.model.flops import is_heavy, node_flops
 from p2ptrain.model.graph import Graph, NodeRef, Reference, StateRef
 from p2ptrain.model.lone_sample import refuses_one_sample
@@ -40,7 +42,8 @@ def capture(
         loss: (output, target) -> a tensor with one number, the mean over the samples.
         example: (input, target), a batch of at least two samples, batch in dimension 0.
         evaluation: False spares the second export; the evaluation graph is then the training
-            graph and must not be run.
+            graph and must not be run. Where the loss does not take what the model returns in
+            evaluation mode, a zero stands for it (`Captured.unscored`).
 
     Raises:
         CaptureError: torch.export cannot take it; names the user's line and what to change.
@@ -52,12 +55,32 @@ def capture(
     scored = Scored(module, loss, taken)
     exported = export(scored, taken, training=True)
     train = evaluate = _translate(exported, taken, table)
+    unscored = ""
     if evaluation:
-        exported = export(scored, taken, training=False)
-        evaluate = _translate(exported, taken, table)
+        with _told_of_evaluation():
+            exported, unscored = _export_evaluation(scored, taken)
+            evaluate = _translate(exported, taken, table)
     table.refuse_shared_memory()
     description = _describe(type(module).__name__, taken, table, train, evaluate)
-    return Captured(description, taken, exported.output, table, refuses_one_sample(train))
+    return Captured(description, taken, exported.output, table, refuses_one_sample(train), unscored)
+
+
+def _export_evaluation(scored: Scored, example: Example) -> tuple[Exported, str]:
+    """The second export, and why it is without the loss, where it is; "" where it has it."""
+    try:
+        return export(scored, example, training=False), ""
+    except LossRefuses as error:
+        scored.is_scored = False
+        return export(scored, example, training=False), str(error)
+
+
+@contextmanager
+def _told_of_evaluation() -> Iterator[None]:
+    """Say of what fails that it is not the training: that was captured before."""
+    try:
+        yield
+    except CaptureError as error:
+        raise CaptureError(f"in evaluation mode, for eval_data: {error}") from error
 
 
 def _take_apart(example: tuple[Any, Any]) -> Example:
@@ -100,6 +123,8 @@ def _describe(
         evaluate_cuts.widths,
         trainable | written,
     )
+    with _told_of_evaluation():
+        evaluated = _graph(evaluate, matched.evaluate, evaluate_cuts)
     return ModelDescription(
         name=name,
         inputs=inputs,
@@ -108,7 +133,7 @@ def _describe(
         tied=table.tied(),
         state_dict=table.state_dict_names(),
         train=_graph(train, matched.train, train_cuts),
-        evaluate=_graph(evaluate, matched.evaluate, evaluate_cuts),
+        evaluate=evaluated,
         units=_units(landscape, matched, len(evaluate.nodes)),
     )
 

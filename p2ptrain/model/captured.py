@@ -14,7 +14,7 @@ from p2ptrain.model.decoding import is_dense
 from p2ptrain.model.description import Mode, ModelDescription, TensorDescription, TensorKind
 from p2ptrain.model.export import Example
 from p2ptrain.model.shared_memory import Placed, refuse_shared_memory
-from p2ptrain.model.structure import Structure
+from p2ptrain.model.structure import Foreign, Structure
 
 
 class StateTable:
@@ -142,6 +142,8 @@ class Captured:
     Attributes:
         description: what travels.
         refuses_one_sample: whether plain torch would not train it on a single sample.
+        unscored: why evaluation gives no loss (a zero in its place), where the loss does not take
+            what the model returns in evaluation mode; "" where it does.
     """
 
     def __init__(
@@ -151,9 +153,11 @@ class Captured:
         output: Structure,
         table: StateTable,
         refuses_one_sample: bool,
+        unscored: str,
     ) -> None:
         self.description = description
         self.refuses_one_sample = refuses_one_sample
+        self.unscored = unscored
         self._input = example.input
         self._target = example.target
         self._output = output
@@ -183,9 +187,15 @@ class Captured:
     def unflatten_output(self, tensors: Sequence[Tensor]) -> Any:
         """The model's output from its tensors (what evaluation gives after the loss).
 
-        Leaves that are no tensors have the value they had at capture; caches are None.
+        Leaves that are no tensors have the value they had at capture; caches are None, and a
+        `Foreign` stands for what can have no value.
         """
         return self._output.unflatten(tensors)
+
+    @property
+    def foreign_output(self) -> tuple[Foreign, ...]:
+        """What stands in the model's output for leaves that metrics cannot be given."""
+        return tuple(c for c in self._output.constants.values() if isinstance(c, Foreign))
 
     def state(self) -> dict[str, Tensor]:
         """The user's own tensors (not copies) by name, tied names and constants included."""

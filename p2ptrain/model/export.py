@@ -10,6 +10,7 @@ symbolic in the user's module.
 from __future__ import annotations
 
 import contextlib
+import enum
 import gc
 import io
 import logging
@@ -27,11 +28,11 @@ from torch.autograd import function
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.causal_masks import CausalMasks
-from p2ptrain.model.export_errors import explain
+from p2ptrain.model.export_errors import LossRefuses, explain, refusal
 from p2ptrain.model.held import Held, joined
 from p2ptrain.model.modes import calls_as_traced, told_eager
 from p2ptrain.model.repeated import Twice, refuse_changing, repeats
-from p2ptrain.model.structure import Structure, structure_of
+from p2ptrain.model.structure import Foreign, Structure, structure_of
 from p2ptrain.model.tracing import as_written, refuse_gradient_hooks
 from p2ptrain.model.unseen import Unseen, uses_buffer
 
@@ -72,13 +73,19 @@ class Example:
 
 
 class Scored(nn.Module):
-    """The user's module, then the user's loss, over flat leaves."""
+    """The user's module, then the user's loss, over flat leaves.
+
+    Attributes:
+        as_eager: whether libraries that ask are told that nothing is exported.
+        is_scored: whether the loss is computed in evaluation mode too; a zero stands for it if not.
+    """
 
     def __init__(self, module: nn.Module, loss: Loss, example: Example) -> None:
         super().__init__()
         self.module = module
         self.loss = loss
         self.as_eager = True
+        self.is_scored = True
         self.masks = CausalMasks()
         self._roots = {"": module, "loss": loss}
         self.unseen = Unseen(self, self._roots)
@@ -93,14 +100,28 @@ class Scored(nn.Module):
         buffers = _Buffers(held)
         with calls_as_traced(), told_eager() if self.as_eager else contextlib.nullcontext():
             output = self.run(inputs)
-            loss = self.loss(output, self._example.target.unflatten(targets))
+            loss = self._loss_of(output, targets)
         self._record.regrown = buffers.write_back()
         self.unseen.end()
         self._record.changed = held.changed()
-        _check_loss(loss)
         leaves, structure = structure_of(output, _kept, is_leaf=_is_cache)
         self._record.output = structure
         return (loss,) if self.module.training else (loss, *leaves)
+
+    def _loss_of(self, output: Any, targets: list[Tensor]) -> Tensor:
+        if self.module.training:
+            return self._checked_loss(output, targets)
+        if not self.is_scored:
+            return torch.zeros(())
+        try:
+            return self._checked_loss(output, targets)
+        except Exception as error:  # whatever the user's code may raise
+            raise LossRefuses(refusal(error)) from error
+
+    def _checked_loss(self, output: Any, targets: list[Tensor]) -> Tensor:
+        loss = self.loss(output, self._example.target.unflatten(targets))
+        _check_loss(loss)
+        return loss
 
     def run(self, inputs: Sequence[Tensor]) -> Any:
         """The module's output for the leaves of an input."""
@@ -299,13 +320,18 @@ def _check_loss(loss: object) -> None:
         )
 
 
+_KEPT = bool | int | float | complex | str | bytes | enum.Enum | torch.dtype | torch.device
+
+
 def _kept(leaf: object) -> object:
-    return leaf if isinstance(leaf, bool | int | float | str) else None
+    if leaf is None or isinstance(leaf, _KEPT):
+        return leaf
+    return None if _is_cache(leaf) else Foreign.of(leaf)
 
 
 def _is_cache(value: Any) -> bool:
     """Key/value caches of text generation: they serve no metric and would travel at each eval."""
-    return hasattr(value, "get_seq_length")
+    return hasattr(value, "get_seq_length") or type(value).__name__.endswith("Cache")
 
 
 class _Buffers:

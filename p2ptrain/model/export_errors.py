@@ -55,6 +55,10 @@ _NOT_TRACEABLE = (
 )
 
 
+class LossRefuses(CaptureError):
+    """The loss fails on what the model gives in evaluation mode; the message says where and how."""
+
+
 class BatchLength(TypeError):
     """The number of samples was asked for as a plain number."""
 
@@ -75,6 +79,12 @@ def explain(error: Exception, probe: Callable[[], None]) -> CaptureError:
         place = _place_of_probe(probe) or place
     where = f"at {place}: " if place else ""
     return CaptureError(f"the model cannot be captured: {where}{cause}. ({_first_line(error)})")
+
+
+def refusal(error: Exception) -> str:
+    """Where the user's code refuses something, and with what words."""
+    place = user_place(error)
+    return f"at {place}: {_first_line(error)}" if place else _first_line(error)
 
 
 def _cause(error: BaseException) -> str:

@@ -359,12 +359,15 @@ class Stage:
     ) -> list[Tensor]:
         """Run the evaluation graph without gradients; returns what crosses out of the last unit.
 
-        At the last stage: the loss, then the tensors of the model's output.
+        At the last stage: the loss, then the tensors of the model's output. None of it shares
+        memory with the stage's own tensors, which may change before it is read.
         """
         if self._evaluate is None:
             self._evaluate = Program(self.description, self.first, self.end, "eval", self._state)
+        own = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
         with torch.no_grad():
-            return self._evaluate.run(inputs, targets, seed)
+            results = self._evaluate.run(inputs, targets, seed)
+            return [r.clone() if r.untyped_storage().data_ptr() in own else r for r in results]
 
     def first_non_finite(self, key: int) -> NonFinite | None:
         """Where a micro-batch between forward and backward first stopped being finite.

@@ -58,6 +58,25 @@ class Structure:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Stands for a leaf that cannot be kept: what it holds differs from batch to batch.
+
+    Attributes:
+        what: what it is, with its article, for messages.
+    """
+
+    what: str
+
+    @classmethod
+    def of(cls, leaf: object) -> Foreign:
+        """The one that stands for `leaf`."""
+        if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return cls("a number that follows from the batch size")
+        name = type(leaf).__qualname__
+        return cls(f"an {name}" if name[0] in "AEIOaeio" else f"a {name}")
+
+
 class _IsLeaf(Protocol):
     def __call__(self, value: Any) -> bool: ...
 

@@ -121,7 +121,16 @@ def translate(
             )
             bindings.append(reference)
             state[reference] = fake
-    walk = _Walk(BatchSymbol(fakes[0].shape[0]))
+    known: dict[Reference, Tensor] = state | {
+        TargetRef(index): fake for index, fake in enumerate(fakes[leaves:])
+    }
+    last = program.graph.output_node()
+    returned = frozenset(
+        binding
+        for placeholder, binding in zip(placeholders, bindings, strict=True)
+        if isinstance(binding, StateRef) and last in placeholder.users
+    )
+    walk = _Walk(BatchSymbol(fakes[0].shape[0]), known, returned)
     results = walk.run(program.graph_module, bindings, grad_enabled=True)
     _check_outputs(program)
     outputs = walk.as_outputs(results)
@@ -178,11 +187,20 @@ def _check_outputs(program: torch.export.ExportedProgram) -> None:
 class _Walk:
     """Translates graph modules, one inside the other, into one list of nodes."""
 
-    def __init__(self, batch: BatchSymbol) -> None:
+    def __init__(
+        self,
+        batch: BatchSymbol,
+        known: Mapping[Reference, Tensor],
+        returned: frozenset[StateRef],
+    ) -> None:
+        """What tracing knows of state and targets; which state the graph returns as it is."""
         self.nodes: list[Node] = []
         self.traced: list[Traced] = []
         self.batch = batch
         self._names: set[str] = set()
+        self._known = known
+        self._returned = returned
+        self._given: dict[Reference, NodeRef] = {}
 
     def run(
         self, module: fx.GraphModule, bindings: Sequence[Argument], *, grad_enabled: bool
@@ -206,13 +224,20 @@ class _Walk:
         outputs: list[InputRef | NodeRef] = []
         for result in results:
             if isinstance(result, StateRef | TargetRef):
-                result = self._append("output", "aten.alias.default", (result,), (), True)
-                self.traced.append(Traced(None, ""))
+                result = self._give(result)
             if isinstance(result, InputRef | NodeRef):
                 outputs.append(result)
             else:
                 raise CaptureError(f"the model's output holds {result!r}, which is no tensor")
         return tuple(outputs)
+
+    def _give(self, result: StateRef | TargetRef) -> NodeRef:
+        """A node for a result that no node makes."""
+        if result not in self._given:
+            made = self._append("output", "aten.alias.default", (result,), (), True)
+            self.traced.append(Traced(self._known[result], ""))
+            self._given[result] = made
+        return self._given[result]
 
     def _call(self, node: fx.Node, values: Mapping[fx.Node, Any], grad_enabled: bool) -> Any:
         args: Any = fx.map_arg(node.args, values.__getitem__)
@@ -257,6 +282,9 @@ class _Walk:
         )
         reference = self._append(node.name, name, arguments, named, grad_enabled)
         self.traced.append(Traced(node.meta.get("val"), module_path(node)))
+        for used in self.nodes[reference.index].references():
+            if isinstance(used, StateRef) and used in self._returned:
+                self._give(used)  # beside its first use: at the end it would keep all in one unit
         return reference
 
     def _append(

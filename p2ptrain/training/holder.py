@@ -31,6 +31,7 @@ from p2ptrain.training.checkpoint import Progress, save_weights
 from p2ptrain.training.checkpoint_copies import CheckpointCopies
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
 from p2ptrain.training.epoch_runs import Work
+from p2ptrain.training.evaluation import missing_loss
 from p2ptrain.training.fetching import version_source
 from p2ptrain.training.finding import told
 from p2ptrain.training.holder_epoch import HolderEpoch, LossNotFinite
@@ -113,6 +114,9 @@ class HolderRun:
         self._id = started.entry.job
         if started.prepared.only_rounds:
             self._warn(f"training in synchronous rounds: {started.prepared.only_rounds}")
+        unevaluated = missing_loss(self._job.metrics, started.prepared.captured)
+        if unevaluated:
+            self._warn(unevaluated)
         journal = Journal(self._folder, started.entry, lambda why: self._emit(Warned(why)))
         reason = "the training has ended"
         try:

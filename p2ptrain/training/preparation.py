@@ -22,6 +22,7 @@ from p2ptrain.training import checkpoint
 from p2ptrain.training.asynchronous.refusals import check_asynchronous
 from p2ptrain.training.checkpoint import Progress
 from p2ptrain.training.data import Samples
+from p2ptrain.training.evaluation import check_evaluation
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
@@ -97,6 +98,8 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     evaluates = evaluation is not None
     with timed(log, "exported"):
         captured = capture(job.model, job.loss, example, evaluation=evaluates)
+    if evaluates:
+        check_evaluation(job.metrics, captured)
     only_rounds = ""
     maps = _maps(captured, options)
     if options.asynchrony is not None:

@@ -230,7 +230,8 @@ class TrainingLoop:
             for number in range(order.round.micro_batches):
                 await self._measure(means, order.round, number)
         reports = await self._epoch.tracker.complete(order.round.index)
-        self._reports.evaluation(order.round.step, means.result(loss_of(reports)))
+        loss = None if self._prepared.captured.unscored else loss_of(reports)
+        self._reports.evaluation(order.round.step, means.result(loss))
         if self._checkpointer is not None:
             self._checkpointer.evaluated(order.round.step)
         self._copies.pause_over()

@@ -1,0 +1,77 @@
+"""What an evaluation says, and when there is nothing that it could say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.training.evaluation import MetricMeans, missing_loss
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.preparation import Prepared, prepare
+
+_METRICS: dict[str, Callable[[Any, Any], Any]] = {"mean": lambda output, target: output.mean()}
+
+
+class _Net(nn.Module):
+    def __init__(self, evaluated: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.out = nn.Linear(5, 3)
+        self.evaluated = evaluated
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.out(x)
+        return {"logits": x} if self.training else self.evaluated(x)
+
+
+def _loss(output: Any, target: Tensor) -> Tensor:
+    return cross_entropy(output["logits"], target)
+
+
+def _prepared(evaluated: Callable[[Tensor], Any], metrics: Any) -> Prepared:
+    data = [(torch.full((5,), float(n)), n % 3) for n in range(8)]
+    net, sgd = _Net(evaluated), SGD(lr=0.1)
+    job = Job(net, data, _loss, sgd, batch_size=4, eval_data=data, metrics=metrics)
+    return prepare(job, TrainOptions())
+
+
+def test_of_a_loss_that_evaluation_lacks_people_are_told() -> None:
+    captured = _prepared(lambda x: x, _METRICS).captured
+    told = missing_loss(_METRICS, captured)
+    assert "in evaluation mode" in told
+    assert "takes both outputs" in told
+    assert missing_loss({"loss": _METRICS["mean"]}, captured) == ""
+
+
+def test_nothing_is_told_where_there_is_a_loss() -> None:
+    prepared = _prepared(lambda x: {"logits": x}, {})
+    assert missing_loss({}, prepared.captured) == ""
+
+
+def test_an_evaluation_with_nothing_to_say_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"in evaluation mode, .* leave out eval_data"):
+        _prepared(lambda x: x, {})
+
+
+def test_an_output_that_no_metric_could_be_given_is_refused_before_training() -> None:
+    def spread(x: Tensor) -> Any:
+        return {"logits": x, "spread": torch.distributions.Normal(x, 1.0)}
+
+    with pytest.raises(
+        CaptureError, match=r"returns a Normal in evaluation mode.*register_dataclass"
+    ):
+        _prepared(spread, _METRICS)
+    assert _prepared(spread, {}).evaluation is not None
+
+
+def test_means_have_no_loss_where_there_is_none() -> None:
+    means = MetricMeans(_METRICS)
+    means.add(torch.ones(2), None, 2)
+    assert means.result(None) == {"mean": 1.0}
+    assert means.result(0.5) == {"loss": 0.5, "mean": 1.0}
