@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,7 +123,7 @@ def _decoded(content: bytes) -> object:
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        found = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in found.items() if count > 1)
         raise OptionError(f'the field "{twice}" is given twice in one object')
     return value

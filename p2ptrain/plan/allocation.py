@@ -14,6 +14,9 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from operator import add
 
+MOST_STEPS = 1024
+"""In which a number of samples or micro-batches is handed out, about: a thousandth is no matter."""
+
 
 class Allocation(StrEnum):
     """What the shares of a stage's devices count."""
@@ -93,14 +96,34 @@ def hand_out(
     """`shares`, raised one at a time to sum to `total`: always who finishes the next one first.
 
     `seconds(place, share)` grows with the share, so that the last to finish does so as early as it
-    can from these shares. No share is raised above `most`, whose sum is at least `total`.
+    can from these shares. No share is raised above `most`, whose sum is at least `total`. Of more
+    than MOST_STEPS whole blocks are dealt first, so that as many steps do for any number.
     """
     raised = list(shares)
-    open_places = [(seconds(i, share + 1), i) for i, share in enumerate(raised) if share < most[i]]
-    heapify(open_places)
-    for _ in range(total - sum(raised)):
-        _, i = heappop(open_places)
-        raised[i] += 1
-        if raised[i] < most[i]:
-            heappush(open_places, (seconds(i, raised[i] + 1), i))
+    while (left := total - sum(raised)) > 0:
+        _hand_out_blocks(left, max(1, left // MOST_STEPS), raised, most, seconds)
     return tuple(raised)
+
+
+def _hand_out_blocks(
+    left: int,
+    block: int,
+    raised: list[int],
+    most: Sequence[int],
+    seconds: Callable[[int, int], float],
+) -> None:
+    """As many of `left` as are whole blocks, in place; a block is less where `most` is."""
+
+    def offer(i: int) -> tuple[float, int, int]:
+        after = min(raised[i] + block, most[i])
+        return seconds(i, after), i, after
+
+    open_places = [offer(i) for i, share in enumerate(raised) if share < most[i]]
+    heapify(open_places)
+    for _ in range(left // block):
+        _, i, after = heappop(open_places)
+        raised[i] = after
+        if after < most[i]:
+            heappush(open_places, offer(i))
+        elif not open_places:
+            return

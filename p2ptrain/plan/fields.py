@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Collection
 
 from p2ptrain.errors import OptionError
@@ -15,6 +16,8 @@ from p2ptrain.errors import OptionError
 LARGEST_WHOLE = 2**63 - 1
 LEAST_ABOVE_ZERO = 1e-9
 """Of rates and slowdowns: dividing by less overflows."""
+LARGEST = sys.float_info.max
+"""Of what is computed from other numbers, and so may be larger than any of them."""
 
 _UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Controls, line ends and halves of characters: a name with one cannot be shown on one line."""
@@ -59,8 +62,10 @@ def truth(value: object, where: str) -> bool:
     return value
 
 
-def number(value: object, where: str, *, above_zero: bool = False) -> float:
-    """A finite number that is not negative; with `above_zero`, not zero either."""
+def number(
+    value: object, where: str, *, above_zero: bool = False, most: float = LARGEST_WHOLE
+) -> float:
+    """A finite number from zero up to `most`; with `above_zero`, not zero either."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise OptionError(f"{where}: expected a number, found {_shown(value)}")
     if isinstance(value, float) and not math.isfinite(value):
@@ -68,8 +73,8 @@ def number(value: object, where: str, *, above_zero: bool = False) -> float:
     if value < 0 or (above_zero and value < LEAST_ABOVE_ZERO):
         bound = f"above zero (at least {LEAST_ABOVE_ZERO:g})" if above_zero else "zero or more"
         raise OptionError(f"{where}: expected a number {bound}, found {_shown(value)}")
-    if value > LARGEST_WHOLE:
-        bound = f"of at most {LARGEST_WHOLE:.2g}"
+    if value > most:
+        bound = f"of at most {most:.2g}"
         raise OptionError(f"{where}: expected a finite number {bound}, found {_shown(value)}")
     return float(value)
 

@@ -283,8 +283,10 @@ def _check_places(plan: Plan) -> None:
 def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> int:
     full = micro_batch * micro_batches
     samples = predicted.round_seconds * predicted.samples_per_s
+    if not full - micro_batch < samples < full:
+        return full
     exact = abs(samples - round(samples)) <= 1e-6 * samples
-    return round(samples) if exact and full - micro_batch < samples < full else full
+    return round(samples) if exact else full
 
 
 def _stage(value: object, where: str) -> PlannedStage:
@@ -392,10 +394,14 @@ def _predicted(value: object, where: str) -> Predicted:
     if not isinstance(peaks, dict):
         raise OptionError(f"{where}.peak_bytes: expected bytes by device name")
     return Predicted(
-        round_seconds=fields.number(entry["round_seconds"], f"{where}.round_seconds"),
-        samples_per_s=fields.number(entry["samples_per_s"], f"{where}.samples_per_s"),
+        round_seconds=_computed(entry["round_seconds"], f"{where}.round_seconds"),
+        samples_per_s=_computed(entry["samples_per_s"], f"{where}.samples_per_s"),
         peak_bytes={k: fields.whole(v, f'{where}.peak_bytes["{k}"]') for k, v in peaks.items()},
     )
+
+
+def _computed(value: object, where: str) -> float:
+    return fields.number(value, where, most=fields.LARGEST)
 
 
 def _left_out(value: object, where: str) -> LeftOut:

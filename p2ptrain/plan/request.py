@@ -12,6 +12,7 @@ from enum import StrEnum
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.split import check_samples
 from p2ptrain.plan.versions import Weights
 
 
@@ -66,8 +67,9 @@ class PlanRequest:
             last one ends the tiled part; () = it chooses.
 
     Raises:
-        OptionError: a batch size below 1, a cap or effort out of range, groups that may divide
-            their work in no way, a required device not allowed, split backwards in mode async.
+        OptionError: a batch size below 1 or above MOST_SAMPLES, a cap or effort out of range,
+            groups that may divide their work in no way, a required device not allowed, split
+            backwards in mode async.
     """
 
     batch_size: int
@@ -96,6 +98,7 @@ class PlanRequest:
             )
         if self.batch_size < 1:
             raise OptionError(f"batch_size must be at least 1, found {self.batch_size}")
+        check_samples("batch_size", self.batch_size)
         if not 0 < self.effort <= 1:
             raise OptionError(f"effort must lie above 0 and at most 1, found {self.effort}")
         if self.mode is Mode.ASYNC and self.schedule not in (None, Schedule.ONE_F_ONE_B):

@@ -9,6 +9,9 @@ from p2ptrain.errors import OptionError
 MOST_MICRO_BATCHES = 100_000
 """Of a round, in questions and plans from outside: each has tasks on every stage, and millions of
 tasks would take minutes and all memory to simulate."""
+MOST_SAMPLES = 10**12
+"""Of a mini-batch or a piece of one, in questions and plans from outside: more than any memory
+holds, and still exact in floating point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class BatchSplit:
 
     def checked(self) -> BatchSplit:
         """This one. Raises OptionError where a round of it cannot be simulated."""
+        check_samples("micro_batch", self.first_samples)
         if self.micro_batches > MOST_MICRO_BATCHES:
             raise OptionError(
                 f"{self.micro_batches} micro-batches of {self.micro_batch} samples are more than "
@@ -65,3 +69,9 @@ class BatchSplit:
         if samples >= self.batch_size:
             return self.micro_batches
         return min(samples // self.micro_batch, self.micro_batches - 1)
+
+
+def check_samples(name: str, samples: int) -> None:
+    """Raises OptionError for more than a mini-batch, or a piece of one, may have."""
+    if samples > MOST_SAMPLES:
+        raise OptionError(f"{name} must be at most {MOST_SAMPLES:,}, found {samples}")

@@ -11,6 +11,8 @@ wants it, the first units' first, and that forward waits unit by unit (P3, Jayar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.overlap import Bucket
@@ -36,6 +38,32 @@ def turn_of(cost: CostModel, draft: Draft, p: int) -> int | None:
             break
         turn, free = bucket.first, begins + bucket.parameter_bytes * seconds_per_byte
     return turn
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a stage's group sums in a round.
+
+    Attributes:
+        early: of the buckets, those that are sent as the backward makes them; others at its end.
+        turns: whether the order turns; else all of them are early.
+    """
+
+    buckets: tuple[Bucket, ...]
+    early: int
+    turns: bool
+
+
+def sent_in(cost: CostModel, draft: Draft, p: int) -> Sent:
+    """Stage p's, in a model with overlap."""
+    assert cost.overlap is not None
+    (first, end), turn = draft.units[p], turn_of(cost, draft, p)
+    if turn is None:
+        buckets = cost.overlap.buckets(first, end)
+        return Sent(buckets, len(buckets), turns=False)
+    early = cost.overlap.buckets(turn, end) if turn < end else ()
+    buckets = (*early, *cost.overlap.turned_buckets(first, turn)) or (Bucket(0, first),)
+    return Sent(buckets, len(early), turns=True)
 
 
 def _last_backward(

@@ -100,7 +100,7 @@ def interior_of(
     read = operation.inputs[0]
     if not _is_alone(laid, operation) or _operations(laid, operation) < splitting.least_operations:
         return None
-    if not any(t.receiver == tile and t.sender not in beside for t in laid.transfers):
+    if not any(sender not in beside for sender in laid.senders.get(tile, ())):
         return None
     source, owned = network.maps[read], laid.grid.owned(tile, read)
     outputs = laid.required(tile, operation.output)

@@ -29,7 +29,7 @@ SEEN = 16
 
 _DEALING = frozenset({Allocation.MICRO_BATCHES})
 _DIVIDE_BY_NATURE = ("hybrid",)
-_SHARE_BY_NATURE = ("dp", "hybrid", "pipedream")
+_SHARE_BY_NATURE = ("dp", "hybrid", "pipedream", "tiles")
 _TEXT_LIMIT = 1000
 _MOST_EFFECTS = 16
 

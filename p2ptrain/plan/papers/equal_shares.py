@@ -2,18 +2,24 @@
 
 What a person who ignores links would build; obeyed even where it is slow, and the yardstick for
 `auto`. The holder comes first, then the largest memory (earlier stages keep more in flight).
+
+With `--private` the holder has the last stage too, and every length of that is a question of its
+own. Of models with many units these are ranked with fewer places to cut, and then cut anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, permutations
 from math import isfinite
+from typing import TypeAlias
 
 import numpy as np
 
 from p2ptrain.errors import PlanError
+from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft, draft_pipeline
+from p2ptrain.plan.shared.coarsen import useful_cuts
 from p2ptrain.plan.shared.infeasible import explain
 from p2ptrain.plan.shared.judge import Judged
 from p2ptrain.plan.shared.orders import likely_orders
@@ -23,6 +29,14 @@ from p2ptrain.plan.split import BatchSplit
 
 MOST_ORDERS = 120
 """Orders tried before giving up, where memory rules out the first ones."""
+EXACT_UNITS = 96
+"""Up to here every unit may begin the last stage of `--private`: all of them take L^3 a device."""
+FEW_CUTS, CUTS_FOR_EACH = 48, 4
+"""Places where it may begin in larger models, beside the last unit: so many, or so many a stage
+where that is more."""
+
+Unevenness: TypeAlias = tuple[tuple[float, float], tuple[int, ...]]
+"""((slowest stage's seconds, sum of squares), borders): the less, the more equal."""
 
 
 def plan_pp(question: Question) -> Answer:
@@ -54,10 +68,11 @@ def judge_pp(question: Question) -> Judged | None:
 
 def equal_shares(question: Question, split: BatchSplit) -> Draft | None:
     """That pipeline for one split: the first order of devices that fits."""
-    partition = Partition(question.cost, split)
+    cost, partition = question.cost, Partition(question.cost, split)
+    tables = {d: partition.seconds(d) for d in {*question.devices, cost.holder}}
     for order in _orders(question):
-        for borders in _borders(partition, order):
-            draft = draft_pipeline(question.cost, split, borders, order)
+        for borders in _borders(cost, split, tables, order):
+            draft = draft_pipeline(cost, split, borders, order)
             if draft is not None:
                 return draft
     return None
@@ -78,30 +93,85 @@ def _orders(question: Question) -> Iterator[tuple[int, ...]]:
         yield (*ends, *others, *ends)
 
 
-def _borders(partition: Partition, order: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _borders(
+    cost: CostModel, split: BatchSplit, of: Mapping[int, Floats], order: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
     """Borders of the most equal shares that each stage by itself fits the memory for.
 
     Where the first device has the last stage too, the most equal ones for every size of that,
     the most equal of all first: the two may fit together where those do not.
     """
-    tables = [partition.seconds(device) for device in order]
-    units = len(tables[0])
+    tables = [of[device] for device in order]
     if len(order) == 1 or order[0] != order[-1]:
-        unevenness, borders = most_equal(tables, units)
+        unevenness, borders = most_equal(tables, cost.unit_count)
         if isfinite(sum(unevenness)):
             yield borders
         return
-    found = []
-    for cut in range(len(order) - 1, units):  # the last stage, which is the first device's too
-        both = tables[0] + tables[-1][cut, units]
-        found.append(most_equal([both, *tables[1:-1]], cut))
-    for unevenness, borders in sorted(found):
+    lasts = [cut for cut in range(len(order) - 1, cost.unit_count) if _fits(cost, split, cut)]
+    if cost.unit_count <= EXACT_UNITS:
+        yield from _every_last(tables, lasts)
+    else:
+        most = max(FEW_CUTS, CUTS_FOR_EACH * len(order))
+        cuts = {0, *useful_cuts(cost, most), cost.unit_count - 1, cost.unit_count}
+        yield from _likely_lasts(tables, lasts, sorted(cuts))
+
+
+def _fits(cost: CostModel, split: BatchSplit, last: int) -> bool:
+    """Whether the holder has memory for the units from `last` on, and the first one."""
+    ends = (0, 1), (last, cost.unit_count)
+    needed = sum(cost.peak_bytes(*units, split.first_samples) for units in ends)
+    return needed <= cost.devices[cost.holder].memory_bytes
+
+
+def _every_last(tables: Sequence[Floats], lasts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Borders for last stages that begin with each of these units, the most equal ones first."""
+    units = len(tables[0])
+    for unevenness, borders in sorted(_with_last(tables, last) for last in lasts):
         if isfinite(sum(unevenness)):
             yield (*borders, units)
 
 
-def most_equal(tables: Sequence[Floats], units: int) -> tuple[tuple[float, float], tuple[int, ...]]:
-    """((slowest stage's seconds, sum of squares), borders): least slowest first, then least sum."""
+def _likely_lasts(
+    tables: Sequence[Floats], lasts: Sequence[int], cuts: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
+    """The same for those of `cuts` alone, in the order in which they are with cuts only there."""
+    units, allowed = len(tables[0]), set(lasts)
+    rough = [table[np.ix_(cuts[:-1], cuts)] for table in tables]
+    tried = [
+        (_with_last(rough, number)[0], last)
+        for number, last in enumerate(cuts)
+        if last in allowed and number >= len(tables) - 1
+    ]
+    for _, last in sorted(tried):
+        if not _holds(tables, last):
+            continue
+        unevenness, borders = _with_last(tables, last)
+        if isfinite(sum(unevenness)):
+            yield (*borders, units)
+
+
+def _holds(tables: Sequence[Floats], last: int) -> bool:
+    """Whether each stage by itself fits its memory for some borders before that last stage.
+
+    What fits does so with fewer units too: each stage takes all that it can.
+    """
+    first = 0
+    for behind, table in zip(range(len(tables) - 2, -1, -1), tables[:-1], strict=True):
+        possible = np.flatnonzero(np.isfinite(table[first, : last - behind + 1]))
+        if not len(possible):
+            return False
+        first = int(possible[-1])
+    return first == last
+
+
+def _with_last(tables: Sequence[Floats], last: int) -> Unevenness:
+    """The most equal shares of the units before `last`, where the first device has the rest too."""
+    both = tables[0] + tables[-1][last, -1]
+    return most_equal([both, *tables[1:-1]], last)
+
+
+def most_equal(tables: Sequence[Floats], units: int) -> Unevenness:
+    """Of borders the least slowest stage, then the least sum."""
     slowest, _ = _fold(tables, units, np.maximum)
     allowed = slowest * (1 + 1e-12)
     squares = [np.where(table <= allowed, table * table, np.inf) for table in tables]

@@ -31,6 +31,8 @@ Truths: TypeAlias = NDArray[np.bool_]
 
 BLOCKS = 32
 """A micro-batch is first moved in blocks of this part of it, then sample by sample."""
+MOST_BLOCK = 64
+"""Larger blocks are followed by blocks of that part of them, not at once by single samples."""
 INSTANT = 1e-12
 """Seconds that a stage takes at least, so that units without time have a finite capacity."""
 
@@ -68,10 +70,7 @@ class SampleTimes:
         sizes = list(dict.fromkeys(table.sizes for table in tables))
         knots = 2 + max(len(each) for each in sizes)
         self._kind = np.array([sizes.index(table.sizes) for table in tables])
-        self._place = np.zeros((len(sizes), most + 1), dtype=np.int64)
-        self._part = np.zeros((len(sizes), most + 1))
-        for kind, each in enumerate(sizes):
-            self._place[kind], self._part[kind] = _knot_of(each, most)
+        self._knots = [_knots(each, most) for each in sizes]
         self._forward = np.zeros((count, knots, cost.unit_count + 1))
         self._backward = np.zeros_like(self._forward)
         for d, table in enumerate(tables):
@@ -98,8 +97,7 @@ class SampleTimes:
         return self._look_up(self._both, rows, samples)
 
     def _look_up(self, sums: Floats, rows: Rows, samples: Wholes) -> Floats:
-        kind = self._kind[rows.devices]
-        place, part = self._place[kind, samples], self._part[kind, samples]
+        place, part = self._knot_of(rows, samples)
         _, knots, cuts = sums.shape
         at, flat = (rows.devices * knots + place) * cuts, sums.reshape(-1)
         first, end = at + rows.first[:, None], at + rows.end[:, None]
@@ -108,11 +106,21 @@ class SampleTimes:
         seconds: Floats = np.where(samples > 0, low + part * (high - low), 0.0)
         return seconds
 
+    def _knot_of(self, rows: Rows, samples: Wholes) -> tuple[Wholes, Floats]:
+        """([R, g] knot at or below each number of samples, part of the way to the next)."""
+        place, part = _knot_below(self._knots[0], samples)
+        kind = self._kind[rows.devices]
+        for number, knots in enumerate(self._knots[1:], 1):
+            own = kind == number
+            place[own], part[own] = _knot_below(knots, samples[own])
+        return place, part
 
-def _knot_of(sizes: Sequence[int], most: int) -> tuple[Wholes, Floats]:
-    """([most+1] knot at or below each number of samples, [most+1] part of the way to the next)."""
-    knots = np.array([sizes[0] / 2, *sizes, max(most, sizes[-1] + 1)], dtype=np.float64)
-    samples = np.arange(most + 1)
+
+def _knots(sizes: Sequence[int], most: int) -> Floats:
+    return np.array([sizes[0] / 2, *sizes, max(most, sizes[-1] + 1)], dtype=np.float64)
+
+
+def _knot_below(knots: Floats, samples: Wholes) -> tuple[Wholes, Floats]:
     place = np.clip(np.searchsorted(knots, samples, side="right") - 1, 0, len(knots) - 2)
     part = np.clip((samples - knots[place]) / (knots[place + 1] - knots[place]), 0.0, 1.0)
     return place, part
@@ -154,12 +162,20 @@ def divide(
         part, limits = rows[chosen], room[chosen]
         found = _balanced(times, part, micro_batch, limits)
         _give_everyone_one(found, limits)
-        for block in dict.fromkeys((max(1, micro_batch // BLOCKS), 1)):
+        for block in blocks(micro_batch):
             _offload(times, part, found, limits, block)
         samples[chosen] = found
         forward[chosen] = times.forward(part, found).max(axis=1)
         backward[chosen] = times.backward(part, found).max(axis=1)
     return Divided(samples, forward, backward)
+
+
+def blocks(micro_batch: int) -> list[int]:
+    """The sizes of what is moved, largest first."""
+    sizes = [max(1, micro_batch // BLOCKS)]
+    while sizes[-1] > MOST_BLOCK:
+        sizes.append(sizes[-1] // BLOCKS)
+    return list(dict.fromkeys((*sizes, 1)))
 
 
 def _balanced(times: SampleTimes, rows: Rows, micro_batch: int, room: Wholes) -> Wholes:

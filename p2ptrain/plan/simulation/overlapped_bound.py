@@ -19,6 +19,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.overlap import Direction
 from p2ptrain.plan.simulation.deferred import task_seconds, weight_seconds
+from p2ptrain.plan.turning import sent_in
 
 
 def steady_bound(cost: CostModel, draft: Draft) -> float:
@@ -36,7 +37,7 @@ def _device_seconds(cost: CostModel, draft: Draft) -> dict[int, float]:
     seconds: dict[int, float] = defaultdict(float)
     for p, (group, units) in enumerate(zip(draft.groups, draft.units, strict=True)):
         parts = len(group.devices)
-        buckets = cost.overlap.buckets(*units) if parts > 1 else ()
+        buckets = sent_in(cost, draft, p).buckets if parts > 1 else ()
         for place, device in enumerate(group.devices):
             pieces = [samples for samples in group.pieces(draft.split, place) if samples]
             for samples in set(pieces):

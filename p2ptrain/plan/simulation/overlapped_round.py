@@ -41,7 +41,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.overlap import PREFETCHED_PIECES, Bucket, Fed
 from p2ptrain.plan.simulation.engine import WEIGHED, Deferred, Engine, Lane, Route, Span
-from p2ptrain.plan.turning import turn_of
+from p2ptrain.plan.turning import sent_in
 
 
 def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: bool) -> Engine:
@@ -100,14 +100,8 @@ class _Sums:
 
 
 def _ring(cost: CostModel, draft: Draft, p: int, lanes: Sequence[Lane]) -> _Ring:
-    assert cost.overlap is not None
-    (first, end), turn = draft.units[p], turn_of(cost, draft, p)
-    if turn is None:
-        buckets = cost.overlap.buckets(first, end)
-        return _Ring(cost, (first, end), lanes, buckets, len(buckets), turns=False)
-    early = cost.overlap.buckets(turn, end) if turn < end else ()
-    buckets = (*early, *cost.overlap.turned_buckets(first, turn)) or (Bucket(0, first),)
-    return _Ring(cost, (first, end), lanes, buckets, len(early), turns=True)
+    sent = sent_in(cost, draft, p)
+    return _Ring(cost, draft.units[p], lanes, sent.buckets, sent.early, turns=sent.turns)
 
 
 @dataclass(frozen=True, slots=True)

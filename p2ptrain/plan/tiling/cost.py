@@ -299,9 +299,11 @@ class Costs:
     def _interior(self, laid: GroupLayout) -> tuple[tuple[float, ...], list[float]]:
         """By device: seconds that need no halo, and what strips cost beyond their part."""
         early, strips = [0.0] * len(self.devices), [0.0] * len(self.devices)
+        beside: list[set[int]] = [set() for _ in self.devices]
         for tile, device in enumerate(self.device_of_tile):
-            beside = [other for other, its in enumerate(self.device_of_tile) if its == device]
-            found = interior_of(laid, tile, self.splitting, beside)
+            beside[device].add(tile)
+        for tile, device in enumerate(self.device_of_tile):
+            found = interior_of(laid, tile, self.splitting, beside[device])
             if found is not None:
                 unit = self._unit_of[found.operation]
                 position = _work(laid.grid.network.operations[found.operation]) / self._whole[unit]

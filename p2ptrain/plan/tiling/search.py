@@ -25,6 +25,7 @@ from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import TilesTooLarge, best_grouping, early_borders
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
+from p2ptrain.plan.tiling.refusals import NothingFits, NoTile
 from p2ptrain.plan.tiling.shares import Shares, balanced_shares
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
@@ -179,17 +180,17 @@ def best_tiling(
     ordered = sorted(devices, key=lambda device: (device.slowdown, device.name))
     rest = Untiled(problem, asked.pieces) if rest is None else rest
     alone = None if asked.every or asked.grid else _alone(ordered, asked, rest)
-    reasons: list[str] = []
+    reasons: list[PlanError] = []
     best = best_of(_candidates(problem, ordered, asked, rest), asked, reasons, alone)
     if best is None:
-        raise PlanError("; ".join(dict.fromkeys(reasons)) or "no device holds the first units")
+        raise NothingFits(reasons or [PlanError("no device holds the first units")])
     return best
 
 
 def best_of(
     candidates: Iterable[Candidate],
     asked: Asked,
-    reasons: list[str],
+    reasons: list[PlanError],
     best: Tiling | None = None,
 ) -> Tiling | None:
     """The fastest of `best` and what is below the seconds asked for; adds why others do not fit."""
@@ -270,7 +271,7 @@ def _device_counts(count: int, asked: Asked) -> Sequence[int]:
     return [count] if asked.every else range(2, count + 1)
 
 
-def _tilings(candidate: Candidate, asked: Asked, reasons: list[str]) -> Iterator[Tiling]:
+def _tilings(candidate: Candidate, asked: Asked, reasons: list[PlanError]) -> Iterator[Tiling]:
     """Every grid with a tile a device, lines drawn both ways; adds why others do not fit."""
     used, network = len(candidate.devices), candidate.problem.network
     shapes = [(rows, used // rows) for rows in range(1, used + 1) if used % rows == 0]
@@ -281,14 +282,14 @@ def _tilings(candidate: Candidate, asked: Asked, reasons: list[str]) -> Iterator
             try:
                 yield _tiling(candidate, asked, shape, aligned=aligned)
             except PlanError as error:
-                reasons.append(str(error))
+                reasons.append(error)
 
 
 def _tiling(candidate: Candidate, asked: Asked, shape: tuple[int, int], *, aligned: bool) -> Tiling:
     """One grid with its best grouping, or the one that is asked for."""
     problem, devices = candidate.problem, candidate.devices
     counts = tiles_by_speed(shape[0] * shape[1], [device.slowdown for device in devices])
-    caps = _caps(problem, devices, counts)
+    caps = _caps(candidate, counts)
     refusal: PlanError | None = None
     for drawing in range(MOST_DRAWINGS):
         try:
@@ -378,18 +379,14 @@ def tiles_by_speed(tiles: int, slowdowns: Sequence[float]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _caps(
-    problem: TilingProblem, devices: Sequence[TileDevice], counts: Sequence[int]
-) -> list[float]:
+def _caps(candidate: Candidate, counts: Sequence[int]) -> list[float]:
     """The largest part of the maps that each tile may have, as far as its device's memory goes."""
-    caps = []
-    for device, count in zip(devices, counts, strict=True):
+    problem, behind, caps = candidate.problem, candidate.behind, list[float]()
+    for device, count in zip(candidate.devices, counts, strict=True):
         free = device.memory_bytes - problem.filter_memory_bytes
         if free <= 0:
-            raise PlanError(
-                f"{device.name} holds no tile: filters, and what follows, fill its memory; "
-                f"{1 - free:.0f} bytes missing (leave that device out, or try --planner auto)"
-            )
+            offered = (behind if device.name == behind.name else device).memory_bytes
+            raise NoTile(device.name, offered - free, offered)
         caps += [min(free / _maps_bytes(problem) / count, 1.0)] * count
     return caps
 

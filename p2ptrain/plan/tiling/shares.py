@@ -23,6 +23,8 @@ Table = Sequence[Sequence[float]]
 
 TURNS = 30
 ROUNDING = 1e-12
+LEAST_PART = 1e-6
+"""Of a row or column: less is no line of any map, and no plan has what is next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def _improved(speeds: Table, caps: Table, columns: list[float]) -> Shares | None
 
 
 def _other(speeds: Table, caps: Table, columns: Sequence[float]) -> list[float] | None:
-    """The best rows for given columns; None where memory holds none."""
+    """The best rows for given columns, none next to nothing; None where memory holds none."""
     per_height = [max(w / speed for w, speed in zip(columns, line, strict=True)) for line in speeds]
     most = [min(cap / w for w, cap in zip(columns, line, strict=True)) for line in caps]
     if sum(most) < 1.0 - ROUNDING:
@@ -104,7 +106,7 @@ def _other(speeds: Table, caps: Table, columns: Sequence[float]) -> list[float] 
             rows[r] = most[r]
             left -= most[r]
         free = [r for r in free if r not in bound]
-    return _normalised(rows)
+    return _normalised([max(row, LEAST_PART) for row in rows])
 
 
 def _sums(table: Table) -> list[float]:

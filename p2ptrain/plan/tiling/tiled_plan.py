@@ -30,6 +30,7 @@ from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.maps import tiled_network
 from p2ptrain.plan.tiling.passage import Taker
 from p2ptrain.plan.tiling.pipelined import best_pipelined
+from p2ptrain.plan.tiling.refusals import NothingFits, told
 from p2ptrain.plan.tiling.row import Passes, Row, place_seconds, row_engine, tile_parts
 from p2ptrain.plan.tiling.search import Asked, Tiling, best_tiling
 from p2ptrain.plan.tiling.setting import Setting
@@ -40,6 +41,11 @@ from p2ptrain.tiles.grid import TileGrid
 from p2ptrain.tiles.interior import SPLITTING
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.tiles.shape import MOST_TILES, TileShape, owners
+
+_ONE_TILE = (
+    "--grid 1x1 divides no maps: the whole model would be on one device (ask for more tiles, or "
+    "for --planner single)"
+)
 
 
 class Round(NamedTuple):
@@ -71,7 +77,7 @@ def tiled_plan(
     if len(devices) < 2:
         raise PlanError("tiles need two devices")
     best: Plan | None = None
-    least, reasons = below, list[str]()
+    least, reasons = below, list[PlanError]()
     for split in candidate_splits(cost, request):
         setting = Setting.of(cost, network, split, devices)
         asked = _asked(setting, request, least, every=every)
@@ -79,22 +85,26 @@ def tiled_plan(
             tiling = best_tiling(
                 setting.problem, setting.tile_devices(), asked, SharedRest(setting)
             )
+        except NothingFits as error:
+            reasons.extend(error.reasons)
         except PlanError as error:
-            reasons.append(str(error))
+            reasons.append(error)
         else:
             if tiling.is_tiled and tiling.seconds < least:
                 units, behind = (tiling.borders[-1], cost.unit_count), cost.index(tiling.behind)
                 last = Row.straight(split, units, (behind,))
                 best, least = _plan(setting, tiling, last, (1, 1)), tiling.seconds
+            elif not tiling.is_tiled and request.grid is not None:
+                reasons.append(PlanError(_ONE_TILE))
             elif not tiling.is_tiled:
-                reasons.append("one device is faster alone than with tiles")
+                reasons.append(PlanError("one device is faster alone than with tiles"))
                 least = min(least, tiling.seconds)
         pipelined = best_pipelined(setting, replace(asked, below=least))
         if pipelined is not None:
             tiling, least = pipelined.tiling, pipelined.tiling.seconds
             best = _plan(setting, tiling, pipelined.row, pipelined.depths)
     if best is None:
-        raise PlanError("; ".join(dict.fromkeys(reasons)) or "nothing with tiles is faster")
+        raise PlanError(told(reasons) or "nothing with tiles is faster")
     return with_prediction(cost, replace(best, planner=request.planner))
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from p2ptrain.cli import files
 from p2ptrain.cli import main as cli
+from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.request import PlanRequest
@@ -179,6 +180,26 @@ def test_a_file_that_is_none_is_named(room: Room, name: str, content: bytes, mes
     error = room.error("simulate")
     assert f"{name}.json: " in error
     assert message in error
+
+
+class ComparedKey(str):
+    """A key that counts how often keys are compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        ComparedKey.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_key_given_twice_among_many_is_found_at_once() -> None:
+    """Each was compared with all others: minutes for a file of some megabytes."""
+    keys = [*map(str, range(2000)), "1999"]
+    with pytest.raises(OptionError, match='the field "1999" is given twice'):
+        files._object([(ComparedKey(key), None) for key in keys])
+    assert ComparedKey.compared < 10 * len(keys)
 
 
 def test_a_byte_order_mark_is_harmless(room: Room) -> None:

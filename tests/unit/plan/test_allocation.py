@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.plan import allocation
-from p2ptrain.plan.allocation import deal, most_in_window, sample_ranges
+from p2ptrain.plan.allocation import MOST_STEPS, deal, hand_out, most_in_window, sample_ranges
 
 PICTURE = """
 samples          micro-batch of 6, shares 3 2 1       a a a b b c
@@ -79,3 +79,37 @@ def test_most_in_a_window_is_counted(shares: tuple[int, ...], data: st.DataObjec
 )
 def test_windows_of_the_picture(window: int, expected: tuple[int, bool]) -> None:
     assert most_in_window((4, 2, 1), 0, window) == expected
+
+
+def test_a_million_millions_are_handed_out_in_thousands_of_steps() -> None:
+    """A device that holds a tenth has it all, and the others are done at the same time."""
+    asked: list[int] = []
+
+    def seconds(place: int, share: int) -> float:
+        asked.append(share)
+        return share * (1.0, 1.0, 2.0)[place]
+
+    total = 10**12
+    shares = hand_out(total, [1, 1, 1], [total // 10, total, total], seconds)
+    assert sum(shares) == total
+    assert shares[0] == total // 10
+    assert shares[1] == pytest.approx(2 * shares[2], rel=2 / MOST_STEPS)
+    assert len(asked) < 10 * MOST_STEPS
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5)), min_size=1, max_size=4), st.data()
+)
+def test_a_few_are_handed_out_one_by_one(
+    places: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Nobody could give one to another who would then be done sooner than he is."""
+    most = [limit for limit, _ in places]
+    total = data.draw(st.integers(len(most), sum(most)))
+    shares = hand_out(total, [1] * len(most), most, lambda i, share: share * places[i][1])
+    assert sum(shares) == total
+    done = [share * each for share, (_, each) in zip(shares, places, strict=True)]
+    for share, (limit, each) in zip(shares, places, strict=True):
+        given_one = (share + 1) * each
+        others = [d for d, n in zip(done, shares, strict=True) if n > 1]
+        assert share == limit or all(given_one >= other for other in others)

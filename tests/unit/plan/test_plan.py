@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +9,13 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan import fields
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.check import check_memory, check_plan
+from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.planners import make_plan
+from p2ptrain.plan.request import PlanRequest
 from tests.unit.plan import examples
 
 CONTENT: dict[str, Any] = {
@@ -39,6 +44,31 @@ def test_a_plan_with_a_group_reads_and_writes_back() -> None:
     assert plan.split.batch_size == 512
     assert plan.stages[0].allocation is Allocation.SAMPLES
     assert plan.to_json() == CONTENT
+
+
+def test_a_plan_of_the_slowest_link_allowed_reads_back() -> None:
+    """Each of its figures may be in a file, and a round is more than the largest of them."""
+    slowest = Link(1.0, float(fields.LARGEST_WHOLE))
+    request = PlanRequest(8, 2, "pp")
+    plan = make_plan(
+        examples.profile([(1.0, 1.0)] * 2), examples.cluster("a", "b", link=slowest), request
+    )
+    assert plan.predicted.round_seconds > fields.LARGEST_WHOLE
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0, 10**400])
+def test_a_prediction_is_a_number_all_the_same(seconds: float) -> None:
+    content = copy.deepcopy(CONTENT)
+    content["predicted"]["round_seconds"] = seconds
+    with pytest.raises(OptionError, match=r"plan\.predicted\.round_seconds: expected a"):
+        Plan.from_json(content)
+
+
+def test_predictions_whose_product_is_no_number_imply_no_batch_size() -> None:
+    content = copy.deepcopy(CONTENT)
+    content["predicted"] |= {"round_seconds": 1e300, "samples_per_s": 1e300}
+    assert Plan.from_json(content).split.batch_size == 512
 
 
 def test_whole_micro_batches_may_be_dealt() -> None:

@@ -38,6 +38,7 @@ PLAN = Plan(
     ("fields", "message"),
     [
         ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 10**12 + 1}, "batch_size must be at most 1,000,000,000,000, found 1000"),
         ({"caps": {"pi": 0.0}}, 'cap of "pi" must lie above 0 and at most 1: 0.0'),
         ({"caps": {"pi": 1.1}}, 'cap of "pi" must lie above 0 and at most 1: 1.1'),
         ({"caps": {"pi": float("nan")}}, 'cap of "pi"'),

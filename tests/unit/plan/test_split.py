@@ -9,7 +9,7 @@ from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import draft_pipeline, peak_bytes
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.shared.micro_batches import MOST_SIZES, candidate_splits
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.split import MOST_SAMPLES, BatchSplit
 from tests.unit.plan import examples
 
 
@@ -58,6 +58,12 @@ def test_free_sizes_start_from_the_measured_ones() -> None:
 def test_a_fixed_size_is_kept() -> None:
     assert sizes(512, 7) == [7]
     assert sizes(5, 7) == [5]
+
+
+def test_pieces_larger_than_any_memory_are_refused() -> None:
+    assert BatchSplit(2 * MOST_SAMPLES, MOST_SAMPLES).checked().micro_batches == 2
+    with pytest.raises(OptionError, match="micro_batch must be at most 1,000,000,000,000, found"):
+        BatchSplit(2 * MOST_SAMPLES, MOST_SAMPLES + 1).checked()
 
 
 def test_depths_are_lowered_for_memory_and_never_grow() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 
-from p2ptrain.tiles.grid import GroupLayout, TileGrid
+from p2ptrain.tiles.grid import GroupLayout, TileGrid, Transfer
 from p2ptrain.tiles.interior import NEVER, SPLITTING, Splitting, interior_of
 from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.network import MapNetwork, Operation
@@ -46,6 +47,30 @@ def test_a_convolution_s_interior_and_strips_by_hand() -> None:
         *(region((26, 28), (26, 54)), region((52, 54), (26, 54))),
         *(region((28, 52), (26, 28)), region((28, 52), (52, 54))),
     )
+
+
+class Counted(tuple[Transfer, ...]):
+    """Counts how often one of them is looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Transfer]:
+        for transfer in super().__iter__():
+            Counted.looks += 1
+            yield transfer
+
+
+def test_a_large_grid_s_transfers_are_looked_at_once_for_all_tiles() -> None:
+    """Once for each tile they were most of what planning 32x32 tiles took."""
+    group = laid(chain([ELEMENTWISE, CONVOLUTION], 80, flops=HUNDREDS), 1, 2, (10, 10))
+    transfers = group.transfers
+    group.__dict__["transfers"] = Counted(transfers)
+    found = [interior_of(group, tile, WHEREVER) for tile in range(100)]
+    assert None not in found
+    assert Counted.looks == len(transfers)
+    assert {(t.sender, t.receiver) for t in transfers} == {
+        (sender, receiver) for receiver in range(100) for sender in group.senders[receiver]
+    }
 
 
 def positions(found: Region) -> set[tuple[int, int]]:

@@ -48,6 +48,8 @@ def test_planners_that_share_by_nature_refuse_a_model_that_cannot_be_shared() ->
     own = Sharing(unshared="training changes weight_u in unit 1 by other means")
     with pytest.raises(PlanError, match=r"dp gives stages to several devices.*weight_u"):
         own.check("dp")
+    with pytest.raises(PlanError, match=r"tiles gives stages to several devices.*weight_u"):
+        own.check("tiles")
     own.check("auto")
     own.check("pp")
 

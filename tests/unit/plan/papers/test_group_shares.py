@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.plan.cluster import Cluster, Device
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.papers.group_shares import BLOCKS, Rows, SampleTimes, divide
+from p2ptrain.plan.papers.group_shares import BLOCKS, Rows, SampleTimes, blocks, divide
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.times import TimeTable, UnitTimes
 from tests.thorough import examples_of
@@ -71,6 +72,23 @@ def test_samples_move_on_where_capacity_at_the_whole_micro_batch_misleads() -> N
     seconds = [sum(cost.stage_seconds(d, 0, 2, n)) for d, n in ((0, 4), (1, 4), (0, 5), (1, 3))]
     assert seconds == pytest.approx([8.0, 10.286, 10.0, 8.857], abs=1e-3)
     assert shares(cost, 8, (8, 8)) == [5, 3]
+
+
+@pytest.mark.parametrize("samples", [2000, 10**6, 10**12])
+def test_many_samples_are_divided_as_few_are(samples: int) -> None:
+    """A table by the number of samples would be of terabytes."""
+    found = shares(model(1.0, 3.0), samples, (samples, samples))
+    assert sum(found) == samples
+    assert found[0] == pytest.approx(0.75 * samples, rel=1e-3)
+
+
+def test_blocks_become_smaller_step_by_step() -> None:
+    """From 10^12 / 32 to 1 at once some of 3·10^10 samples would move one by one."""
+    assert blocks(70) == [2, 1]
+    assert blocks(1024) == [32, 1]
+    steps = blocks(10**12)
+    assert steps[-1] == 1
+    assert all(large <= 2 * BLOCKS * small for large, small in pairwise(steps))
 
 
 @settings(max_examples=examples_of(20), deadline=None, derandomize=True)

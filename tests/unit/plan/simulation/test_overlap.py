@@ -25,6 +25,7 @@ from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.turning import sent_in
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.simulation.test_simulate import rounds
@@ -77,6 +78,28 @@ def test_no_round_is_faster_than_its_bound(
     simulation = simulate(plan, profile, cluster, overlap=True, updates_ahead=ahead)
     assert lower_bound(cost, draft_of(plan, cost)) <= simulation.round_seconds * (1 + 1e-9)
     assert all(busy <= simulation.round_seconds for busy in simulation.busy_seconds.values())
+
+
+def test_where_sums_turn_the_bound_counts_the_messages_that_are_sent() -> None:
+    """A backward makes 1, 1, 2 and 4 MiB; where it turns behind the first, 4 and 3 are sent."""
+    mib = 2**20
+    profile = examples.profile([(0.01, 0.01)] * 4)
+    sizes = (4 * mib, 2 * mib, mib, mib)
+    units = tuple(
+        replace(unit, parameter_bytes=size) for unit, size in zip(profile.units, sizes, strict=True)
+    )
+    profile = replace(profile, units=units)
+    cluster = with_overheads(
+        examples.cluster("a", "b", link=Link(1e7, 0.0)), Overheads(0.1, 0.0, 0.0, 0.0, 0.0)
+    )
+    cost, plan = CostModel(profile, cluster, overlap=True), shared_plan("a", "b", units=4)
+    draft = draft_of(plan, cost)
+    assert cost.overlap is not None
+    sent = sent_in(cost, draft, 0)
+    assert sent.turns
+    assert len(sent.buckets) < len(cost.overlap.buckets(0, 4))
+    simulated = simulate(plan, profile, cluster, overlap=True).round_seconds
+    assert lower_bound(cost, draft) <= simulated * (1 + 1e-9)
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples_of(15))

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
+from p2ptrain.plan import fields
 from p2ptrain.plan.tiling.shares import balanced_shares
 from tests.thorough import examples_of
 
@@ -31,6 +32,20 @@ def test_memory_bounds_a_tile() -> None:
 def test_too_little_memory_is_refused() -> None:
     with pytest.raises(PlanError, match="the maps do not fit"):
         balanced_shares([[1.0, 1.0]], [[0.4, 0.5]])
+
+
+def test_memory_for_next_to_nothing_is_none() -> None:
+    with pytest.raises(PlanError, match="the maps do not fit"):
+        balanced_shares([[1.0, 1.0]], [[1.0, 1e-10]])
+
+
+@settings(max_examples=examples_of(30), deadline=None)
+@given(st.lists(st.lists(st.integers(-300, 0), min_size=3, max_size=3), min_size=1, max_size=3))
+def test_however_slow_a_device_is_no_line_is_too_thin_for_a_plan(powers: list[list[int]]) -> None:
+    shares = balanced_shares([[10.0**power for power in line] for line in powers])
+    for parts in (shares.rows, shares.columns):
+        assert sum(parts) == pytest.approx(1)
+        assert min(parts) >= 2 * fields.LEAST_ABOVE_ZERO
 
 
 @settings(max_examples=examples_of(10), deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -101,6 +102,34 @@ def test_what_is_asked_for_is_obeyed() -> None:
 def test_what_cannot_be_is_named(request_: PlanRequest, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         make_plan(profile(), cluster(1.0, 1.0), request_)
+
+
+def test_one_tile_is_no_division_between_two_devices() -> None:
+    with pytest.raises(PlanError, match="--grid 1x1 divides no maps") as refused:
+        make_plan(profile(), cluster(1.0, 1.0), asked(grid=(1, 1), batch_size=8))
+    assert "faster alone" not in str(refused.value)
+
+
+def test_one_tile_in_front_of_another_device_is_obeyed_where_it_is_slow() -> None:
+    three = cluster(1.0, 1.0, 1.0, link=Link(5e3, 1.0))
+    plan = make_plan(profile(), three, asked(grid=(1, 1), batch_size=8))
+    assert [len(stage.devices) for stage in plan.stages] == [1, 1]
+    alone = make_plan(profile(), three, PlanRequest(8, planner="single"))
+    assert plan.predicted.round_seconds > alone.predicted.round_seconds
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 4_000, 40_000])
+def test_a_device_without_room_is_told_what_it_needs_and_has(memory_bytes: int) -> None:
+    """Once, though it fails with each number of tiled units: what it needs where that is least."""
+    least = [filters + behind for filters, behind in ((8_000, 3_000), (2_000, 9_000 + 131_072))]
+    with pytest.raises(PlanError) as refused:
+        make_plan(profile(), cluster(1.0, 1.0, memory_bytes=memory_bytes), asked())
+    message = str(refused.value)
+    assert message.count("holds no tile") == 1
+    assert f"it has {memory_bytes} for the model" in message
+    found = re.search(r"d0 holds no tile: .* need more than (\d+) bytes", message)
+    assert found is not None
+    assert int(found[1]) == next(needed for needed in least if needed > memory_bytes)
 
 
 @pytest.mark.parametrize("split", [BatchSplit(1, 1), BatchSplit(8, 1)])
