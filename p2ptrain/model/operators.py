@@ -2,8 +2,10 @@
 
 A description comes from another device, so it may name anything. Only operators that read and write
 nothing but the tensors they are given are listed: no files, no storages, no private kernels that
-trust their caller's arguments. The list is of ATen's public functions, whole families at a time, so
-that any vision or text model fits; an in-place form (`relu_`) is allowed with its plain form.
+trust their caller's arguments (where one is useful, `trusting` looks at those first), nothing that
+one large number keeps busy for ever (Legendre's and Laguerre's polynomials). The list is of ATen's
+public functions, whole families at a time, so that any vision or text model fits; an in-place form
+(`relu_`) is allowed with its plain form.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ import torch
 from torch._ops import OpOverload
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model import packed
+from p2ptrain.model import packed, trusting
+from p2ptrain.model.fake_quantized import know_shapes
 from p2ptrain.model.grouped import GROUPED_MM, grouped_mm
+
+know_shapes()
 
 
 def words(text: str) -> frozenset[str]:
@@ -46,7 +51,15 @@ _ATEN_FAMILIES = {
         special_logsumexp special_xlogy special_entr special_sinc special_i0 special_i0e special_i1
         special_i1e special_ndtr special_ndtri special_log_ndtr special_erfcx special_erfinv
         special_bessel_j0 special_bessel_j1 special_gammaln special_digamma special_psi
-        special_xlog1py""",
+        special_xlog1py special_gammainc special_gammaincc igamma igammac special_zeta special_round
+        special_polygamma special_multigammaln special_airy_ai special_bessel_y0 special_bessel_y1
+        special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+        special_modified_bessel_k1 special_scaled_modified_bessel_k0
+        special_scaled_modified_bessel_k1 special_spherical_bessel_j0
+        special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+        special_chebyshev_polynomial_v special_chebyshev_polynomial_w
+        special_hermite_polynomial_h special_hermite_polynomial_he
+        fake_quantize_per_tensor_affine fake_quantize_per_channel_affine""",
     "activations": """
         celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid
         log_softmax mish prelu relu relu6 rrelu selu silu softmax softplus softshrink threshold
@@ -54,8 +67,9 @@ _ATEN_FAMILIES = {
     "reductions": """
         all amax amin aminmax any argmax argmin bincount count_nonzero cummax cummin cumprod cumsum
         diff dist frobenius_norm histc kthvalue logcumsumexp logsumexp max mean median min mode
-        nanmean nanmedian nansum norm nuclear_norm prod quantile nanquantile std std_mean sum
-        sum_to_size trace var var_mean linalg_norm linalg_vector_norm linalg_matrix_norm equal""",
+        nanmean nanmedian nansum norm nuclear_norm prod quantile nanquantile segment_reduce std
+        std_mean sum sum_to_size trace var var_mean linalg_norm linalg_vector_norm
+        linalg_matrix_norm equal""",
     "linear_algebra": """
         addbmm addmm addmv addr baddbmm bilinear bmm cdist chain_matmul cosine_similarity cross det
         dot einsum inner inverse kron linear logdet matmul matrix_exp matrix_power mm mv outer
@@ -64,7 +78,10 @@ _ATEN_FAMILIES = {
         linalg_multi_dot linalg_vecdot linalg_slogdet linalg_eigvalsh linalg_svdvals linalg_pinv
         linalg_solve_triangular linalg_diagonal cholesky cholesky_solve cholesky_inverse cov
         corrcoef trapezoid cumulative_trapezoid _weight_norm norm_except_dim _euclidean_dist
-        _grouped_mm""",
+        linalg_matrix_power linalg_matmul linalg_vander linalg_eig linalg_eigvals
+        linalg_inv_ex linalg_cholesky_ex linalg_solve_ex linalg_lu linalg_lu_factor
+        linalg_lu_factor_ex linalg_lu_solve lu_unpack linalg_matrix_rank linalg_cond
+        linalg_tensorinv linalg_tensorsolve svd qr pinverse _grouped_mm""",
     "convolution_and_pooling": """
         adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
         adaptive_max_pool2d adaptive_max_pool3d affine_grid_generator avg_pool1d avg_pool2d
@@ -75,7 +92,7 @@ _ATEN_FAMILIES = {
         upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
         upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d
         _upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
-        _adaptive_avg_pool2d _adaptive_avg_pool3d""",
+        _adaptive_avg_pool2d _adaptive_avg_pool3d fractional_max_pool2d fractional_max_pool3d""",
     "normalisation": """
         batch_norm group_norm instance_norm layer_norm native_batch_norm native_group_norm
         native_layer_norm rms_norm renorm _fused_rms_norm""",
@@ -113,9 +130,10 @@ _ATEN_FAMILIES = {
         ones_like range scalar_tensor to tril_indices triu_indices type_as zeros zeros_like _to_copy
         item _local_scalar_dense sym_size sym_numel sym_stride sym_storage_offset is_nonzero""",
     "random": """
-        alpha_dropout bernoulli dropout exponential feature_alpha_dropout feature_dropout
-        binomial multinomial native_dropout normal poisson rand rand_like randint randint_like randn
-        randn_like randperm random uniform _sample_dirichlet _standard_gamma""",
+        alpha_dropout bernoulli cauchy dropout exponential feature_alpha_dropout feature_dropout
+        binomial geometric log_normal multinomial native_dropout normal poisson rand rand_like
+        randint randint_like randn randn_like randperm random uniform _sample_dirichlet
+        _standard_gamma""",
     "signals": """
         fft_fft fft_fft2 fft_fftn fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ifftshift
         fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn fft_fftfreq
@@ -171,7 +189,11 @@ _WITHOUT_GRADIENT = words(
 """Operators whose result never requires a gradient even where an argument does."""
 
 
-_CHECKED: Mapping[str, Callable[..., Any]] = {GROUPED_MM: grouped_mm, **packed.CHECKED}
+_CHECKED: Mapping[str, Callable[..., Any]] = {
+    GROUPED_MM: grouped_mm,
+    **packed.CHECKED,
+    **trusting.CHECKED,
+}
 """Operators that are called through a function which looks at their arguments' values first."""
 
 

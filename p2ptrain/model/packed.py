@@ -165,6 +165,11 @@ def full_lengths() -> Iterator[None]:
         _made_up.full = False
 
 
+def are_made_up() -> bool:
+    """Whether samples, and what is computed from them, are made up in this thread."""
+    return bool(getattr(_made_up, "full", False))
+
+
 def pack_padded_sequence(
     input: Tensor,
     lengths: Tensor,
@@ -176,7 +181,7 @@ def pack_padded_sequence(
         IndexError: a length is below one or longer than the sequence.
     """
     steps = input.shape[1 if batch_first else 0]
-    if getattr(_made_up, "full", False):
+    if are_made_up():
         lengths = torch.full_like(lengths, steps)
     if lengths.dim() != 1 or not lengths.numel() or not 1 <= int(lengths.min()) <= steps:
         raise IndexError("a packed sequence has no length")

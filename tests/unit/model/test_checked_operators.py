@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -56,3 +58,73 @@ def test_names_of_stand_ins_and_of_operators_with_generators() -> None:
     assert aten_name("aten.randint.low_generator") == "aten.randint.low"
     assert aten_name("aten.relu.default") == "aten.relu.default"
     assert aten_name(None) is None
+
+
+@pytest.mark.parametrize(
+    ("lengths", "axis"),
+    [
+        ([3, 1 << 30], 0),
+        ([-1, 7], 0),
+        ([1 << 62, 1 << 62, 1 << 62, 1 << 62, 6], 0),
+        ([2, 3], 0),
+        ([[4], [4], [4]], 0),
+        ([[2, 2]] * 100, 1),
+        ([4], 1),
+    ],
+)
+def test_segments_that_are_not_there_are_refused(lengths: list[Any], axis: int) -> None:
+    reduce = resolve("aten.segment_reduce.default").call
+    data = torch.ones(6, 4)
+    with pytest.raises(IndexError):
+        reduce(data, "sum", lengths=torch.tensor(lengths), axis=axis, unsafe=True)
+    made = reduce(data, "sum", lengths=torch.tensor([2, 4]), unsafe=True)
+    assert torch.equal(made, torch.tensor([[2.0] * 4, [4.0] * 4]))
+    with full_lengths():
+        made = reduce(data, "sum", lengths=torch.tensor([0, 0]))
+    assert torch.equal(made, torch.tensor([[6.0] * 4, [0.0] * 4]))
+
+
+def test_segments_by_their_borders_are_refused() -> None:
+    with pytest.raises(IndexError):
+        resolve("aten.segment_reduce.default").call(
+            torch.ones(6), "sum", offsets=torch.tensor([0, 1 << 30])
+        )
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+@pytest.mark.parametrize(
+    ("kernel", "output", "sample", "channels"),
+    [
+        (2, 4, 1e6, 1),
+        (2, 4, -3.0, 1),
+        (2, 4, 1.0, 1),
+        (2, 4, float("nan"), 1),
+        (0, 4, 0.5, 1),
+        (-1, 4, 0.5, 1),
+        (2, 0, 0.5, 1),
+        (2, 4, 0.5, 2),
+    ],
+)
+def test_windows_that_are_not_there_are_refused(
+    dimensions: int, kernel: int, output: int, sample: float, channels: int
+) -> None:
+    pool = resolve(f"aten.fractional_max_pool{dimensions}d.default").call
+    maps = torch.rand(2, 1, *(8,) * dimensions)
+    samples = torch.full((2, channels, dimensions), sample)
+    with pytest.raises(IndexError):
+        pool(maps, [kernel] * dimensions, [output] * dimensions, samples)
+    fitting = torch.full((2, 1, dimensions), 0.5)
+    made, _ = pool(maps, [2] * dimensions, [4] * dimensions, fitting)
+    assert made.max() == maps.max()
+    with full_lengths():
+        pool(maps, [2] * dimensions, [4] * dimensions, fitting * 7)
+
+
+@pytest.mark.parametrize("pivot", [0, -1, 5, 1 << 30])
+def test_pivots_that_are_no_rows_are_refused(pivot: int) -> None:
+    """By torch itself."""
+    pivots = torch.tensor([1, 2, 3, pivot], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="ivots"):
+        resolve("aten.linalg_lu_solve.default").call(torch.eye(4), pivots, torch.ones(4, 1))
+    with pytest.raises(RuntimeError, match="ivots"):
+        resolve("aten.lu_unpack.default").call(torch.eye(4), pivots)

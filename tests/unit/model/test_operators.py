@@ -42,6 +42,8 @@ def test_what_models_use_is_allowed(name: str) -> None:
         "aten.resize_.default",
         "aten.add.out",
         "aten.record_stream.default",
+        "aten.special_legendre_polynomial_p.n_scalar",
+        "aten.special_laguerre_polynomial_l.n_scalar",
         "aten._cudnn_rnn.default",
         "aten.linear.nothing",
         "aten.linear",
@@ -95,3 +97,8 @@ def test_randomness() -> None:
     assert draws_random_numbers(_node(attention, x, x, x, dropout_p=0.1))
     assert not draws_random_numbers(_node(attention, x, x, x))
     assert not draws_random_numbers(_node("aten.relu.default", x))
+
+
+@pytest.mark.parametrize("name", ["cauchy_", "log_normal_", "geometric_", "exponential_"])
+def test_distributions_draw_random_numbers(name: str) -> None:
+    assert draws_random_numbers(_node(f"aten.{name}.default", InputRef(0), 1.0))

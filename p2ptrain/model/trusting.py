@@ -1,0 +1,95 @@
+"""Operators of ATen's that trust some of their arguments: looked at before they run.
+
+A received model may hold any numbers. These kernels compute addresses from lengths, sizes or random
+samples, and check them not at all or only when asked to (`unsafe`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2ptrain.model.packed import are_made_up
+
+
+def segment_reduce(
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    indices: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Tensor:
+    """ATen's, for segments that lie in the data and fill it.
+
+    Args:
+        data: (..., n, ...) with n at `axis`.
+        lengths: (..., segments), whole numbers that add up to n.
+        unsafe: without effect.
+
+    Raises:
+        IndexError: the segments do not fit, or are not given by their lengths.
+    """
+    if lengths is None or indices is not None or offsets is not None:
+        raise IndexError("segments are reduced by their lengths only")
+    axis %= max(data.dim(), 1)
+    if lengths.dim() != axis + 1 or lengths.shape[:-1] != data.shape[:axis]:
+        raise IndexError("segments have other lengths than their data has places for")
+    if are_made_up():
+        lengths = torch.zeros_like(lengths)
+        lengths[..., :1] = data.shape[axis]
+    inside = bool(((lengths >= 0) & (lengths <= data.shape[axis])).all())  # so no sum overflows
+    if not inside or not bool((lengths.sum(-1) == data.shape[axis]).all()):
+        raise IndexError("the lengths of segments do not add up to their data")
+    reduced = _aten("segment_reduce")
+    result: Tensor = reduced(data, reduce, lengths=lengths, axis=axis, initial=initial)
+    return result
+
+
+def fractional_max_pool2d(
+    self: Tensor, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Tensor
+) -> tuple[Tensor, Tensor]:
+    """ATen's, for `random_samples` (batch, channels, 2) in [0, 1). Raises IndexError: others."""
+    random_samples = _checked(self, (*kernel_size, *output_size), random_samples, 2)
+    pool = _aten("fractional_max_pool2d")
+    result: tuple[Tensor, Tensor] = pool(self, kernel_size, output_size, random_samples)
+    return result
+
+
+def fractional_max_pool3d(
+    self: Tensor, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Tensor
+) -> tuple[Tensor, Tensor]:
+    """ATen's, for `random_samples` (batch, channels, 3) in [0, 1). Raises IndexError: others."""
+    random_samples = _checked(self, (*kernel_size, *output_size), random_samples, 3)
+    pool = _aten("fractional_max_pool3d")
+    result: tuple[Tensor, Tensor] = pool(self, kernel_size, output_size, random_samples)
+    return result
+
+
+def _checked(maps: Tensor, sizes: Sequence[int], samples: Tensor, dimensions: int) -> Tensor:
+    if min(sizes) < 1 or maps.dim() not in (dimensions + 1, dimensions + 2):
+        raise IndexError("the windows of a fractional pooling have no size")
+    leading = maps.shape[:-dimensions] if maps.dim() == dimensions + 2 else (1, maps.shape[0])
+    if are_made_up():
+        samples = torch.zeros_like(samples)
+    inside = bool(((samples >= 0) & (samples < 1)).all())
+    if samples.shape != (*leading, dimensions) or not inside:
+        raise IndexError("the random samples of a fractional pooling do not lie between 0 and 1")
+    return samples
+
+
+def _aten(name: str) -> Any:
+    return getattr(torch.ops.aten, name).default
+
+
+CHECKED: Mapping[str, Callable[..., Any]] = {
+    "aten.segment_reduce.default": segment_reduce,
+    "aten.fractional_max_pool2d.default": fractional_max_pool2d,
+    "aten.fractional_max_pool3d.default": fractional_max_pool3d,
+}
