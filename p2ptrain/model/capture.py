@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.aliases import Aliases
-from p2ptrain.model.captured import Captured, StateTable
+from p2ptrain.model.captured import Captured, Limits, StateTable
 from p2ptrain.model.cuts import Cuts, crossing_at, last_uses, possible_cuts
 from p2ptrain.model.description import ModelDescription, UnitDescription
 from p2ptrain.model.export import Example, Exported, Loss, Scored, export
 from p2ptrain.model.flops import is_heavy, node_flops
 from p2ptrain.model.graph import Graph, NodeRef, Reference, StateRef
+from p2ptrain.model.least_samples import least_samples
 from p2ptrain.model.lone_sample import refuses_one_sample
 from p2ptrain.model.matching import Matched, match_cuts
 from p2ptrain.model.structure import structure_of
@@ -52,12 +53,20 @@ def capture(
     scored = Scored(module, loss, taken)
     exported = export(scored, taken, training=True)
     train = evaluate = _translate(exported, taken, table)
+    trains = evaluates = _limits(exported, train)
     if evaluation:
         exported = export(scored, taken, training=False)
         evaluate = _translate(exported, taken, table)
+        evaluates = _limits(exported, evaluate)
     table.refuse_shared_memory()
     description = _describe(type(module).__name__, taken, table, train, evaluate)
-    return Captured(description, taken, exported.output, table, refuses_one_sample(train))
+    return Captured(description, taken, exported.output, table, trains, evaluates)
+
+
+def _limits(exported: Exported, graph: Translated) -> Limits:
+    one = refuses_one_sample(graph)
+    known = graph.batch.least(exported.program)
+    return Limits(one, known, max(known, 2 if one else 1, least_samples(graph)))
 
 
 def _take_apart(example: tuple[Any, Any]) -> Example:
