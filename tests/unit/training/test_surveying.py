@@ -17,7 +17,14 @@ from p2ptrain.training.surveying import Surveyor
 REQUEST = cast(
     PlanningRequest,
     SimpleNamespace(
-        batch_size=64, micro_batch=0, least_piece=1, ftpipehd=None, job="job", digest="model"
+        batch_size=64,
+        micro_batch=0,
+        least_piece=1,
+        may_divide=True,
+        asynchrony=None,
+        ftpipehd=None,
+        job="job",
+        digest="model",
     ),
 )
 
