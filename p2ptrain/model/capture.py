@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.aliases import traced_aliases
-from p2ptrain.model.captured import Captured, StateTable
+from p2ptrain.model.captured import Captured, Limits, StateTable
 from p2ptrain.model.cuts import Cuts, crossing_at, last_uses, possible_cuts
 from p2ptrain.model.description import ModelDescription, UnitDescription
 from p2ptrain.model.export import Example, Exported, Loss, Scored, export
 from p2ptrain.model.export_errors import LossRefuses
 from p2ptrain.model.flops import is_heavy, node_flops
 from p2ptrain.model.graph import Graph, NodeRef, Reference, StateRef
+from p2ptrain.model.least_samples import least_samples
 from p2ptrain.model.lone_sample import refuses_one_sample
 from p2ptrain.model.matching import Matched, match_cuts
 from p2ptrain.model.structure import structure_of
@@ -55,14 +56,22 @@ def capture(
     scored = Scored(module, loss, taken)
     exported = export(scored, taken, training=True)
     train = evaluate = _translate(exported, taken, table)
+    trains = evaluates = _limits(exported, train)
     unscored = ""
     if evaluation:
         with _told_of_evaluation():
             exported, unscored = _export_evaluation(scored, taken)
             evaluate = _translate(exported, taken, table)
+        evaluates = _limits(exported, evaluate)
     table.refuse_shared_memory()
     description = _describe(type(module).__name__, taken, table, train, evaluate)
-    return Captured(description, taken, exported.output, table, refuses_one_sample(train), unscored)
+    return Captured(description, taken, exported.output, table, trains, evaluates, unscored)
+
+
+def _limits(exported: Exported, graph: Translated) -> Limits:
+    one = refuses_one_sample(graph)
+    known = graph.batch.least(exported.program)
+    return Limits(one, known, max(known, 2 if one else 1, least_samples(graph)))
 
 
 def _export_evaluation(scored: Scored, example: Example) -> tuple[Exported, str]:

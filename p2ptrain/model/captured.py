@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -136,12 +137,28 @@ class StateTable:
         return self._tensors[self._tied.get(name, name)]
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How few samples one graph is for.
+
+    Attributes:
+        refuses_one: whether plain torch's normalisations do not take a single one.
+        known: samples below which the graph may not be the model.
+        least: the fewest that are of use, at least `known`: with fewer an operator fails, or gives
+            another shape than with more.
+    """
+
+    refuses_one: bool
+    known: int
+    least: int
+
+
 class Captured:
     """What `capture` gives.
 
     Attributes:
         description: what travels.
-        refuses_one_sample: whether plain torch would not train it on a single sample.
+        trains, evaluates: how few samples it does both with.
         unscored: why evaluation gives no loss (a zero in its place), where the loss does not take
             what the model returns in evaluation mode; "" where it does.
     """
@@ -152,11 +169,12 @@ class Captured:
         example: Example,
         output: Structure,
         table: StateTable,
-        refuses_one_sample: bool,
+        trains: Limits,
+        evaluates: Limits,
         unscored: str,
     ) -> None:
         self.description = description
-        self.refuses_one_sample = refuses_one_sample
+        self.trains, self.evaluates = trains, evaluates
         self.unscored = unscored
         self._input = example.input
         self._target = example.target

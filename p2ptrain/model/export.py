@@ -23,17 +23,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import function
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.causal_masks import CausalMasks
-from p2ptrain.model.export_errors import LossRefuses, explain, refusal
+from p2ptrain.model.export_errors import LossRefuses, explain, next_least, refusal
 from p2ptrain.model.held import Held, joined
 from p2ptrain.model.modes import calls_as_traced, told_eager
+from p2ptrain.model.quiet import torch_is_quiet
 from p2ptrain.model.repeated import Twice, refuse_changing, repeats
 from p2ptrain.model.structure import Foreign, Structure, structure_of
 from p2ptrain.model.tracing import as_written, refuse_gradient_hooks
+from p2ptrain.model.trial_runs import TrialRuns, resized
 from p2ptrain.model.unseen import Unseen, uses_buffer
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,10 @@ Loss = Callable[[Any, Any], Tensor]
 
 _EXPORT_BATCHES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 """Batch sizes to trace with: odd ones, so that no other dimension is mistaken for the batch."""
+_LARGE = (211, 223, 227, 229, 233, 239)
+"""The same, for models that need many samples."""
+_MOST_BOUNDS = 4
+"""Lower bounds of the batch size that are tried before the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +186,7 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
     Raises:
         CaptureError: the model cannot be exported; says where and what to change.
     """
-    size = _export_batch(scored, example)
-    inputs = _resized(example.input_leaves, size)
-    targets = _resized(example.target_leaves, size)
-
-    def probe() -> None:
-        fewer = size - 2
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            scored(_resized(example.input_leaves, fewer), _resized(example.target_leaves, fewer))
-
+    trials = _trials(scored, example)
     with (
         _undisturbed(scored, training),
         _no_custom_gradients(),
@@ -201,17 +198,52 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
             scored.masks.learn(scored.module, lambda: scored.run(example.input_leaves))
         try:
             refuse_gradient_hooks(scored.module)
-            program = _export_as_eager(scored, inputs, targets)
+            inputs, targets, program = _export_large_enough(scored, example, trials)
             scored.check(program)
             if scored.changed:
                 _refuse_unless_repeated(scored, inputs, targets)
         except CaptureError:
             raise
         except Exception as error:  # everything the user's code may raise, and torch.export's own
-            raise explain(error, probe) from error
+            raise explain(error, trials) from error
         finally:
             scored.unseen.put_back()
     return Exported(program, scored.last_output)
+
+
+def _trials(scored: Scored, example: Example) -> TrialRuns:
+    def run(inputs: list[Tensor], targets: list[Tensor]) -> None:
+        with _put_back(scored):
+            scored(inputs, targets)
+
+    return TrialRuns(run, example.input_leaves, example.target_leaves)
+
+
+def _export_large_enough(
+    scored: Scored, example: Example, trials: TrialRuns
+) -> tuple[list[Tensor], list[Tensor], torch.export.ExportedProgram]:
+    """Export with few samples, which is quick; with many where only that many work.
+
+    Returns:
+        The leaves that it was exported with, and the program.
+    """
+
+    def exported(
+        size: int,
+    ) -> tuple[list[Tensor], list[Tensor], torch.export.ExportedProgram]:
+        inputs = resized(example.input_leaves, size)
+        targets = resized(example.target_leaves, size)
+        return inputs, targets, _export_as_eager(scored, inputs, targets)
+
+    few, many = (_export_batch(scored, example, sizes) for sizes in (_EXPORT_BATCHES, _LARGE))
+    try:
+        return exported(few)
+    except Exception as error:  # whatever few samples make the user's code raise
+        if isinstance(error, CaptureError) and not isinstance(error, LossRefuses):
+            raise
+        if trials.failure(few) is None or trials.failure(many) is not None:
+            raise
+        return exported(many)
 
 
 def _export_as_eager(
@@ -224,10 +256,10 @@ def _export_as_eager(
     """
     scored.as_eager = True
     try:
-        return _export(scored, inputs, targets)
+        return _export(scored, scored, inputs, targets)
     except Exception:  # the other way is for whatever cannot be exported this way
         scored.as_eager = False
-        return _export(scored, inputs, targets)
+        return _export(scored, scored, inputs, targets)
 
 
 def _refuse_unless_repeated(scored: Scored, inputs: list[Tensor], targets: list[Tensor]) -> None:
@@ -239,8 +271,7 @@ def _refuse_unless_repeated(scored: Scored, inputs: list[Tensor], targets: list[
     changed = scored.changed
     held = [value for *_, value in scored.held().values() if isinstance(value, Tensor)]
     try:
-        with _put_back(scored):
-            twice = _trace(Twice(scored), _and_copies(inputs), _and_copies(targets))
+        twice = _export(scored, Twice(scored), _and_copies(inputs), _and_copies(targets))
     except Exception as error:  # of the second call, which meets what the first one has left
         _log.debug("a second call of forward() failed", exc_info=error)
         refuse_changing(changed)
@@ -250,56 +281,44 @@ def _refuse_unless_repeated(scored: Scored, inputs: list[Tensor], targets: list[
 
 
 def _export(
-    scored: Scored, inputs: list[Tensor], targets: list[Tensor]
+    scored: Scored, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
+    """Export `module`, of which `scored` is a part, for all batches but those too small for it."""
+    least = 0
+    for _ in range(_MOST_BOUNDS):
+        try:
+            with _put_back(scored):
+                return _trace(module, inputs, targets, least)
+        except Exception as error:
+            wanted = next_least(error, least)
+            if wanted is None:
+                raise
+            least = wanted
     with _put_back(scored):
-        return _trace(scored, inputs, targets)
-
-
-@contextlib.contextmanager
-def _torch_is_quiet() -> Iterator[None]:
-    """What torch's own loggers say meanwhile is for people who know its insides."""
-
-    def nothing(_record: logging.LogRecord) -> bool:
-        return False
-
-    loggers = [logging.getLogger(name) for name in logging.Logger.manager.loggerDict]
-    handlers = [h for one in loggers if one.name.split(".")[0] == "torch" for h in one.handlers]
-    for handler in handlers:
-        handler.addFilter(nothing)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(nothing)
+        return _trace(module, inputs, targets, least)
 
 
 def _trace(
-    module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
+    module: nn.Module, inputs: list[Tensor], targets: list[Tensor], least: int
 ) -> torch.export.ExportedProgram:
-    batch = torch.export.Dim("batch")
+    batch = torch.export.Dim("batch", min=least or None)
     dynamic = ([{0: batch} for _ in inputs], [{0: batch} for _ in targets])
     # Where it fails torch.export prints the half-made graph to stderr, and its loggers tracebacks.
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), _torch_is_quiet():
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), torch_is_quiet():
         warnings.simplefilter("ignore")
         return torch.export.export(module, (inputs, targets), dynamic_shapes=dynamic, strict=False)
 
 
-def _export_batch(scored: Scored, example: Example) -> int:
+def _export_batch(scored: Scored, example: Example, sizes: Sequence[int]) -> int:
     """A batch size that is no dimension of any tensor, so that equal sizes are no coincidence."""
     taken = {size for tensor in scored.state_dict().values() for size in _sizes(tensor)}
     for leaf in (*example.input_leaves, *example.target_leaves):
         taken.update(leaf.shape[1:])
-    return next((size for size in _EXPORT_BATCHES if size not in taken), _EXPORT_BATCHES[-1])
+    return next((size for size in sizes if size not in taken), sizes[-1])
 
 
 def _sizes(value: object) -> Sequence[int]:
     return tuple(value.shape) if isinstance(value, Tensor) else ()
-
-
-def _resized(leaves: Sequence[Tensor], size: int) -> list[Tensor]:
-    """The leaves with `size` samples: theirs, repeated or cut off."""
-    return [leaf[torch.arange(size) % leaf.shape[0]] for leaf in leaves]
 
 
 def _and_copies(leaves: Sequence[Tensor]) -> list[Tensor]:

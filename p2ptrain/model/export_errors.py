@@ -7,9 +7,10 @@ found in the traceback, and the usual causes are named with what to change.
 from __future__ import annotations
 
 import linecache
+import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -19,10 +20,13 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from p2ptrain.errors import CaptureError
+from p2ptrain.model.trial_runs import TrialRuns
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
+_OTHER_BATCH = 9
+"""Samples: odd, and not what torch.export has traced with."""
 _INSTALLED = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"])
 
 _DATA_DEPENDENT = (
@@ -32,6 +36,10 @@ _DATA_DEPENDENT = (
 _FIXED_BATCH = (
     "the model works for one batch size only. Use x.shape[0] or -1 where the batch size is written "
     "as a number, and no `if` on it"
+)
+_SOME_BATCHES = (
+    "the model does not do the same for all batch sizes, if it is not made for one batch size only."
+    " Let nothing hang on x.shape[0]: no `if` on it, and no operator that does something else then"
 )
 _BATCH_LENGTH = (
     "len() of a batch, or a loop over its samples, fixes the batch size. Use x.shape[0] and "
@@ -54,6 +62,11 @@ _NOT_TRACEABLE = (
     "no random numbers of Python's own"
 )
 
+_SUGGESTED_LEAST = re.compile(r"batch = Dim\('batch', min=(\d+)")
+_GUARD, _CONSTANT = "satisfy the generated guard", "specialized it to be a constant"
+_TRIED_LEAST = (3, 8)
+_SIZE = re.compile(r"L\['(?:inputs|targets)'\]\[\d+\]\.size\(\)\[0\]")
+
 
 class LossRefuses(CaptureError):
     """The loss fails on what the model gives in evaluation mode; the message says where and how."""
@@ -63,28 +76,58 @@ class BatchLength(TypeError):
     """The number of samples was asked for as a plain number."""
 
 
-def explain(error: Exception, probe: Callable[[], None]) -> CaptureError:
+def explain(error: Exception, trials: TrialRuns) -> CaptureError:
     """The `CaptureError` for an `error` of torch.export.
 
     Args:
         error: what torch.export raised.
-        probe: runs the model with another batch size; where the batch size is fixed in the code it
-            fails on the line in question, which torch.export's own error does not name.
+        trials: runs the model with other batch sizes, which shows what torch.export's own error
+            does not name: the line that works with one of them only.
     """
     if isinstance(error, CaptureError):
         return error
-    cause = _cause(error)
-    place = user_place(error)
+    cause, where = _cause(error), _at(user_place(error))
+    if cause is _SOME_BATCHES:
+        where = _where_asked(trials, fixes=False) or where
     if cause is _FIXED_BATCH:
-        place = _place_of_probe(probe) or place
-    where = f"at {place}: " if place else ""
-    return CaptureError(f"the model cannot be captured: {where}{cause}. ({_first_line(error)})")
+        place = _at(_place_of_other_batch(trials))
+        cause = cause if place else _of_fixing_layer(trials)
+        where = place or _where_asked(trials, fixes=True) or where
+    if cause in (_NOT_TRACEABLE, _FIXED_BATCH) and (divisor := trials.divisor()) is not None:
+        cause = _multiples_only(divisor)
+        where = _at(_place_of_other_batch(trials)) or where
+    told = f"{where}: " if where else ""
+    return CaptureError(f"the model cannot be captured: {told}{cause}. ({_telling_line(error)})")
+
+
+def next_least(error: Exception, least: int) -> int | None:
+    """With how many samples at least to export again; None where that is not why it failed.
+
+    torch.export says with how many, or only that it could not show something for all numbers, which
+    may be true from a few more on.
+
+    Args:
+        error: what torch.export raised, asked for `least` samples or more.
+    """
+    texts = [str(link) for link in _chain(error)]
+    found = next(filter(None, map(_SUGGESTED_LEAST.search, texts)), None)
+    if found is not None:
+        return int(found[1]) if int(found[1]) > least else None
+    is_unshown = any(_GUARD in text and _CONSTANT not in text for text in texts)
+    return next((few for few in _TRIED_LEAST if few > least), None) if is_unshown else None
+
+
+def _multiples_only(divisor: int) -> str:
+    return (
+        f"the model works only for batches that can be divided by {divisor}, and micro-batches may "
+        "have any size. Let each sample of the data hold all that belongs together"
+    )
 
 
 def refusal(error: Exception) -> str:
     """Where the user's code refuses something, and with what words."""
     place = user_place(error)
-    return f"at {place}: {_first_line(error)}" if place else _first_line(error)
+    return f"at {place}: {_telling_line(error)}" if place else _telling_line(error)
 
 
 def _cause(error: BaseException) -> str:
@@ -97,7 +140,7 @@ def _cause(error: BaseException) -> str:
         if "found a fake tensor in the exported program" in text or "functorch" in text:
             return _DIFFERENTIATES
         if isinstance(link, ConstraintViolationError) or "Constraints violated" in text:
-            return _FIXED_BATCH
+            return _SOME_BATCHES if _GUARD in text and _CONSTANT not in text else _FIXED_BATCH
         if "is invalid for input of size" in text:
             return _FIXED_BATCH
     return _NOT_TRACEABLE
@@ -111,22 +154,41 @@ def _of_torch_layer(error: BaseException) -> str | None:
     return None
 
 
-def _place_of_probe(probe: Callable[[], None]) -> str | None:
-    try:
-        probe()
-    except Exception as error:  # whatever it is, it only serves to find the line
-        return user_place(error)
-    return None
+def _place_of_other_batch(trials: TrialRuns) -> str | None:
+    error = trials.failure(_OTHER_BATCH)
+    return None if error is None else user_place(error)
+
+
+def _where_asked(trials: TrialRuns, *, fixes: bool) -> str:
+    """The user's line that asks for the batch's size."""
+    asking = trials.asking(fixes=fixes)
+    return "" if asking is None else _at(_place(asking.stack))
+
+
+def _of_fixing_layer(trials: TrialRuns) -> str:
+    asking = trials.asking(fixes=True)
+    layer = type(asking.module) if asking is not None else type(None)
+    if not layer.__module__.startswith("torch.nn."):
+        return _FIXED_BATCH
+    return (
+        f"torch's {layer.__name__} takes one batch size only when torch.export sees it. Use "
+        "another layer, or write what it does with torch's operators"
+    )
+
+
+def _at(place: str | None) -> str:
+    return "" if place is None else f"at {place}"
 
 
 def user_place(error: BaseException) -> str | None:
     """The user's innermost "file:line (`code`)" in the traceback; a library's if there is none."""
-    frames = [
-        frame
-        for link in _chain(error)
-        for frame in traceback.extract_tb(link.__traceback__)
-        if not frame.filename.startswith((_TORCH, _OURS, "<"))
-    ]
+    return _place(
+        frame for link in _chain(error) for frame in traceback.extract_tb(link.__traceback__)
+    )
+
+
+def _place(stack: Iterable[traceback.FrameSummary]) -> str | None:
+    frames = [frame for frame in stack if not frame.filename.startswith((_TORCH, _OURS, "<"))]
     own = [frame for frame in frames if not _belongs_to_library(frame.filename)]
     libraries = [frame for frame in frames if frame.filename.startswith(_INSTALLED)]
     if not own and not libraries:
@@ -150,6 +212,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+def _telling_line(error: BaseException) -> str:
+    """The first; of a batch size that torch.export refuses, the one that says which."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    guards = [line for line in lines if _GUARD in line]
+    line = _SIZE.sub("batch", guards[0].lstrip("- ")) if guards else lines[0]
+    return f"{type(error).__name__}: {line[:300]}"

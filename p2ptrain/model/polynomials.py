@@ -11,6 +11,9 @@ from torch import Tensor
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.values import MAXIMUM_DEGREE, Polynomial, ValueDescription, ValueKind
 
+_VARIES = 2
+"""Samples from which on torch.export takes a batch that varies."""
+
 
 class BatchSymbol:
     """The symbol that stands for the batch size in one exported graph."""
@@ -24,6 +27,12 @@ class BatchSymbol:
         self._environment = size.node.shape_env
         self._symbol = self._environment.replace(size.node.expr)
         self._known: dict[sympy.Expr, Polynomial | None] = {}
+
+    def least(self, program: torch.export.ExportedProgram) -> int:
+        """The fewest samples for which `program` is the model; 1 where it is for all that vary."""
+        limits = program.range_constraints.get(self._symbol)
+        least = 0 if limits is None else int(limits.lower)
+        return least if least > _VARIES else 1
 
     def polynomial(self, size: int | torch.SymInt) -> Polynomial | None:
         """`size` as a polynomial in the batch size, or None where it is none."""

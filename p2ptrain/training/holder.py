@@ -347,6 +347,7 @@ class HolderRun:
             micro_batch=micro_batch,
             eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
             numbers_through=asynchronous,
+            least_evaluated=prepared.captured.evaluates.least,
         )
 
     def _checkpointer(self, progress: Callable[[int], Progress]) -> Checkpointer | None:

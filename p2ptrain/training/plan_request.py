@@ -16,6 +16,9 @@ from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, integer, number, text, wire_format
 from p2ptrain.training.sharing import Sharing
 
+STRAIGHT = ("pp", "single")
+"""Planners that give each stage one device."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanningRequest:
@@ -70,6 +73,13 @@ class PlanningRequest:
     maps: MapNetwork | None = None
     grid: tuple[int, int] | None = None
     groups_of_units: tuple[int, ...] = ()
+
+    @property
+    def may_divide(self) -> bool:
+        """Whether some plan of it may divide a micro-batch between devices, by its samples."""
+        sharing = self.sharing if self.rounds is None else self.rounds
+        straight = self.alone or self.planner in STRAIGHT
+        return sharing.divisible and not sharing.unshared and not straight
 
     def settled(self, *, asynchronous: bool) -> PlanningRequest:
         """The same job, whose mode is not open any more."""

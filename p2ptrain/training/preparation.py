@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from p2ptrain.errors import CaptureError, OptionError
+from p2ptrain.errors import OptionError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
@@ -24,6 +24,7 @@ from p2ptrain.training.checkpoint import Progress
 from p2ptrain.training.data import Samples
 from p2ptrain.training.evaluation import check_evaluation
 from p2ptrain.training.job import Job
+from p2ptrain.training.least_piece import check_evaluation_sizes, least_piece, why_only_rounds
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
 from p2ptrain.training.sharing import SEEN, Sharing, sharing_of, tried
@@ -38,7 +39,7 @@ class Prepared:
     """A job, captured and checked.
 
     Attributes:
-        least_piece: fewest samples of a micro-batch that the planner may choose.
+        least_piece: fewest samples of a micro-batch that are measured, or that the planner chooses.
         sharing: how stages may be shared among devices.
         input_bytes, target_bytes: per sample, as the holder sends them.
         state: initial tensors by `model:` and `optimizer:` names.
@@ -109,6 +110,11 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
             if not options.chooses_mode:
                 raise
             only_rounds = str(error)
+    check_evaluation_sizes(captured, evaluation)
+    how = options.asynchrony
+    least = least_piece(job, captured, samples, None if options.chooses_mode else how)
+    if how is not None and options.chooses_mode and not only_rounds:
+        only_rounds = why_only_rounds(job, least, how)
     steps = job.total_steps(options.steps)
     with timed(log, "division_tried"):
         sharing = _sharing(captured, samples)
@@ -118,7 +124,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         samples=samples,
         evaluation=evaluation,
         order=SampleOrder(len(samples), job.batch_size, job.seed),
-        least_piece=_least_piece(job, captured),
+        least_piece=least,
         sharing=sharing,
         input_bytes=_bytes_per_sample(captured.entering(example[0], "train")),
         target_bytes=_bytes_per_sample(captured.flatten_target(example[1])),
@@ -129,26 +135,6 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         maps=maps,
     )
     return prepared if options.resume is None else _resumed(prepared, options)
-
-
-def _least_piece(job: Job, captured: Captured) -> int:
-    """2 where the model cannot train on one sample, else 1.
-
-    Raises:
-        CaptureError: it cannot, and the job's own sizes make a piece of one sample.
-    """
-    fixed = job.micro_batch
-    single = job.batch_size == 1 or (
-        fixed is not None and (fixed == 1 or job.batch_size % fixed == 1)
-    )
-    if not captured.refuses_one_sample or (fixed is not None and not single):
-        return 1
-    if single:
-        raise CaptureError(
-            "a BatchNorm of the model cannot work on a micro-batch of one sample: choose "
-            "micro_batch so that neither it nor what remains of batch_size is 1"
-        )
-    return 2
 
 
 def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
@@ -175,8 +161,10 @@ def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
 def _sharing(captured: Captured, samples: Samples) -> Sharing:
     description = captured.description
     sharing = sharing_of(description)
+    if captured.trains.least > 1:  # a part might get fewer
+        return replace(sharing, divisible=False)
     if sharing.effects:
-        return replace(sharing, divisible=False) if captured.refuses_one_sample else sharing
+        return sharing
     inputs, targets = samples.collate([k * len(samples) // SEEN for k in range(SEEN)], "example")
     batch = captured.entering(inputs, "train"), captured.flatten_target(targets)
     return tried(sharing, description, captured.state(), batch)

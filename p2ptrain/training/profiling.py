@@ -40,12 +40,18 @@ ENOUGH_SECONDS = 6.0
 
 
 def batch_sizes_to_measure(
-    batch_size: int, micro_batch: int, devices: int = 1, least: int = 1
+    batch_size: int,
+    micro_batch: int,
+    devices: int = 1,
+    least: int = 1,
+    *,
+    divided: bool = True,
 ) -> list[int]:
     """Which numbers of samples to time.
 
     Up to a device's part of the mini-batch, in equal steps: powers of two, so that a device more or
-    less changes them seldom. Of a fixed micro-batch a quarter too, as a device of a group may get.
+    less changes them seldom. Of a fixed micro-batch a quarter too, as a device of a group may get;
+    where none may, what remains of the mini-batch: others occur nowhere, and might not compute.
     From a quarter of that part on, at most 4: what one sample takes follows from what more take,
     and not the other way round.
 
@@ -54,7 +60,10 @@ def batch_sizes_to_measure(
         micro_batch: fixed, or 0.
         devices: that may take part.
         least: samples that the model can train on.
+        divided: whether a plan may divide a micro-batch between devices.
     """
+    if micro_batch and not divided:
+        return sorted({batch_size % micro_batch or micro_batch, micro_batch})
     if micro_batch:
         return sorted({max(least, -(-micro_batch // 4)), micro_batch})
     top = min(MOST_SAMPLES, batch_size, max(4, _power_of_two(batch_size / devices)))

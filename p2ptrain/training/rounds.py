@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 
 
 class Mode(StrEnum):
@@ -76,6 +77,7 @@ class Course:
         steps: updates in all (the smaller of `--steps` and epochs).
         batch_size, micro_batch: samples.
         eval_samples: size of `eval_data`, 0 for none.
+        least_evaluated: the fewest samples that the model can be evaluated on together.
         numbers_through: whether micro-batches of training are numbered through.
     """
 
@@ -85,6 +87,7 @@ class Course:
     micro_batch: int
     eval_samples: int
     numbers_through: bool = False
+    least_evaluated: int = 1
 
     def rounds(self, first_step: int = 0, evaluated: int = 0) -> Iterator[Round]:
         """The rounds from update `first_step` on, numbered from 0.
@@ -95,13 +98,25 @@ class Course:
         index = 0
         for step in range(first_step, self.steps + 1):
             if self.eval_samples and step > evaluated and self.ends_epoch(step):
-                yield Round(index, Mode.EVAL, step, self.eval_samples, self.micro_batch)
+                yield Round(index, Mode.EVAL, step, self.eval_samples, self.eval_micro_batch)
                 index += 1
             if step < self.steps:
                 shape = Round(index, Mode.TRAIN, step, self.batch_size, self.micro_batch)
                 first = (step - first_step) * shape.micro_batches
                 yield replace(shape, first=first) if self.numbers_through else shape
                 index += 1
+
+    @property
+    def eval_micro_batch(self) -> int:
+        """Of an evaluation: `micro_batch`, or the nearest that leaves no rest that is too small."""
+        largest = min(self.micro_batch, self.eval_samples)
+        smaller = range(largest, self.least_evaluated - 1, -1)
+        larger = range(max(largest, self.least_evaluated), self.eval_samples)
+        return next(filter(self._evaluates, chain(smaller, larger)), self.eval_samples)
+
+    def _evaluates(self, micro_batch: int) -> bool:
+        rest = self.eval_samples % micro_batch
+        return rest == 0 or rest >= self.least_evaluated
 
     def ends_epoch(self, step: int) -> bool:
         """Whether `step` updates complete an epoch or the job."""

@@ -113,7 +113,11 @@ class Surveyor:
             count: devices that may take part.
         """
         sizes = batch_sizes_to_measure(
-            request.batch_size, request.micro_batch, count, request.least_piece
+            request.batch_size,
+            request.micro_batch,
+            count,
+            request.least_piece,
+            divided=request.may_divide or request.asynchrony is not None,
         )
         is_alone = request.ftpipehd is not None
         keeps_company = len(names) > 1 and not is_alone

@@ -57,6 +57,23 @@ def _only_even_batches(x: Tensor) -> Tensor:
     return x if x.shape[0] % 2 else x + 1
 
 
+def _as_pairs(x: Tensor) -> Tensor:
+    first, second = x.chunk(2)
+    return torch.cat([first - second, second])
+
+
+def _every_other(x: Tensor) -> Tensor:
+    return (x[::2] - x[1::2]).repeat(2, 1)
+
+
+def _as_threes(x: Tensor) -> Tensor:
+    return x.reshape(-1, 3, 8).flip(1).flatten(0, 1)
+
+
+def _normalises_channels(x: Tensor) -> Tensor:
+    return nn.CrossMapLRN2d(2)(x.reshape(-1, 2, 2, 2)).flatten(1)
+
+
 def _leaves_torch(x: Tensor) -> Tensor:
     return torch.from_numpy(x.detach().numpy()) + x
 
@@ -86,6 +103,16 @@ def _other_operator(x: Tensor) -> Tensor:
         (_fixed_batch, "return x.reshape(4, 2, 4).flatten(1)"),
         (_fixed_batch, "one batch size only"),
         (_only_even_batches, "one batch size only"),
+        (_only_even_batches, "return x if x.shape[0] % 2 else x + 1"),
+        (_only_even_batches, "satisfy the generated guard"),
+        (_as_pairs, "return torch.cat([first - second, second])"),
+        (_as_pairs, "only for batches that can be divided by 2"),
+        (_every_other, "return (x[::2] - x[1::2]).repeat(2, 1)"),
+        (_every_other, "only for batches that can be divided by 2"),
+        (_as_threes, "return x.reshape(-1, 3, 8).flip(1).flatten(0, 1)"),
+        (_as_threes, "only for batches that can be divided by 3"),
+        (_normalises_channels, "return nn.CrossMapLRN2d(2)(x.reshape(-1, 2, 2, 2)).flatten(1)"),
+        (_normalises_channels, "torch's CrossMapLRN2d takes one batch size only"),
         (_counts_samples, "return x / len(x)"),
         (_counts_samples, "x.shape[0]"),
         (_loops_over_samples, "for row in x"),
@@ -108,6 +135,12 @@ def test_a_layer_of_torch_that_decides_on_values_is_explained() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None))
     with pytest.raises(CaptureError, match="momentum=None"):
         capture(model, mse_loss, _EXAMPLE)
+
+
+def test_a_layer_of_torch_that_fixes_the_batch_size_is_named() -> None:
+    layers = nn.Unflatten(1, (2, 2, 2)), nn.CrossMapLRN2d(2), nn.Flatten()
+    with pytest.raises(CaptureError, match=r"captured: torch's CrossMapLRN2d takes one batch size"):
+        capture(nn.Sequential(nn.Linear(8, 8), *layers), mse_loss, _EXAMPLE)
 
 
 def test_the_users_own_line_is_named() -> None:

@@ -62,4 +62,4 @@ def _torch_refuses(model: nn.Module) -> bool:
 def test_a_graph_tells_what_plain_torch_does_with_one_sample(name: str) -> None:
     example = (torch.randn(2, 4), torch.randn(2, 4))
     captured = capture(MODELS[name](), _loss, example, evaluation=False)
-    assert captured.refuses_one_sample == _torch_refuses(MODELS[name]())
+    assert captured.trains.refuses_one == _torch_refuses(MODELS[name]())

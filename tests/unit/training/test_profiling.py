@@ -46,6 +46,15 @@ def test_of_a_fixed_micro_batch_a_quarter_is_measured_too() -> None:
     assert batch_sizes_to_measure(64, 4, 3, least=2) == [2, 4]
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "micro_batch", "sizes"), [(64, 4, [4]), (64, 10, [4, 10]), (3, 3, [3])]
+)
+def test_of_micro_batches_that_nobody_divides_only_their_own_sizes_are_measured(
+    batch_size: int, micro_batch: int, sizes: list[int]
+) -> None:
+    assert batch_sizes_to_measure(batch_size, micro_batch, 3, divided=False) == sizes
+
+
 @lru_cache
 def described() -> ModelDescription:
     example = torch.randn(4, 10), torch.zeros(4, dtype=torch.int64)

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
+from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.household_plan import Candidate
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import MEASURE_PROFILE, MEASURED
+from p2ptrain.training.sharing import Sharing
 from p2ptrain.training.surveying import Surveyor
+from tests.unit.training.test_memory_needs import request
 
 REQUEST = cast(
     PlanningRequest,
     SimpleNamespace(
-        batch_size=64, micro_batch=0, least_piece=1, ftpipehd=None, job="job", digest="model"
+        batch_size=64,
+        micro_batch=0,
+        least_piece=1,
+        may_divide=True,
+        asynchrony=None,
+        ftpipehd=None,
+        job="job",
+        digest="model",
     ),
 )
 
@@ -59,16 +72,42 @@ async def test_who_has_measured_keeps_the_others_company_until_all_have() -> Non
         assert [fields["company"] for fields in asked.values()] == [True, True]
 
 
-async def test_a_device_measured_alone_needs_no_company() -> None:
+async def asked_of_one(job: PlanningRequest) -> dict[str, Any]:
+    """What the only device of a household is asked to measure."""
     async with MemoryHousehold(["a"]) as mesh:
-        asked: list[Any] = []
+        asked: list[dict[str, Any]] = []
 
         async def measure(_peer: str, message: Message) -> Message:
-            asked.append(message.fields["company"])
+            asked.append(dict(message.fields))
             content = {"measured": {}, "memory_bytes": 1, "taken_bytes": 0}
             return Message(MEASURE_PROFILE, {}, (memoryview(cbor.dumps(content)),))
 
         mesh["a"].route(MEASURE_PROFILE, measure)
         names = {mesh["a"].self_id: "a"}
-        await Surveyor(mesh["a"]).profile(REQUEST, mesh["a"].self_id, names, 1)
-        assert asked == [False]
+        await Surveyor(mesh["a"]).profile(job, mesh["a"].self_id, names, 1)
+        (fields,) = asked
+        return fields
+
+
+async def test_a_device_measured_alone_needs_no_company() -> None:
+    assert (await asked_of_one(REQUEST))["company"] is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({"planner": "auto"}, [2, 6]),
+        ({"planner": "pp"}, [4, 6]),
+        ({"planner": "single"}, [4, 6]),
+        ({"planner": "auto", "alone": True}, [4, 6]),
+        ({"planner": "dp", "sharing": Sharing(divisible=False)}, [4, 6]),
+        ({"planner": "auto", "sharing": Sharing(unshared="it changes its state")}, [4, 6]),
+        ({"planner": "auto", "asynchrony": Asynchrony()}, [2, 6]),
+    ],
+)
+async def test_a_quarter_of_a_micro_batch_is_measured_where_a_plan_may_divide_it(
+    changes: dict[str, Any], sizes: list[int]
+) -> None:
+    """16 samples are 6 + 6 + 4."""
+    asked = await asked_of_one(replace(request(batch_size=16, micro_batch=6), **changes))
+    assert asked["batch_sizes"] == sizes

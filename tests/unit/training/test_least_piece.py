@@ -1,0 +1,100 @@
+"""Micro-batches that a model cannot compute are neither measured nor planned, but refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.plan.versions import Weights
+from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.preparation import Prepared, prepare
+
+DOUBLE = Asynchrony(Weights.DOUBLE)
+
+
+class Dropping(nn.Module):
+    """The most common way to get rid of a dimension of one; of a batch of one it is two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).squeeze()
+
+
+def hardest_three(output: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(output, target, reduction="none").topk(3).values.mean()
+
+
+def job(
+    model: nn.Module, loss: Callable[..., Tensor], batch_size: int, micro_batch: int | None
+) -> Job:
+    whole = loss is hardest_three
+    data: list[Any] = [(torch.randn(5), n % 2 if whole else float(n % 2)) for n in range(24)]
+    return Job(model, data, loss, SGD(lr=0.1), batch_size=batch_size, micro_batch=micro_batch)
+
+
+def dropping(batch_size: int, micro_batch: int | None, **options: Any) -> Prepared:
+    asked = job(Dropping(), binary_cross_entropy_with_logits, batch_size, micro_batch)
+    return prepare(asked, TrainOptions(**options))
+
+
+def of_three(batch_size: int, micro_batch: int | None) -> Prepared:
+    return prepare(job(nn.Linear(5, 2), hardest_three, batch_size, micro_batch), TrainOptions())
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2, 4, 12])
+def test_the_job_is_prepared_with_pieces_that_compute(micro_batch: int | None) -> None:
+    prepared = dropping(12, micro_batch)
+    assert (prepared.least_piece, prepared.sharing.divisible) == (2, False)
+
+
+@pytest.mark.parametrize(("batch_size", "micro_batch"), [(12, None), (12, 3), (3, None), (11, 4)])
+def test_a_loss_over_the_hardest_three_is_prepared(batch_size: int, micro_batch: int) -> None:
+    prepared = of_three(batch_size, micro_batch)
+    assert (prepared.least_piece, prepared.sharing.divisible) == (3, False)
+
+
+@pytest.mark.parametrize(("batch_size", "micro_batch"), [(12, 1), (13, 4), (1, None)])
+def test_a_piece_of_one_that_the_model_cannot_compute_is_refused(
+    batch_size: int, micro_batch: int | None
+) -> None:
+    says = "cannot train on 1 sample .* a micro-batch of one: choose batch_size and micro_batch"
+    with pytest.raises(CaptureError, match=says):
+        dropping(batch_size, micro_batch)
+
+
+@pytest.mark.parametrize(("batch_size", "micro_batch"), [(12, 2), (14, 4), (2, None)])
+def test_a_piece_of_two_of_the_hardest_three_is_refused(
+    batch_size: int, micro_batch: int | None
+) -> None:
+    says = "on 2 samples .*unit .* a micro-batch of so few: .* is below 3"
+    with pytest.raises(CaptureError, match=says):
+        of_three(batch_size, micro_batch)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_piece_of_one_that_plain_torch_computes_is_trained() -> None:
+    """Without its dimension too the square of a difference is that of this sample."""
+    prepared = prepare(job(Dropping(), mse_loss, 4, 1), TrainOptions())
+    assert (prepared.least_piece, prepared.sharing.divisible) == (1, False)
+    assert prepare(job(Dropping(), mse_loss, 4, 2), TrainOptions()).least_piece == 2
+
+
+def test_a_piece_of_one_without_a_barrier_is_refused_or_not_chosen() -> None:
+    """Eight pieces of eight samples are made where two versions are kept."""
+    with pytest.raises(CaptureError, match="micro-batch of one"):
+        dropping(8, None, asynchrony=DOUBLE)
+    assert dropping(16, None, asynchrony=DOUBLE).least_piece == 2
+    prepared = dropping(8, None, asynchrony=DOUBLE, chooses_mode=True)
+    assert "a micro-batch would have 1 samples, and the model needs 2" in prepared.only_rounds
+    assert dropping(16, None, asynchrony=DOUBLE, chooses_mode=True).only_rounds == ""
