@@ -75,6 +75,18 @@ def test_a_loss_that_takes_both_outputs_is_computed_in_evaluation() -> None:
     assert torch.equal(_evaluated(captured)[0], loss(model.eval()(_EXAMPLE[0]), _EXAMPLE[1]))
 
 
+def test_a_loss_that_needs_many_samples_is_computed_in_evaluation_too() -> None:
+    """It fails with the few that a model is exported with, in both modes alike."""
+
+    def hardest(output: Any, target: Tensor) -> Tensor:
+        return cross_entropy(output, target, reduction="none").topk(8).values.mean()
+
+    example = torch.randn(16, 8), torch.randint(4, (16,))
+    captured = capture(_Two(lambda x: x), hardest, example)
+    assert captured.unscored == ""
+    assert captured.evaluates.least == 8
+
+
 def _anything(output: Any, target: Tensor) -> Tensor:
     return tree_leaves(output)[0].sum()
 
