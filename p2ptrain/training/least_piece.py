@@ -80,7 +80,7 @@ def _failure(captured: Captured, samples: Samples, size: int) -> str | None:
     for tensor in description.tensors:
         state[tensor.name] = state[tensor.name].clone().requires_grad_(tensor.trainable)
     program = Program(description, 0, len(description.units), "train", state)
-    leaves = captured.flatten_input(inputs), captured.flatten_target(targets)
+    leaves = captured.entering(inputs, "train"), captured.flatten_target(targets)
     try:
         torch.autograd.backward(program.run(*leaves, NO_SEED)[0])
     except OPERATORS_RAISE as error:

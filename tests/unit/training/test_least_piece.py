@@ -52,6 +52,19 @@ def of_three(batch_size: int, micro_batch: int | None) -> Prepared:
     return prepare(job(nn.Linear(5, 2), hardest_three, batch_size, micro_batch), TrainOptions())
 
 
+class DroppingOneOfTwo(Dropping):
+    """Of two inputs it uses the second."""
+
+    def forward(self, unused: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+def test_what_is_forced_is_tried_without_what_the_model_does_not_use() -> None:
+    data = [((torch.randn(3), torch.randn(5)), float(n % 2)) for n in range(24)]
+    asked = Job(DroppingOneOfTwo(), data, mse_loss, SGD(lr=0.1), batch_size=5, micro_batch=4)
+    assert prepare(asked, TrainOptions()).least_piece == 1
+
+
 @pytest.mark.parametrize("micro_batch", [None, 2, 4, 12])
 def test_the_job_is_prepared_with_pieces_that_compute(micro_batch: int | None) -> None:
     prepared = dropping(12, micro_batch)
