@@ -72,11 +72,9 @@ class Rewritten:
         """`state`: the stage's tensors, by name."""
         self._tensors = {name: state[name] for name in sorted(names)}
 
-    def copies(self, without: Collection[str]) -> dict[str, Tensor]:
-        """For one micro-batch; `without` those for which it has others."""
-        return {
-            name: _copy(tensor) for name, tensor in self._tensors.items() if name not in without
-        }
+    def copies(self) -> dict[str, Tensor]:
+        """For one micro-batch, by name."""
+        return {name: _copy(tensor) for name, tensor in self._tensors.items()}
 
     def take(self, copies: Mapping[str, Tensor]) -> None:
         """What a forward has written is the stage's now."""

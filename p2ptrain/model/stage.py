@@ -149,7 +149,7 @@ class Stage:
             share: part of the micro-batch's samples that this device of a group takes.
             split: `backward_inputs` and `backward_weights` will follow instead of `backward`.
             parameters: leaves by name that take the place of the stage's own; the backward adds
-                gradients to them.
+                gradients to them. None that the forward writes to.
             passing: is told how far it has come.
 
         Returns:
@@ -168,7 +168,7 @@ class Stage:
                     leaves.append(leaf)
                     received[position] = _receive(leaf, gradients, position)
             given = parameters or {}
-            copies = self._rewritten.copies(without=given.keys())
+            copies = self._rewritten.copies()
             instead = {**given, **copies}
             outputs = self._run(key, share, received, targets, seed, later, instead, passing)
             self._rewritten.take(copies)

@@ -52,24 +52,19 @@ def segment_reduce(
     return result
 
 
-def fractional_max_pool2d(
-    self: Tensor, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Tensor
-) -> tuple[Tensor, Tensor]:
-    """ATen's, for `random_samples` (batch, channels, 2) in [0, 1). Raises IndexError: others."""
-    random_samples = _checked(self, (*kernel_size, *output_size), random_samples, 2)
-    pool = _aten("fractional_max_pool2d")
-    result: tuple[Tensor, Tensor] = pool(self, kernel_size, output_size, random_samples)
-    return result
+def _fractional_max_pool(dimensions: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    """ATen's, for `random_samples` (batch, channels, dimensions) in [0, 1); IndexError: others."""
+    pool = _aten(f"fractional_max_pool{dimensions}d")
 
+    def checked(
+        self: Tensor, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        sizes = (*kernel_size, *output_size)
+        samples = _checked(self, sizes, random_samples, dimensions)
+        result: tuple[Tensor, Tensor] = pool(self, kernel_size, output_size, samples)
+        return result
 
-def fractional_max_pool3d(
-    self: Tensor, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Tensor
-) -> tuple[Tensor, Tensor]:
-    """ATen's, for `random_samples` (batch, channels, 3) in [0, 1). Raises IndexError: others."""
-    random_samples = _checked(self, (*kernel_size, *output_size), random_samples, 3)
-    pool = _aten("fractional_max_pool3d")
-    result: tuple[Tensor, Tensor] = pool(self, kernel_size, output_size, random_samples)
-    return result
+    return checked
 
 
 def _checked(maps: Tensor, sizes: Sequence[int], samples: Tensor, dimensions: int) -> Tensor:
@@ -90,6 +85,6 @@ def _aten(name: str) -> Any:
 
 CHECKED: Mapping[str, Callable[..., Any]] = {
     "aten.segment_reduce.default": segment_reduce,
-    "aten.fractional_max_pool2d.default": fractional_max_pool2d,
-    "aten.fractional_max_pool3d.default": fractional_max_pool3d,
+    "aten.fractional_max_pool2d.default": _fractional_max_pool(2),
+    "aten.fractional_max_pool3d.default": _fractional_max_pool(3),
 }

@@ -71,7 +71,7 @@ class Pipeline:
 
     def _piece(self, number: int, split: Split, samples: Samples) -> float:
         inputs, target = samples.collate(split.indices, "seed")
-        values: Sequence[Tensor] = self.captured.flatten_input(inputs)
+        values: Sequence[Tensor] = self.captured.entering(inputs, "train")
         targets = self.captured.flatten_target(target)
         for stage in self.stages:
             weight = split.weight if stage is self.stages[-1] else None

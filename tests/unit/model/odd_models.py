@@ -14,6 +14,18 @@ from tests.zoo import Made
 _Build = Callable[[], tuple[nn.Module, Callable[[], tuple[Any, Any]], Callable[..., Tensor]]]
 
 
+class AfterLinear(nn.Module):
+    """A linear layer over 8 features, then `f(x)`."""
+
+    def __init__(self, f: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.f = f
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(self.linear(x))
+
+
 class _Deep(nn.Module):
     """Five linear layers over 8 features, for subclasses to do odd things with."""
 

@@ -76,7 +76,7 @@ def pipeline_step(
             gradients = transport(backward(key, gradients))
 
     for key, (x, y, weight) in enumerate(micro_batches(made)):
-        values: list[Tensor] = used_inputs(model, "train", model.flatten_input(x))
+        values: list[Tensor] = model.entering(x, "train")
         targets = model.flatten_target(y)
         for stage in stages:
             last = stage is stages[-1]
@@ -102,16 +102,11 @@ def pipeline_step(
 
 def evaluate(model: Captured, boundaries: Sequence[int], x: object, y: object) -> list[Tensor]:
     """Loss and output leaves of the evaluation graph through stages."""
-    values = used_inputs(model, "eval", model.flatten_input(x))
+    values = model.entering(x, "eval")
     for first, end in pairwise(boundaries):
         stage = Stage(model.description, first, end, model.state())
         values = stage.evaluate(transport(values), model.flatten_target(y))
     return values
-
-
-def used_inputs(model: Captured, mode: str, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The leaves that cross boundary 0."""
-    return [leaves[value.index] for value in model.description.crossing_values(0, mode)]
 
 
 def micro_batches(made: zoo.Made) -> list[tuple[object, object, float]]:

@@ -17,6 +17,7 @@ from p2ptrain.model.capture import capture
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.stage import Stage
 from tests.unit.model.conftest import Prepared
+from tests.unit.model.odd_models import AfterLinear
 
 Get = Callable[..., Prepared]
 
@@ -31,18 +32,6 @@ class _Straight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         return gradients[0]
-
-
-class _Odd(nn.Module):
-    """A linear layer, then `f(x)`."""
-
-    def __init__(self, f: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.f = f
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.f(self.linear(x))
 
 
 def _decides(x: Tensor) -> Tensor:
@@ -126,7 +115,7 @@ def test_what_cannot_be_captured_is_explained(
     f: Callable[[Tensor], Tensor], says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CaptureError) as caught:
-        capture(_Odd(f), mse_loss, _EXAMPLE)
+        capture(AfterLinear(f), mse_loss, _EXAMPLE)
     assert says in str(caught.value)
     assert "def forward" not in capfd.readouterr().err
 
@@ -145,7 +134,7 @@ def test_a_layer_of_torch_that_fixes_the_batch_size_is_named() -> None:
 
 def test_the_users_own_line_is_named() -> None:
     with pytest.raises(CaptureError) as caught:
-        capture(_Odd(_decides), mse_loss, _EXAMPLE)
+        capture(AfterLinear(_decides), mse_loss, _EXAMPLE)
     line = _decides.__code__.co_firstlineno + 1
     assert f"{__file__}:{line} " in str(caught.value)
     assert "x.sum()" in linecache.getline(__file__, line)
@@ -199,7 +188,7 @@ def _with_parameter_hook() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (_Odd(_hooked), r"forward\(\) changes or reads"),
+        (AfterLinear(_hooked), r"forward\(\) changes or reads"),
         (_with_module_hook(), "0 changes or reads"),
         (_with_parameter_hook(), "weight changes or reads"),
     ],
@@ -249,7 +238,7 @@ def test_other_switches_of_gradients_are_followed() -> None:
     def f(x: Tensor) -> Tensor:
         return x + torch.tanh(x.detach().requires_grad_())
 
-    assert capture(_Odd(f), mse_loss, _EXAMPLE).description.units
+    assert capture(AfterLinear(f), mse_loss, _EXAMPLE).description.units
     free = _Freezes(lambda critic, value: critic.requires_grad_(True))
     assert capture(free, mse_loss, _EXAMPLE).description.units
 
@@ -278,7 +267,7 @@ def test_distributions_that_look_at_their_arguments_are_captured() -> None:
         return torch.distributions.Normal(x, torch.ones_like(x)).rsample()
 
     before = torch.distributions.Normal(0.0, 1.0)._validate_args
-    assert capture(_Odd(sampled), mse_loss, _EXAMPLE).description.units
+    assert capture(AfterLinear(sampled), mse_loss, _EXAMPLE).description.units
     assert torch.distributions.Normal(0.0, 1.0)._validate_args == before
 
 

@@ -14,20 +14,9 @@ from torch.nn.functional import mse_loss
 from p2ptrain.model.capture import capture
 from p2ptrain.model.effects import draws_random_numbers
 from p2ptrain.model.stage import Stage
+from tests.unit.model.odd_models import AfterLinear
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
-
-
-class _Odd(nn.Module):
-    """A linear layer, then `f(x)`."""
-
-    def __init__(self, f: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.f = f
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.f(self.linear(x))
 
 
 def _square(x: Tensor) -> Tensor:
@@ -77,7 +66,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", _FUNCTIONS)
 def test_it_computes_and_learns_as_in_plain_torch(name: str) -> None:
-    model = _Odd(_FUNCTIONS[name])
+    model = AfterLinear(_FUNCTIONS[name])
     captured = capture(model, mse_loss, _EXAMPLE)
     units = len(captured.description.units)
     stage = Stage(captured.description, 0, units, captured.state())
@@ -106,9 +95,9 @@ class _Pooled(nn.Module):
 @pytest.mark.parametrize(
     "model",
     [
-        _Odd(lambda x: x + Cauchy(x, 1.0).rsample().clamp(-1, 1)),
-        _Odd(lambda x: x + LogNormal(x, 0.1).rsample()),
-        _Odd(lambda x: x + torch.empty_like(x).log_normal_()),
+        AfterLinear(lambda x: x + Cauchy(x, 1.0).rsample().clamp(-1, 1)),
+        AfterLinear(lambda x: x + LogNormal(x, 0.1).rsample()),
+        AfterLinear(lambda x: x + torch.empty_like(x).log_normal_()),
         _Pooled(),
     ],
 )

@@ -50,11 +50,11 @@ class _Last:
         self.stage = Stage(description, 1, case.units, state)
         self.samples = [
             (
-                first.forward(key, pipeline.used_inputs(case.model, "train", leaves), targets),
+                first.forward(key, leaves, targets),
                 targets,
             )
             for key, (leaves, targets) in enumerate(
-                (case.model.flatten_input(x), case.model.flatten_target(y))
+                (case.model.entering(x, "train"), case.model.flatten_target(y))
                 for x, y, _ in pipeline.micro_batches(case.made)
             )
         ]
