@@ -49,9 +49,31 @@ _HOME = {
     "train": "p2ptrain.node",
 }
 
+_OTHER_OPTIMIZERS = frozenset(
+    {
+        "ASGD",
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adamax",
+        "LBFGS",
+        "Muon",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SparseAdam",
+    }
+)
+"""torch.optim's, which people look for here."""
+
 
 def __getattr__(name: str) -> Any:
     """Load a public name from the module that defines it (PEP 562)."""
+    if name in _OTHER_OPTIMIZERS:
+        raise AttributeError(
+            f"p2ptrain has no optimizer {name}: use p2ptrain.SGD, p2ptrain.Adam or p2ptrain.AdamW"
+        )
     if name not in _HOME:
         raise AttributeError(f"module 'p2ptrain' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.trial_runs import TrialRuns
+from p2ptrain.model.value_checks import only_checks
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
@@ -32,6 +33,11 @@ _INSTALLED = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]
 _DATA_DEPENDENT = (
     "the model decides in Python on the values of a tensor (an `if`, a loop, an index), which "
     "differ from batch to batch. Use torch.where, a mask, or a shape that does not depend on values"
+)
+_CHECKS_VALUES = (
+    "the model checks the values of a tensor in Python (an assertion, an `if` that raises), and a "
+    "trace has no values. Remove the check: a loss that is no finite number ends the training by "
+    "itself, and says which unit it comes from"
 )
 _FIXED_BATCH = (
     "the model works for one batch size only. Use x.shape[0] or -1 where the batch size is written "
@@ -136,7 +142,7 @@ def _cause(error: BaseException) -> str:
         if isinstance(link, BatchLength):
             return _BATCH_LENGTH
         if isinstance(link, GuardOnDataDependentSymNode) or "data-dependent" in text:
-            return _of_torch_layer(link) or _DATA_DEPENDENT
+            return _of_torch_layer(link) or _of_values(error)
         if "found a fake tensor in the exported program" in text or "functorch" in text:
             return _DIFFERENTIATES
         if isinstance(link, ConstraintViolationError) or "Constraints violated" in text:
@@ -144,6 +150,12 @@ def _cause(error: BaseException) -> str:
         if "is invalid for input of size" in text:
             return _FIXED_BATCH
     return _NOT_TRACEABLE
+
+
+def _of_values(error: BaseException) -> str:
+    frame = _user_frame(_raised_in(error))
+    is_check = frame is not None and only_checks(frame.filename, frame.lineno or 0)
+    return _CHECKS_VALUES if is_check else _DATA_DEPENDENT
 
 
 def _of_torch_layer(error: BaseException) -> str | None:
@@ -182,24 +194,31 @@ def _at(place: str | None) -> str:
 
 def user_place(error: BaseException) -> str | None:
     """The user's innermost "file:line (`code`)" in the traceback; a library's if there is none."""
-    return _place(
-        frame for link in _chain(error) for frame in traceback.extract_tb(link.__traceback__)
-    )
+    return _place(_raised_in(error))
 
 
 def _place(stack: Iterable[traceback.FrameSummary]) -> str | None:
-    frames = [frame for frame in stack if not frame.filename.startswith((_TORCH, _OURS, "<"))]
-    own = [frame for frame in frames if not _belongs_to_library(frame.filename)]
-    libraries = [frame for frame in frames if frame.filename.startswith(_INSTALLED)]
-    if not own and not libraries:
+    frame = _user_frame(stack)
+    if frame is None:
         return None
-    frame = (own or libraries)[-1]
     code = linecache.getline(frame.filename, frame.lineno or 0).strip()
     return f"{frame.filename}:{frame.lineno} (`{code}`)"
 
 
-def _belongs_to_library(filename: str) -> bool:
-    return filename.startswith((*_INSTALLED, _STANDARD_LIBRARY))
+def _raised_in(error: BaseException) -> Iterator[traceback.FrameSummary]:
+    return (frame for link in _chain(error) for frame in traceback.extract_tb(link.__traceback__))
+
+
+def _user_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    frames = [frame for frame in stack if not frame.filename.startswith((_TORCH, _OURS, "<"))]
+    own = [frame for frame in frames if is_own(frame.filename)]
+    libraries = [frame for frame in frames if frame.filename.startswith(_INSTALLED)]
+    return (own or libraries)[-1] if own or libraries else None
+
+
+def is_own(filename: str) -> bool:
+    """Whether the user wrote that file: it is no library's, and was not made while tracing."""
+    return not filename.startswith((*_INSTALLED, _STANDARD_LIBRARY, _TORCH, _OURS, "<"))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -7,9 +7,10 @@ across devices: `differentiable`, `capturable` and a learning rate held in a ten
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -18,6 +19,30 @@ from p2ptrain.errors import OptionError, ProtocolError
 LARGEST = 1e30
 """Of an optimizer's numbers. Torch raises in the middle of an update where one of them, or what it
 makes of them (Adam divides the learning rate), does not fit into the parameters' float32."""
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def _refuses_parameters(cls: _Class) -> _Class:
+    """`cls`, which tells those who give it parameters, as to torch.optim, what is different."""
+    changed: Any = cls
+    made = changed.__init__
+
+    @functools.wraps(made)
+    def init(self: object, *args: object, **kwargs: object) -> None:
+        given = args[0] if args else kwargs.get("params")
+        is_number = hasattr(given, "__float__")
+        if isinstance(given, Iterable) and not is_number and not isinstance(given, str):
+            raise OptionError(
+                f"p2ptrain.{cls.__name__} takes no parameters and no groups of them: each device "
+                "makes it for those that it gets, all with the same numbers. Leave out the first "
+                "argument; what is not to be trained gets requires_grad_(False)"
+            )
+        made(self, *args, **kwargs)
+
+    changed.__init__ = init
+    return cls
 
 
 class _Spec:
@@ -97,6 +122,7 @@ def _field_names(cls: type) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
 
 
+@_refuses_parameters
 @dataclass(frozen=True, slots=True)
 class SGD(_Spec):
     """torch.optim.SGD's arguments. Raises OptionError where torch would refuse them."""
@@ -113,6 +139,7 @@ class SGD(_Spec):
     fused: bool | None = None
 
 
+@_refuses_parameters
 @dataclass(frozen=True, slots=True)
 class Adam(_Spec):
     """torch.optim.Adam's arguments. Raises OptionError where torch would refuse them."""
@@ -130,6 +157,7 @@ class Adam(_Spec):
     decoupled_weight_decay: bool = False
 
 
+@_refuses_parameters
 @dataclass(frozen=True, slots=True)
 class AdamW(_Spec):
     """torch.optim.AdamW's arguments. Raises OptionError where torch would refuse them."""

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from p2ptrain.errors import CaptureError
 from p2ptrain.model import operators
 from p2ptrain.model.effects import draws_random_numbers, mutated_references
+from p2ptrain.model.export_errors import is_own
 from p2ptrain.model.graph import (
     Argument,
     InputRef,
@@ -356,10 +357,11 @@ _ARGUMENT_TYPES = (
 
 
 def _where(node: fx.Node) -> str:
-    """The innermost line of the user's that a node's stack trace names."""
+    """The innermost line of the user's that a node's stack trace names; else a library's."""
     lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    files = [line for line in lines if line.startswith("File ")]
-    return f" ({files[-1]})" if files else ""
+    files = [line for line in lines if line.startswith("File ") and not line.startswith('File "<')]
+    own = [line for line in files if is_own(line.split('"')[1])]
+    return f" ({(own or files)[-1]})" if files else ""
 
 
 def _without_unused(

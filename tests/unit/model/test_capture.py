@@ -80,8 +80,37 @@ def _loops_over_samples(x: Tensor) -> Tensor:
     return torch.stack([row + 1 for row in x])
 
 
+def _asserts(x: Tensor) -> Tensor:
+    assert not x.isnan().any()
+    return x
+
+
+def _raises(x: Tensor) -> Tensor:
+    if (
+        x.isnan().any() or x.isinf().any()  # on a line of its own
+    ):
+        told = "not a number"
+        raise ValueError(told)
+    return x
+
+
+def _raises_or_computes(x: Tensor) -> Tensor:
+    if x.isnan().any():
+        raise ValueError("not a number")
+    else:  # noqa: RET506
+        return x + 1
+
+
+def _branches(x: Tensor) -> Tensor:
+    out: Tensor = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,))  # type: ignore[no-untyped-call]
+    return out
+
+
 def _other_operator(x: Tensor) -> Tensor:
     return torch.ops.aten.resize.default(x, [x.shape[0], 8])
+
+
+_CALLS_F = AfterLinear.forward.__code__
 
 
 @pytest.mark.parametrize(
@@ -109,6 +138,10 @@ def _other_operator(x: Tensor) -> Tensor:
         (_autocasts, "torch.autocast"),
         (_Straight.apply, "torch.autograd.Function"),
         (_other_operator, "aten.resize.default"),
+        (_asserts, "Remove the check"),
+        (_raises, "Remove the check"),
+        (_raises_or_computes, "torch.where"),
+        (_branches, f'File "{_CALLS_F.co_filename}", line {_CALLS_F.co_firstlineno + 1}'),
     ],
 )
 def test_what_cannot_be_captured_is_explained(

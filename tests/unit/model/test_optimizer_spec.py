@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import cbor2
 import pytest
 import torch
 
+import p2ptrain
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.model.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec, optimizer_from_fields
 
@@ -92,3 +94,41 @@ def test_refuses_what_torch_refuses(
 def test_a_peers_nonsense_is_a_protocol_error(fields: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
         optimizer_from_fields(fields)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [{"params": [], "lr": 0.1}],
+        [torch.nn.Parameter(torch.zeros(1))],
+        torch.nn.Linear(2, 2).parameters(),
+        {"params": []},
+    ],
+)
+def test_parameters_are_refused_with_what_to_do(given: Any) -> None:
+    wrong: Any = SGD
+    with pytest.raises(OptionError, match=r"SGD takes no parameters .*Leave out the first"):
+        wrong(given, lr=0.1)
+    with pytest.raises(OptionError, match="takes no parameters"):
+        wrong(given)
+    with pytest.raises(OptionError, match="takes no parameters"):
+        wrong(params=given, lr=0.1)
+
+
+@pytest.mark.parametrize("lr", [torch.tensor(0.1), "fast"])
+def test_a_wrong_learning_rate_is_not_taken_for_parameters(lr: Any) -> None:
+    with pytest.raises(OptionError, match="lr must be a finite number"):
+        SGD(lr)
+
+
+@pytest.mark.parametrize("name", ["RMSprop", "Adagrad", "LBFGS"])
+def test_optimizers_that_are_not_there_are_named_with_those_that_are(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no optimizer {name}: use p2ptrain\.SGD"):
+        getattr(p2ptrain, name)
+
+
+def test_all_of_torchs_other_optimizers_are_known() -> None:
+    theirs = {name for name in dir(torch.optim) if name[0].isupper()} - {"Optimizer"}
+    for name in theirs - {"SGD", "Adam", "AdamW"}:
+        with pytest.raises(AttributeError, match="has no optimizer"):
+            getattr(p2ptrain, name)
