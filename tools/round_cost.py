@@ -5,12 +5,14 @@
 
 Devices are real processes in an emulated household; the plan is given, the models compute next to
 nothing. Between two rounds each device tells the processor time of its event loop's thread and of
-the computing one, and what passed its links. One line a device:
+the computing one, what passed its links, and what planners were told that this costs. One line a
+device:
 
     wide2, wide3   sums of 80 MB of gradients in a group of two, three devices
     maps           1 MiB of activations for each micro-batch, and their gradients; two stages
     small          three stages, eight micro-batches, next to no bytes: messages and rounds
     mobilenetv2    three stages, 16 micro-batches of 16
+    group5         the same model whole on five devices, 64 samples of each; one sum of 9 MB
 
 `--share` of a core leaves each device that much, as on a slow one: then pauses cool its caches.
 """
@@ -67,6 +69,7 @@ SETTINGS = (
     Setting("maps", "maps", "1,1", 64, 8, 20),
     Setting("small", "small", "1,1,1", 64, 8, 60),
     Setting("mobilenetv2", "mobilenetv2", "1,1,1", 256, 16, 6),
+    Setting("group5", "mobilenetv2", "5", 320, 320, 6),
 )
 
 
@@ -78,13 +81,14 @@ class Told:
     seconds: Mapping[str, float]
     messages: Counter[str]
     part_bytes: Counter[str]
+    yardsticks: Mapping[str, float]
 
     @classmethod
     def read(cls, file: Path) -> Told:
         """What a device has written."""
         told = json.loads(file.read_text())
         counts = (Counter(told["messages"]), Counter(told["part_bytes"]))
-        return cls(told["at"], told["seconds"], *counts)
+        return cls(told["at"], told["seconds"], *counts, told["yardsticks"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,8 @@ class Row:
     Attributes:
         seconds: of the wall's clock.
         loop_seconds, compute_seconds, other_seconds: of the processor.
+        told_seconds: what the device's yardsticks say of its messages and bytes, of the wall's
+            clock on its share of a core.
         kinds: messages by way and kind.
     """
 
@@ -105,6 +111,7 @@ class Row:
     other_seconds: float
     messages: float
     part_bytes: float
+    told_seconds: float
     kinds: Mapping[str, float]
 
     def line(self) -> str:
@@ -115,7 +122,8 @@ class Row:
             f"{self.setting:12}{self.device:9}{self.seconds * 1e3:8.1f} ms a round; event loop "
             f"{self.loop_seconds * 1e3:8.2f} ms, computing {self.compute_seconds * 1e3:8.2f}, "
             f"others {self.other_seconds * 1e3:6.2f}; {self.part_bytes / 1e6:8.3f} MB, "
-            f"{self.messages:6.1f} messages: {byte:6.2f} ns a byte, {each:6.0f} us a message"
+            f"{self.messages:6.1f} messages: {byte:6.2f} ns a byte, {each:6.0f} us a message; "
+            f"its yardsticks say {self.told_seconds * 1e3:7.1f} ms"
         )
 
 
@@ -123,6 +131,9 @@ def row(setting: Setting, device: str, begin: Told, end: Told, rounds: int) -> R
     """The difference of two moments."""
     spent = {kind: (end.seconds[kind] - begin.seconds[kind]) / rounds for kind in end.seconds}
     kinds = end.messages - begin.messages
+    messages, nbytes = kinds.total() / rounds, (end.part_bytes - begin.part_bytes).total() / rounds
+    told = end.yardsticks
+    told_seconds = messages * told["message_seconds"] + nbytes * told["byte_seconds"]
     return Row(
         setting.name,
         device,
@@ -130,8 +141,9 @@ def row(setting: Setting, device: str, begin: Told, end: Told, rounds: int) -> R
         spent["loop"],
         spent["compute"],
         spent["other"],
-        kinds.total() / rounds,
-        (end.part_bytes - begin.part_bytes).total() / rounds,
+        messages,
+        nbytes,
+        told_seconds,
         {kind: count / rounds for kind, count in sorted(kinds.items())},
     )
 

@@ -56,6 +56,27 @@ class Counts:
         return count
 
 
+class Yardsticks:
+    """What this device's profile says that messages and bytes cost: wall seconds."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+
+    def watch(self) -> None:
+        """From now on."""
+        from p2ptrain.training import profiling
+
+        measure: Any = profiling.measure_overheads
+
+        def kept(*arguments: Any, **named: Any) -> Any:
+            overheads = measure(*arguments, **named)
+            self.found = overheads.to_json()
+            return overheads
+
+        module: Any = profiling
+        module.measure_overheads = kept
+
+
 def thread_seconds() -> dict[str, float]:
     """Processor time of the event loop's thread, of the computing one, and of all others."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
@@ -98,6 +119,8 @@ def main() -> None:
     sys.argv = ["p2ptrain", *arguments[arguments.index("p2ptrain") + 1 :]]
     counts = Counts()
     counts.watch()
+    yardsticks = Yardsticks()
+    yardsticks.watch()
     profile = cProfile.Profile() if PROFILE in os.environ else None
     numbers = itertools.count()
 
@@ -112,6 +135,7 @@ def main() -> None:
             "seconds": thread_seconds(),
             "messages": counts.messages,
             "part_bytes": counts.part_bytes,
+            "yardsticks": yardsticks.found,
         }
         part = file.with_suffix(".part")
         part.write_text(json.dumps(told))

@@ -26,10 +26,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.overheads import REFERENCE, Overheads
+from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import best_grouping, early_borders
-from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem, by_flops
+from p2ptrain.plan.tiling.problem import OF_TILES, TileDevice, TilingProblem, by_flops
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
 from p2ptrain.tiles.grid import TileGrid
 from p2ptrain.tiles.network import FeatureMap, MapNetwork, MapUnit, Operation
@@ -178,7 +178,7 @@ def speedups(network: MapNetwork) -> Iterator[str]:
                 samples,
                 LINKS[link],
                 flops_per_s=flops / ALONE_SECONDS,
-                overheads=REFERENCE.times_slowdown(1 / CORE_PART),
+                overheads=OF_TILES.times_slowdown(1 / CORE_PART),
             )
             cells = []
             for count, shape in SHAPES.items():

@@ -49,14 +49,14 @@ class Overheads:
 
 
 REFERENCE = Overheads(
-    message_seconds=3e-4,
-    byte_seconds=2.5e-9,
+    message_seconds=5e-4,
+    byte_seconds=1.2e-9,
     update_byte_seconds=1e-10,
     pack_byte_seconds=2e-9,
     unpack_byte_seconds=7e-10,
 )
 """One core of a server: processor time of the event loop's thread in real rounds
-(`tools/round_cost.py`: 2.3 to 2.5 ns a byte; messages from 0.28 to 0.7 ms, the more the
+(`tools/round_cost.py`: 1.0 to 1.4 ns a byte; messages from 0.34 to 0.62 ms, the more the
 colder caches are)."""
 
 

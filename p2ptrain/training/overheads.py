@@ -2,9 +2,10 @@
 
 The real cost of a message (event loop, tasks, kernel, a switch of threads) shows only in training.
 So work of the same kind is timed here, and a constant says how much more the real thing is; the
-constants are the processor time of the event loop's thread by messages and bytes, less that of an
-idle member, over rounds of MobileNetV2 (pipeline, data parallel) and a ViT on five devices of 0.3
-core (not round times). They hold as far as devices that are slow at the one are as slow at the
+constants are the processor time of the event loop's thread by messages and bytes, over rounds of
+MobileNetV2 (pipeline, group), of sums of 80 MB and of activations of 1 MiB on devices of 0.3 core
+(not round times; `tools/round_cost.py`: 0.54 ms a message and 1.0 ns a byte on cables of 1 Gbit/s,
+0.62 and 1.4 at 100 Mbit/s). They hold as far as devices that are slow at the one are as slow at the
 other. Ciphers are why this is measured and not derived from the units' times: a small board without
 instructions for AES is many times slower at them.
 """
@@ -28,9 +29,9 @@ from p2ptrain.plan.overheads import Overheads
 
 YARDSTICK_SECONDS = 0.005
 """Processor time of each."""
-FRAMED_A_MESSAGE = 12.0
+FRAMED_A_MESSAGE = 16.0
 """One end of a real message costs as much as this many small ones framed and read again."""
-BYTES_A_FRAMED = 11_000
+BYTES_A_FRAMED = 33_000
 """So many bytes' way through copies and the kernel costs as much as one; ciphers come on top."""
 UPDATE_FACTOR = 3.0
 """A real update, of many tensors that no cache holds, costs so many times the yardstick's."""
@@ -40,17 +41,16 @@ _CIPHER_BYTES = 64 * 1024
 _UPDATE_FLOATS = 1 << 17
 
 
-def measure_overheads(clock: Clock | None = None, since: Look | None = None) -> Overheads:
-    """Run the yardsticks in the calling thread.
+def measure_overheads(clock: Clock | None = None) -> Overheads:
+    """Run the yardsticks in the calling thread: processor seconds.
+
+    They are too short to tell what wall time that is on this device's share of its core, which
+    comes in slices of ten milliseconds (`model/share.py`).
 
     Args:
         clock: tests bring their own.
-        since: when this thread began to compute without a pause. What it has had of its core from
-            then on says how much wall time processor time takes: the yardsticks alone are too short
-            to tell, where a share of a core comes in slices of ten milliseconds.
     """
     stopwatch = _Stopwatch(clock or Clock())
-    begin = since or stopwatch.look()
     block = _half_zeros()
     packed, raw = memoryview(encode_block(block).content), memoryview(bytearray(BLOCK_BYTES))
     framed = stopwatch.each(_Messages().frame_and_read)
@@ -64,26 +64,7 @@ def measure_overheads(clock: Clock | None = None, since: Look | None = None) -> 
         update_byte_seconds=UPDATE_FACTOR * update,
         pack_byte_seconds=pack,
         unpack_byte_seconds=unpack,
-    ).times_slowdown(_wall_by_processor_time(begin, stopwatch.look()))
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What a clock's two hands showed; seconds."""
-
-    wall: float
-    cpu: float
-
-    @classmethod
-    def at(cls, clock: Clock) -> Look:
-        """Now, in the calling thread."""
-        return cls(clock.wall(), clock.cpu())
-
-
-def _wall_by_processor_time(begin: Look, end: Look) -> float:
-    """At least 1."""
-    spent = end.cpu - begin.cpu
-    return max(1.0, (end.wall - begin.wall) / spent) if spent > 0 else 1.0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +72,6 @@ class _Stopwatch:
     """Times by the processor time of this thread."""
 
     clock: Clock
-
-    def look(self) -> Look:
-        """Now."""
-        return Look.at(self.clock)
 
     def each(self, run: Callable[[], object]) -> float:
         """Processor seconds of one run: the median of as many as YARDSTICK_SECONDS hold.

@@ -19,16 +19,15 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.measure import measure_units
-from p2ptrain.model.timing import Clock
 from p2ptrain.plan.profile import Profile
 from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.overheads import Look, measure_overheads
+from p2ptrain.training.overheads import measure_overheads
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.processor import processor_kind
 
 log = get_logger(__name__)
 
-METHOD = 10
+METHOD = 11
 """Of measuring: what an earlier one has found is measured anew."""
 MOST_SAMPLES = 128
 """A sample of a larger batch costs about the same, and a slow device would take seconds."""
@@ -145,7 +144,6 @@ def _measure(
     memory_bytes: int,
     largest_second: bool,
 ) -> dict[str, Any]:
-    begin = Look.at(Clock())
     units = measure_units(
         description,
         batch_sizes=batch_sizes,
@@ -161,7 +159,7 @@ def _measure(
         "processor": processor_kind(),
         "wall_by_cpu": units.wall_by_cpu,
         "cold": list(units.cold),
-        "overheads": measure_overheads(since=begin).to_json(),
+        "overheads": measure_overheads().times_slowdown(units.wall_by_cpu).to_json(),
     }
 
 

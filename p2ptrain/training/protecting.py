@@ -30,9 +30,10 @@ COPIES_AN_UPDATE_BYTE = 1.0
 """A byte copied into memory that is there costs as much as one of an update."""
 DIGESTS_AN_UPDATE_BYTE = 0.5
 """A byte's checksum, in the same measure."""
-COPIES_A_MESSAGE_BYTE = 0.16
-"""A byte of megabytes that are read at a time, in the measure of one among small messages: a third
-of the processor time (`tools/copy_cost.py`), of which a device with two cores waits for half."""
+COPIES_A_MESSAGE_BYTE = 0.4
+"""A byte of megabytes that are read at a time, in the measure of one among training's messages:
+four fifths of the processor time (`tools/copy_cost.py`), of which a device with two cores waits for
+half."""
 MESSAGES_A_COPY = 4
 """At the owner as at the keeper: the offer, the manifest's two, and what the holder hears of it."""
 MESSAGES_A_READ = 2

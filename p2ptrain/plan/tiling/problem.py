@@ -11,6 +11,10 @@ from p2ptrain.plan.overheads import REFERENCE, Overheads
 from p2ptrain.plan.tiling.links import TileLinks
 from p2ptrain.tiles.network import MapNetwork
 
+OF_TILES = replace(REFERENCE, message_seconds=3e-4, byte_seconds=2.5e-9)
+"""One core of a server, of messages between tiles: several are made and read in the same turns of
+the event loop, and edges are copied out of maps and into them."""
+
 
 @dataclass(frozen=True, slots=True)
 class TileDevice:
@@ -49,7 +53,7 @@ class TilingProblem:
     samples: int
     link: Link
     optimizer_state_ratio: float = 0.0
-    overheads: Overheads = REFERENCE
+    overheads: Overheads = OF_TILES
     links: TileLinks | None = None
 
     def __post_init__(self) -> None:
@@ -103,7 +107,7 @@ def by_flops(
     *,
     flops_per_s: float,
     backward_ratio: float = 2.0,
-    overheads: Overheads = REFERENCE,
+    overheads: Overheads = OF_TILES,
     optimizer_state_ratio: float = 0.0,
 ) -> TilingProblem:
     """A question without measurements: times from operations, memory from the maps' sizes.

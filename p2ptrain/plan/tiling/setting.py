@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from p2ptrain.plan.allocation import sample_ranges
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Group
-from p2ptrain.plan.overheads import REFERENCE, Overheads
+from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.tiling.links import TileLinks
 from p2ptrain.plan.tiling.passage import Taker
-from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
+from p2ptrain.plan.tiling.problem import OF_TILES, TileDevice, TilingProblem
 from p2ptrain.tiles.network import MapNetwork
 
-MESSAGE_OF_MEASURED = 0.35
+MESSAGE_OF_MEASURED = 0.26
 """A message between tiles costs so much of what a device's yardsticks say: those to and from
 several devices are made, sent and read in the same turns of the event loop. 0.25 ms of a core for
-0.75 with six devices (`tools/tile_speed`, processor time of the loop's thread)."""
-BYTE_OF_MEASURED = 0.7
-"""The same of a byte: 4 ns for 5.8, as large messages leave the caches alone."""
+1.0 with six devices (`tools/tile_speed`, processor time of the loop's thread)."""
+BYTE_OF_MEASURED = 1.7
+"""The same of a byte: 4 ns for 2.3, as tiles' edges are copied out of maps and into them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _overheads(cost: CostModel, device: int) -> Overheads:
     found = cost.devices[device]
     measured = found.overheads
     if measured is None:
-        return REFERENCE.times_slowdown(found.slowdown)
+        return OF_TILES.times_slowdown(found.slowdown)
     return replace(
         measured,
         message_seconds=MESSAGE_OF_MEASURED * measured.message_seconds,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from p2ptrain.model.capture import capture
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.measure import measure_units
+from p2ptrain.plan.overheads import REFERENCE
 from p2ptrain.training import profiling
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.profiling import ProfileCache, batch_sizes_to_measure, measure
@@ -79,6 +81,20 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def only_key(folder: Path) -> str:
     (kept,) = folder.glob("*.json")
     return kept.stem
+
+
+async def test_overheads_take_as_much_more_wall_time_as_units(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def on_a_quarter(*args: Any, **kwargs: Any) -> Any:
+        return replace(measure_units(*args, **kwargs), wall_by_cpu=4.0)
+
+    monkeypatch.setattr(profiling, "measure_units", on_a_quarter)
+    monkeypatch.setattr(profiling, "measure_overheads", lambda: REFERENCE)
+    compute = ComputeThread()
+    measured = await measure(described(), [1], compute, ProfileCache(None), 10**9)
+    await compute.close()
+    assert measured["overheads"] == REFERENCE.times_slowdown(4.0).to_json()
 
 
 async def test_a_profile_is_measured_once_and_one_of_an_earlier_version_again(
