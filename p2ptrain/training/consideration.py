@@ -18,6 +18,7 @@ from p2ptrain.plan.replanning.replan import Replanned
 from p2ptrain.plan.replanning.replicas import place_replicas
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.tiling.tiled_plan import round_seconds
+from p2ptrain.plan.trusted import trusted_seconds
 from p2ptrain.training.household_plan import MeasuredHousehold, question
 from p2ptrain.training.plan_request import PlanningRequest
 
@@ -92,7 +93,7 @@ def decide(
     Whose device leaves must go, however slow what was found is.
     """
     profile, cluster = question(request, household)
-    best = min(found, key=lambda plan: plan.predicted.round_seconds)
+    best = min(found, key=trusted_seconds)
     # At a round's border every device has what it trains, and copies are older.
     held = place_replicas(present.plan, chain=False)
     migration = plan_migration(profile, cluster, present.plan, held, best)

@@ -28,6 +28,7 @@ from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.tiling.tiled_plan import simulate_tiled
 from p2ptrain.plan.times import TimeTable, bytes_by_flop
+from p2ptrain.plan.trusted import trusted_plan
 from p2ptrain.plan.versions import Weights, depths_of
 from p2ptrain.training.alike import Measured, shared
 from p2ptrain.training.memory_needs import (
@@ -142,7 +143,9 @@ def plan_household(
     if request.rounds is None:
         if len(household.candidates) > 1:
             request.sharing.check(request.planner, asynchronous=request.asynchrony is not None)
-        return _within_memory(request, household, lambda *asked: run(partial(make_plan, *asked)))
+        return _within_memory(
+            request, household, lambda *asked: run(partial(trusted_plan, make_plan, *asked))
+        )
     rounds_request = request.settled(asynchronous=False)
     rounds = plan_household(rounds_request, household, run)
     assert request.asynchrony is not None
@@ -201,7 +204,8 @@ def plan_change(
     def again(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
         tiled = present.stages[0].tiling is not None  # what is close to it has other tiles
         if recovery is Recovery.HEAVY or folds or tiled:  # a private plan's units are folded
-            return run(partial(make_plan, profile, cluster, fixed(present, wanted)))
+            anew = fixed(present, wanted)
+            return run(partial(trusted_plan, make_plan, profile, cluster, anew))
         if recovery is Recovery.RESPIPE and not household.leaving:  # it takes part of nobody alive
             return respipe(profile, cluster, present, wanted, replicas=replicas).plan
         near = partial(

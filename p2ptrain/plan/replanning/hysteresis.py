@@ -5,7 +5,8 @@ now* (so going there and coming back have the same threshold, with a dead band b
 gains must repay the pause within REPAY_SECONDS, or within the rounds that are left. Every change in
 the last MEMORY_SECONDS doubles the gain asked for: a device that flickers between two speeds causes
 a few moves, then the plan stays. Where staying is impossible (a device is gone, or has less memory
-than the plan needs) nothing is asked.
+than the plan needs) nothing is asked. From a stage of all devices to several of them the doubt is
+taken off that such plans are met with (`plan/trusted.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from p2ptrain.plan.replanning.replan import Replanned, cost_model, living, repla
 from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
+from p2ptrain.plan.trusted import trusted_seconds
 
 LEAST_GAIN = 0.05
 """Predicted throughput gained, at least. Lower: more pauses for gains within measuring noise."""
@@ -110,7 +112,8 @@ def weigh(
         remaining_rounds, moved_seconds_ago: as of `decide`.
     """
     asked = LEAST_GAIN * 2 ** sum(age < MEMORY_SECONDS for age in moved_seconds_ago)
-    new = found.plan.predicted.round_seconds
+    divided = len(plan.stages) == 1 and len(plan.device_names) > 1
+    new = trusted_seconds(found.plan) if divided else found.plan.predicted.round_seconds
     gain = now / new - 1 if new > 0 else 0.0
     if found.plan.stages == plan.stages:
         return Decision(Action.STAY, plan, NOTHING, 0.0, "no plan found that is faster now")

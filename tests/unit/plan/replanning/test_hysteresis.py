@@ -8,7 +8,15 @@ import pytest
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.replanning.hysteresis import LEAST_GAIN, MEMORY_SECONDS, Action, decide
+from p2ptrain.plan.replanning.hysteresis import (
+    LEAST_GAIN,
+    MEMORY_SECONDS,
+    Action,
+    decide,
+    weigh,
+)
+from p2ptrain.plan.replanning.migration import NOTHING
+from p2ptrain.plan.replanning.replan import Replanned
 from p2ptrain.plan.request import PlanRequest
 from tests.unit.plan import examples
 
@@ -70,6 +78,23 @@ def test_recent_moves_raise_the_gain_asked_for(plan: Plan) -> None:
     assert "320%" in held_back.reason
     forgotten = [MEMORY_SECONDS + 1] * 6
     assert decide(TWELVE, slow, plan, REQUEST, moved_seconds_ago=forgotten).action is Action.MOVE
+
+
+@pytest.mark.parametrize(("gain", "action"), [(1.15, Action.STAY), (1.2, Action.MOVE)])
+def test_several_stages_must_gain_more_than_they_are_doubted_over_a_stage_of_all(
+    plan: Plan, gain: float, action: Action
+) -> None:
+    whole = make_plan(TWELVE, household(), PlanRequest(32, 1, planner="dp"))
+    found = Replanned(plan, NOTHING, 0, "moved")
+    seconds = gain * plan.predicted.round_seconds
+    assert weigh(whole, seconds, found).action is action
+    assert weigh(with_more_under_way(plan), seconds, found).action is Action.MOVE
+
+
+def with_more_under_way(plan: Plan) -> Plan:
+    """Another plan of the same stages."""
+    first, *others = plan.stages
+    return replace(plan, stages=(replace(first, warmup=first.warmup + 1), *others))
 
 
 def test_after_a_death_it_must_move(plan: Plan) -> None:

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.cluster import Cluster
+from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.trusted import DOUBT, trusted_plan
+from tests.unit.plan import examples
+
+REQUEST = PlanRequest(batch_size=4)
+PROFILE = examples.profile([(1.0, 1.0), (1.0, 1.0)])
+CLUSTER = examples.cluster("a", "b")
+ONE = (PlannedStage((0, 2), (DeviceShare("a", 1), DeviceShare("b", 1)), 1),)
+TWO = (
+    PlannedStage((0, 1), (DeviceShare("a", 2),), 2),
+    PlannedStage((1, 2), (DeviceShare("b", 2),), 1),
+)
+
+
+def _plan(stages: tuple[PlannedStage, ...], seconds: float, planner: str) -> Plan:
+    return Plan(planner, BatchSplit(4, 2), stages, Predicted(seconds, 4 / seconds, {}))
+
+
+def _chosen(whole_seconds: float | None, request: PlanRequest = REQUEST) -> Plan:
+    """Of a pipeline that takes a second and a stage of all devices; None = that does not fit."""
+
+    def planner(_profile: Profile, _cluster: Cluster, asked: PlanRequest) -> Plan:
+        if asked.planner == "auto":
+            return _plan(TWO, 1.0, "auto")
+        assert asked == replace(request, planner="dp")
+        if whole_seconds is None:
+            raise PlanError("too little memory")
+        return _plan(ONE, whole_seconds, "dp")
+
+    return trusted_plan(planner, PROFILE, CLUSTER, request)
+
+
+def test_a_stage_of_all_devices_is_taken_unless_a_pipeline_gains_more_than_it_is_doubted() -> None:
+    near, far = _chosen(1 + 0.9 * DOUBT), _chosen(1 + 1.1 * DOUBT)
+    assert near.stages == ONE
+    assert (near.planner, near.found_by) == ("auto", "dp")
+    assert near.predicted.round_seconds == pytest.approx(1 + 0.9 * DOUBT)
+    assert far == _plan(TWO, 1.0, "auto")
+
+
+def test_a_pipeline_stays_where_not_everybody_can_hold_the_model() -> None:
+    assert _chosen(None).stages == TWO
+
+
+def test_without_a_barrier_nobody_waits_so_nothing_is_doubted() -> None:
+    assert _chosen(1.0, replace(REQUEST, mode=Mode.ASYNC)).stages == TWO
+
+
+def test_a_planner_asked_for_by_name_is_obeyed() -> None:
+    def planner(_profile: Profile, _cluster: Cluster, asked: PlanRequest) -> Plan:
+        assert asked.planner == "pp"
+        return _plan(TWO, 1.0, "pp")
+
+    asked = replace(REQUEST, planner="pp")
+    assert trusted_plan(planner, PROFILE, CLUSTER, asked) == _plan(TWO, 1.0, "pp")
