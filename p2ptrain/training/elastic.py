@@ -290,6 +290,8 @@ class Elasticity:
         except (Error, TimeoutError) as error:
             log.info("not_looked", why=str(error) or "it took too long")
             self._looking = None
+            if isinstance(error, TimeoutError):  # the coordinator still looks
+                self._tasks.spawn(self._end_look(), "end a look")
             why = str(error) if isinstance(error, PlanError) else None
             self._post(rules.Unanswered(look.number, why))
             return
