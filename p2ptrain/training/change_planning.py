@@ -54,7 +54,7 @@ class Made:
 
     Attributes:
         left_out: devices that no planner saw.
-        expected: what rounds should take; nothing where the plan stays as it is.
+        expected: what rounds should take; of a plan that stays only where the holder does not know.
         seconds: what it took to make.
     """
 
@@ -124,7 +124,7 @@ class ChangePlanning:
     async def _make_plan(self, make: rules.MakePlan) -> Made:
         in_force = self._request.in_force
         if make.present is not None and in_force is not None and not self._heard.unable:
-            return Made(self._present())
+            return Made(self._present(), expected=await self._still_expected(make))
         self._give_up_if_needed()
         later = self._later(make)
         try:
@@ -134,6 +134,28 @@ class ChangePlanning:
                 raise
             log.info("planned_with_newcomers", why=str(error))
         return await self._chosen(make, {})
+
+    async def _still_expected(self, make: rules.MakePlan) -> Mapping[Seat, Expected]:
+        """Of the plan in force, for a holder that was started again; nothing for any other.
+
+        Its profile, which it has written down, is of use for every later plan too.
+        """
+        request, in_force = self._request, self._request.in_force
+        if not request.wants_expected or in_force is None:
+            return {}
+        holder, devices = request.ask.holder, {request.ask.holder, *in_force.assignment.devices}
+        said = {d: self._as_said(d) for d in sorted(devices) if self._is_known(d)}
+        if holder not in said:
+            names = {holder: self._name(holder)}
+            asked = request.planning, holder, names, len(make.devices)
+            found = (await self._surveyor.profile(*asked))[holder]
+            said |= {holder: found} if isinstance(found, Candidate) else {}
+        if said.keys() != devices:
+            return {}
+        if request.planning.ftpipehd is not None:
+            said = with_times_of(holder, said)
+        question = request.planning, self._household(said), self._present()
+        return await in_background(partial(expected_of, *question))
 
     def _later(self, make: rules.MakePlan) -> Mapping[str, str]:
         """Names, by id, of who has come while training stands still: it is measured afterwards."""
@@ -229,18 +251,11 @@ class ChangePlanning:
         giving = self._request.ask.without & self._heard.stock.keys()
         devices = sorted(((make.devices - self._heard.unable.keys()) | giving) - later.keys())
         for device in devices:
-            inventory = self._heard.stock[device]
             if not start and self._is_known(device):
-                known[device] = Candidate(
-                    device,
-                    self._name(device),
-                    inventory.measured or {},
-                    inventory.budget_bytes,
-                    inventory.taken_bytes,
-                )
+                known[device] = self._as_said(device)
         new = {device: self._name(device) for device in devices if device not in known}
         if reason not in (Reason.START, Reason.FAILURE):
-            new = {}
+            new = {d: name for d, name in new.items() if d == holder}  # no plan is without it
         if start:
             with timed(log, "links_measured"):
                 await self._surveyor.measure_links(devices)
@@ -259,6 +274,12 @@ class ChangePlanning:
     def _is_known(self, device: str) -> bool:
         stock, request = self._heard.stock[device], self._request
         return is_known(stock, request.planning, request.ask.holder)
+
+    def _as_said(self, device: str) -> Candidate:
+        """A device as it told of itself, when this request took stock."""
+        stock, name = self._heard.stock[device], self._name(device)
+        measured = stock.measured or {}
+        return Candidate(device, name, measured, stock.budget_bytes, stock.taken_bytes)
 
     def _limited(self, device: str, candidate: Candidate, make: rules.MakePlan) -> Candidate:
         most = [candidate.memory_bytes]

@@ -140,6 +140,11 @@ class Elasticity:
                 self.let_go(device)  # its next process may leave too
                 self._post(rules.Gone(device))
 
+    @property
+    def knows_plan(self) -> bool:
+        """Whether a plan has come into force in this process, and so what rounds should take."""
+        return self._answer is not None
+
     def asked(self, ask: ChangeAsk) -> Mapping[str, Any] | None:
         """An epoch is asked for; returns the plan that was found for it already."""
         self._cancel_look()
@@ -151,19 +156,20 @@ class Elasticity:
 
     def began(self, answer: ChangeAnswer) -> None:
         """An epoch is in force."""
+        is_new = bool(answer.considered)
+        if is_new or self._answer is None:
+            self._expected = self._promised = answer.expected  # of some tiles nothing is
+            self._work = 1.0
         self._answer, self._proposed = answer, None
         asynchronous = answer.assignment.asynchrony is not None
         self._planning = self._planning.settled(asynchronous=asynchronous)
-        if answer.expected:
-            self._expected = self._promised = answer.expected
-            self._work = 1.0
         if self._expected.keys() == set(_seats(answer)):
             if self._repartition is not None:
                 self._repartition.begin(self._expected.keys())
             else:
                 self._watch = DriftWatch(self._expected)
         self._round_at = monotonic()
-        in_haste = self._was_asked_for is Reason.FAILURE and bool(answer.expected)
+        in_haste = self._was_asked_for is Reason.FAILURE and is_new and bool(answer.expected)
         devices = frozenset(answer.assignment.devices)
         self._post(rules.Began(devices, answer.considered, in_haste))
 

@@ -291,6 +291,7 @@ class JobEpochs:
             self._recovery,
             self._elastic.corrections,
             proposed,
+            wants_expected=not self._elastic.knows_plan,
         )
         await self._requests.ask(coordinator, request)
 
