@@ -200,6 +200,10 @@ class Elasticity:
         if self._planning.planner == "auto" or self._core.in_haste or off:
             self._post(rules.Drifted())
 
+    def pause_over(self) -> None:
+        """Something that is no training took the time until now: an evaluation."""
+        self._round_at = monotonic()
+
     def _compare_capacities(self, busy: Mapping[Seat, Busy] | None) -> None:
         """What devices have reported goes into the next plan, which is looked for now."""
         if busy is None:
