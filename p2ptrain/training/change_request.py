@@ -39,7 +39,7 @@ class ChangeRequest:
         proposed: `p2ptrain.plan/1` that was found for this change while training went on; None = to
             be found now.
         wants_expected: the holder was started again, and does not know what to expect of the plan
-            in force.
+            in force, nor what its copies cost.
     """
 
     planning: PlanningRequest
@@ -101,7 +101,7 @@ class ChangeAnswer:
         moved_bytes: what all devices together fetched of others to be ready.
         expected: what a round should take each stage on each device; of a plan that stays only
             where the holder wants to know.
-        copy_cost: of one kept version; None = of the plan in force, or nothing is kept.
+        copy_cost: of one kept version, told as `expected`; None too where nothing is kept.
         warnings: for people, what of the plan is not as one would wish.
         considered: ids of the devices that the plan was chosen from; empty = it is the one before.
     """

@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.observe.events import Event, PlanEvent, Step
+from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.change_planning import ChangePlanning
+from p2ptrain.training.kept_versions import KeptVersions
+from p2ptrain.training.recovery.cadence import CopyCost
+from p2ptrain.training.recovery.version import Version
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import assert_undisturbed, momentum_job, undisturbed
 from tests.integration.training.test_recovery_elastic import (
@@ -44,7 +48,7 @@ async def test_who_leaves_hands_its_work_over(
 ) -> None:
     """Also where the holder's profile could not be had as it came back."""
     if not knows_plan:
-        monkeypatch.setattr(ChangePlanning, "_still_expected", _unknown)
+        monkeypatch.setattr(ChangePlanning, "_said_again", _unknown)
     wanted, job = undisturbed(momentum_job()), momentum_job()
     async with devices(3) as household:
         process = await killed(household, tmp_path, 3)
@@ -80,3 +84,30 @@ async def test_a_device_that_slows_down_gets_less_to_do(
         assert reasons(household) == ["start", "failure", "drift"]
         _, before, after = [e for e in household.events if isinstance(e, PlanEvent)]
         assert units_of(after, "b") < units_of(before, "b")
+
+
+@pytest.mark.usefixtures("slowed")
+async def test_copies_are_taken_to_cost_what_they_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if they cost nothing, one would be made as soon as the one before is kept."""
+    begin = KeptVersions.begin
+    costs: list[CopyCost | None] = []
+
+    def begun(
+        copies: KeptVersions, assignment: Assignment, cost: CopyCost | None, stable: Version | None
+    ) -> None:
+        costs.append(cost)
+        begin(copies, assignment, cost, stable)
+
+    monkeypatch.setattr(KeptVersions, "begin", begun)
+    async with devices(3) as household:
+        process = await killed(household, tmp_path, 3)
+        await household.until_waiting("b", "c")
+        await again(household, process, momentum_job(), PIPELINE)
+    before, after = costs
+    assert before is not None
+    assert after is not None
+    assert after.round_seconds == before.round_seconds
+    assert len(after.transfers) == len(before.transfers) == 3
+    assert after.cpu_seconds == pytest.approx(before.cpu_seconds, rel=0.5)
