@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def in_background(function: Callable[[], T]) -> T:
-    """Run `function` in a daemon thread of its own; raises whatever it raises.
+    """Run `function` in a daemon thread of its own; raises whatever it raises (`for_futures`).
 
     A cancelled caller leaves at once; the function runs on and its result is dropped.
     """
@@ -28,7 +28,7 @@ async def in_background(function: Callable[[], T]) -> T:
         if error is None:
             future.set_result(result)  # type: ignore[arg-type]
         else:
-            future.set_exception(error)
+            future.set_exception(for_futures(error))
 
     def run() -> None:
         result, error = None, None
@@ -41,3 +41,12 @@ async def in_background(function: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="p2ptrain-background", daemon=True).start()
     return await future
+
+
+def for_futures(error: BaseException) -> BaseException:
+    """What a future takes: not StopIteration, with which whoever awaits it would wait for ever."""
+    if not isinstance(error, StopIteration):
+        return error
+    told = RuntimeError("StopIteration was raised")
+    told.__cause__ = error
+    return told

@@ -34,12 +34,13 @@ from p2ptrain.training.household_plan import (
 )
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_search import PlanSearch
-from p2ptrain.training.protecting import Protected, protected
+from p2ptrain.training.protecting import Protected, copies_cost, protected
 from p2ptrain.training.recovery import coordinator_events as rules
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.corrections import Expected
 from p2ptrain.training.recovery.holdings import Inventory
+from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.surveying import Surveyor
 
 log = get_logger(__name__)
@@ -54,7 +55,7 @@ class Made:
 
     Attributes:
         left_out: devices that no planner saw.
-        expected: what rounds should take; nothing where the plan stays as it is.
+        expected: what rounds should take; of a plan that stays only where the holder does not know.
         seconds: what it took to make.
     """
 
@@ -109,13 +110,13 @@ class ChangePlanning:
             made = await self._make_plan(make)
         if failpoints.armed:
             await failpoints.reach("planned.after", device=self._mesh.self_id)
-        safe = self._protect(made, make)
+        safe = self._protect(made)
         return replace(made, seconds=monotonic() - started, protected=safe)
 
-    def _protect(self, made: Made, make: rules.MakePlan) -> Protected:
+    def _protect(self, made: Made) -> Protected:
         """Keepers for a new plan; a plan that stays keeps those it has."""
-        if make.present is not None and not made.candidates:
-            return Protected(make.present.stages, None)
+        if not made.candidates:
+            return made.protected
         names = {device: candidate.name for device, candidate in made.candidates.items()}
         stages = stages_of(made.plan, {name: device for device, name in names.items()})
         links = self._surveyor.links(names)
@@ -124,7 +125,7 @@ class ChangePlanning:
     async def _make_plan(self, make: rules.MakePlan) -> Made:
         in_force = self._request.in_force
         if make.present is not None and in_force is not None and not self._heard.unable:
-            return Made(self._present())
+            return await self._as_it_was(make.present, len(make.devices))
         self._give_up_if_needed()
         later = self._later(make)
         try:
@@ -134,6 +135,38 @@ class ChangePlanning:
                 raise
             log.info("planned_with_newcomers", why=str(error))
         return await self._chosen(make, {})
+
+    async def _as_it_was(self, present: Placed, count: int) -> Made:
+        """The plan in force; for a holder that was started again, what its earlier process knew."""
+        plan, stages = self._present(), present.stages
+        said = await self._said_again(present, count)
+        if not said:
+            return Made(plan, protected=Protected(stages, None))
+        planning, household = self._request.planning, self._household(said)
+        cost = copies_cost(planning, plan, stages, said, household.links)
+        expected = await in_background(partial(expected_of, planning, household, plan))
+        return Made(plan, expected=expected, protected=Protected(stages, cost))
+
+    async def _said_again(self, present: Placed, count: int) -> Mapping[str, Candidate]:
+        """The plan's devices, where the holder wants to know what follows from their profiles.
+
+        Its own, which it has written down, is of use for every later plan too.
+
+        Args:
+            count: devices that may take part.
+        """
+        request, holder = self._request, self._request.ask.holder
+        if not request.wants_expected:
+            return {}
+        devices = {holder, *present.devices}
+        said = {d: self._as_said(d) for d in sorted(devices) if self._is_known(d)}
+        if holder not in said:
+            asked = request.planning, holder, {holder: self._name(holder)}, count
+            found = (await self._surveyor.profile(*asked))[holder]
+            said |= {holder: found} if isinstance(found, Candidate) else {}
+        if said.keys() != devices:
+            return {}
+        return said if request.planning.ftpipehd is None else with_times_of(holder, said)
 
     def _later(self, make: rules.MakePlan) -> Mapping[str, str]:
         """Names, by id, of who has come while training stands still: it is measured afterwards."""
@@ -229,18 +262,11 @@ class ChangePlanning:
         giving = self._request.ask.without & self._heard.stock.keys()
         devices = sorted(((make.devices - self._heard.unable.keys()) | giving) - later.keys())
         for device in devices:
-            inventory = self._heard.stock[device]
             if not start and self._is_known(device):
-                known[device] = Candidate(
-                    device,
-                    self._name(device),
-                    inventory.measured or {},
-                    inventory.budget_bytes,
-                    inventory.taken_bytes,
-                )
+                known[device] = self._as_said(device)
         new = {device: self._name(device) for device in devices if device not in known}
         if reason not in (Reason.START, Reason.FAILURE):
-            new = {}
+            new = {d: name for d, name in new.items() if d == holder}  # no plan is without it
         if start:
             with timed(log, "links_measured"):
                 await self._surveyor.measure_links(devices)
@@ -259,6 +285,12 @@ class ChangePlanning:
     def _is_known(self, device: str) -> bool:
         stock, request = self._heard.stock[device], self._request
         return is_known(stock, request.planning, request.ask.holder)
+
+    def _as_said(self, device: str) -> Candidate:
+        """A device as it told of itself, when this request took stock."""
+        stock, name = self._heard.stock[device], self._name(device)
+        measured = stock.measured or {}
+        return Candidate(device, name, measured, stock.budget_bytes, stock.taken_bytes)
 
     def _limited(self, device: str, candidate: Candidate, make: rules.MakePlan) -> Candidate:
         most = [candidate.memory_bytes]

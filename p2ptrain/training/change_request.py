@@ -38,6 +38,8 @@ class ChangeRequest:
         corrections: what training has shown of the profiles.
         proposed: `p2ptrain.plan/1` that was found for this change while training went on; None = to
             be found now.
+        wants_expected: the holder was started again, and does not know what to expect of the plan
+            in force, nor what its copies cost.
     """
 
     planning: PlanningRequest
@@ -46,6 +48,7 @@ class ChangeRequest:
     recovery: Recovery = Recovery.LIGHT
     corrections: Corrections = field(default_factory=Corrections)
     proposed: Mapping[str, Any] | None = None
+    wants_expected: bool = False
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
@@ -58,6 +61,7 @@ class ChangeRequest:
                 "recovery": self.recovery.value,
                 "corrections": self.corrections.to_fields(),
                 "proposed": None if self.proposed is None else dict(self.proposed),
+                "wants_expected": self.wants_expected,
             }
         )
 
@@ -80,6 +84,7 @@ class ChangeRequest:
                     Recovery(recovery),
                     Corrections.from_fields(fields.get("corrections")),
                     proposed,
+                    fields.get("wants_expected") is True,
                 )
         raise ProtocolError("a request for an epoch holds a planning request and what is known")
 
@@ -94,9 +99,9 @@ class ChangeAnswer:
         beside_bytes: by device name, what the job takes there beside the plan's peak.
         planning_seconds: what the plan took to make.
         moved_bytes: what all devices together fetched of others to be ready.
-        expected: what a round should take each stage on each device; empty = as it was, because
-            the plan is.
-        copy_cost: of one kept version; None = of the plan in force, or nothing is kept.
+        expected: what a round should take each stage on each device; of a plan that stays only
+            where the holder wants to know.
+        copy_cost: of one kept version, told as `expected`; None too where nothing is kept.
         warnings: for people, what of the plan is not as one would wish.
         considered: ids of the devices that the plan was chosen from; empty = it is the one before.
     """

@@ -32,7 +32,7 @@ import torch
 
 from p2ptrain.logs import get_logger
 from p2ptrain.model.share import Span
-from p2ptrain.training.background import in_background
+from p2ptrain.training.background import for_futures, in_background
 
 log = get_logger(__name__)
 
@@ -182,4 +182,4 @@ def _set_result(future: asyncio.Future[Any], result: Any) -> None:
 
 def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
-        future.set_exception(error)
+        future.set_exception(for_futures(error))

@@ -212,7 +212,7 @@ class Consideration:
             for d, stock in known.items()
         ]
         strangers = sorted(facts.keys() - self._request.in_force.assignment.devices)
-        if strangers:
+        if strangers or new:
             with timed(log, "newcomers_measured"):
                 others = sorted(facts.keys() - set(strangers))
                 await self._surveyor.measure_new_links(strangers, others)

@@ -140,6 +140,11 @@ class Elasticity:
                 self.let_go(device)  # its next process may leave too
                 self._post(rules.Gone(device))
 
+    @property
+    def knows_plan(self) -> bool:
+        """Whether a plan has come into force in this process, and so what rounds should take."""
+        return self._answer is not None
+
     def asked(self, ask: ChangeAsk) -> Mapping[str, Any] | None:
         """An epoch is asked for; returns the plan that was found for it already."""
         self._cancel_look()
@@ -151,19 +156,20 @@ class Elasticity:
 
     def began(self, answer: ChangeAnswer) -> None:
         """An epoch is in force."""
+        is_new = bool(answer.considered)
+        if is_new or self._answer is None:
+            self._expected = self._promised = answer.expected  # of some tiles nothing is
+            self._work = 1.0
         self._answer, self._proposed = answer, None
         asynchronous = answer.assignment.asynchrony is not None
         self._planning = self._planning.settled(asynchronous=asynchronous)
-        if answer.expected:
-            self._expected = self._promised = answer.expected
-            self._work = 1.0
         if self._expected.keys() == set(_seats(answer)):
             if self._repartition is not None:
                 self._repartition.begin(self._expected.keys())
             else:
                 self._watch = DriftWatch(self._expected)
         self._round_at = monotonic()
-        in_haste = self._was_asked_for is Reason.FAILURE and bool(answer.expected)
+        in_haste = self._was_asked_for is Reason.FAILURE and is_new and bool(answer.expected)
         devices = frozenset(answer.assignment.devices)
         self._post(rules.Began(devices, answer.considered, in_haste))
 
@@ -193,6 +199,10 @@ class Elasticity:
         off = any(is_off(factor) for factor in factors.values())
         if self._planning.planner == "auto" or self._core.in_haste or off:
             self._post(rules.Drifted())
+
+    def pause_over(self) -> None:
+        """Something that is no training took the time until now: an evaluation."""
+        self._round_at = monotonic()
 
     def _compare_capacities(self, busy: Mapping[Seat, Busy] | None) -> None:
         """What devices have reported goes into the next plan, which is looked for now."""
@@ -290,6 +300,8 @@ class Elasticity:
         except (Error, TimeoutError) as error:
             log.info("not_looked", why=str(error) or "it took too long")
             self._looking = None
+            if isinstance(error, TimeoutError):  # the coordinator still looks
+                self._tasks.spawn(self._end_look(), "end a look")
             why = str(error) if isinstance(error, PlanError) else None
             self._post(rules.Unanswered(look.number, why))
             return

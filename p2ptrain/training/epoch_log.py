@@ -1,7 +1,8 @@
 """What a device sent and was told in one epoch, kept so that a lost stage can be made anew.
 
 Kept are the tensors themselves, as they were sent: no copy is made, they only live longer. What is
-older than the version to go back to is of no use; what exceeds the memory goes too, oldest first.
+older than the version to go back to is of no use; what exceeds the memory goes too, oldest first,
+and so do orders where nobody keeps copies, or nothing is sent: there is no such version then.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ LEAST_LIMIT_BYTES = 24 << 20
 """What a device may keep, however little the plan takes there."""
 SHARE = 20
 """More where the plan takes more: so many parts of what it takes are one for this."""
+MOST_STEPS = 1 << 14
+"""Orders take memory too, 400 bytes each. Copies come at least once in 60 s of training."""
 
 Sent: TypeAlias = tuple[Piece, Sequence[Value]]
 """A piece and its values, as they were put on the way."""
@@ -64,6 +67,8 @@ class EpochLog:
         """A round is ordered."""
         if order.round.mode is Mode.TRAIN and order.round.step >= self.since:
             self._steps[order.round.step] = _Step(order)
+            if len(self._steps) > MOST_STEPS:
+                self._forget(next(iter(self._steps)))
 
     def counts(self, step: int, coefficient: Coefficient | None) -> None:
         """The update of that round counts."""

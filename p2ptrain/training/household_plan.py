@@ -238,8 +238,14 @@ def with_times_of(holder: str, candidates: Mapping[str, Candidate]) -> dict[str,
 
 
 def question(request: PlanningRequest, household: MeasuredHousehold) -> tuple[Profile, Cluster]:
-    """What planners are asked about: the model as the holder knows it, and the devices."""
-    holder = next(c for c in household.candidates if c.name == household.holder)
+    """What planners are asked about: the model as the holder knows it, and the devices.
+
+    Raises:
+        PlanError: the holder's own profile is not there.
+    """
+    holder = next((c for c in household.candidates if c.name == household.holder), None)
+    if holder is None:
+        raise PlanError(f'the data holder "{household.holder}" has not measured the model')
     profile = to_profile(holder.measured, request)
     found = _found(household.candidates, profile, request.batch_size)
     profile = replace(profile, times=found[holder.name].times, maps=request.maps)

@@ -158,6 +158,7 @@ class JobEpochs:
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """The same for an evaluation after `step` updates."""
         self.reports.evaluation(step, metrics)
+        self._elastic.pause_over()
 
     def resumed(self) -> None:
         """The first sample of an epoch is on its way."""
@@ -291,6 +292,7 @@ class JobEpochs:
             self._recovery,
             self._elastic.corrections,
             proposed,
+            wants_expected=not self._elastic.knows_plan,
         )
         await self._requests.ask(coordinator, request)
 

@@ -20,7 +20,6 @@ from p2ptrain.training.recovery.placed import PlacedStage
 from p2ptrain.training.recovery.protect import (
     SLOTS,
     SLOTS_WITH_CHECKPOINTS,
-    Protection,
     Unprotected,
     copies_bytes,
     protect,
@@ -84,15 +83,31 @@ def protected(
     warnings = tuple(_warning(one, names) for one in found.unprotected)
     if all(stage.copies_to is None for stage in found.stages):
         return Protected(found.stages, None, warnings)
+    taken = copies_bytes(found.stages, sizes, own_slots)
+    cost = copies_cost(request, plan, found.stages, candidates, links)
+    return Protected(found.stages, cost, warnings, taken)
+
+
+def copies_cost(
+    request: PlanningRequest,
+    plan: Plan,
+    stages: Sequence[PlacedStage],
+    candidates: Mapping[str, Candidate],
+    links: Mapping[tuple[str, str], Link],
+) -> CopyCost | None:
+    """Of one version of stages that have their keepers; None where nothing is kept."""
+    if all(stage.copies_to is None for stage in stages):
+        return None
+    profile = to_profile(candidates[_any_of(candidates, stages)].measured, request)
+    sizes = [state_bytes(profile, stage) for stage in stages]
+    names = {device: candidate.name for device, candidate in candidates.items()}
     overheads = {device: overheads_of(one) or REFERENCE for device, one in candidates.items()}
-    ways = [_way(stage, names, links) for stage in found.stages]
-    cost = CopyCost(
-        cpu_seconds=_cpu_seconds(found, sizes, overheads, ways),
-        transfers=tuple(_transfers(found, sizes, profile, plan, ways)),
+    ways = [_way(stage, names, links) for stage in stages]
+    return CopyCost(
+        cpu_seconds=_cpu_seconds(stages, sizes, overheads, ways),
+        transfers=tuple(_transfers(stages, sizes, profile, plan, ways)),
         round_seconds=plan.predicted.round_seconds,
     )
-    taken = copies_bytes(found.stages, sizes, own_slots)
-    return Protected(found.stages, cost, warnings, taken)
 
 
 def state_bytes(profile: Profile, stage: PlacedStage) -> int:
@@ -124,14 +139,14 @@ def _way(
 
 
 def _cpu_seconds(
-    found: Protection,
+    stages: Sequence[PlacedStage],
     sizes: Sequence[int],
     overheads: Mapping[str, Overheads],
     ways: Sequence[Link | None],
 ) -> float:
     """Of the device that one version costs most."""
     spent: dict[str, float] = defaultdict(float)
-    for stage, size, way in zip(found.stages, sizes, ways, strict=True):
+    for stage, size, way in zip(stages, sizes, ways, strict=True):
         for device in stage.devices:
             spent[device] += size * COPIES_AN_UPDATE_BYTE * overheads[device].update_byte_seconds
         if stage.copies_to is not None:
@@ -150,16 +165,16 @@ def _messages(size_bytes: int, way: Link | None) -> int:
 
 
 def _transfers(
-    found: Protection,
+    stages: Sequence[PlacedStage],
     sizes: Sequence[int],
     profile: Profile,
     plan: Plan,
     ways: Sequence[Link | None],
 ) -> list[Transfer]:
     batch = plan.split.batch_size if plan.mode is Mode.SYNC else plan.micro_batch
-    carried = interface_bytes(found.stages, profile, batch)
+    carried = interface_bytes(stages, profile, batch)
     transfers = []
-    for stage, size, way in zip(found.stages, sizes, ways, strict=True):
+    for stage, size, way in zip(stages, sizes, ways, strict=True):
         if way is None or stage.copies_to is None:
             continue
         busiest = max(carried[stage.devices[0]], carried[stage.copies_to])

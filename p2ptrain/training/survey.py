@@ -61,6 +61,12 @@ class LinkTable:
         """A new measurement replaces the old one."""
         self._measured[sender, receiver] = Measurement(speed, now)
 
+    def told(self, sender: str, receiver: str, speed: LinkSpeed, now: float) -> None:
+        """What a device measured some time ago: news only where it is not what is known already."""
+        known = self._measured.get((sender, receiver))
+        if known is None or known.speed != speed:
+            self.record(sender, receiver, speed, now)
+
     def knows(self, one: str, other: str) -> bool:
         """Whether both directions were measured, whenever that was."""
         return (one, other) in self._measured and (other, one) in self._measured

@@ -49,17 +49,14 @@ class Surveyor:
             for (one, other), speed in self._links.speeds(list(names)).items()
         }
 
-    def learn(
-        self, sender: str, speeds: Sequence[tuple[str, float, float]], *, again: bool = False
-    ) -> None:
-        """What a device measured, now or for an earlier coordinator: (receiver, bytes/s, seconds).
+    def learn(self, sender: str, speeds: Sequence[tuple[str, float, float]]) -> None:
+        """What a device measured before, perhaps for an earlier coordinator.
 
         Args:
-            again: it was doubted; see `LinkTable.record_again`.
+            speeds: (receiver, bytes/s, seconds).
         """
-        record = self._links.record_again if again else self._links.record
         for receiver, bytes_per_s, latency_s in speeds:
-            record(sender, receiver, LinkSpeed(bytes_per_s, latency_s), monotonic())
+            self._links.told(sender, receiver, LinkSpeed(bytes_per_s, latency_s), monotonic())
 
     async def measure_links(self, devices: Sequence[str]) -> None:
         """Between these devices, as far as they were not measured lately."""
@@ -92,10 +89,12 @@ class Surveyor:
         try:
             reply = await self._mesh.call(
                 sender,
-                Message(MEASURE_LINKS, {"peers": [receiver]}),
+                Message(MEASURE_LINKS, {"peers": [receiver], "again": again}),
                 timeout_seconds=LINK_TIMEOUT_SECONDS,
             )
-            self.learn(sender, _speeds(reply), again=again)
+            record = self._links.record_again if again else self._links.record
+            for target, bytes_per_s, latency_s in _speeds(reply):
+                record(sender, target, LinkSpeed(bytes_per_s, latency_s), monotonic())
         except (PeerError, TimeoutError) as error:
             log.info("link_not_measured", sender=sender[:12], why=str(error))
 

@@ -27,7 +27,10 @@ SAY_SECONDS = 1.0
 
 
 class WantedWork:
-    """Work of one kind; `what` is what people call one piece of it."""
+    """Work of one kind, one piece for each key: the newest that was asked for.
+
+    `what` is what people call one piece of it.
+    """
 
     def __init__(self, mesh: Mesh, what: str) -> None:
         self._mesh = mesh
@@ -38,19 +41,21 @@ class WantedWork:
         """What `work` returns or raises.
 
         Args:
-            key: for `give_up`; of one piece at a time.
+            key: for `give_up`.
             peer: who wants it.
 
         Raises:
-            PeerError: it was given up, or `peer` is gone.
+            PeerError: it was given up, or asked for once more, or `peer` is gone.
         """
+        self.give_up(key)  # whoever asks again waits for the first answer no longer
         wanted = unless(self._mesh, lambda: is_gone(self._mesh, peer), work)
         working = self._working[key] = asyncio.create_task(wanted, name=self._what)
         try:
             await asyncio.wait([working])
         finally:
             working.cancel()
-            del self._working[key]
+            if self._working.get(key) is working:
+                del self._working[key]
         result: T | None = None if working.cancelled() else working.result()
         if result is None:
             raise PeerError(f"that {self._what} has been given up")

@@ -217,7 +217,7 @@ class ReplicaCadence:
             undisturbed = statistics.fmean(self._quiet)
             self._seen.append(sum(self._disturbed) - len(self._disturbed) * undisturbed)
             least = LEAST_OF_RECKONED * self._reckoned
-            most = MOST_OF_RECKONED * self._reckoned
+            most = MOST_OF_RECKONED * self._reckoned or math.inf  # nobody has reckoned it
             self.cost_seconds = min(max(statistics.median(self._seen), least), most)
         self._ended = None
         self._disturbed.clear()

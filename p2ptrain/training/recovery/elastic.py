@@ -21,6 +21,7 @@ time (seconds of any monotonic clock), carry out what it returns.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -38,6 +39,8 @@ RETRY_SECONDS = 2.0
 """After a look that failed, or did not see all newcomers; twice as long after each further one."""
 MOST_TRIES = 7
 """Looks at the same newcomers, two minutes in all; the next plan, or drift look, sees them too."""
+MOST_MOVES = 32
+"""Changes remembered: each doubles what the next has to gain, so that more make no difference."""
 _NEVER = float("inf")
 
 
@@ -181,7 +184,7 @@ class ElasticCore:
         self._number = 0
         self._look: Reason | None = None  # under way
         self._looked_at: frozenset[str] = frozenset()  # alive when that look began
-        self._moves: list[float] = []
+        self._moves: deque[float] = deque(maxlen=MOST_MOVES)
         self._changes = False  # a change has been called for, and is to come
         self._now = float("-inf")
         self._out: list[ElasticInstruction] = []

@@ -78,10 +78,12 @@ class Refusals:
             return KeepLeavers(refused.reason)
         if lost.certain if lost is not None else not there.silent:
             return StopJob(refused.reason, lost)
-        places = lost.last_places if lost is not None else ()
+        places = lost.last_places if lost is not None else there.silent
         seen = there.alive.intersection(places)  # but not by the coordinator, yet
-        silent = tuple(sorted(there.silent.intersection(places)))
-        return Await(silent, RETRY_SECONDS if seen else None)
+        silent = there.silent.intersection(places)
+        if not seen and not silent:  # they have ended for certain since that was found
+            return AskAgain(RETRY_SECONDS)
+        return Await(tuple(sorted(silent or seen)), RETRY_SECONDS if seen else None)
 
     def _again(self, reason: str) -> Verdict:
         if self._spoiled > MOST_SPOILED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.training.recovery import coordinator_events as c
-from p2ptrain.training.recovery.change import ChangeAsk
+from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.placed import PlacedStage
@@ -22,6 +22,7 @@ class Coordinating:
         self._core: CoordinatorCore | None = None
         self._holder = ""
         self._number = 0
+        self._is_leave = False
 
     def receive(self, peer: str, kind: str, fields: dict[str, Any]) -> None:
         """A message that is for nobody else."""
@@ -35,6 +36,7 @@ class Coordinating:
         if self._core is not None and peer == self._holder and ask.number < self._number:
             return
         self._holder, self._number = peer, ask.number
+        self._is_leave = ask.reason is Reason.LEAVE and bool(ask.without)
         alive = {self._node.id, *(p for p, alive in self._node.alive.items() if alive)}
         self._core = self._node.coordinator_type(ask, follows[1], frozenset(alive))
         self._do(self._core, self._core.start())
@@ -117,6 +119,9 @@ class Coordinating:
 
     def _plan(self, core: CoordinatorCore, order: c.MakePlan) -> None:
         """Any plan will do: a random one, where the present one cannot stay."""
+        if self._is_leave and self._node.world.rng.random() < self._node.world.no_plan_share:
+            self._feed(core, c.NotPlanned(order.epoch, "no plan fits without it"))
+            return
         if order.present is not None:
             stages = order.present.stages
         else:

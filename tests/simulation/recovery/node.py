@@ -642,6 +642,10 @@ class Node:
         prepared = self.core.prepared
         if prepared is None or prepared.epoch != epoch:
             return
+        short = self.world.short_share
+        if short and self.world.rng.random() < short:
+            self.feed(d.PrepareFailed(epoch, "out of memory", memory_bytes=1))
+            return
         seats: dict[int, Seat] = {}
         for index, stage in enumerate(prepared.stages):
             if self.id not in stage.devices:

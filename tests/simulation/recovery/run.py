@@ -1,7 +1,8 @@
 """One seed: faults for a while, then none; what must hold meanwhile, and what must follow.
 
 gentle   one device at a time is killed or cut off, with time to recover: nothing may ever be lost
-rough    everything at once, the holder too: never silently wrong, and training goes on afterwards
+rough    everything at once, the holder too, short memory, plans that do not fit, rounds that break
+         off for nothing: never silently wrong, and training goes on afterwards
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from p2ptrain.training.recovery import holder_events as h
 from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
 from p2ptrain.training.recovery.device_core import DeviceCore
 from p2ptrain.training.recovery.holder_core import HolderCore
@@ -68,6 +70,7 @@ class Household:
 
     def __init__(self, seed: int, build: Build) -> None:
         self.rng = Random(f"recovery {seed}")
+        self.more = Random(f"recovery {seed}, what nothing explains")
         self.world = World(self.rng.getrandbits(64), UNITS)
         self.gentle = self.rng.random() < 0.5
         self.faults: list[str] = []
@@ -93,6 +96,8 @@ class Household:
         if not self.gentle:
             self.world.kill_rate = self.rng.choice((0.0, 0.001, 0.01))
             self.world.late_share = self.rng.choice((0.0, 0.0, 0.01))
+            self.world.short_share = self.more.choice((0.0, 0.0, 0.05))
+            self.world.no_plan_share = self.more.choice((0.0, 0.5))
 
     # -- invariants --------------------------------------------------------------------------
 
@@ -181,6 +186,23 @@ class Household:
         if not self.stopped:
             self.world.repeat_command()
             self.world.after(self.rng.uniform(0.2, 2.0), "haunt", self.haunt)
+
+    def fret(self) -> None:
+        """The holder sees signs that nothing explains, in some households."""
+        holder = self.holder
+        if self.stopped:
+            return
+        if holder.runs and not holder.frozen and not self.world.ended:
+            device = self.more.choice(self.devices).id
+            signs: tuple[h.HolderEvent, ...] = (
+                h.BrokeOff("a round"),
+                h.Stuck(frozenset({device})),
+                h.MemoryShort(device, 1),
+            )
+            sign = self.more.choice(signs)
+            self.faults.append(f"{self.world.now:.2f} {sign}")
+            holder.tell(sign)
+        self.world.after(self.more.uniform(5.0, 20.0), "fret", self.fret)
 
     def _gentle_fault(self) -> str:
         kinds = ("kill", "kill inside", "kill inside", "cut", "freeze", "leave", "kill holder")
@@ -340,6 +362,8 @@ def _play(household: Household, seed: int, fault_seconds: float) -> Result:
     world.after(3.0 if household.gentle else 1.0, "fault", household.inject)
     if household.rng.random() < 0.5:
         household.haunt()
+    if not household.gentle and household.more.random() < 0.5:
+        world.after(5.0, "fret", household.fret)
     world.kernel.run_until(fault_seconds)
     household.end_faults()
     world.kernel.run_until(fault_seconds + 18.0)  # whatever lasts longer has ended by then

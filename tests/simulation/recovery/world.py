@@ -62,6 +62,8 @@ class World:
         self.replay_limit: int | None = None
         self.slow = self.rng.choice((0.002, 0.002, 0.02))
         self.no_memory_share = self.rng.choice((0.0, 0.0, 0.2))  # of copies offered
+        self.short_share = 0.0  # of stages built, for which there is no memory
+        self.no_plan_share = 0.0  # of plans without whoever leaves
         self.late_share = 0.0  # of messages, which come up to three seconds late
         self.network = Network(self.kernel, self.rng)
         self._build = self.rng.choice(member.BUILDS)

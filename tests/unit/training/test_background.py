@@ -20,6 +20,13 @@ async def test_what_it_raises_reaches_the_caller() -> None:
         await in_background(fail)
 
 
+async def test_the_end_of_an_iterator_reaches_the_caller_too() -> None:
+    """No future takes it: whoever awaited one would wait for ever."""
+    with pytest.raises(RuntimeError, match="StopIteration") as caught:
+        await in_background(lambda: next(iter(())))
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
 def test_a_loop_ends_without_waiting_for_the_thread() -> None:
     gate, ended = threading.Event(), threading.Event()
 

@@ -150,3 +150,8 @@ async def test_denormals_are_zero_in_this_thread_alone(compute: ComputeThread) -
 
     assert not (await compute.run((0,), faint_gradient)).any()
     assert faint_gradient().count_nonzero() == 8  # an app's own threads count as before
+
+
+async def test_the_end_of_an_iterator_reaches_the_caller_too(compute: ComputeThread) -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await compute.run((0,), lambda: next(iter(())))

@@ -10,7 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.mesh.memory_mesh import MemoryMesh
 from p2ptrain.net.message import Message
 from p2ptrain.training import device_measures
 from p2ptrain.training.ceiling import Ceiling
@@ -157,3 +159,22 @@ async def test_it_works_on_until_all_have_measured(monkeypatch: pytest.MonkeyPat
         await measures.measure_profile(Message("measure", {**asked, "company": False}))
         assert sizes == [16], "only where others measure too"
         await measures.close()
+
+
+@pytest.mark.parametrize(("again", "kept"), [(True, [8e6, 8e6, 9e6]), (False, [8e6, 5e6, 9e6])])
+async def test_of_a_link_that_is_measured_again_it_keeps_the_faster_one(
+    monkeypatch: pytest.MonkeyPatch, *, again: bool, kept: list[float]
+) -> None:
+    """As the coordinator does, which hears of it once more with every inventory."""
+    rates = iter((8e6, 5e6, 9e6))
+
+    async def measure_link(_mesh: MemoryMesh, _peer: str, _seconds: float) -> LinkSpeed:
+        return LinkSpeed(next(rates), 0.001)
+
+    Machine(monkeypatch)
+    monkeypatch.setattr(MemoryMesh, "measure_link", measure_link)
+    async with measured() as measures:
+        for seen, rate in enumerate(kept):
+            asked = {"peers": ["b"], "again": again and seen > 0}
+            await measures.measure_links("c", Message("links.measure", asked))
+            assert measures.facts(MODEL).speeds == (("b", rate, 0.001),)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from p2ptrain.errors import PeerError
-from p2ptrain.training.epoch_log import LEAST_LIMIT_BYTES, EpochLog, limit_bytes
+from p2ptrain.training.epoch_log import LEAST_LIMIT_BYTES, MOST_STEPS, EpochLog, limit_bytes
 from p2ptrain.training.inlet import Piece
 from p2ptrain.training.protocol import PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
@@ -88,6 +88,17 @@ def test_views_count_as_what_they_keep_alive() -> None:
     piece = Piece.whole(PieceKey(6, 0), Mode.TRAIN, 4)
     log.sent(_order(5), 2, ACTIVATIONS, piece, [torch.zeros(10_000)[:4]])
     assert log.since == 6
+
+
+def test_orders_of_a_stage_that_sends_nothing_do_not_pile_up() -> None:
+    """One device, or a group alone: nothing is sent to other stages, and no copy is ever kept."""
+    log = EpochLog(START)
+    for step in range(START, START + MOST_STEPS + 3):
+        log.told(_order(step))
+    assert log.since == START + 3
+    assert len(log.orders(log.since, START + MOST_STEPS + 3)) == MOST_STEPS
+    with pytest.raises(PeerError):
+        log.orders(START + 2, START + 4)
 
 
 def test_the_room_follows_the_plan() -> None:

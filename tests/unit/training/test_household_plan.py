@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from p2ptrain.errors import OptionError
+from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cluster import Cluster, Link
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
@@ -49,6 +49,12 @@ def test_planners_see_the_same_times_of_devices_with_the_same_processor(
     assert (one == other) is is_shared
     assert profile.times == one
     assert (cluster.devices[0].overheads == cluster.devices[1].overheads) is is_shared
+
+
+def test_without_the_holders_own_profile_there_is_no_question() -> None:
+    home = household(1.0, 1.0)
+    with pytest.raises(PlanError, match='holder "device-0" has not measured the model'):
+        question(REQUEST, replace(home, candidates=home.candidates[1:]))
 
 
 def test_a_profile_that_takes_no_time_for_its_processor_time_is_refused_by_name() -> None:

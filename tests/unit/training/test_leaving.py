@@ -10,6 +10,7 @@ import pytest
 from p2ptrain.errors import InternalError
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
+from p2ptrain.training import elastic
 from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.elastic import Elasticity, Household
@@ -110,6 +111,21 @@ async def test_a_leave_ends_the_look_under_way_at_the_coordinator() -> None:
         assert await looks.get() == "end"
         elasticity.keep(mesh["b"].self_id, "too little memory")
         assert (await leaves).fields["refused"] == "too little memory"
+        await elasticity.close()
+
+
+async def test_a_look_that_takes_too_long_is_ended_at_the_coordinator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it would go on looking beside the training, for nobody."""
+    monkeypatch.setitem(elastic._LIMITS_SECONDS, Reason.DRIFT, 0.01)
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        looks = _endless_looks(mesh)
+        elasticity = await _training_with_b(mesh)
+        elasticity.note(holder.Appeared(mesh["b"].self_id))
+        elasticity._post(Drifted())
+        assert await looks.get() == "drift"
+        assert await looks.get() == "end"
         await elasticity.close()
 
 

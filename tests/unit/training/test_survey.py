@@ -67,3 +67,15 @@ def test_of_two_measurements_the_faster_counts() -> None:
     speeds = {pair: speed.bytes_per_s / MBIT for pair, speed in links.speeds("ab").items()}
     assert speeds == {("a", "b"): 91.0, ("b", "a"): 92.0}
     assert links.speeds("ac")["a", "c"].bytes_per_s == 50 * MBIT
+
+
+def test_what_a_device_says_again_and_again_gets_old_all_the_same() -> None:
+    links = table(all_links("ab", 90.0))
+    for now in range(0, int(FRESH_SECONDS) + 60, 30):
+        for pair in ("ab", "ba"):
+            links.told(*pair, LinkSpeed(90 * MBIT, 0.001), float(now))
+    assert len(links.missing("ab", FRESH_SECONDS + 60)) == 1
+    links.told("a", "b", LinkSpeed(50 * MBIT, 0.001), FRESH_SECONDS)  # measured for somebody else
+    assert links.speeds("ab")["a", "b"].bytes_per_s == 50 * MBIT
+    links.told("c", "a", LinkSpeed(10 * MBIT, 0.001), 5.0)
+    assert links.speeds("ac")["c", "a"].bytes_per_s == 10 * MBIT

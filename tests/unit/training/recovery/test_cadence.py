@@ -139,6 +139,14 @@ def test_what_a_version_is_seen_to_cost_counts_in_the_end(disturbed: float, cost
     assert cadence.interval_rounds == math.ceil(cadence.cost_seconds / (COST_SHARE * 0.1) - 1e-9)
 
 
+def test_what_nobody_has_reckoned_is_seen() -> None:
+    """A holder that was started again may not hear of it; and none were made without a pause."""
+    cadence = ReplicaCadence(CopyCost(0.0, (), 0.0), 0, 0.0)
+    drive(cadence, quiet=0.1, disturbed=0.15, versions=12)
+    assert cadence.cost_seconds == pytest.approx(0.15, rel=0.05)
+    assert cadence.interval_rounds == math.ceil(cadence.cost_seconds / (COST_SHARE * 0.1) - 1e-9)
+
+
 def test_rounds_that_differ_anyway_cost_nothing() -> None:
     """Every third one is long: the mean is above the median, with copies and without."""
     cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)

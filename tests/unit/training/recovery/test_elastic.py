@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.elastic import (
     LONGEST_SETTLE_SECONDS,
+    MOST_MOVES,
     MOST_TRIES,
     OVERTAKE_SECONDS,
     RETRY_SECONDS,
@@ -339,6 +340,17 @@ def test_changes_that_nothing_forced_are_remembered() -> None:
     core.handle(Asked(), 2.0)
     core.handle(Began(AB), 3.0)
     assert look(core.handle(Drifted(), 12.0)).moved_seconds_ago == (10.0,)
+
+
+def test_of_changes_without_number_the_last_ones_are_told() -> None:
+    """A request with all of them would be refused one day, and no look made any more."""
+    core = begun()
+    for change in range(MOST_MOVES + 5):
+        found = look(core.handle(Drifted(), 10.0 * change))
+        core.handle(answered(found.number, AB), 10.0 * change)
+        core.handle(Began(AB), 10.0 * change)
+    told = look(core.handle(Drifted(), 1000.0)).moved_seconds_ago
+    assert (len(told), told[-1]) == (MOST_MOVES, 1000.0 - 10.0 * (MOST_MOVES + 4))
 
 
 def test_what_was_planned_in_haste_is_looked_at_once_whatever_was_changed_lately() -> None:

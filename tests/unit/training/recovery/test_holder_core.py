@@ -187,6 +187,34 @@ def test_state_that_may_come_back_is_waited_for() -> None:
     assert _ask_of(_feed(core, h.Appeared("a"))).ask.past.silent == set()
 
 
+def test_who_ended_for_certain_while_a_request_was_answered_is_not_waited_for() -> None:
+    """The coordinator did not know yet; asked again it does."""
+    core = _training("a", "b")
+    _feed(core, h.Died("b", certain=False), h.Died("b", certain=True))
+    lost = Lost((2, 3), ("b",), certain=False, reason="gone")
+    assert _feed(core, h.RefusedIn(core.number, "gone", lost), now=2.0) == []
+    assert core.phase is Phase.ASKING
+    assert _ask_of(core.tick(2.0 + RETRY_SECONDS)).ask.past.silent == set()
+
+
+def test_who_is_silent_while_no_plan_fits_without_it_is_named() -> None:
+    core = _training("a", "b")
+    _feed(core, h.Died("b", certain=False))
+    refused = h.RefusedIn(core.number, "too little memory")
+    assert _feed(core, refused) == [to_do.WaitFor(("b",))]
+    assert core.next_wakeup == float("inf")
+    assert "b" in _ask_of(_feed(core, h.Appeared("b"))).ask.alive
+
+
+def test_who_is_out_of_the_coordinators_sight_alone_is_named_and_asked_about_again() -> None:
+    core = _training("a", "b")
+    _feed(core, h.LinkTrouble("h", "b"), h.LinkBack("h", "b"))
+    lost = Lost((2, 3), ("b",), certain=False, reason="gone")
+    out = _feed(core, h.RefusedIn(core.number, "gone", lost), now=2.0)
+    assert out == [to_do.WaitFor(("b",))]
+    assert core.next_wakeup == 2.0 + RETRY_SECONDS
+
+
 def test_state_that_is_gone_for_certain_ends_the_job() -> None:
     core = _training("a")
     _feed(core, h.Died("a", certain=True))

@@ -1,0 +1,123 @@
+"""What rounds take, as a holder holds it against the plan in force."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.mesh.memory_mesh import MemoryMesh
+from p2ptrain.model.share import Span
+from p2ptrain.observe.events import Event
+from p2ptrain.training import elastic
+from p2ptrain.training.change_request import ChangeAnswer
+from p2ptrain.training.epoch_runs import Work
+from p2ptrain.training.job_epochs import JobEpochs
+from p2ptrain.training.job_memory import JobMemory
+from p2ptrain.training.journal import Journal
+from p2ptrain.training.recovery.choose import Choice
+from p2ptrain.training.recovery.corrections import Expected
+from p2ptrain.training.recovery.drift import CONFIRMED
+from p2ptrain.training.recovery.version import Version
+from tests.unit.training.test_assignment import assignment, shared
+from tests.unit.training.test_job_memory import ENTRY
+from tests.unit.training.test_journal import PLAN
+from tests.unit.training.test_memory_needs import request
+
+ROUND_SECONDS = 1.0
+DUE = Expected(0.5, 0.5)
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(elastic, "monotonic", lambda: self.now)
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+async def _nothing(*_: object) -> bool:
+    return True
+
+
+@asynccontextmanager
+async def _epochs() -> AsyncIterator[tuple[JobEpochs, MemoryMesh]]:
+    """A job on a, the holder, and b."""
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        events: list[Event] = []
+        memory = JobMemory(
+            ENTRY, Journal(None, ENTRY, pytest.fail), has_first_weights=True, since=0.0
+        )
+        work = Work(pytest.fail, _nothing, pytest.fail, pytest.fail, pytest.fail)
+        asked = request(8), ["u0", "u1", "u2"], work, memory, events.append
+        epochs = JobEpochs(mesh["a"], *asked, 1000)
+        yield epochs, mesh["b"]
+        await epochs._elastic.close()
+        await epochs.copies.close()
+
+
+def _answer(epochs: JobEpochs, b: str, *, new: bool, expects: bool = True) -> ChangeAnswer:
+    """Of one stage on both."""
+    here = epochs._mesh.self_id
+    place = replace(shared(3, 1), devices=(here, b))
+    return ChangeAnswer(
+        *(assignment(place), PLAN, Choice(Version(0, 0), ((b,),) * 3, 0, ""), (), {}, 0.0),
+        expected={(0, here): DUE, (0, b): DUE} if expects else {},
+        considered=frozenset({here, b}) if new else frozenset(),
+    )
+
+
+def _round(epochs: JobEpochs, clock: Clock, b: str, slower: float) -> None:
+    """In which b takes so many times as long as it should."""
+    clock.passes(ROUND_SECONDS)
+    taken = {(0, epochs._mesh.self_id): 1.0, (0, b): slower}
+    spans = {seat: Span(DUE.wall * times, DUE.cpu) for seat, times in taken.items()}
+    epochs.busy(spans)
+
+
+async def test_what_an_evaluation_takes_is_no_part_of_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else whoever computes seems to wait for others most of the time, and is never too slow."""
+    clock = Clock(monkeypatch)
+    async with _epochs() as (epochs, mesh_b):
+        b = mesh_b.self_id
+        epochs._elastic.began(_answer(epochs, b, new=True))
+        for step in range(1 + CONFIRMED):
+            clock.passes(10.0)
+            epochs.evaluation(step, {"loss": 1.0})
+            _round(epochs, clock, b, 1.8)
+        assert epochs._elastic.corrections.devices == {epochs._mesh.self_id: 1.0, b: 1.8}
+
+
+@pytest.mark.parametrize("new", [True, False])
+async def test_rounds_are_held_against_what_is_expected_of_the_plan_in_force(
+    monkeypatch: pytest.MonkeyPatch, *, new: bool
+) -> None:
+    """Of a plan that stays as before; nothing where a new one on the same devices says nothing."""
+    clock = Clock(monkeypatch)
+    async with _epochs() as (epochs, mesh_b):
+        b, rounds = mesh_b.self_id, epochs._elastic
+        rounds.began(_answer(epochs, b, new=True))
+        rounds.began(_answer(epochs, b, new=new, expects=False))
+        for _ in range(1 + CONFIRMED):
+            _round(epochs, clock, b, 1.8)
+        assert (rounds.corrections.of_device(b) > 1.0) is not new
+
+
+async def test_a_holder_that_was_started_again_expects_what_it_hears_of_the_plan_that_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    async with _epochs() as (epochs, mesh_b):
+        b, rounds = mesh_b.self_id, epochs._elastic
+        assert not rounds.knows_plan
+        rounds.began(_answer(epochs, b, new=False))
+        assert rounds.knows_plan
+        for _ in range(1 + CONFIRMED):
+            _round(epochs, clock, b, 1.8)
+        assert rounds.corrections.of_device(b) == 1.8

@@ -1,0 +1,66 @@
+"""Work that another device wants for as long as it says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from p2ptrain.errors import PeerError
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.training.wanted_work import WantedWork
+
+
+async def _one() -> int:
+    return 1
+
+
+async def _never(begun: asyncio.Event, ended: asyncio.Event) -> int:
+    begun.set()
+    try:
+        await asyncio.Event().wait()
+        raise AssertionError
+    finally:
+        ended.set()
+
+
+async def test_who_asks_again_gets_the_new_answer_and_the_old_work_ends() -> None:
+    """It waited no longer for the first one, and had no time to say so."""
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        work, asker = WantedWork(mesh["a"], "look"), mesh["b"].self_id
+        begun, ended = asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(work.do(asker, asker, _never(begun, ended)))
+        await begun.wait()
+        assert await work.do(asker, asker, _one()) == 1
+        with pytest.raises(PeerError, match="that look has been given up"):
+            await first
+        assert ended.is_set()
+
+
+async def test_work_that_ends_late_leaves_the_next_one_to_be_given_up() -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        work, asker = WantedWork(mesh["a"], "look"), mesh["b"].self_id
+        begun, ended = asyncio.Event(), asyncio.Event()
+        stuck, asked_again = asyncio.Event(), asyncio.Event()
+
+        async def slow_to_end() -> int:
+            begun.set()
+            try:
+                await stuck.wait()
+            finally:
+                await asked_again.wait()
+            raise AssertionError
+
+        first = asyncio.create_task(work.do(asker, asker, slow_to_end()))
+        await begun.wait()
+        work.give_up(asker)
+        begun.clear()
+        second = asyncio.create_task(work.do(asker, asker, _never(begun, ended)))
+        await begun.wait()
+        asked_again.set()
+        with pytest.raises(PeerError):
+            await first
+        work.give_up(asker)
+        with pytest.raises(PeerError):
+            await second
+        assert ended.is_set()
