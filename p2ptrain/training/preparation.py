@@ -22,6 +22,7 @@ from p2ptrain.training import checkpoint
 from p2ptrain.training.asynchronous.refusals import check_asynchronous
 from p2ptrain.training.checkpoint import Progress
 from p2ptrain.training.data import Samples
+from p2ptrain.training.default_type import check_default_type
 from p2ptrain.training.evaluation import check_evaluation
 from p2ptrain.training.job import Job, check_fits
 from p2ptrain.training.least_piece import check_evaluation_sizes, least_piece, why_only_rounds
@@ -90,6 +91,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     Raises:
         ScriptError, CaptureError, OptionError: what the user has to change.
     """
+    check_default_type()
     if options.out is not None:
         checkpoint.check_weights_file(options.out)
     samples = Samples(job.data, lock=randomness_lock)
