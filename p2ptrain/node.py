@@ -12,8 +12,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
+import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +51,7 @@ LEAVE_SECONDS = 30.0
 """Longest wait until the others have taken over what this device did for them."""
 LINK_SECONDS = 3.0
 """For the measuring of one link: several may be slow, and somebody waits."""
+_OUTSIDE = "this node is not in the household: use it as an async context"
 
 
 class Node:
@@ -67,7 +68,8 @@ class Node:
         memory_bytes: what p2ptrain may use here; by default what is available.
         threads: torch's threads.
         role: "member", or "holder" for one that trains its own data.
-        on_event: called with every event, on the event loop; must not block.
+        on_event: called with every event, on the event loop; must not block. What it raises ends
+            a run where the event is the run's, and is else for the loop's exception handler.
     """
 
     def __init__(
@@ -79,27 +81,26 @@ class Node:
         peers: Sequence[str] = (),
         interfaces: Sequence[str] = (),
         port: int | None = None,
-        state_dir: Path | None = None,
+        state_dir: str | os.PathLike[str] | None = None,
         memory_bytes: int | None = None,
         threads: int | None = None,
         role: str = "member",
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        if threads is not None and threads < 1:
-            raise OptionError("threads must be 1 or more")
-        if memory_bytes is not None and memory_bytes < 1:
-            raise OptionError("memory_bytes must be 1 or more")
+        _check_limits(threads, memory_bytes)
+        if port is not None and not 0 <= port < 65536:
+            raise OptionError(f"port must be one from 0 to 65535, not {port}")
         self._events = EventStream()
         self._on_event = on_event
         self._memory_bytes = memory_bytes
         self._threads = threads
         self._config = MeshConfig(
-            state_dir=state_dir or default_state_dir(),
+            state_dir=Path(state_dir) if state_dir else default_state_dir(),
             name=name,
             code=code,
             window=window,
-            peers=tuple(peers),
-            interfaces=tuple(interfaces),
+            peers=_listed(peers),
+            interfaces=_listed(interfaces),
             port=port,
             info={
                 "role": role,
@@ -108,7 +109,8 @@ class Node:
                 "memory_bytes": memory_bytes or usable_memory_bytes(),
             },
         )
-        self._mesh = NetworkMesh(self._config, self._emit)
+        self._mesh = NetworkMesh(self._config, self._tell)
+        self._has_begun = False
         self._member: TrainingMember | None = None
         self._board: ProgressBoard | None = None
         self._run: Run | None = None
@@ -118,12 +120,22 @@ class Node:
 
         In this order, because loading torch's libraries stops every thread of this process, on a
         small device for seconds, and a member that is silent for seconds is taken for dead.
+
+        Raises:
+            OptionError: this node was in the household before: it takes another one.
         """
+        if self._has_begun:
+            raise OptionError("a node joins once: make another one to join again")
+        self._has_begun = True
         keep_freed_memory()
         await in_background(import_training)
         await self._mesh.__aenter__()
-        self._board = ProgressBoard(self._mesh)
-        self._member = self._make_member()
+        try:
+            self._board = ProgressBoard(self._mesh)
+            self._member = self._make_member()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(
@@ -144,21 +156,22 @@ class Node:
         A run of this node ends. What this node does for another's run is handed over first, which
         may take some seconds; cancel this to leave at once.
         """
-        if self._run is not None:
-            await self._run.cancel()
-        if self._member is not None:
-            member, self._member = self._member, None
-            try:
-                await member.hand_over(LEAVE_SECONDS)
-            finally:
-                await member.close()
-        await self._mesh.leave()
+        try:
+            if self._run is not None:
+                await self._run.cancel()
+            if self._member is not None:
+                member, self._member = self._member, None
+                try:
+                    await member.hand_over(LEAVE_SECONDS)
+                finally:
+                    await member.close()
+            await self._mesh.leave()
+        finally:
+            self._events.close()
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Every event of this device from now on; a slow reader misses the oldest."""
-        async with contextlib.aclosing(self._events.subscribe()) as stream:
-            async for event in stream:
-                yield event
+    def events(self) -> AsyncIterator[Event]:
+        """Every event from now on, until this device leaves; a slow reader misses the oldest."""
+        return self._events.subscribe()
 
     async def train(self, job: Job, options: TrainOptions | None = None) -> Run:
         """Start to train `job` with the household; one job at a time.
@@ -172,14 +185,14 @@ class Node:
         if self._run is not None and not self._run.done:
             raise OptionError("this node already trains a job: wait for its result or cancel it")
         if self._member is None:
-            raise OptionError("this node is not in the household: use it as an async context")
+            raise OptionError(_OUTSIDE)
         folder = self._jobs_folder()
         self._run = start_run(self._mesh, self._member, job, options, self._emit, folder)
         return self._run
 
     def status(self) -> dict[str, Any]:
         """Members, coordinator and the running job, as this device sees them."""
-        mesh = self._mesh
+        mesh = self._joined
         coordinator = mesh.coordinator
         return {
             "name": mesh.name,
@@ -220,7 +233,7 @@ class Node:
         Returns:
             name, id, bytes_per_s and latency_s from here to there; `error` where nothing passes.
         """
-        alive = [m for m in self._mesh.members.values() if m.state is MemberState.ALIVE]
+        alive = [m for m in self._joined.members.values() if m.state is MemberState.ALIVE]
         others = [m for m in alive if m.id != self._mesh.self_id]
         return [await self._link_to(m) for m in sorted(others, key=lambda m: (m.name, m.id))]
 
@@ -238,26 +251,46 @@ class Node:
         return self._member.service.holder_name if self._member is not None else None
 
     @property
+    def _joined(self) -> NetworkMesh:
+        """The mesh, once it has begun. Raises OptionError."""
+        if not self._has_begun:
+            raise OptionError(_OUTSIDE)
+        return self._mesh
+
+    @property
     def window(self) -> Window | None:
         """The pairing window, while it is open; also what was left of it when this node left."""
-        return self._mesh.belonging.window
+        return self._joined.belonging.window
 
     def invite(self) -> str:
         """Open the pairing window again and return its code."""
-        return self._mesh.belonging.invite()
+        return self._joined.belonging.invite()
 
     def devices(self) -> list[dict[str, Any]]:
         """The devices this one trusts: name, id, introduced_by, connected."""
-        return [dataclasses.asdict(device) for device in self._mesh.belonging.devices()]
+        return [dataclasses.asdict(device) for device in self._joined.belonging.devices()]
 
     async def remove(self, name: str) -> None:
         """Revoke a device's trust, everywhere and at once. Raises UserError for unknown names."""
-        self._mesh.belonging.remove(name)
+        self._joined.belonging.remove(name)
 
     def _emit(self, event: Event) -> None:
         self._events.publish(event)
         if self._on_event is not None:
             self._on_event(event)
+
+    def _tell(self, event: Event) -> None:
+        """As `_emit`, of what does not happen in a run, where nobody waits for a result.
+
+        What the app's own function raises is for the loop's exception handler, as of any callback:
+        the mesh would end in the middle of what it was at.
+        """
+        try:
+            self._emit(event)
+        except Exception as error:
+            message = f"on_event failed at the event {event.event!r}"
+            loop = asyncio.get_running_loop()
+            loop.call_exception_handler({"message": message, "exception": error})
 
     def _jobs_folder(self) -> StateFolder:
         return StateFolder(self._config.state_dir / "job")
@@ -272,7 +305,7 @@ class Node:
             jobs=self._jobs_folder(),
             memory_bytes=self._memory_bytes,
             threads=self._threads,
-            emit=self._emit,
+            emit=self._tell,
         )
         for kind, route in member.routes.items():
             self._mesh.route(kind, route.handler, route.parts)
@@ -296,8 +329,10 @@ def train(
 
     Raises:
         UserError, PeerError: why the job failed.
+        TypeError: an option that no `Node` takes.
         KeyboardInterrupt: Ctrl-C or a notebook's stop button; this device has left.
     """
+    inspect.signature(Node).bind(**node_options)  # alone, some of them would go unheard
     main = _train_alone if options is not None and options.local else _train_together
     coroutine = main(job, options, on_event, node_options)
     try:
@@ -329,6 +364,7 @@ async def _train_alone(
     from p2ptrain.training.member import TrainingMember
 
     assert options is not None
+    _check_limits(node_options.get("threads"), node_options.get("memory_bytes"))
     name = node_options.get("name") or "here"
     async with MemoryHousehold([name]) as household:
         mesh = household[name]
@@ -346,6 +382,18 @@ async def _train_alone(
         finally:
             await run.cancel()
             await member.close()
+
+
+def _check_limits(threads: int | None, memory_bytes: int | None) -> None:
+    if threads is not None and threads < 1:
+        raise OptionError("threads must be 1 or more")
+    if memory_bytes is not None and memory_bytes < 1:
+        raise OptionError("memory_bytes must be 1 or more")
+
+
+def _listed(texts: Sequence[str]) -> tuple[str, ...]:
+    """One text is a sequence too, of characters that nobody means."""
+    return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
 def _ignore(_event: Event) -> None:

@@ -31,6 +31,7 @@ class Run:
         self._job = job
         self._task = task
         self._stream = events.subscribe()
+        self._cancelled = False
 
     @property
     def done(self) -> bool:
@@ -58,8 +59,10 @@ class Run:
         return self._job.model
 
     async def cancel(self) -> None:
-        """Stop training; the other devices are let go. Harmless after the end."""
-        self._task.cancel()
+        """Stop training; the other devices are let go. Harmless after the end, and repeated."""
+        if not self._cancelled:  # a second time would break off the letting go
+            self._cancelled = True
+            self._task.cancel()
         await asyncio.wait([self._task])
 
 
@@ -100,12 +103,13 @@ def start_run(
         try:
             await HolderRun(mesh, member.service, job, options, announce, folder).run()
         except Exception as error:
-            announce(Failed(str(error)))
+            announce(Failed(str(error) or type(error).__name__))
             raise
         finally:
             reporting.cancel()
             reporter.over()
             await reporter.tell(monotonic())
-            events.close()
 
-    return Run(job, asyncio.create_task(run(), name="train"), events)
+    task = asyncio.create_task(run(), name="train")
+    task.add_done_callback(lambda _: events.close())  # also of one that is cancelled before it runs
+    return Run(job, task, events)

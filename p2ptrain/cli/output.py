@@ -109,6 +109,8 @@ def _stdout_kept_aside() -> Iterator[TextIO]:
         with contextlib.redirect_stdout(sys.stderr):
             yield stream
     finally:
+        with contextlib.suppress(OSError):  # stderr is gone, or its disk full
+            sys.stdout.flush()  # what a script wrote to `sys.__stdout__` still waits in there
         os.dup2(descriptor, 1)
         with contextlib.suppress(BrokenPipeError):  # the reader went away: nothing to save
             stream.close()

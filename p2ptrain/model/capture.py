@@ -25,6 +25,7 @@ from p2ptrain.model.least_samples import least_samples
 from p2ptrain.model.lone_sample import refuses_one_sample
 from p2ptrain.model.matching import Matched, match_cuts
 from p2ptrain.model.structure import structure_of
+from p2ptrain.model.tracing import one_at_a_time
 from p2ptrain.model.translate import Translated, translate
 from p2ptrain.model.units import Landscape, choose_cuts, unit_names
 from p2ptrain.model.unseen import refuse_unready
@@ -50,6 +51,13 @@ def capture(
         CaptureError: torch.export cannot take it; names the user's line and what to change.
         ScriptError: the example is unusable.
     """
+    with one_at_a_time:
+        return _capture(module, loss, example, evaluation=evaluation)
+
+
+def _capture(
+    module: nn.Module, loss: Loss, example: tuple[Any, Any], *, evaluation: bool
+) -> Captured:
     refuse_unready(module)
     taken = _take_apart(example)
     table = StateTable(module)

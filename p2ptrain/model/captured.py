@@ -14,7 +14,7 @@ from p2ptrain.errors import CaptureError, InternalError
 from p2ptrain.model.decoding import is_dense
 from p2ptrain.model.description import Mode, ModelDescription, TensorDescription, TensorKind
 from p2ptrain.model.export import Example
-from p2ptrain.model.shared_memory import Placed, refuse_shared_memory
+from p2ptrain.model.shared_memory import Placed, refuse_shared_memory, repeats_itself
 from p2ptrain.model.structure import Foreign, Structure
 
 
@@ -234,8 +234,9 @@ class Captured:
             own = self._table.tensor(name)
             if own.shape != tensor.shape or own.dtype != tensor.dtype:
                 raise InternalError(f"tensor {name!r} has another shape or type than the model's")
-            with torch.no_grad():
-                own.copy_(tensor)
+            if not repeats_itself(own):  # else nothing has written to it, nor can
+                with torch.no_grad():
+                    own.copy_(tensor)
 
 
 def _label(name: str) -> str:

@@ -43,12 +43,24 @@ class Placed:
         return self.first + (reach + 1) * self.tensor.element_size()
 
 
+def repeats_itself(tensor: Tensor) -> bool:
+    """Whether several of its elements are the same memory, as `.expand()` gives it."""
+    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def refuse_shared_memory(tensors: Iterable[Placed]) -> None:
-    """Refuse two tensors with memory in common to which training writes.
+    """Refuse memory that tensors, or elements of one, have in common and training writes to.
 
     Raises:
-        CaptureError: there are two; names them.
+        CaptureError: there is such; names the tensors.
     """
+    tensors = list(tensors)
+    for one in tensors:
+        if one.changes and repeats_itself(one.tensor):
+            raise CaptureError(
+                f"elements of {one.label} lie in the same memory (.expand()), to which plain torch "
+                "does not write either: make a copy with .clone()"
+            )
     for one, other in _neighbours(tensors):
         if one.tensor is not other.tensor and (one.changes or other.changes) and _meet(one, other):
             raise CaptureError(

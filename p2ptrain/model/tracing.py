@@ -38,8 +38,10 @@ _register: Any = fake_impls.register_op_impl
 if _CTC not in fake_impls.op_implementations_dict:  # another torch may have a rule of its own
     _register(_CTC)(_traced_ctc)
 
-_one_at_a_time = threading.RLock()
-"""What is put in place of torch's own while a model is traced is there for all threads."""
+one_at_a_time = threading.RLock()
+"""Held while a model is captured: what is put in place of torch's own meanwhile is there for all
+threads, and so are the mode and the tensors that a traced module has for a while. A capture whose
+caller was cancelled may still be under way when the next one, of the same module, begins."""
 
 _SET_REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 _MODULE_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
@@ -106,11 +108,6 @@ def as_written() -> Iterator[None]:
     Inference mode is no more than gradients switched off, and distributions do not look at their
     arguments.
     """
-    with _one_at_a_time:
-        yield from _as_written()
-
-
-def _as_written() -> Iterator[None]:
     validates = Distribution._validate_args
     jit: Any = torch.jit
     reentrant: Any = CheckpointFunction

@@ -1,10 +1,15 @@
-"""Events to any number of readers, each with a bounded buffer of its own."""
+"""Events to any number of readers, each with a bounded buffer of its own.
+
+Readers are iterators rather than generators: a generator ends where a wait for its next event is
+cancelled, and apps wait with a timeout. One that nobody holds any more gets nothing any more.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from typing import Self
+from weakref import WeakSet
 
 from p2ptrain.observe.events import Event
 
@@ -16,7 +21,7 @@ class EventStream:
     """Publish on one side, iterate on the others; all on one event loop."""
 
     def __init__(self) -> None:
-        self._readers: set[_Reader] = set()
+        self._readers: WeakSet[EventReader] = WeakSet()
         self._closed = False
 
     def publish(self, event: Event) -> None:
@@ -30,24 +35,17 @@ class EventStream:
         for reader in self._readers:
             reader.close()
 
-    def subscribe(self) -> AsyncGenerator[Event, None]:
+    def subscribe(self) -> EventReader:
         """An iterator of the events published from this call on."""
-        reader = _Reader()
+        reader = EventReader()
         self._readers.add(reader)
         if self._closed:
             reader.close()
-        return self._read(reader)
-
-    async def _read(self, reader: _Reader) -> AsyncGenerator[Event, None]:
-        try:
-            while (event := await reader.get()) is not None:
-                yield event
-        finally:
-            self._readers.discard(reader)
+        return reader
 
 
-class _Reader:
-    """One bounded buffer."""
+class EventReader:
+    """One bounded buffer, as an async iterator; a wait that is cancelled loses no event."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=BUFFERED_EVENTS)
@@ -55,17 +53,28 @@ class _Reader:
         self._closed = False
 
     def put(self, event: Event) -> None:
-        self._events.append(event)
-        self._more.set()
+        """Take an event for whoever iterates; none once it is closed."""
+        if not self._closed:
+            self._events.append(event)
+            self._more.set()
 
     def close(self) -> None:
+        """End the iteration, once the buffer is empty."""
         self._closed = True
         self._more.set()
 
-    async def get(self) -> Event | None:
+    async def aclose(self) -> None:
+        """End the iteration now, as of an async generator (`contextlib.aclosing`)."""
+        self._events.clear()
+        self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
         while not self._events:
             if self._closed:
-                return None
+                raise StopAsyncIteration
             self._more.clear()
             await self._more.wait()
         return self._events.popleft()

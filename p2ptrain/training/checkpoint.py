@@ -14,6 +14,8 @@ folder `step-00000120-again`. So a full disk or a lost power leaves the last che
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -208,19 +210,37 @@ def load_written(written: Written, wanted: Callable[[str], bool]) -> dict[str, T
     return found
 
 
+def check_weights_file(path: Path) -> None:
+    """Find out now what would be in the way of `save_weights` in the end.
+
+    Raises:
+        OptionError: nothing can be written there.
+    """
+    partial = _partial(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise OptionError(f"the weights cannot be written to {path}: {_reason(error)}") from error
+
+
 def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a state_dict as one safetensors file, whole or not at all.
 
     Raises:
         TrainingError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = _partial(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(partial, tensors)
         partial.replace(path)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder may be no folder any more
+            partial.unlink()
         raise TrainingError(f"could not write the weights to {path}: {_reason(error)}") from error
 
 
@@ -256,8 +276,12 @@ def _read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
 def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
+    partial = _partial(path)
     with partial.open("wb") as file:
         file.write(content)
         file.flush()

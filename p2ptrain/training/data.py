@@ -16,7 +16,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -27,7 +27,7 @@ from p2ptrain.errors import ScriptError
 from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.job import MapDataset
 from p2ptrain.training.tensor_rows import tensor_rows
-from p2ptrain.training.user_code import told
+from p2ptrain.training.user_code import RAISED, told
 
 Collated: TypeAlias = Any
 """A tensor (samples, ...), or tuples, lists and dicts of such tensors."""
@@ -69,6 +69,7 @@ class Samples:
     ) -> None:
         self._data = data
         self._name = name
+        self._length = _length(data, name)
         self._lock = lock if lock is not None else threading.Lock()
         self._clock = clock
         with self._lock, _Streams(f"{name} example").active():
@@ -77,7 +78,8 @@ class Samples:
         self._tensors = tensor_rows(data)
 
     def __len__(self) -> int:
-        return len(self._data)
+        """Samples, as many as there were at first: the order of a job's samples hangs on it."""
+        return self._length
 
     def check_like(self, first: Samples) -> None:
         """Raises ScriptError: these samples do not look like those that the model is made for."""
@@ -121,8 +123,8 @@ class Samples:
 
     def _batch(self, indices: Sequence[int], streams: _Streams) -> tuple[Collated, Collated]:
         if self._tensors is not None:
-            inputs, targets = self._tensors(indices)
-            return inputs, targets
+            with suppress(IndexError):  # one by one it is said which sample is not there
+                return self._tensors(indices)
         return self._stack(list(self._rows(indices, streams)))
 
     def _rows(self, indices: Sequence[int], streams: _Streams) -> Iterator[list[torch.Tensor]]:
@@ -161,7 +163,7 @@ class Samples:
         """Sample `index` as the user's code gives it."""
         try:
             sample = self._data[index]
-        except Exception as error:
+        except RAISED as error:
             raise ScriptError(f"{self._name}[{index}] failed: {told(error)}") from error
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
             raise ScriptError(
@@ -178,6 +180,13 @@ class Samples:
                     raise ScriptError(
                         f"{self._name}[{index}]: {path} cannot become a tensor: {error}"
                     ) from error
+
+
+def _length(data: MapDataset, name: str) -> int:
+    try:
+        return len(data)
+    except Exception as error:
+        raise ScriptError(f"len({name}) failed: {told(error)}") from error
 
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:

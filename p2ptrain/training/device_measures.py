@@ -25,6 +25,7 @@ from p2ptrain.training.budget import (
 from p2ptrain.training.ceiling import Ceiling
 from p2ptrain.training.company import Company
 from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.default_type import check_default_type
 from p2ptrain.training.operator_errors import OPERATORS_RAISE, first_line, unit_of
 from p2ptrain.training.parts import limited
 from p2ptrain.training.profiling import ProfileCache, measure
@@ -80,7 +81,12 @@ class DeviceMeasures:
         self._models = {description.digest: description}
 
     async def measure_profile(self, message: Message) -> Message:
-        """Unit times of a model on this device, none without sizes; and the memory it offers."""
+        """Unit times of a model on this device, none without sizes; and the memory it offers.
+
+        Raises:
+            OptionError: an app has given this process another default type.
+        """
+        check_default_type()
         digest = text(message.fields, "digest", 64)
         description = await self.model(digest, text(message.fields, "holder", 64))
         sizes = _sizes(message.fields.get("batch_sizes"))

@@ -9,7 +9,7 @@ from typing import Any
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.captured import Captured
 from p2ptrain.training.job import Metric
-from p2ptrain.training.user_code import told
+from p2ptrain.training.user_code import RAISED, told
 
 LOSS = "loss"
 
@@ -59,7 +59,7 @@ class MetricMeans:
         for name, metric in self._metrics.items():
             try:
                 value = float(metric(output, target))
-            except Exception as error:
+            except RAISED as error:
                 raise ScriptError(f"the metric {name!r} failed: {told(error)}") from error
             self._sums[name] += value * samples
         self._samples += samples

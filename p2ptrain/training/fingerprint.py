@@ -28,7 +28,7 @@ def fingerprint(prepared: Prepared, options: TrainOptions) -> str:
         "model": prepared.captured.description.digest,
         "samples": len(prepared.samples),
         "evaluated": len(prepared.evaluation) if prepared.evaluation else 0,
-        "metrics": sorted(job.metrics),
+        "metrics": sorted(map(str, job.metrics)),
         "batch_size": job.batch_size,
         "micro_batch": job.micro_batch,
         "steps": prepared.steps,

@@ -38,6 +38,7 @@ from p2ptrain.training.holder_epoch import HolderEpoch, LossNotFinite
 from p2ptrain.training.job import Job
 from p2ptrain.training.job_epochs import JobEpochs
 from p2ptrain.training.job_memory import JobMemory
+from p2ptrain.training.job_reports import rate
 from p2ptrain.training.journal import Journal
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.plan_request import PlanningRequest
@@ -341,7 +342,7 @@ class HolderRun:
 
     def _course(self, prepared: Prepared, micro_batch: int, asynchronous: bool) -> Course:
         return Course(
-            steps_per_epoch=self._job.steps_per_epoch,
+            steps_per_epoch=prepared.order.steps_per_epoch,
             steps=prepared.steps,
             batch_size=self._job.batch_size,
             micro_batch=micro_batch,
@@ -407,13 +408,14 @@ class HolderRun:
     ) -> None:
         out = self._options.out
         if out is not None:
-            save_weights(out, self._job.model.state_dict())
+            state = self._job.model.state_dict().items()  # a module's extra state may be anything
+            save_weights(out, {name: value for name, value in state if isinstance(value, Tensor)})
             if failpoints.armed:
                 failpoints.reach_now("weights.written", device=self._mesh.self_id)
         if unwritten is not None:
             raise unwritten
-        rate = steps * self._job.batch_size / seconds
-        self._emit(Done(prepared.steps, seconds, rate, str(out) if out else None))
+        speed = rate(steps * self._job.batch_size, seconds)
+        self._emit(Done(prepared.steps, seconds, speed, str(out) if out else None))
 
     async def _diagnosis(self, prepared: Prepared, epoch: HolderEpoch, error: LossNotFinite) -> str:
         finding = await epoch.diagnose(error.held_as)

@@ -17,7 +17,7 @@ from torch import nn
 
 from p2ptrain.errors import OptionError, ScriptError
 from p2ptrain.model.optimizer_spec import LARGEST, SGD, Adam, AdamW, OptimizerSpec
-from p2ptrain.training.user_code import told
+from p2ptrain.training.user_code import RAISED, told
 
 __all__ = ["SGD", "Adam", "AdamW", "Job", "MapDataset", "Metric"]
 
@@ -101,7 +101,7 @@ class Job:
             return 1.0
         try:
             factor = float(self.schedule(update))
-        except Exception as error:
+        except RAISED as error:
             raise ScriptError(f"schedule({update}) failed: {told(error)}") from error
         if not math.isfinite(factor):
             raise ScriptError(f"schedule({update}) gave {factor}, which is no learning-rate factor")
@@ -115,7 +115,7 @@ class Job:
     def _check_sizes(self) -> None:
         self._set_whole("batch_size", self.batch_size)
         self._set_whole("epochs", self.epochs)
-        _check_fits(len(self.data), self.batch_size)
+        check_fits(len(self.data), self.batch_size)
         if self.micro_batch is not None:
             self._set_whole("micro_batch", self.micro_batch)
             object.__setattr__(self, "micro_batch", min(self.micro_batch, self.batch_size))
@@ -201,7 +201,8 @@ def _length(name: str, data: Any) -> int:
         raise ScriptError(f"Job: len({name}) failed: {told(error)}") from error
 
 
-def _check_fits(samples: int, batch_size: int) -> None:
+def check_fits(samples: int, batch_size: int) -> None:
+    """Raises ScriptError: so many samples are no batch."""
     if samples < batch_size:
         raise ScriptError(
             f"Job: data has {samples} samples, fewer than one batch of {batch_size}; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from time import monotonic
+from time import get_clock_info, monotonic
 
 from p2ptrain import failpoints
 from p2ptrain.errors import DeviceLost
@@ -15,6 +15,14 @@ from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.recovery.reporting import OnceOnly, Reported
 
 log = get_logger(__name__)
+
+TICK_SECONDS = get_clock_info("monotonic").resolution
+"""16 ms on Windows before Python 3.13: steps of a small model may begin and end within one."""
+
+
+def rate(samples: int, seconds: float) -> float:
+    """Samples per second, as far as the clock tells."""
+    return samples / max(seconds, TICK_SECONDS)
 
 
 class JobReports:
@@ -98,7 +106,7 @@ class JobReports:
             self._emit(self._recovered(answer, self._sign_at, now))
         self._sign_at, self._recovers = None, False
         seconds, self._last_step_at = now - self._last_step_at, now
-        self._emit(Step(step, loss, samples / seconds, seconds))
+        self._emit(Step(step, loss, rate(samples, seconds), seconds))
 
     def _recovered(self, answer: ChangeAnswer, sign_at: float, now: float) -> Recovered:
         return Recovered(

@@ -22,8 +22,9 @@ from p2ptrain.training import checkpoint
 from p2ptrain.training.asynchronous.refusals import check_asynchronous
 from p2ptrain.training.checkpoint import Progress
 from p2ptrain.training.data import Samples
+from p2ptrain.training.default_type import check_default_type
 from p2ptrain.training.evaluation import check_evaluation
-from p2ptrain.training.job import Job
+from p2ptrain.training.job import Job, check_fits
 from p2ptrain.training.least_piece import check_evaluation_sizes, least_piece, why_only_rounds
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
@@ -90,7 +91,12 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     Raises:
         ScriptError, CaptureError, OptionError: what the user has to change.
     """
+    check_default_type()
+    if options.out is not None:
+        checkpoint.check_weights_file(options.out)
     samples = Samples(job.data, lock=randomness_lock)
+    check_fits(len(samples), job.batch_size)
+    order = SampleOrder(len(samples), job.batch_size, job.seed)
     evaluation = None
     if job.eval_data is not None:
         evaluation = Samples(job.eval_data, "eval_data", lock=randomness_lock)
@@ -115,7 +121,8 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     least = least_piece(job, captured, samples, None if options.chooses_mode else how)
     if how is not None and options.chooses_mode and not only_rounds:
         only_rounds = why_only_rounds(job, least, how)
-    steps = job.total_steps(options.steps)
+    by_epochs = job.epochs * order.steps_per_epoch
+    steps = by_epochs if options.steps is None else min(options.steps, by_epochs)
     with timed(log, "division_tried"):
         sharing = _sharing(captured, samples)
     prepared = Prepared(
@@ -123,7 +130,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         captured=captured,
         samples=samples,
         evaluation=evaluation,
-        order=SampleOrder(len(samples), job.batch_size, job.seed),
+        order=order,
         least_piece=least,
         sharing=sharing,
         input_bytes=_bytes_per_sample(captured.entering(example[0], "train")),

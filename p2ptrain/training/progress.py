@@ -35,7 +35,8 @@ class ProgressBoard:
 
     async def _receive(self, peer: str, message: Message) -> None:
         if message.fields.get("over"):
-            self._holder = self._line = None
+            if peer == self._holder:  # another's may have ended before it began
+                self._holder = self._line = None
             return
         self._holder = peer
         self._line = {"holder": called(self._mesh, peer), **_known(message.fields)}

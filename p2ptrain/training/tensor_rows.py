@@ -20,8 +20,9 @@ TensorRows: TypeAlias = Callable[[Sequence[int]], tuple[Tensor, Tensor]]
 def tensor_rows(data: Any) -> TensorRows | None:
     """How to read a `TensorDataset` of inputs and targets, or a `Subset` of one, in one go.
 
-    The bits are those of the samples read one by one and stacked. None for every other dataset, a
-    class derived from these too: what it does with a sample is its own.
+    The bits are those of the samples read one by one and stacked; it raises IndexError where there
+    is no such sample. None for every other dataset, a class derived from these too: what it does
+    with a sample is its own.
     """
     if type(data) is Subset:
         whole, chosen = tensor_rows(data.dataset), data.indices
@@ -41,5 +42,6 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _rows(tensor: Tensor, indices: Sequence[int]) -> Tensor:
-    rows = tensor.detach().index_select(0, torch.tensor(indices, dtype=torch.int64))
-    return rows.contiguous()
+    wanted = torch.tensor(indices, dtype=torch.int64)
+    wanted[wanted < 0] += len(tensor)  # a `Subset` may count from the end
+    return tensor.detach().index_select(0, wanted).contiguous()

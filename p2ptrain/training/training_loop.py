@@ -15,8 +15,10 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.model.left_out import DEFAULT_IGNORED, DefaultIgnored
+from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.model.share import Span
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.training.background import in_background
 from p2ptrain.training.checkpointer import Checkpointer
 from p2ptrain.training.evaluation import MetricMeans
 from p2ptrain.training.feeder import Feed
@@ -242,7 +244,12 @@ class TrainingLoop:
         leaves = await self._epoch.output(key)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         output = self._prepared.captured.unflatten_output(tensors)
-        means.add(output, target, shape.size(number))
+
+        def measure() -> None:
+            with randomness_lock:  # a metric may draw random numbers, and so may what computes
+                means.add(output, target, shape.size(number))
+
+        await in_background(measure)  # a slow metric on the event loop would silence this device
 
     def _rounds(self) -> Iterator[Round]:
         return self._course.rounds(self._start, self._evaluated)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import re
+import types
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,6 +16,7 @@ import torch
 
 import p2ptrain
 from p2ptrain.errors import OptionError, PlanError, ScriptError
+from p2ptrain.mesh.default_folder import STATE_DIR_VARIABLE
 from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.observe.events import Done, Event, MemberEvent, PlanEvent, Ready, Step
 from tests.unit.mesh.household import CODE, FakeDiscovery, FakeNetwork
@@ -179,6 +183,144 @@ async def test_a_node_outside_its_context_trains_nothing(tmp_path: Path) -> None
         await p2ptrain.Node(state_dir=tmp_path).train(make_job())
 
 
+async def _events(run: p2ptrain.Run) -> list[Event]:
+    async with asyncio.timeout(10):
+        return [event async for event in run]
+
+
+async def test_a_run_that_is_cancelled_before_it_began_has_an_end(start: Start) -> None:
+    run = await (await start("desk")).train(make_job())
+    await run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await _events(run)
+
+
+async def test_who_waits_with_a_timeout_misses_no_event(start: Start) -> None:
+    run = await (await start("desk")).train(make_job(), over(1, "single"))
+    seen: list[Event] = []
+    timeouts = 0
+    while not seen or not isinstance(seen[-1], Done):
+        try:
+            async with asyncio.timeout(0.001 if not timeouts else 10):
+                seen.append(await anext(run))
+        except TimeoutError:
+            timeouts += 1
+    assert timeouts == 1
+    assert [event.step for event in seen if isinstance(event, Step)] == [1, 2, 3, 4]
+
+
+async def test_cancelling_twice_lets_the_others_go_all_the_same(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letting_go, go_on = asyncio.Event(), asyncio.Event()
+
+    async def end(*_: object) -> None:
+        letting_go.set()
+        await go_on.wait()
+
+    monkeypatch.setattr("p2ptrain.training.holder.unfinished.end", end)
+    node = await start("desk")
+    run = await node.train(make_job(epochs=500), over(1, "single"))
+    await events_until(run, Step)
+    first = asyncio.create_task(run.cancel())
+    await letting_go.wait()
+    second = asyncio.create_task(run.cancel())
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(first, second)
+    await (await node.train(make_job(), over(1, "single"))).result()
+
+
+async def test_events_of_a_node_count_from_the_call_on_until_it_leaves(start: Start) -> None:
+    node = await start("desk")
+    events = node.events()
+    await (await node.train(make_job(), over(1, "single"))).result()
+    await node.leave()
+    async with asyncio.timeout(10):
+        seen = [event async for event in events]
+        assert [event async for event in node.events()] == []
+    assert [event.step for event in seen if isinstance(event, Step)] == [1, 2, 3, 4]
+
+
+async def test_nothing_is_left_of_a_node_that_cannot_begin(tmp_path: Path) -> None:
+    """Its own jobs have no place; by then it is a member."""
+    (tmp_path / "job").write_text("in the way")
+    tasks = asyncio.all_tasks()
+    node = p2ptrain.Node(state_dir=tmp_path, interfaces=("127.0.0.1",), port=0)
+    with pytest.raises(p2ptrain.UserError, match="cannot be used"):
+        await node.__aenter__()
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_another_devices_job_that_ends_early_hides_none_that_runs(start: Start) -> None:
+    desk, shelf = await start("desk"), await start("shelf")
+    first = await desk.train(make_job(epochs=5000), over(2))
+    async for _ in first:
+        if shelf.status()["job"] is not None:
+            break
+    with pytest.raises(OptionError):
+        await (await shelf.train(make_job())).result()
+    job = shelf.status()["job"]
+    assert job is not None
+    assert job["holder"] == "desk"
+    await first.cancel()
+
+
+async def test_the_page_for_apps_runs_as_it_stands(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await start("desk")
+    monkeypatch.setenv(STATE_DIR_VARIABLE, str(tmp_path / "app"))
+    page = (Path(__file__).parents[2] / "docs" / "embed.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.M)
+    names: dict[str, Any] = {"job": make_job(), "p2ptrain": p2ptrain}
+    for block in blocks:
+        code = compile(block, "embed.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        running = types.FunctionType(code, names)()
+        if running is not None:
+            await running
+        assert names.pop("model") is names["job"].model
+    assert len(blocks) == 2
+
+
+async def test_what_a_node_is_asked_outside_its_context_is_refused_in_words(tmp_path: Path) -> None:
+    node = p2ptrain.Node(state_dir=str(tmp_path), interfaces="127.0.0.1", port=0)
+    for ask in (node.status, node.devices, node.invite, lambda: node.window):
+        with pytest.raises(OptionError, match="not in the household"):
+            ask()
+    async with node:
+        assert node.status()["address"] == "127.0.0.1"
+    with pytest.raises(OptionError, match="a node joins once"):
+        await node.__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"port": 70000}, "port must be"), ({"threads": 0}, "threads"), ({"memory_bytes": 0}, "mem")],
+)
+def test_limits_of_a_node_are_looked_at(
+    tmp_path: Path, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        p2ptrain.Node(state_dir=tmp_path, **options)  # type: ignore[arg-type]
+
+
+async def test_what_an_apps_function_raises_of_the_household_leaves_it_whole(
+    tmp_path: Path,
+) -> None:
+    heard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
+
+    def fails(event: Event) -> None:
+        raise RuntimeError(f"the window of {event.event} is closed")
+
+    node = p2ptrain.Node(state_dir=tmp_path, interfaces=("127.0.0.1",), port=0, on_event=fails)
+    async with node:
+        coordinator = node.status()["coordinator"]
+    assert coordinator["name"] == node.status()["name"]
+    assert "the window of ready is closed" in [str(context["exception"]) for context in heard]
+
+
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
@@ -203,6 +345,15 @@ def test_a_local_run_needs_no_network() -> None:
 @pytest.mark.usefixtures("no_network")
 async def test_train_works_inside_a_running_loop_as_in_a_notebook() -> None:
     assert local_losses(make_job()) == local_losses(make_job())
+
+
+@pytest.mark.usefixtures("no_network")
+def test_options_that_no_node_takes_are_refused_where_none_is_needed() -> None:
+    local = p2ptrain.TrainOptions(local=True)
+    with pytest.raises(TypeError, match="stat_dir"):
+        p2ptrain.train(make_job(), options=local, stat_dir="here")
+    with pytest.raises(OptionError, match="threads must be"):
+        p2ptrain.train(make_job(), options=local, threads=0)
 
 
 @pytest.mark.usefixtures("no_network")

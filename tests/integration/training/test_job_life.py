@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import (
@@ -286,6 +289,53 @@ async def test_done_says_what_was_reached_and_where_the_weights_are(tmp_path: Pa
     assert isinstance(done, Done)
     assert (done.steps, done.out) == (6, str(out))
     assert out.stat().st_size > 0
+
+
+async def test_a_place_where_no_weights_can_be_written_is_refused_before_training(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    async with devices(1) as household:
+        for out in (tmp_path, tmp_path / "file" / "w.safetensors"):
+            with pytest.raises(OptionError, match="the weights cannot be written to"):
+                await household.holder_run(make_job(), TrainOptions(out=out)).run()
+        assert not steps_of(household)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+async def test_the_event_loop_does_not_wait_for_a_slow_metric() -> None:
+    """Else the others take this device for dead."""
+    loop = asyncio.get_running_loop()
+    heard = threading.Event()
+
+    def waits(output: object, target: object) -> bool:
+        loop.call_soon_threadsafe(heard.set)
+        return heard.wait(2)
+
+    job = make_job(epochs=1)
+    job = dataclasses.replace(job, eval_data=job.data, metrics={"heard": waits, 3: waits})
+    async with devices(1) as household:
+        await household.holder_run(job).run()
+    (evaluated,) = [event for event in household.events if isinstance(event, Eval)]
+    assert evaluated.metrics["heard"] == 1.0
+
+
+class _ExtraState(torch.nn.Sequential):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Nothing to do."""
+
+
+async def test_what_a_module_keeps_besides_tensors_is_no_weight(tmp_path: Path) -> None:
+    job = make_job()
+    job = dataclasses.replace(job, model=_ExtraState(*job.model.children()))
+    out = tmp_path / "w.safetensors"
+    async with devices(1) as household:
+        await household.holder_run(job, TrainOptions(out=out)).run()
+    assert isinstance(household.events[-1], Done)
+    assert load_file(out).keys() == {name for name, _ in job.model.named_parameters()}
 
 
 async def test_a_holder_that_is_suspected_as_it_asks_is_waited_for() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import subprocess
+import sys
 
 import pytest
 
@@ -52,3 +54,20 @@ def test_the_end_of_the_display_is_no_failure_either(caplog: pytest.LogCaptureFi
 def test_an_answer_that_cannot_be_written_is_a_failure() -> None:
     with pytest.raises(OSError, match="No space left"):
         Output(_Full(), json=True).result({"name": "pi"}, "pi")
+
+
+_SCRIPT = """
+import sys
+from p2ptrain.cli.output import open_output
+with open_output(json=True) as output:
+    sys.__stdout__.write("from a script\\n")
+    output.result({"name": "pi"}, "pi")
+"""
+
+
+def test_what_a_script_writes_past_our_stdout_is_no_json_line_either() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == '{"name": "pi"}\n'
+    assert ended.stderr == "from a script\n"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from p2ptrain.errors import CaptureError, InternalError, ScriptError
 from p2ptrain.model.capture import capture
+from p2ptrain.model.captured import Captured
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.stage import Stage
 from tests.unit.model.conftest import Prepared
@@ -498,3 +500,37 @@ def test_torchs_own_logs_of_a_failed_trace_are_not_shown(capfd: pytest.CaptureFi
     with pytest.raises(CaptureError):
         capture(nn.Linear(5, 2), mse_loss, (torch.zeros(4, 3), torch.zeros(4, 2)))
     assert capfd.readouterr().err == ""
+
+
+class _CapturedTwice(nn.Module):
+    """In evaluation mode; while it is traced, another thread begins to capture it too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(8, 8), nn.Dropout(0.5)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _second.ident is None:
+            _second.start()
+            _looked_at.wait(0.2)
+        return self.dropout(self.linear(x))
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        if threading.current_thread() is _second:
+            _looked_at.set()
+        return super().named_buffers(*args, **kwargs)
+
+
+_looked_at = threading.Event()
+_second = threading.Thread(target=lambda: _captured.append(capture(_twice, mse_loss, _EXAMPLE)))
+_twice = _CapturedTwice()
+_captured: list[Captured] = []
+
+
+def test_a_model_is_captured_once_at_a_time() -> None:
+    """What a cancelled run has begun goes on: the model has another mode and tensors meanwhile."""
+    first = capture(_twice, mse_loss, _EXAMPLE)
+    _second.join()
+    assert not any(part.training for part in _twice.modules())
+    assert _captured[0].description.digest == first.description.digest

@@ -47,6 +47,20 @@ def _keeps_a_view(model: Any) -> None:
     model.turned = model.one.weight.data.t()
 
 
+def _repeats(model: Any) -> None:
+    model.register_buffer("seen", torch.zeros(1).expand(8))
+    model.frozen = nn.Parameter(torch.ones(1).expand(8), requires_grad=False)
+
+
+def _repeats_a_weight(model: Any) -> None:
+    model.one.bias = nn.Parameter(torch.zeros(1).expand(8))
+
+
+def _writes_to_what_repeats(model: Any, x: Tensor) -> Tensor:
+    model.seen.add_(1)
+    return x
+
+
 def _registers_views_of_a_buffer(model: Any) -> None:
     model.register_buffer("seen", torch.zeros(8))
     model.register_buffer("part", model.seen[4:])
@@ -79,6 +93,26 @@ def test_memory_of_two_tensors_that_is_written_to_is_refused(
     with pytest.raises(CaptureError, match="lie in the same memory") as caught:
         capture(_Model(setup, f), mse_loss, _EXAMPLE)
     assert all(name in str(caught.value) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("setup", "f", "name"),
+    [
+        (_repeats_a_weight, lambda m, x: x, "'one.bias'"),
+        (_repeats, _writes_to_what_repeats, "'seen'"),
+    ],
+)
+def test_a_tensor_that_repeats_its_memory_is_refused_where_it_is_written_to(
+    setup: Callable[[Any], object], f: Callable[[Any, Tensor], Tensor], name: str
+) -> None:
+    with pytest.raises(CaptureError, match=f"elements of {name} lie in the same memory"):
+        capture(_Model(setup, f), mse_loss, _EXAMPLE)
+
+
+def test_one_that_nothing_writes_to_is_as_it_was_when_the_weights_come_home() -> None:
+    captured = capture(_Model(_repeats, lambda m, x: x * m.seen * m.frozen), mse_loss, _EXAMPLE)
+    captured.load_state({name: tensor + 0 for name, tensor in captured.state().items()})
+    assert captured.state()["frozen"].tolist() == [1.0] * 8
 
 
 def test_a_view_of_a_parameter_in_the_loss_is_refused() -> None:

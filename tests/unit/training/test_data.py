@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import OrderedDict, UserDict
 from typing import Any, NamedTuple
@@ -51,6 +52,28 @@ def test_tuples_stay_tuples_and_mappings_become_dicts() -> None:
     assert type(inputs) is tuple
     assert type(inputs[1]) is list
     assert type(targets) is dict
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), GeneratorExit()])
+def test_what_means_something_to_an_event_loop_is_an_error_of_the_script_too(
+    error: BaseException,
+) -> None:
+    class Fails(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            if index == 1:
+                raise error
+            return super().__getitem__(index)
+
+    samples = Samples(Fails([(1.0, 2)] * 3))
+    with pytest.raises(ScriptError, match=rf"data\[1\] failed: {type(error).__name__}"):
+        samples.collate([0, 1], "seed")
+
+
+def test_a_dataset_that_grows_or_shrinks_counts_as_it_was_at_first() -> None:
+    data = [(1.0, 2)] * 3
+    samples = Samples(data)
+    data.append((1.0, 2))
+    assert len(samples) == 3
 
 
 class Pair(NamedTuple):

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
+from p2ptrain.errors import OptionError
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.memory_mesh import MemoryMesh
@@ -59,6 +61,16 @@ async def measured(
         await measures.measure_profile(Message("measure", asked))
         yield measures
         await compute.close()
+
+
+async def test_a_process_whose_default_type_is_another_offers_nothing() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(OptionError, match="default type"):
+            async with measured():
+                pass
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 async def test_what_the_job_itself_takes_leaves_the_offer_as_it_was(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.errors import CaptureError
+from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.training.evaluation import MetricMeans, missing_loss
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
@@ -28,6 +29,15 @@ class _Net(nn.Module):
     def forward(self, x: Tensor) -> Any:
         x = self.out(x)
         return {"logits": x} if self.training else self.evaluated(x)
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), asyncio.CancelledError(), SystemExit(3)])
+def test_a_metric_that_fails_is_named(error: BaseException) -> None:
+    def fails(output: object, target: object) -> float:
+        raise error
+
+    with pytest.raises(ScriptError, match=f"the metric 'm' failed: {type(error).__name__}"):
+        MetricMeans({"m": fails}).add(None, None, 1)
 
 
 def _loss(output: Any, target: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -121,6 +122,11 @@ def test_a_failing_schedule_is_a_script_error_with_its_cause() -> None:
 def test_a_factor_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ScriptError, match=r"schedule\(1\) gave inf"):
         make(schedule=lambda update: float("inf")).lr_factor(1)
+
+
+def test_a_schedule_that_ends_itself_ends_no_event_loop() -> None:
+    with pytest.raises(ScriptError, match=r"schedule\(0\) failed: SystemExit: 3"):
+        make(schedule=lambda update: sys.exit(3)).lr_factor(0)
 
 
 def test_a_schedule_that_makes_a_learning_rate_beyond_float32_is_a_script_error() -> None:

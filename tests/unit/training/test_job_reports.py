@@ -61,3 +61,16 @@ async def test_what_an_earlier_process_has_told_is_written_down_again_and_not_co
         assert written == [Reported(7, 3), Reported(8, 3)]
         assert reports.steps_made == 1
         assert [event.step for event in events if isinstance(event, Step)] == [8]
+
+
+async def test_steps_within_a_tick_of_a_coarse_clock_have_a_speed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("p2ptrain.training.job_reports.monotonic", lambda: 5.0)
+    monkeypatch.setattr("p2ptrain.training.job_reports.TICK_SECONDS", 1 / 64)
+    async with MemoryHousehold(["a"]) as mesh:
+        events: list[Event] = []
+        reports = JobReports(mesh["a"], Reported(0, 0), events.append, lambda _: None)
+        reports.begin(after_trouble=False)
+        reports.step(1, 0.5, 8, ANSWER)
+        assert events == [Step(1, 0.5, 8 * 64, 0.0)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from p2ptrain.errors import OptionError
 from p2ptrain.model.layout import ALIGNMENT
 from p2ptrain.training import checkpoint
 from p2ptrain.training.checkpoint import Checkpoint
@@ -37,6 +38,15 @@ def test_what_was_evaluated_before_the_checkpoint_is_known(
     checkpoint.save(tmp_path, Checkpoint(progress, model, {}))
     resumed = prepared(tmp_path)
     assert (resumed.first_step, resumed.evaluated) == (2, evaluated)
+
+
+def test_another_default_type_than_other_devices_have_is_refused() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(OptionError, match=r"torch's default type is torch\.float64 here"):
+            prepared()
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def placed(tensor: Tensor) -> tuple[tuple[int, ...], int]:

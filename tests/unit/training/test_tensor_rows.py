@@ -35,6 +35,7 @@ DATASETS = {
     "subset": Subset(WHOLE, [7, 1, 1, 10, 3]),
     "subset of a subset": Subset(Subset(WHOLE, [7, 1, 9, 10, 3]), [4, 0, 2, 1, 3]),
     "random split": random_split(WHOLE, [5, 7])[0],
+    "from the end": Subset(WHOLE, range(-4, 2)),
     "indices in a tensor": Subset(WHOLE, torch.tensor([7, 1, 9, 10, 3])),  # type: ignore[arg-type]
     "channels last": TensorDataset(INPUTS.to(memory_format=torch.channels_last), TARGETS),
     "takes gradients": TensorDataset(INPUTS.clone().requires_grad_(), TARGETS),
@@ -86,3 +87,9 @@ def test_three_tensors_are_no_pair() -> None:
     assert tensor_rows(three) is None
     with pytest.raises(ScriptError, match="must be a pair"):
         Samples(three)
+
+
+def test_a_sample_that_is_not_there_is_named() -> None:
+    samples = Samples(Subset(WHOLE, [0, 12]))
+    with pytest.raises(ScriptError, match=r"data\[1\] failed: IndexError"):
+        samples.collate([0, 1], "")
