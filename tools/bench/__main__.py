@@ -14,6 +14,7 @@ import argparse
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.bench import cells
@@ -25,10 +26,10 @@ from tools.testbed.errors import HouseholdError
 INTERRUPTED = 130
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, simulate or report; the exit code."""
     parser = _parser()
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         chosen = cells.select(arguments.only)
         results = Results(arguments.out)
@@ -37,8 +38,7 @@ def main() -> int:
     if arguments.list:
         print("\n".join(cell.key for cell in chosen))
         return 0
-    if min(arguments.rounds, arguments.settle) < 1:
-        parser.error("--rounds and --settle are at least 1")
+    _check(parser, arguments)
     code = 0
     if arguments.report is None or arguments.only:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # devices are taken down too
@@ -54,6 +54,20 @@ def main() -> int:
 
         write_report(results, arguments.report)
     return code
+
+
+def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End with exit code 2 before anything is measured: that takes hours."""
+    if min(arguments.repeat, arguments.rounds, arguments.settle) < 1:
+        parser.error("--repeat, --rounds and --settle are at least 1")
+    if not arguments.limit > 0:
+        parser.error("--limit is above 0")
+    if arguments.report is not None and not arguments.report.parent.is_dir():
+        parser.error(f"there is no folder {arguments.report.parent} for {arguments.report.name}")
+    try:
+        shlex.split(arguments.train)
+    except ValueError as error:
+        parser.error(f"--train: {error}")
 
 
 def _wishes(arguments: argparse.Namespace) -> Wishes:

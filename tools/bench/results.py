@@ -32,13 +32,17 @@ class Results:
     """The file's content, written whole after every change.
 
     Raises:
-        ResultsError: the file that is there cannot be read as results.
+        ResultsError: the file that is there cannot be read as results, or none can be written.
     """
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self.content: dict[str, Any] = {"format": FORMAT, **{part: {} for part in PARTS}}
-        if file is not None and file.exists():
+        if file is None:
+            return
+        if not file.parent.is_dir():
+            raise ResultsError(f"there is no folder {file.parent} for {file.name}")
+        if file.exists():
             self.content |= _read(file)
 
     def get(self, part: str, key: str) -> Any:
@@ -119,8 +123,13 @@ class Results:
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultsError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ResultsError(f"{file} is no JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ResultsError(f"{file} has not the format {FORMAT}")
+    for part in PARTS:
+        if not isinstance(content.get(part, {}), dict):
+            raise ResultsError(f"{file}: {part} is no object")
     return content

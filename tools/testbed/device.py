@@ -10,7 +10,7 @@ from typing import Any
 
 from tools.testbed.cable import Cable
 from tools.testbed.control_groups import control_group
-from tools.testbed.household import check_cores
+from tools.testbed.household import check_cores, check_rate
 from tools.testbed.network import switch_name
 from tools.testbed.quota import Quota
 from tools.testbed.record import DeviceRecord
@@ -104,7 +104,12 @@ class EmulatedDevice:
         self._change(memory_bytes=memory_bytes)
 
     def set_rate(self, mbit: float | None) -> None:
-        """Set its cable's rate in each direction; None: no limit. What is queued stays queued."""
+        """Set its cable's rate in each direction; None: no limit. What is queued stays queued.
+
+        Raises:
+            HouseholdError: no cable has that rate.
+        """
+        check_rate(mbit)
         self.cable.set_rate(mbit)
         self._change(rate_mbit=mbit)
 

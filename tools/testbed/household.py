@@ -33,6 +33,8 @@ FOLDER = Path(__file__).parent / "households"
 MOST_DEVICES = 64
 LEAST_CORES = 0.001
 """The kernel's shortest quota, 1 ms, in its longest period, 1 s."""
+LEAST_MBIT, MOST_MBIT = 0.001, 100_000
+"""`tc` counts whole bits a second, and a bucket's bytes in 32 bits."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _DEFAULTS = {"rate", "latency", "memory"}
@@ -58,6 +60,7 @@ class DeviceDescription:
     def __post_init__(self) -> None:
         check_name(self.name)
         check_cores(self.cores)
+        check_rate(self.rate_mbit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,12 @@ def check_cores(cores: float) -> None:
     """Raises HouseholdError where a device cannot have this share of a core."""
     if not LEAST_CORES <= cores <= 1:
         raise HouseholdError(f"cores: {cores} is not a share of one core, {LEAST_CORES} to 1")
+
+
+def check_rate(mbit: float | None) -> None:
+    """Raises HouseholdError where a cable cannot have this rate; None is no limit."""
+    if mbit is not None and not LEAST_MBIT <= mbit <= MOST_MBIT:
+        raise HouseholdError(f"rate: {mbit:g}mbit is not a rate of 1kbit to 100gbit")
 
 
 def _file(name_or_path: str | Path) -> Path:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 
 _MBIT = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 _BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -37,4 +38,7 @@ def _number(text: str, units: dict[str, float] | dict[str, int], words: str) -> 
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in units:
         raise ValueError(f"{text!r} is not {words}")
-    return float(match[1]) * units[match[2]]
+    value = float(match[1]) * units[match[2]]
+    if value == inf:  # of hundreds of digits
+        raise ValueError(f"{text[:20]!r}... is too large")
+    return value

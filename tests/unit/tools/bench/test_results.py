@@ -60,13 +60,23 @@ def test_forgetting_a_cell() -> None:
     results.forget(CELL)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": "p2ptrain.plan/1"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"format": "p2ptrain.plan/1"}', '{"format": "p2ptrain.bench/1", "cells": []}'],
+)
 def test_another_file_is_not_overwritten(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bench.json"
     file.write_text(text)
     with pytest.raises(ResultsError, match=r"bench\.json"):
         Results(file)
     assert file.read_text() == text
+
+
+def test_where_no_file_can_be_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match=r"no folder .*nowhere for bench\.json"):
+        Results(tmp_path / "nowhere" / "bench.json")
+    with pytest.raises(ResultsError, match="cannot be read: Is a directory"):
+        Results(tmp_path)
 
 
 def test_nothing_is_left_beside_the_file(tmp_path: Path) -> None:
