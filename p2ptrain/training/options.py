@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeGuard
 
 from p2ptrain.errors import OptionError
 from p2ptrain.model.wire_format import WireFormat
@@ -88,6 +91,12 @@ class TrainOptions:
     def __post_init__(self) -> None:
         if (self.grid or self.groups) and self.planner != "tiles":
             raise OptionError("grid and groups are for planner tiles")
+        if self.grid is not None and not _is_grid(self.grid):
+            raise OptionError(f"grid is (rows, columns), from 1 on, found {self.grid!r}")
+        if self.groups and not _are_borders(self.groups):
+            raise OptionError(
+                f"groups are borders of units, rising from 0, as (0, 4, 10): found {self.groups!r}"
+            )
         if self.planner == "tiles" and (self.private or self.asynchrony is not None):
             raise OptionError("planner tiles sends images to all devices, in synchronous rounds")
         if self.wait_for < 1:
@@ -115,3 +124,19 @@ class TrainOptions:
         is_asynchronous = self.asynchrony is not None and not self.chooses_mode
         is_its = self.planner == PLANNER and is_asynchronous and not self.local
         return self.ftpipehd if is_its else None
+
+
+def _is_grid(value: object) -> bool:
+    return _are_wholes(value) and len(value) == 2 and min(value) >= 1
+
+
+def _are_borders(value: object) -> bool:
+    return _are_wholes(value) and len(value) > 1 and value[0] == 0 and _rise(value)
+
+
+def _rise(numbers: Sequence[int]) -> bool:
+    return all(first < end for first, end in pairwise(numbers))
+
+
+def _are_wholes(value: object) -> TypeGuard[Sequence[int]]:
+    return isinstance(value, list | tuple) and all(type(number) is int for number in value)
