@@ -17,7 +17,7 @@ from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.overlap import DIRECTIONS, Direction
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.tiles.shape import TileShape
+from p2ptrain.tiles.shape import MOST_TILES, TileShape
 
 FORMAT = "p2ptrain.plan/1"
 
@@ -323,6 +323,8 @@ def _tiling(entry: Mapping[str, Any], where: str) -> TileShape:
     ]
     if len(grid) != 2:
         raise OptionError(f"{where}.grid: expected [rows, columns], found {len(grid)} numbers")
+    if grid[0] * grid[1] > MOST_TILES:  # before there is a part for each row and column
+        raise OptionError(f"{where}.grid: at most {MOST_TILES} tiles, found {grid[0] * grid[1]}")
     parts = [
         _parts(entry.get(name, [1.0 / size] * size), size, f"{where}.{name}")
         for name, size in zip(("rows", "columns"), grid, strict=True)

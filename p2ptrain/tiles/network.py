@@ -167,6 +167,14 @@ class MapNetwork:
             last[leaving] = len(self.units)
         return tuple(last)
 
+    def reached_back_from(self, maps: Iterable[int]) -> frozenset[int]:
+        """Maps to which gradients of these flow back, differentiable ones; these among them."""
+        reached = {number for number in maps if self.maps[number].differentiable}
+        for operation in reversed(self.operations):
+            if operation.output in reached:
+                reached.update(n for n in operation.inputs if self.maps[n].differentiable)
+        return frozenset(reached)
+
     def made_by(self, number: int) -> str:
         """What to call a map in an error: the unit that makes it."""
         unit = self.unit_of_map[number]

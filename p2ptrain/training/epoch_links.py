@@ -341,14 +341,15 @@ class EpochLinks:
 def separate_names(assignment: Assignment, description: ModelDescription) -> frozenset[str]:
     """Tied tensors whose gradients are kept apart by micro-batch.
 
-    None where a stage that uses it is a group: that adds in an order of its own anyway.
+    None where a stage that uses it is a group, or tiled: that adds in an order of its own anyway.
     """
     by_name = description.tensors_by_name
+    places = assignment.stages
     return frozenset(
         name
         for name, stages in shared_tensors(assignment, description).items()
         if by_name[name].nbytes * assignment.micro_batches <= SEPARATE_LIMIT_BYTES
-        and not any(assignment.stages[stage].shared for stage in stages)
+        and not any(places[p].shared or places[p].tiling is not None for p in stages)
     )
 
 

@@ -10,6 +10,7 @@
                freed block again for one of the same size that must lie on a 64-byte border, as
                torch wants them; the largest blocks do not lie there
     samples    on the data holder: loaded, and fed ahead of the stages that work on them
+    copies     of tiles: maps with their halos, beside the tiles' own parts of them
     log        what was sent since the version to go back to, for a stage that is made anew
     update     what Adam and its like need of the largest unit for a moment; small blocks find room
                where activations were
@@ -29,6 +30,9 @@ from p2ptrain.plan.draft import Group
 from p2ptrain.plan.plan import Plan, PlannedStage
 from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.request import Mode
+from p2ptrain.plan.tiling.copies import copied_bytes
+from p2ptrain.plan.tiling.maps import tiled_network
+from p2ptrain.tiles.shape import TileShape
 from p2ptrain.training.allocator import APART_BYTES, MMAP_THRESHOLD_BYTES
 from p2ptrain.training.epoch_log import limit_bytes
 from p2ptrain.training.loader import PIECES_AHEAD as LOADED_AHEAD
@@ -143,6 +147,7 @@ class _Part:
         accumulates: whether it has several micro-batches a round.
         waiting: gradients of whole mini-batches that wait to be applied in order: one of each
             device, where these take mini-batches in turn.
+        copies_bytes: of tiles, maps with their halos, of all micro-batches in flight.
     """
 
     units: tuple[Unit, ...]
@@ -154,6 +159,7 @@ class _Part:
     samples: float
     accumulates: bool
     waiting: int
+    copies_bytes: int = 0
 
     @property
     def sent_bytes(self) -> float:
@@ -175,7 +181,7 @@ class _Part:
         if self.optimizer_state_ratio >= RATIO_WITH_TEMPORARIES and max(parameters) > APART_BYTES:
             update = max(parameters)
         waiting = self.waiting * sum(parameters)
-        return math.ceil(received + wire) + gradient + update + holes + waiting
+        return math.ceil(received + wire) + gradient + update + holes + waiting + self.copies_bytes
 
 
 def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_Part]:
@@ -188,7 +194,7 @@ def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_Part]:
 def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Part:
     shares = tuple(device.share for device in stage.devices)
     if stage.tiling is not None:
-        return _tiled_part(plan, profile, stage, stage.tiling.areas(shares)[place])
+        return _tiled_part(plan, profile, stage, stage.tiling, place)
     group = Group(tuple(range(len(shares))), shares, stage.allocation)
     pieces = [samples for samples in group.pieces(plan.split, place) if samples]
     depth = stage.warmup if stage.held is None else stage.held
@@ -206,10 +212,16 @@ def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Par
     )
 
 
-def _tiled_part(plan: Plan, profile: Profile, stage: PlannedStage, area: float) -> _Part:
-    """Tiles that are `area` of every map: as if they were that part of the samples."""
+def _tiled_part(
+    plan: Plan, profile: Profile, stage: PlannedStage, tiling: TileShape, place: int
+) -> _Part:
+    """Tiles of one device: as if their part of every map were that part of the samples."""
+    shares = [device.share for device in stage.devices]
     first, end = stage.units
-    piece = area * plan.micro_batch
+    piece = tiling.areas(shares)[place] * plan.micro_batch
+    network = tiled_network(profile)
+    known = network is not None and end <= len(network.units)  # else the stage says what is wrong
+    copied = copied_bytes(network, tiling, shares)[place] if network and known else 0
     return _Part(
         units=profile.units[first:end],
         optimizer_state_ratio=profile.optimizer_state_ratio,
@@ -220,4 +232,5 @@ def _tiled_part(plan: Plan, profile: Profile, stage: PlannedStage, area: float) 
         samples=plan.micro_batches * piece,
         accumulates=plan.micro_batches > 1,
         waiting=0,
+        copies_bytes=stage.warmup * plan.micro_batch * copied,
     )

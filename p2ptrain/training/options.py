@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from os import PathLike
 from pathlib import Path
-from typing import SupportsIndex, TypeVar
 
 from p2ptrain.errors import OptionError
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.plan.versions import Weights
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.asynchronous.ftpipehd import PLANNER, Ftpipehd
+from p2ptrain.training.option_values import are_borders, choice, is_grid, path, whole
 
 
 class Recovery(StrEnum):
@@ -92,15 +90,21 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         for name in ("checkpoint", "resume", "out"):
-            object.__setattr__(self, name, _path(name, getattr(self, name)))
+            object.__setattr__(self, name, path(name, getattr(self, name)))
         for name in ("wait_for", "steps", "checkpoint_every", "whole_copies"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
-        object.__setattr__(self, "wire", _choice(WireFormat, "wire", self.wire))
-        object.__setattr__(self, "recovery", _choice(Recovery, "recovery", self.recovery))
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
+        object.__setattr__(self, "wire", choice(WireFormat, "wire", self.wire))
+        object.__setattr__(self, "recovery", choice(Recovery, "recovery", self.recovery))
         if not isinstance(self.asynchrony, Asynchrony | None):
             raise OptionError("asynchrony must be a p2ptrain.Asynchrony(), or None for rounds")
         if (self.grid or self.groups) and self.planner != "tiles":
             raise OptionError("grid and groups are for planner tiles")
+        if self.grid is not None and not is_grid(self.grid):
+            raise OptionError(f"grid is (rows, columns), from 1 on, found {self.grid!r}")
+        if self.groups and not are_borders(self.groups):
+            raise OptionError(
+                f"groups are borders of units, rising from 0, as (0, 4, 10): found {self.groups!r}"
+            )
         if self.planner == "tiles" and (self.private or self.asynchrony is not None):
             raise OptionError("planner tiles sends images to all devices, in synchronous rounds")
         if self.wait_for < 1:
@@ -128,28 +132,3 @@ class TrainOptions:
         is_asynchronous = self.asynchrony is not None and not self.chooses_mode
         is_its = self.planner == PLANNER and is_asynchronous and not self.local
         return self.ftpipehd if is_its else None
-
-
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
-def _path(name: str, value: str | PathLike[str] | None) -> Path | None:
-    try:
-        return None if value is None else Path(value)
-    except TypeError:
-        raise OptionError(f"{name} must be a path, not {value!r}") from None
-
-
-def _whole(name: str, value: SupportsIndex | None) -> int | None:
-    try:
-        return None if value is None else operator.index(value)
-    except TypeError:
-        raise OptionError(f"{name} must be a whole number, not {value!r}") from None
-
-
-def _choice(choices: type[Choice], name: str, value: str) -> Choice:
-    try:
-        return choices(value)
-    except ValueError:
-        known = ", ".join(choices)
-        raise OptionError(f"{name} must be one of {known}, not {value!r}") from None

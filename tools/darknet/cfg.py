@@ -58,8 +58,8 @@ class Section:
 
 
 def read_cfg(path: str | Path) -> list[Section]:
-    """The sections of a file; see `parse`."""
-    return parse(Path(path).read_text(encoding="utf-8"))
+    """The sections of a file; see `parse`. Comments may be in any encoding."""
+    return parse(Path(path).read_text(encoding="utf-8-sig", errors="replace"))
 
 
 def parse(text: str) -> list[Section]:

@@ -2,11 +2,13 @@
 
 Read are [convolutional], [maxpool], [avgpool], [route], [shortcut], [upsample], [dropout],
 [connected] and [softmax]. Reading ends in front of the first loss ([region], [yolo], [detection],
-[cost]): training brings its own.
+[cost]): training brings its own. Keys that are not read and would change a layer are errors, as
+sections are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tools.darknet.cfg import Section
+from tools.darknet.keys import check_keys
 
 LOSSES = frozenset({"region", "yolo", "detection", "cost"})
 MOMENTUM = 0.01
@@ -97,6 +100,7 @@ def _layer(section: Section, before: Sequence[_Layer], image: Shape) -> _Layer:
     build = _BUILDERS.get(section.name)
     if build is None:
         raise section.error(f"is not read here (read are {', '.join(sorted(_BUILDERS))})")
+    check_keys(section)
     return build(section, before, image)
 
 
@@ -160,10 +164,12 @@ def _upsample(section: Section, before: Sequence[_Layer], image: Shape) -> _Laye
 def _dropout(section: Section, before: Sequence[_Layer], image: Shape) -> _Layer:
     text = section.values.get("probability", "0.5")
     try:
-        module = nn.Dropout(float(text))
+        probability = float(text)
     except ValueError:
-        raise section.error(f"probability={text} is not between 0 and 1") from None
-    return _made(section, module, before, _previous(before, image))
+        probability = math.nan
+    if not 0 <= probability <= 1:
+        raise section.error(f"probability={text} is not between 0 and 1")
+    return _made(section, nn.Dropout(probability), before, _previous(before, image))
 
 
 def _connected(section: Section, before: Sequence[_Layer], image: Shape) -> _Layer:
@@ -175,7 +181,10 @@ def _connected(section: Section, before: Sequence[_Layer], image: Shape) -> _Lay
 
 
 def _softmax(section: Section, before: Sequence[_Layer], image: Shape) -> _Layer:
-    return _made(section, nn.Softmax(1), before, _previous(before, image))
+    shape = _previous(before, image)
+    if shape[1:] != (1, 1) and not section.whole("spatial", 0):
+        raise section.error(f"without spatial=1 is over all of a map of shape {shape} at once")
+    return _made(section, nn.Softmax(1), before, shape)
 
 
 class _Join(nn.Module):

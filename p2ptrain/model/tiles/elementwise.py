@@ -24,7 +24,10 @@ BINARY = words(
 IDENTITIES = words("dropout feature_dropout alias lift_fresh")
 """They give their argument itself (a dropout only where it is switched off)."""
 
-MAY_ALIAS = words("contiguous detach")
+CASTS = words("to type_as")
+"""Of them those to the element type that the map has: its argument itself, or a copy."""
+
+MAY_ALIAS = words("contiguous detach to")
 """Their result may be the argument, so neither may be written to afterwards."""
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from p2ptrain.model.description import Mode, ModelDescription, UnitDescription
 from p2ptrain.model.effects import draws_random_numbers, mutated_references, uses_batch_statistics
 from p2ptrain.model.graph import InputRef, Node, NodeRef, Reference, StateRef, TargetRef
@@ -19,6 +21,7 @@ from p2ptrain.model.operators import is_allowed
 from p2ptrain.model.tiles.arguments import arguments_of
 from p2ptrain.model.tiles.elementwise import (
     BINARY,
+    CASTS,
     IDENTITIES,
     MAY_ALIAS,
     UNARY,
@@ -106,6 +109,7 @@ class _Reader:
         }
         self._counters: list[int] = []
         self._itemsize = 0
+        self._dtype: torch.dtype | None = None  # of all maps
 
     # -- one node --------------------------------------------------------------------------------
 
@@ -138,6 +142,8 @@ class _Reader:
             raise NotTiled("it computes with the target")
         if function in IDENTITIES:
             self._map_of[NodeRef(index)] = self._map(arguments.get("input", arguments.get("self")))
+        elif function in CASTS:
+            self._cast(index, arguments)
         elif node.operator in CONVOLUTIONS:
             self._convolution(index, arguments)
         elif node.operator in POOLINGS:
@@ -161,6 +167,17 @@ class _Reader:
             and all(isinstance(argument, int | float) for argument in node.args[1:])
             and not node.kwargs
         )
+
+    def _cast(self, index: int, arguments: Mapping[str, Any]) -> None:
+        """`x.float()` and `x.to(device)` where x is what they ask for already."""
+        read, other = self._map(arguments["self"]), arguments.get("other")
+        dtype = arguments.get("dtype") if other is None else self._dtype_of(other)
+        if dtype not in (None, self._dtype):
+            raise NotTiled(f"it casts maps of {self._dtype} to {dtype}")
+        if arguments.get("copy") or arguments.get("memory_format") is not None:
+            self._elementwise(index, "to")
+        else:
+            self._map_of[NodeRef(index)] = read
 
     def _convolution(self, index: int, arguments: Mapping[str, Any]) -> None:
         read = self._map(arguments["input"])
@@ -244,11 +261,17 @@ class _Reader:
             raise NotTiled(f"{described.name} is no batch of images of floating-point numbers")
         if self._itemsize not in (0, described.dtype.itemsize):
             raise NotTiled("images of two element types come together")
-        self._itemsize = described.dtype.itemsize
+        self._itemsize, self._dtype = described.dtype.itemsize, described.dtype
         number = len(self._maps)
         self._maps.append(FeatureMap(described.name, *shape, differentiable=False))
         self._map_of[leaf] = number
         self._entering[number] = leaf.index
+
+    def _dtype_of(self, value: object) -> torch.dtype | None:
+        if isinstance(value, StateRef):
+            return self._description.tensors_by_name[value.name].dtype
+        self._map(value)
+        return self._dtype
 
     def _tensor(self, value: object, what: str) -> tuple[int, ...]:
         """The shape of a tensor of the model's state."""

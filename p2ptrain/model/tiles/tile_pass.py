@@ -71,6 +71,7 @@ class TilePass(TileMachine):
         self._recorded: dict[tuple[int, int], Recorded] = {}  # by group and step
         self._normalised: dict[int, tuple[Tensor, Statistics]] = {}  # by operation: x
         self._later: list[WeightGradients] = []
+        self._reached: frozenset[int] = frozenset()  # maps that the backward reaches, on all tiles
         self.outputs: dict[int, Tensor] = {}
         self.backward_from = len(program.layout.groups)
 
@@ -107,9 +108,10 @@ class TilePass(TileMachine):
     def begin_backward(self, gradients: Mapping[int, Tensor | None]) -> list[Message]:
         """Start the way back from the gradients of `outputs`, by map; None where there is none."""
         self._inputs.clear()
-        maps = self._program.layout.network.maps
+        given = [number for number, gradient in gradients.items() if gradient is not None]
+        self._reached = self._program.layout.network.reached_back_from(given)
         for number, gradient in gradients.items():
-            if gradient is not None and maps[number].differentiable:
+            if gradient is not None and number in self._reached:
                 self._add(number, gradient)
         return self._begin(self._backward())
 
@@ -318,9 +320,8 @@ class TilePass(TileMachine):
     ) -> _Told | None:
         """Back through a normalisation, but for what its statistics change; None = all is done."""
         program, k = self._program, step.operation
-        maps = program.layout.network.maps
         x, statistics = self._normalised.pop(k)
-        if not maps[step.made].differentiable:
+        if step.made not in self._reached:
             return None
         held = program.required(place, step.read)
         made = program.required(place, step.made)
@@ -333,7 +334,7 @@ class TilePass(TileMachine):
         normalisation = program.normalisations[k]
         through, sums = normalisation.sums(gradient, part(x, held, made), statistics)
         normalisation.accumulate(sums)
-        if not maps[step.read].differentiable:
+        if step.read not in self._reached:
             return None
         own = sums.double()
         self._send(self._others, GradientSums(k), own)
@@ -355,7 +356,7 @@ class TilePass(TileMachine):
     def _send_halo_gradients(self, place: int, inner: Mapping[int, Tensor]) -> tuple[Key, ...]:
         """Give the gradients of what entered the group to the owners; what comes in return."""
         program, tile = self._program, self._program.tile
-        transfers = self._differentiable(place)
+        transfers = self._crossed_back(place)
         for transfer in transfers:
             if transfer.receiver == tile:
                 required = program.required(place, transfer.map)
@@ -378,7 +379,7 @@ class TilePass(TileMachine):
             here = required.intersection(mine)
             if here.area:  # a copy: what autograd gave may be another map's gradient too
                 sums[number] = copied(part(gradient, required, here), here, mine)
-        for transfer in self._differentiable(place):
+        for transfer in self._crossed_back(place):
             if transfer.sender == tile:
                 arrived = self._take(HaloGradient(place, transfer.map), transfer.receiver)
                 whole = program.owned(transfer.map)
@@ -388,9 +389,8 @@ class TilePass(TileMachine):
         for number, gradient in sums.items():
             self._add(number, gradient)
 
-    def _differentiable(self, place: int) -> list[Transfer]:
-        maps = self._program.layout.network.maps
-        return [t for t in self._program.layout.transfers[place] if maps[t.map].differentiable]
+    def _crossed_back(self, place: int) -> list[Transfer]:
+        return [t for t in self._program.layout.transfers[place] if t.map in self._reached]
 
     def _add(self, number: int, gradient: Tensor) -> None:
         add_to(self._gradients, number, gradient)

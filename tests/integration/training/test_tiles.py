@@ -447,3 +447,38 @@ async def test_what_cannot_be_tiled_at_all_is_told() -> None:
     async with devices(2) as household:
         with pytest.raises(Error, match="tiling ends in unit 1 at flatten"):
             await household.holder_run(replace(what, model=linear), options).run()
+
+
+class Repeated(nn.Module):
+    """A convolution that is used in tiles, and again behind what cannot be tiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1)
+        self.again = nn.Conv2d(6, 6, 3, padding=1)
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Image to classes."""
+        x = torch.tanh(self.again(torch.tanh(self.first(x))))
+        x = torch.tanh(self.again(nn.functional.adaptive_avg_pool2d(x, 6)))
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+async def test_tiles_of_one_device_may_share_a_weight_with_what_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `--grid 1x1` in front of other devices has it."""
+
+    def repeated() -> Job:
+        torch.manual_seed(1)
+        return replace(job(micro_batch=2), model=Repeated().double())
+
+    forced(monkeypatch, TileShape((0.6, 0.4), (1.0,), (0, 1, 2)), (2,), behind="b")
+    async with devices(2) as household:
+        ours = await trained(household, repeated(), 3)
+        assert household.plan.stages[0].units == (0, 2)
+    found = difference(ours, by_plain_torch(repeated(), 3))
+    assert found.loss < TOLERANCE
+    assert found.state < TOLERANCE

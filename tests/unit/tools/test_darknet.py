@@ -134,11 +134,36 @@ HALVED = "[maxpool]\nstride=2\n"
         ),
         (NET + "[shortcut]\nfrom=-1", "has no layer before it"),
         (NET + "[dropout]\nprobability=2", "not between 0 and 1"),
+        (NET + "[dropout]\nprobability=nan", "not between 0 and 1"),
+        (NET + "[maxpool]\nmaxpool_depth=1", r"line 4: \[maxpool\] maxpool_depth=1 is not read"),
+        (NET + "[conv]\nstride_x=2", "stride_x=2 is not read here"),
+        (NET + "[conv]\nshare_index=0", "share_index=0 is not read here"),
+        (NET + "[connected]\nbatch_normalize=1", "batch_normalize=1 is not read here"),
+        (NET + 2 * HALVED + "[shortcut]\nfrom=-2\nalpha=0.5", "alpha=0.5 is not read here"),
+        (NET + "[softmax]\ngroups=2", "groups=2 is not read here"),
+        (NET + "[softmax]", "over all of a map of shape"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(text: str, message: str) -> None:
     with pytest.raises(CfgError, match=message):
         Darknet(parse(text))
+
+
+def test_keys_that_change_nothing_are_passed_over() -> None:
+    text = (
+        NET
+        + "[conv]\nantialiasing=0\nlearning_rate=0.1\n[avgpool]\n[softmax]\ngroups=1\nnoloss=1\n"
+    )
+    assert Darknet(parse(text)).output_shape == (1, 1, 1)
+    assert Darknet(parse(NET + "[softmax]\nspatial=1")).output_shape == (3, 8, 8)
+
+
+def test_comments_may_be_in_any_encoding(tmp_path: Path) -> None:
+    """A mark of the byte order in front, as some editors write it, is none of the text."""
+    path = tmp_path / "net.cfg"
+    for mark, comment in ((b"\xef\xbb\xbf", "\u5c42".encode()), (b"", b"caf\xe9")):
+        path.write_bytes(mark + NET.encode() + b"# " + comment + b"\n[maxpool]\n")
+        assert len(read_cfg(path)) == 2
 
 
 def test_layers_are_counted() -> None:

@@ -11,8 +11,14 @@ import pytest
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.tiling.copies import copied_bytes
 from p2ptrain.training.epoch_log import limit_bytes
-from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
+from p2ptrain.training.household_plan import (
+    Candidate,
+    MeasuredHousehold,
+    plan_household,
+    question,
+)
 from p2ptrain.training.memory_needs import PROCESS_BYTES, taken_beside_bytes, with_all_memory
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import to_profile
@@ -195,3 +201,27 @@ def test_tiles_of_one_large_image_fit_where_the_image_does_not() -> None:
         log = limit_bytes(1024 * MIB)
         most = 1.2 * 4 / 3 * sixth + log
         assert 4 / 3 * sixth <= needed <= most, "maps, halos, a third of holes, what was sent"
+
+
+def test_tiles_count_what_they_put_together_with_halos() -> None:
+    units = measured(*[(1024, MIB, 8 * MIB)] * 4, (1024, 0, 1024))
+    names = ["d0", "d1"]
+    links = {(a, b): Link(1e8, 1e-4) for a in names for b in names if a != b}
+    household = MeasuredHousehold([Candidate(n, n, units, 1024 * MIB) for n in names], links, "d0")
+    asked = replace(request(4, 2, "tiles"), maps=chain([CONVOLUTION] * 4, 96))
+    profile, _ = question(asked, household)
+    plan = plan_household(asked, household)
+    first = plan.stages[0]
+    assert first.tiling is not None
+    assert asked.maps is not None
+    copies = copied_bytes(asked.maps, first.tiling, [device.share for device in first.devices])
+    bare = replace(plan, predicted=replace(plan.predicted, peak_bytes=dict.fromkeys(names, 0)))
+    memory = dict.fromkeys(names, 1024 * MIB)
+    peaks = [
+        with_all_memory(bare, replace(profile, maps=maps), asked, "d0", memory).predicted.peak_bytes
+        for maps in (None, asked.maps)
+    ]
+    assert min(copies) > 0
+    for device, copied in zip(first.devices, copies, strict=True):
+        more = peaks[1][device.name] - peaks[0][device.name]
+        assert more >= first.warmup * plan.micro_batch * copied

@@ -10,7 +10,7 @@ from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
 from p2ptrain.model.tiles.reading import read_tiled_part
 from p2ptrain.model.tiles.refusal import NotTiled
 from p2ptrain.tiles.window import ELEMENTWISE, Window
-from tests.unit.model.tiles.descriptions import CHANNELS, IMAGE, convolution, describe
+from tests.unit.model.tiles.descriptions import CHANNELS, IMAGE, WEIGHT, convolution, describe
 
 LOSS = ("aten.mean.default", (NodeRef(0),))
 VECTOR = {"vector": (CHANNELS,), "running": (CHANNELS,), "per_channel": (CHANNELS, 1, 1)}
@@ -62,6 +62,37 @@ def test_what_is_written_in_place_is_another_map_for_later_readers() -> None:
     assert [o.inputs for o in operations] == [(0,), (1,), (2,), (3, 2)]
 
 
+CHANNELS_LAST = (torch.float32, False, False, torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments", "copied"),
+    [
+        ("aten.to.dtype", (torch.float32,), False),
+        ("aten.to.device", (torch.device("cpu"), torch.float32), False),
+        ("aten.to.dtype_layout", (), False),
+        ("aten.type_as.default", (WEIGHT,), False),
+        ("aten.to.dtype", (torch.float32, False, True), True),
+        ("aten.to.dtype", CHANNELS_LAST, True),
+    ],
+)
+def test_a_cast_to_the_type_that_a_map_has_changes_nothing(
+    operator: str, arguments: tuple[Argument, ...], copied: bool
+) -> None:
+    """As `x.float()` and `x.to(device)` in forward() are captured."""
+    steps = [
+        (operator, (IMAGE, *arguments)),
+        convolution(NodeRef(0)),
+        (operator, (NodeRef(1), *arguments)),
+        ("aten.relu.default", (NodeRef(2),)),
+        LOSS,
+    ]
+    part = read_tiled_part(describe(steps, cuts=[4]))
+    assert part.stop == 4
+    assert len(part.network.operations) == (4 if copied else 2)
+    assert part.network.entering == (0,)
+
+
 BATCH_NORM = (NodeRef(0), StateRef("vector"), StateRef("vector"), StateRef("running"))
 REFUSED: list[tuple[str, tuple[Argument, ...], str]] = [
     ("aten.adaptive_avg_pool2d.default", (NodeRef(0), (1, 1)), "no operator that works on tiles"),
@@ -82,6 +113,8 @@ REFUSED: list[tuple[str, tuple[Argument, ...], str]] = [
     ("aten.batch_norm.default", (*BATCH_NORM, NodeRef(0)), "running_var is computed"),
     ("aten.sym_size.int", (NodeRef(0), 0), "no operator that works on tiles"),
     ("operator.add", (1, 2), "computes with sizes"),
+    ("aten.to.dtype", (NodeRef(0), torch.float64), "casts maps of torch.float32 to torch.float64"),
+    ("aten.type_as.default", (StateRef("vector"), NodeRef(0)), "does not compute with maps alone"),
 ]
 
 
