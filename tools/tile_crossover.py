@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.overheads import Overheads
+from p2ptrain.plan.overheads import REFERENCE, Overheads
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import best_grouping, early_borders
 from p2ptrain.plan.tiling.problem import OF_TILES, TileDevice, TilingProblem, by_flops
@@ -179,6 +179,7 @@ def speedups(network: MapNetwork) -> Iterator[str]:
                 LINKS[link],
                 flops_per_s=flops / ALONE_SECONDS,
                 overheads=OF_TILES.times_slowdown(1 / CORE_PART),
+                sums=REFERENCE.times_slowdown(1 / CORE_PART),
             )
             cells = []
             for count, shape in SHAPES.items():

@@ -173,8 +173,8 @@ class Costs:
             return 0.0
         steps, size = 2 * (used - 1), self.problem.parameter_bytes
         wire = steps * (size / (used * link.bytes_per_s) + link.latency_s)
-        overheads = self.problem.overheads
-        each = overheads.message_seconds * _buckets(size) + overheads.byte_seconds * size / used
+        sums = self.problem.sums
+        each = sums.message_seconds * _buckets(size) + sums.byte_seconds * size / used
         slowest = max(self.devices[device].slowdown for device in self.device_of_tile)
         return max(wire, 2 * steps * slowest * each)
 

@@ -42,7 +42,8 @@ class TilingProblem:
         samples: of a mini-batch, which is one micro-batch here.
         link: between any two of the devices that have tiles: the slowest.
         optimizer_state_ratio: optimizer bytes per parameter byte.
-        overheads: of the reference device.
+        overheads: of the reference device, between tiles.
+        sums: the same of adding up the filters' gradients: few large messages, as in any group.
         links: of the devices by name, those without tiles among them; None = all are `link`.
     """
 
@@ -54,6 +55,7 @@ class TilingProblem:
     link: Link
     optimizer_state_ratio: float = 0.0
     overheads: Overheads = OF_TILES
+    sums: Overheads = REFERENCE
     links: TileLinks | None = None
 
     def __post_init__(self) -> None:
@@ -108,12 +110,13 @@ def by_flops(
     flops_per_s: float,
     backward_ratio: float = 2.0,
     overheads: Overheads = OF_TILES,
+    sums: Overheads = REFERENCE,
     optimizer_state_ratio: float = 0.0,
 ) -> TilingProblem:
     """A question without measurements: times from operations, memory from the maps' sizes.
 
     Args:
-        network, samples, link, overheads, optimizer_state_ratio: as in the question.
+        network, samples, link, overheads, sums, optimizer_state_ratio: as in the question.
         flops_per_s: of the reference device.
         backward_ratio: backward by forward; a convolution's backward is two products of its size.
     """
@@ -135,6 +138,7 @@ def by_flops(
         link=link,
         optimizer_state_ratio=optimizer_state_ratio,
         overheads=overheads,
+        sums=sums,
     )
 
 

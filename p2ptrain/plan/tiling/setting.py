@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from p2ptrain.plan.allocation import sample_ranges
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Group
-from p2ptrain.plan.overheads import Overheads
+from p2ptrain.plan.overheads import REFERENCE, Overheads
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.tiling.links import TileLinks
 from p2ptrain.plan.tiling.passage import Taker
@@ -61,6 +61,7 @@ class Setting:
             link=links.among([cost.name(device) for device in self.devices]),
             optimizer_state_ratio=cost.profile.optimizer_state_ratio,
             overheads=_overheads(cost, self.reference),
+            sums=_sums(cost, self.reference),
             links=links,
         )
 
@@ -96,6 +97,11 @@ def map_seconds(cost: CostModel, network: MapNetwork, device: int, samples: int)
     """Forward and backward of all the units that may be tiled, on that device."""
     times, count = cost.unit_times(device, samples), len(network.units)
     return sum(times.forward[:count]) + sum(times.backward[:count])
+
+
+def _sums(cost: CostModel, device: int) -> Overheads:
+    found = cost.devices[device]
+    return found.overheads or REFERENCE.times_slowdown(found.slowdown)
 
 
 def _overheads(cost: CostModel, device: int) -> Overheads:

@@ -27,13 +27,14 @@ def problem(
     statistics: Sequence[int] = (),
     link: Link = LINK,
     overheads: Overheads = NOTHING,
+    sums: Overheads = NOTHING,
     size: int = 48,
     flops_per_s: float = GIGAFLOP,
 ) -> TilingProblem:
     """Convolutions of 1,000 operations a position; those in `statistics` normalise instead."""
     windows = [ELEMENTWISE if k in statistics else CONVOLUTION for k in range(units)]
     network = chain(windows, size, statistics=statistics, flops=1000.0)
-    return by_flops(network, 1, link, flops_per_s=flops_per_s, overheads=overheads)
+    return by_flops(network, 1, link, flops_per_s=flops_per_s, overheads=overheads, sums=sums)
 
 
 def costs(

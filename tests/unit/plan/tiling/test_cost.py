@@ -175,7 +175,16 @@ def test_what_does_not_belong_together_is_refused() -> None:
 def test_processors_may_take_longer_than_the_ring() -> None:
     """4 (D - 1) messages a bucket and as many parts of the filters, on the slowest device."""
     slow = Overheads(1e-3, 1e-6, 0.0, 0.0, 0.0)
-    found = costs(problem(3, overheads=slow), slowdowns=[1.0, 3.0])
+    found = costs(problem(3, overheads=slow, sums=slow), slowdowns=[1.0, 3.0])
     assert found.filter_seconds == pytest.approx(4 * 3.0 * (1e-3 + 1e-6 * 300 / 2))
     free = costs(problem(3), slowdowns=[1.0, 3.0])
     assert found.end_seconds > free.end_seconds
+
+
+def test_sums_have_costs_of_their_own() -> None:
+    slow = Overheads(1e-3, 1e-6, 0.0, 0.0, 0.0)
+    free, between, summed = (
+        costs(problem(3, **given)) for given in ({}, {"overheads": slow}, {"sums": slow})
+    )
+    assert between.filter_seconds == free.filter_seconds < summed.filter_seconds
+    assert summed.end_seconds == free.end_seconds < between.end_seconds
