@@ -2,11 +2,11 @@
 
 A change must gain at least LEAST_GAIN of the throughput that the present plan has *at the speeds of
 now* (so going there and coming back have the same threshold, with a dead band between), and what it
-gains must repay the pause within REPAY_SECONDS, or within the rounds that are left. Every change in
-the last MEMORY_SECONDS doubles the gain asked for: a device that flickers between two speeds causes
-a few moves, then the plan stays. Where staying is impossible (a device is gone, or has less memory
-than the plan needs) nothing is asked. From a stage of all devices to several of them the doubt is
-taken off that such plans are met with (`plan/trusted.py`).
+gains must repay the pause within the rounds that are left, or within REPAY_SECONDS where nobody
+knows them. Every change in the last MEMORY_SECONDS doubles the gain asked for: a device that
+flickers between two speeds causes a few moves, then the plan stays. Where staying is impossible (a
+device is gone, or has less memory than the plan needs) nothing is asked. From a stage of all
+devices to several the doubt is taken off that such plans are met with (`plan/trusted.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from p2ptrain.plan.trusted import trusted_seconds
 LEAST_GAIN = 0.05
 """Predicted throughput gained, at least. Lower: more pauses for gains within measuring noise."""
 REPAY_SECONDS = 60.0
-"""What is gained within this time must repay the pause. Longer: bets on speeds that may change."""
+"""What is gained within this time must repay the pause, where training has no known end."""
 PAUSE_SECONDS = 0.5
 """Draining, committing and filling again, beside the migration."""
 MEMORY_SECONDS = 600.0
