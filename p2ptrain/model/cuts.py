@@ -13,14 +13,16 @@ from dataclasses import dataclass
 
 from p2ptrain.model.aliases import Aliases
 from p2ptrain.model.effects import mutated_references
-from p2ptrain.model.graph import Graph, InputRef, Node, NodeRef, Reference, StateRef
-from p2ptrain.model.operators import resolve
+from p2ptrain.model.graph import Argument, Graph, InputRef, Node, NodeRef, Reference, StateRef
+from p2ptrain.model.operators import resolve, words
 from p2ptrain.model.translate import Translated
 from p2ptrain.model.values import ValueDescription
 
 Crossing = InputRef | NodeRef
 REFERENCE_BATCH = 16
 """Batch size at which the widths of cuts are compared."""
+_MAY_GIVE_BACK = words("to type_as contiguous dropout feature_dropout")
+"""Operators whose result may be their first argument itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,11 @@ def _may_require_grad(
     """Nodes whose result may carry a gradient. In doubt yes: it costs little, the rest is wrong."""
     found: set[Reference] = {StateRef(name) for name in trainable}
     for index, (node, traced) in enumerate(zip(graph.nodes, graph.traced, strict=True)):
-        if not node.grad_enabled or not resolve(node.operator).differentiable:
+        if not node.grad_enabled:
+            if _given_back(node) in found:
+                found.add(NodeRef(index))
+            continue
+        if not resolve(node.operator).differentiable:
             continue
         if not _is_differentiable_type(traced.value) or found.isdisjoint(node.references()):
             continue
@@ -128,6 +134,16 @@ def _may_require_grad(
             # A gradient that is written into a tensor shows in all of its views.
             found.update(aliases.members[aliases.find(written)])
     return frozenset(value.index for value in found if isinstance(value, NodeRef))
+
+
+def _given_back(node: Node) -> Argument:
+    """The argument that a node gives itself, or may, with the gradient that it has; else None.
+
+    As does `x.float()` of what is float32 already: in `torch.no_grad()` too, where views have none.
+    """
+    function = node.operator.split(".")[1]
+    is_in_place = function.endswith("_") and not function.endswith("__")
+    return node.args[0] if node.args and (is_in_place or function in _MAY_GIVE_BACK) else None
 
 
 def _is_differentiable_type(value: object) -> bool:

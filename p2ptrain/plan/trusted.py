@@ -36,16 +36,25 @@ def trusted_plan(
 ) -> Plan:
     """The plan of `planner`; for `auto` all devices in one stage, unless others gain DOUBT.
 
+    One device alone is not doubted either, and is taken where all in one stage would be slower.
+
     Raises:
         OptionError, PlanError: as `planner`.
     """
     plan = planner(profile, cluster, request)
-    if request.planner != "auto" or request.mode is Mode.ASYNC or not is_doubted(plan):
+    if request.planner != "auto" or not is_doubted(plan):
         return plan
+
+    def undivided(name: str) -> Plan:
+        found = planner(profile, cluster, replace(request, planner=name))
+        return replace(found, planner="auto", found_by=name)
+
     with suppress(PlanError):  # not everybody can hold the whole model
-        whole = planner(profile, cluster, replace(request, planner="dp"))
+        whole = undivided("dp")
         if whole.predicted.round_seconds <= trusted_seconds(plan) and not is_doubted(whole):
-            return replace(whole, planner="auto", found_by="dp")
+            plan = whole
+            alone = undivided("single")
+            plan = min(whole, alone, key=lambda one: one.predicted.round_seconds)
     return plan
 
 
@@ -55,5 +64,6 @@ def trusted_seconds(plan: Plan) -> float:
 
 
 def is_doubted(plan: Plan) -> bool:
-    """Whether several ordinary stages wait for each other."""
-    return len(plan.stages) > 1 and plan.stages[0].tiling is None
+    """Whether several ordinary stages wait for each other, as they do in rounds."""
+    waits = plan.mode is Mode.SYNC and len(plan.stages) > 1
+    return waits and plan.stages[0].tiling is None

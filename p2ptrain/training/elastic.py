@@ -159,7 +159,7 @@ class Elasticity:
         is_new = bool(answer.considered)
         if is_new or self._answer is None:
             self._expected = self._promised = answer.expected  # of some tiles nothing is
-            self._work = 1.0
+            self._work, self._watch = 1.0, None
         self._answer, self._proposed = answer, None
         asynchronous = answer.assignment.asynchrony is not None
         self._planning = self._planning.settled(asynchronous=asynchronous)

@@ -6,6 +6,7 @@ A device that ran out of memory is planned for again with what it really has: it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -45,6 +46,10 @@ PLANNING_EFFORT = 0.3
 """Everyone waits for the plan, and the coordinator may be the slowest device."""
 MOST_PLANS = 6
 """For budgets that a plan's buffers exceed; each leaves more room for them."""
+STRAIGHT = ("pp", "ftpipehd")
+"""Planners whose stages have one device each, and keep that: to the last bit the same results."""
+UNDIVIDED = ("dp", "single")
+"""Planners that give a device all units: a plan close to theirs would be one of another kind."""
 LESS_MEMORY = 0.9
 """What is left of a budget that proved too large, where the device does not know better."""
 
@@ -177,6 +182,9 @@ def plan_change(
 ) -> Plan:
     """A plan for the devices of `household`, in place of `present`; its micro-batch stays.
 
+    A planner asked for by name is obeyed, as where a job starts: of the devices that it uses none
+    is left out for speed. Where that has no plan any more, one close to `present` has.
+
     Args:
         replicas: who has each unit now, by names.
         on_all: planner pp is to use every device, as it does where a job starts.
@@ -187,26 +195,18 @@ def plan_change(
     Raises:
         PlanError: nothing fits.
     """
-    folds = request.private_first > 0
-
-    def change(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
-        if present.planner != "pp":
-            return again(profile, cluster, wanted)
-        # It is straight, and stays so: to the last bit the same results.
-        here = frozenset(device.name for device in cluster.devices) - household.leaving
-        straight = replace(wanted, groups=False)
-        required = here if on_all else here & present.device_names
-        try:
-            return again(profile, cluster, replace(straight, required=required))
-        except PlanError:  # one of them has too little memory by now
-            return again(profile, cluster, straight)
+    planner, here = present.planner, frozenset(c.name for c in household.candidates)
+    tiled = present.stages[0].tiling is not None  # what is close to it has other tiles
+    folds = request.private_first > 0  # a private plan's units are folded
+    from_zero = recovery is Recovery.HEAVY or folds or tiled
+    is_near = not from_zero and (recovery is Recovery.LIGHT or bool(household.leaving))
 
     def again(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
-        tiled = present.stages[0].tiling is not None  # what is close to it has other tiles
-        if recovery is Recovery.HEAVY or folds or tiled:  # a private plan's units are folded
-            anew = fixed(present, wanted)
-            return run(partial(trusted_plan, make_plan, profile, cluster, anew))
-        if recovery is Recovery.RESPIPE and not household.leaving:  # it takes part of nobody alive
+        if planner in STRAIGHT:
+            wanted = replace(wanted, groups=False)
+        if from_zero:
+            return own(profile, cluster, wanted)
+        if not is_near:  # it takes part of nobody alive
             return respipe(profile, cluster, present, wanted, replicas=replicas).plan
         near = partial(
             replan,
@@ -217,7 +217,22 @@ def plan_change(
         )
         return run(near).plan
 
-    return _within_memory(request, household, change)
+    def own(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
+        return run(partial(trusted_plan, make_plan, profile, cluster, fixed(present, wanted)))
+
+    def on_as_many(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
+        used = here if on_all else here & present.device_names
+        return again(profile, cluster, replace(wanted, required=used - household.leaving))
+
+    obeyed: list[Planning] = []
+    if planner in UNDIVIDED and is_near:
+        obeyed.append(own)
+    if planner == "pp" or (planner != "auto" and is_near):
+        obeyed.append(on_as_many)
+    for planning in obeyed:
+        with suppress(PlanError):  # somebody has too little memory by now
+            return _within_memory(request, household, planning)
+    return _within_memory(request, household, again)
 
 
 def is_known(inventory: Inventory, request: PlanningRequest, holder: str) -> bool:

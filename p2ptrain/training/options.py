@@ -11,7 +11,7 @@ from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.plan.versions import Weights
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.asynchronous.ftpipehd import PLANNER, Ftpipehd
-from p2ptrain.training.option_values import are_borders, choice, is_grid, path, whole
+from p2ptrain.training.option_values import borders, choice, grid, path, seconds, whole
 
 
 class Recovery(StrEnum):
@@ -93,24 +93,20 @@ class TrainOptions:
             object.__setattr__(self, name, path(name, getattr(self, name)))
         for name in ("wait_for", "steps", "checkpoint_every", "whole_copies"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
+        waits = seconds("wait_timeout_seconds", self.wait_timeout_seconds)
+        object.__setattr__(self, "wait_timeout_seconds", waits)
         object.__setattr__(self, "wire", choice(WireFormat, "wire", self.wire))
         object.__setattr__(self, "recovery", choice(Recovery, "recovery", self.recovery))
         if not isinstance(self.asynchrony, Asynchrony | None):
             raise OptionError("asynchrony must be a p2ptrain.Asynchrony(), or None for rounds")
+        object.__setattr__(self, "grid", grid(self.grid))
+        object.__setattr__(self, "groups", borders(self.groups))
         if (self.grid or self.groups) and self.planner != "tiles":
             raise OptionError("grid and groups are for planner tiles")
-        if self.grid is not None and not is_grid(self.grid):
-            raise OptionError(f"grid is (rows, columns), from 1 on, found {self.grid!r}")
-        if self.groups and not are_borders(self.groups):
-            raise OptionError(
-                f"groups are borders of units, rising from 0, as (0, 4, 10): found {self.groups!r}"
-            )
         if self.planner == "tiles" and (self.private or self.asynchrony is not None):
             raise OptionError("planner tiles sends images to all devices, in synchronous rounds")
-        if self.wait_for < 1:
+        if self.wait_for is None or self.wait_for < 1:
             raise OptionError("wait_for counts this device too: give 1 or more")
-        if self.wait_timeout_seconds is not None and self.wait_timeout_seconds < 0:
-            raise OptionError("wait_timeout must not be negative")
         if self.steps is not None and self.steps < 1:
             raise OptionError("steps must be 1 or more")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:

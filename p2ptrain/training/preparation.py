@@ -17,6 +17,7 @@ from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
 from p2ptrain.model.tiles.refusal import NotTiled
+from p2ptrain.plan.planners import NAMES
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.training import checkpoint
 from p2ptrain.training.asynchronous.refusals import check_asynchronous
@@ -92,6 +93,9 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         ScriptError, CaptureError, OptionError: what the user has to change.
     """
     check_default_type()
+    if options.planner not in tuple(NAMES):
+        known = ", ".join(sorted(NAMES))
+        raise OptionError(f"unknown planner {options.planner!r} (known: {known})")
     if options.out is not None:
         checkpoint.check_weights_file(options.out)
     samples = Samples(job.data, lock=randomness_lock)

@@ -233,6 +233,8 @@ class _Reader:
                 raise NotTiled("it writes to a tensor that others may share")
             if self._map(first) in self._entering:
                 raise NotTiled("it writes to the model's input")
+            if not node.grad_enabled:  # what is written keeps its gradient; another map has none
+                raise NotTiled("it writes under torch.no_grad()")
             if not is_allowed(out_of_place(node.operator)):
                 raise NotTiled("it has no form that leaves its argument alone")
         self._same_size(reads)

@@ -148,6 +148,27 @@ def named_loss(output: Any, target: Any) -> Tensor:
     return cross_entropy(output.one, target.one) + cross_entropy(output.one, target.other)
 
 
+class Unrecorded(nn.Module):
+    """What `torch.no_grad()` does not record, but gives back as it was, keeps its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cast, self.clamped = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.dropped, self.out = nn.Linear(12, 12), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        x = torch.tanh(self.cast(x))
+        with torch.no_grad():
+            x = x.float()
+        x = self.clamped(x)
+        with torch.no_grad():
+            x.clamp_(-1, 1)
+        x = self.dropped(x)
+        with torch.no_grad():
+            x = nn.functional.dropout(x, 0.5, training=False)
+        return self.out(x)
+
+
 def layers(dtype: torch.dtype) -> nn.Module:
     parts = (nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 4))
     return nn.Sequential(*parts).to(dtype)
@@ -176,6 +197,7 @@ EXAMPLES = {
     "codebook": Example(Codebook, lambda: (torch.randn(6, 8), torch.randn(8)), mse_loss),
     "volumes": Example(volumes, lambda: (torch.randn(3, 8, 8), label())),
     "stateful": Example(Stateful, lambda: (torch.randn(12), label())),
+    "unrecorded": Example(Unrecorded, lambda: (torch.randn(12), label())),
     "structured": Example(
         Structured,
         lambda: (

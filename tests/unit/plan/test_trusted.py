@@ -10,13 +10,14 @@ from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.trusted import DOUBT, trusted_plan
+from p2ptrain.plan.trusted import DOUBT, trusted_plan, trusted_seconds
 from tests.unit.plan import examples
 
 REQUEST = PlanRequest(batch_size=4)
 PROFILE = examples.profile([(1.0, 1.0), (1.0, 1.0)])
 CLUSTER = examples.cluster("a", "b")
 ONE = (PlannedStage((0, 2), (DeviceShare("a", 1), DeviceShare("b", 1)), 1),)
+ALONE = (PlannedStage((0, 2), (DeviceShare("a", 2),), 1),)
 TWO = (
     PlannedStage((0, 1), (DeviceShare("a", 2),), 2),
     PlannedStage((1, 2), (DeviceShare("b", 2),), 1),
@@ -27,16 +28,21 @@ def _plan(stages: tuple[PlannedStage, ...], seconds: float, planner: str) -> Pla
     return Plan(planner, BatchSplit(4, 2), stages, Predicted(seconds, 4 / seconds, {}))
 
 
-def _chosen(whole_seconds: float | None, request: PlanRequest = REQUEST) -> Plan:
-    """Of a pipeline that takes a second and a stage of all devices; None = that does not fit."""
+def _chosen(
+    whole_seconds: float | None, request: PlanRequest = REQUEST, alone_seconds: float | None = None
+) -> Plan:
+    """Of a pipeline that takes a second, a stage of all devices, and a device; None = no plan."""
 
     def planner(_profile: Profile, _cluster: Cluster, asked: PlanRequest) -> Plan:
         if asked.planner == "auto":
-            return _plan(TWO, 1.0, "auto")
-        assert asked == replace(request, planner="dp")
-        if whole_seconds is None:
+            return replace(_plan(TWO, 1.0, "auto"), mode=request.mode)
+        assert asked == replace(request, planner=asked.planner)
+        stages, seconds = {"dp": (ONE, whole_seconds), "single": (ALONE, alone_seconds)}[
+            asked.planner
+        ]
+        if seconds is None:
             raise PlanError("too little memory")
-        return _plan(ONE, whole_seconds, "dp")
+        return _plan(stages, seconds, asked.planner)
 
     return trusted_plan(planner, PROFILE, CLUSTER, request)
 
@@ -49,12 +55,21 @@ def test_a_stage_of_all_devices_is_taken_unless_a_pipeline_gains_more_than_it_is
     assert far == _plan(TWO, 1.0, "auto")
 
 
+@pytest.mark.parametrize(("alone_seconds", "found_by"), [(1.05, "single"), (1.09, "dp")])
+def test_auto_does_not_fall_behind_one_device_for_that(alone_seconds: float, found_by: str) -> None:
+    chosen = _chosen(1.08, alone_seconds=alone_seconds)
+    assert (chosen.planner, chosen.found_by) == ("auto", found_by)
+    assert chosen.predicted.round_seconds == min(1.08, alone_seconds)
+
+
 def test_a_pipeline_stays_where_not_everybody_can_hold_the_model() -> None:
     assert _chosen(None).stages == TWO
 
 
 def test_without_a_barrier_nobody_waits_so_nothing_is_doubted() -> None:
-    assert _chosen(1.0, replace(REQUEST, mode=Mode.ASYNC)).stages == TWO
+    free = _chosen(1.0, replace(REQUEST, mode=Mode.ASYNC))
+    assert free.stages == TWO
+    assert trusted_seconds(free) == free.predicted.round_seconds
 
 
 def test_a_planner_asked_for_by_name_is_obeyed() -> None:

@@ -121,3 +121,19 @@ async def test_a_holder_that_was_started_again_expects_what_it_hears_of_the_plan
         for _ in range(1 + CONFIRMED):
             _round(epochs, clock, b, 1.8)
         assert rounds.corrections.of_device(b) == 1.8
+
+
+async def test_rounds_of_a_plan_that_says_nothing_are_held_against_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of some tiles: not against what was expected of others before it."""
+    clock = Clock(monkeypatch)
+    async with _epochs() as (epochs, mesh_b):
+        here, b, rounds = epochs._mesh.self_id, mesh_b.self_id, epochs._elastic
+        rounds.began(_answer(epochs, b, new=True))
+        alone = assignment(replace(shared(3, 1), devices=(here,)))
+        rounds.began(replace(_answer(epochs, b, new=True, expects=False), assignment=alone))
+        for _ in range(1 + CONFIRMED):
+            clock.passes(ROUND_SECONDS)
+            epochs.busy({(0, here): Span(DUE.wall * 1.8, DUE.cpu)})
+        assert not rounds.corrections.devices

@@ -77,6 +77,69 @@ def test_who_leaves_gets_no_part_however_failures_are_planned_for(recovery: Reco
     assert used == {"device-0", "device-2"}
 
 
+UNEQUAL = (1.0, 1.0, 20.0, 3.0)
+"""Slowdowns of a household from which a fast plan would leave the third device out."""
+
+
+def without(home: MeasuredHousehold, gone: str) -> MeasuredHousehold:
+    others = [c for c in home.candidates if c.name != gone]
+    links = {pair: link for pair, link in home.links.items() if gone not in pair}
+    return replace(home, candidates=others, links=links)
+
+
+def changed(
+    planner: str, gone: str, home: MeasuredHousehold, recovery: Recovery = Recovery.LIGHT
+) -> tuple[Plan, Plan]:
+    """A job's first plan, and the one after that device is gone from `home`."""
+    asked = replace(REQUEST, planner=planner)
+    present, less = plan_household(asked, household(*UNEQUAL)), without(home, gone)
+    replicas = place_replicas(present).without({gone})
+    return present, plan_change(asked, less, present, replicas, recovery, 60.0)
+
+
+@pytest.mark.parametrize("gone", ["device-1", "device-3"])
+@pytest.mark.parametrize("planner", ["dp", "ftpipehd", "hybrid", "pipedream", "pp"])
+def test_a_planner_asked_for_by_name_leaves_no_device_out_after_a_failure(
+    planner: str, gone: str
+) -> None:
+    present, plan = changed(planner, gone, household(*UNEQUAL))
+    assert "device-2" in present.device_names  # however slow
+    assert plan.device_names == present.device_names - {gone}
+
+
+@pytest.mark.parametrize("planner", ["dp", "ftpipehd", "hybrid", "pipedream", "pp"])
+def test_nor_while_all_goes_well_or_somebody_leaves(planner: str) -> None:
+    asked, home = replace(REQUEST, planner=planner), household(*UNEQUAL)
+    present = plan_household(asked, home)
+    replicas = place_replicas(present)
+    better = plan_change(asked, home, present, replicas, Recovery.LIGHT)
+    assert better.device_names == present.device_names
+    leaving = replace(home, leaving=frozenset({"device-1"}))
+    plan = plan_change(asked, leaving, present, replicas, Recovery.LIGHT, 60.0)
+    assert plan.device_names == present.device_names - {"device-1"}
+
+
+@pytest.mark.parametrize(("planner", "gone"), [("dp", "device-3"), ("single", "device-1")])
+def test_who_asked_for_whole_models_gets_them_after_a_failure_too(planner: str, gone: str) -> None:
+    present, plan = changed(planner, gone, household(*UNEQUAL))
+    asked = replace(REQUEST, planner=planner, micro_batch=present.micro_batch)
+    assert plan == plan_household(asked, without(household(*UNEQUAL), gone))
+
+
+@pytest.mark.parametrize("planner", ["ftpipehd", "pp"])
+def test_stages_of_one_device_each_stay_so(planner: str) -> None:
+    _, plan = changed(planner, "device-1", household(*UNEQUAL))
+    assert [len(stage.devices) for stage in plan.stages] == [1, 1, 1]
+
+
+def test_where_its_own_planner_has_no_plan_any_more_the_job_goes_on_with_one_close_to_it() -> None:
+    home = household(*UNEQUAL)
+    short = replace(home.candidates[2], memory_bytes=0)
+    home = replace(home, candidates=[*home.candidates[:2], short, home.candidates[3]])
+    _, plan = changed("dp", "device-3", home)
+    assert plan.device_names == {"device-0", "device-1"}
+
+
 def test_everyone_waits_for_a_plan_so_it_is_searched_shortly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

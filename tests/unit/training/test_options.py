@@ -32,6 +32,9 @@ def test_texts_are_taken_for_what_they_name() -> None:
         ({"steps": 1.5}, "steps must be a whole number, not 1.5"),
         ({"asynchrony": True}, "asynchrony must be a p2ptrain.Asynchrony"),
         ({"wait_for": "2"}, "wait_for must be a whole number, not '2'"),
+        ({"wait_for": None}, "wait_for counts this device too"),
+        ({"wait_timeout_seconds": "3"}, "wait_timeout_seconds must be 0 seconds or more, not '3'"),
+        ({"wait_timeout_seconds": float("nan")}, "must be 0 seconds or more, not nan"),
     ],
 )
 def test_what_cannot_be_taken_is_named(given: dict[str, Any], message: str) -> None:
@@ -51,6 +54,9 @@ def test_what_cannot_be_taken_is_named(given: dict[str, Any], message: str) -> N
         ({"groups": (0, 2, 1)}, "borders of units"),
         ({"groups": (0, 1.5)}, "borders of units"),
         ({"groups": "0-3"}, "borders of units"),
+        ({"groups": None}, "borders of units"),
+        ({"groups": numpy.array([0, 4])}, "borders of units"),
+        ({"grid": ()}, "from 1 on"),
     ],
 )
 def test_a_grid_and_groups_are_checked_at_once(given: dict[str, Any], message: str) -> None:
@@ -61,3 +67,4 @@ def test_a_grid_and_groups_are_checked_at_once(given: dict[str, Any], message: s
 def test_a_grid_and_groups_may_be_given() -> None:
     options = TrainOptions(planner="tiles", grid=(2, 3), groups=(0, 1, 4))
     assert (options.grid, options.groups) == ((2, 3), (0, 1, 4))
+    assert TrainOptions(planner="tiles", grid=[2, 3], groups=[0, 1, 4]) == options  # type: ignore[arg-type]

@@ -18,13 +18,13 @@ from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.preparation import Prepared, prepare
 
 
-def prepared(resume: Path | None = None) -> Prepared:
+def prepared(resume: Path | None = None, planner: str = "auto") -> Prepared:
     model = nn.Sequential(nn.Linear(5, 33), nn.Tanh(), nn.Linear(33, 13), nn.Linear(13, 3))
     model[2].weight = nn.Parameter(torch.zeros(33, 13).t())  # lies by columns
     data = [(torch.full((5,), float(n)), n % 3) for n in range(8)]
     loss, sgd = nn.functional.cross_entropy, SGD(lr=0.1, momentum=0.9)
     job = Job(model, data, loss, sgd, batch_size=4, micro_batch=2)
-    return prepare(job, TrainOptions(resume=resume))
+    return prepare(job, TrainOptions(resume=resume, planner=planner))
 
 
 @pytest.mark.parametrize(("noted", "evaluated"), [(None, 2), (1, 1), (2, 2)])
@@ -38,6 +38,11 @@ def test_what_was_evaluated_before_the_checkpoint_is_known(
     checkpoint.save(tmp_path, Checkpoint(progress, model, {}))
     resumed = prepared(tmp_path)
     assert (resumed.first_step, resumed.evaluated) == (2, evaluated)
+
+
+def test_a_planner_that_there_is_not_is_named_before_anybody_is_waited_for() -> None:
+    with pytest.raises(OptionError, match=r"unknown planner 'best' \(known: auto, dp, .*tiles\)"):
+        prepared(planner="best")
 
 
 def test_another_default_type_than_other_devices_have_is_refused() -> None:

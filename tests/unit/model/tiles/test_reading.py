@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -60,6 +62,20 @@ def test_what_is_written_in_place_is_another_map_for_later_readers() -> None:
     )
     operations = read_tiled_part(description).network.operations
     assert [o.inputs for o in operations] == [(0,), (1,), (2,), (3, 2)]
+
+
+def test_what_is_written_without_a_record_keeps_its_gradient_so_it_is_not_tiled() -> None:
+    description = describe(
+        [convolution(IMAGE), ("aten.relu_.default", (NodeRef(0),)), LOSS], cuts=[1]
+    )
+    nodes = list(description.train.nodes)
+    nodes[1] = replace(nodes[1], grad_enabled=False)
+    part = read_tiled_part(
+        replace(description, train=replace(description.train, nodes=tuple(nodes)))
+    )
+    assert part.stop == 1
+    assert part.reason is not None
+    assert "it writes under torch.no_grad()" in part.reason
 
 
 CHANNELS_LAST = (torch.float32, False, False, torch.channels_last)
