@@ -66,6 +66,8 @@ SETTINGS = (
     Setting("mobilenetv2", 3, "dp", 64, 384),
     Setting("efficientnet_b1", 1, "auto", 32, 64),
     Setting("efficientnet_b1", 3, "pp", 32, 128),
+    Setting("densenet", 1, "auto", 32, 64),
+    Setting("densenet", 2, "tiles", 32, 64),
     Setting("vit", 1, "auto", 16, 32),
     Setting("vit", 2, "pp", 8, 64),
     Setting("vit", 3, "pp", 16, 64),
