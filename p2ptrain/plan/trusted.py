@@ -26,6 +26,8 @@ from p2ptrain.plan.request import Mode, PlanRequest
 
 DOUBT = 0.12
 """How much longer than predicted a round of several stages is taken to be."""
+NOT_THERE = "it would have to fetch the whole model first"
+"""Why a device is left out that had no part before."""
 
 
 def trusted_plan(
@@ -58,9 +60,42 @@ def trusted_plan(
     return plan
 
 
+def trusted_change(
+    planner: Callable[[Profile, Cluster, PlanRequest], Plan],
+    profile: Profile,
+    cluster: Cluster,
+    request: PlanRequest,
+    present: Plan,
+    found: Plan,
+) -> Plan:
+    """What was `found` in place of `present`, a stage of all devices; or those that are left of it.
+
+    That moves nothing, as each of them has the whole model.
+
+    Args:
+        request: for `auto`, with the micro-batch of `present`.
+    """
+    left = present.device_names & {device.name for device in cluster.devices}
+    if request.only is not None:
+        left &= request.only
+    if request.planner != "auto" or not is_shared_whole(present) or not is_doubted(found):
+        return found
+    with suppress(PlanError):
+        whole = planner(profile, cluster, replace(request, planner="dp", only=left))
+        if whole.predicted.round_seconds <= trusted_seconds(found):
+            others = tuple(replace(out, reason=NOT_THERE) for out in whole.left_out)
+            return replace(whole, planner="auto", found_by="dp", left_out=others)
+    return found
+
+
 def trusted_seconds(plan: Plan) -> float:
     """Of a round of `plan`, compared with those of a stage of all devices."""
     return (1 + DOUBT * is_doubted(plan)) * plan.predicted.round_seconds
+
+
+def is_shared_whole(plan: Plan) -> bool:
+    """Whether it is one ordinary stage of several devices."""
+    return len(plan.stages) == 1 and len(plan.device_names) > 1 and plan.stages[0].tiling is None
 
 
 def is_doubted(plan: Plan) -> bool:

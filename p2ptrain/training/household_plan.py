@@ -29,7 +29,7 @@ from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.tiling.tiled_plan import simulate_tiled
 from p2ptrain.plan.times import TimeTable, bytes_by_flop
-from p2ptrain.plan.trusted import trusted_plan
+from p2ptrain.plan.trusted import trusted_change, trusted_plan
 from p2ptrain.plan.versions import Weights, depths_of
 from p2ptrain.training.alike import Measured, shared
 from p2ptrain.training.memory_needs import (
@@ -215,7 +215,11 @@ def plan_change(
             effort=THOROUGH if repay_seconds is None else None,  # nobody waits
             repay_seconds=repay_seconds,
         )
-        return run(near).plan
+        found = run(near).plan
+        if repay_seconds is None:
+            return found  # it is weighed
+        asked = profile, cluster, fixed(present, wanted)
+        return trusted_change(make_plan, *asked, present, found)
 
     def own(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
         return run(partial(trusted_plan, make_plan, profile, cluster, fixed(present, wanted)))

@@ -25,7 +25,7 @@ from p2ptrain.plan.replanning.replan import Replanned, cost_model, living, repla
 from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
-from p2ptrain.plan.trusted import trusted_seconds
+from p2ptrain.plan.trusted import is_shared_whole, trusted_seconds
 
 LEAST_GAIN = 0.05
 """Predicted throughput gained, at least. Lower: more pauses for gains within measuring noise."""
@@ -112,8 +112,8 @@ def weigh(
         remaining_rounds, moved_seconds_ago: as of `decide`.
     """
     asked = LEAST_GAIN * 2 ** sum(age < MEMORY_SECONDS for age in moved_seconds_ago)
-    divided = len(plan.stages) == 1 and len(plan.device_names) > 1
-    new = trusted_seconds(found.plan) if divided else found.plan.predicted.round_seconds
+    whole = is_shared_whole(plan)
+    new = trusted_seconds(found.plan) if whole else found.plan.predicted.round_seconds
     gain = now / new - 1 if new > 0 else 0.0
     if found.plan.stages == plan.stages:
         return Decision(Action.STAY, plan, NOTHING, 0.0, "no plan found that is faster now")

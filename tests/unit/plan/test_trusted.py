@@ -6,11 +6,11 @@ import pytest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.trusted import DOUBT, trusted_plan, trusted_seconds
+from p2ptrain.plan.trusted import DOUBT, NOT_THERE, trusted_change, trusted_plan, trusted_seconds
 from tests.unit.plan import examples
 
 REQUEST = PlanRequest(batch_size=4)
@@ -53,6 +53,30 @@ def test_a_stage_of_all_devices_is_taken_unless_a_pipeline_gains_more_than_it_is
     assert (near.planner, near.found_by) == ("auto", "dp")
     assert near.predicted.round_seconds == pytest.approx(1 + 0.9 * DOUBT)
     assert far == _plan(TWO, 1.0, "auto")
+
+
+@pytest.mark.parametrize(
+    ("present", "whole_seconds", "stays"),
+    [(ONE, 1 + 0.9 * DOUBT, True), (ONE, 1 + 1.1 * DOUBT, False), (TWO, 1.0, False)],
+)
+def test_after_a_death_a_stage_of_all_stays_one_unless_a_pipeline_gains_more_than_that(
+    present: tuple[PlannedStage, ...], whole_seconds: float, *, stays: bool
+) -> None:
+    """Device c had no part: it would have to fetch everything."""
+
+    def planner(_profile: Profile, _cluster: Cluster, asked: PlanRequest) -> Plan:
+        assert asked == replace(REQUEST, planner="dp", only=frozenset({"a", "b"}))
+        return replace(_plan(ONE, whole_seconds, "dp"), left_out=(LeftOut("c", "not allowed"),))
+
+    before, found = _plan(present, 1.0, "auto"), _plan(TWO, 1.0, "auto")
+    cluster = examples.cluster("a", "b", "c")
+    changed = trusted_change(planner, PROFILE, cluster, REQUEST, before, found)
+    if stays:
+        assert changed.stages == ONE
+        assert (changed.planner, changed.found_by) == ("auto", "dp")
+        assert changed.left_out == (LeftOut("c", NOT_THERE),)
+    else:
+        assert changed == found
 
 
 @pytest.mark.parametrize(("alone_seconds", "found_by"), [(1.05, "single"), (1.09, "dp")])

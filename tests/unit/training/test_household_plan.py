@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +63,25 @@ def test_a_profile_that_takes_no_time_for_its_processor_time_is_refused_by_name(
     broken = replace(home.candidates[1], measured={**home.candidates[1].measured, "wall_by_cpu": 0})
     with pytest.raises(OptionError, match="profile of device-1: wall_by_cpu"):
         question(REQUEST, replace(home, candidates=[home.candidates[0], broken]))
+
+
+@pytest.mark.parametrize(("repay_seconds", "stages"), [(60.0, 1), (None, 3)])
+def test_after_a_death_auto_keeps_a_stage_of_all_and_what_can_wait_is_weighed(
+    monkeypatch: pytest.MonkeyPatch, repay_seconds: float | None, stages: int
+) -> None:
+    """The light re-plan finds a pipeline that seems a twentieth faster."""
+    four, three = household(*[1.0] * 4), household(*[1.0] * 3)
+    present = replace(plan_household(replace(REQUEST, planner="dp"), four), planner="auto")
+    asked = replace(REQUEST, micro_batch=present.micro_batch)
+    whole = plan_household(replace(asked, planner="dp"), three)
+    pipeline = plan_household(replace(asked, planner="pp"), three)
+    seconds = 0.95 * whole.predicted.round_seconds
+    predicted = replace(pipeline.predicted, round_seconds=seconds)
+    found = replace(pipeline, planner="auto", predicted=predicted)
+    monkeypatch.setattr(household_plan, "replan", lambda *_, **__: SimpleNamespace(plan=found))
+    replicas = place_replicas(present, chain=False)
+    plan = plan_change(REQUEST, three, present, replicas, Recovery.LIGHT, repay_seconds)
+    assert len(plan.stages) == stages
 
 
 @pytest.mark.parametrize("recovery", Recovery)
