@@ -141,9 +141,10 @@ def _given_back(node: Node) -> Argument:
 
     As does `x.float()` of what is float32 already: in `torch.no_grad()` too, where views have none.
     """
-    function = node.operator.split(".")[1]
-    is_in_place = function.endswith("_") and not function.endswith("__")
-    return node.args[0] if node.args and (is_in_place or function in _MAY_GIVE_BACK) else None
+    if not node.args:
+        return None
+    first, function = node.args[0], node.operator.split(".")[1]
+    return first if first in mutated_references(node) or function in _MAY_GIVE_BACK else None
 
 
 def _is_differentiable_type(value: object) -> bool:

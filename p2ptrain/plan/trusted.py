@@ -47,15 +47,12 @@ def trusted_plan(
     if request.planner != "auto" or not is_doubted(plan):
         return plan
 
-    def undivided(name: str) -> Plan:
-        found = planner(profile, cluster, replace(request, planner=name))
-        return replace(found, planner="auto", found_by=name)
-
+    asked = profile, cluster, request
     with suppress(PlanError):  # not everybody can hold the whole model
-        whole = undivided("dp")
+        whole = _found_by("dp", planner, *asked)
         if whole.predicted.round_seconds <= trusted_seconds(plan) and not is_doubted(whole):
             plan = whole
-            alone = undivided("single")
+            alone = _found_by("single", planner, *asked)
             plan = min(whole, alone, key=lambda one: one.predicted.round_seconds)
     return plan
 
@@ -75,17 +72,29 @@ def trusted_change(
     Args:
         request: for `auto`, with the micro-batch of `present`.
     """
+    if request.planner != "auto" or not is_shared_whole(present) or not is_doubted(found):
+        return found
     left = present.device_names & {device.name for device in cluster.devices}
     if request.only is not None:
         left &= request.only
-    if request.planner != "auto" or not is_shared_whole(present) or not is_doubted(found):
-        return found
     with suppress(PlanError):
-        whole = planner(profile, cluster, replace(request, planner="dp", only=left))
+        whole = _found_by("dp", planner, profile, cluster, replace(request, only=left))
         if whole.predicted.round_seconds <= trusted_seconds(found):
             others = tuple(replace(out, reason=NOT_THERE) for out in whole.left_out)
-            return replace(whole, planner="auto", found_by="dp", left_out=others)
+            return replace(whole, left_out=others)
     return found
+
+
+def _found_by(
+    name: str,
+    planner: Callable[[Profile, Cluster, PlanRequest], Plan],
+    profile: Profile,
+    cluster: Cluster,
+    request: PlanRequest,
+) -> Plan:
+    """The plan of that planner, as `auto` gives it."""
+    found = planner(profile, cluster, replace(request, planner=name))
+    return replace(found, planner="auto", found_by=name)
 
 
 def trusted_seconds(plan: Plan) -> float:

@@ -85,9 +85,14 @@ class Job:
         """Updates of one epoch; the last incomplete batch is dropped."""
         return len(self.data) // self.batch_size
 
-    def total_steps(self, steps: int | None = None) -> int:
-        """Updates of the whole job: the smaller of `steps` and what the epochs give."""
-        by_epochs = self.epochs * self.steps_per_epoch
+    def total_steps(self, steps: int | None = None, *, samples: int | None = None) -> int:
+        """Updates of the whole job: the smaller of `steps` and what the epochs give.
+
+        Args:
+            samples: that the data had when somebody asked; None = it is asked.
+        """
+        per_epoch = self.steps_per_epoch if samples is None else samples // self.batch_size
+        by_epochs = self.epochs * per_epoch
         return by_epochs if steps is None else min(steps, by_epochs)
 
     def lr_factor(self, update: int) -> float:

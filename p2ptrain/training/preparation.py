@@ -125,8 +125,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     least = least_piece(job, captured, samples, None if options.chooses_mode else how)
     if how is not None and options.chooses_mode and not only_rounds:
         only_rounds = why_only_rounds(job, least, how)
-    by_epochs = job.epochs * order.steps_per_epoch
-    steps = by_epochs if options.steps is None else min(options.steps, by_epochs)
+    steps = job.total_steps(options.steps, samples=len(samples))
     with timed(log, "division_tried"):
         sharing = _sharing(captured, samples)
     prepared = Prepared(

@@ -81,10 +81,10 @@ def protected(
     found = protect(stages, sizes, spare, own_slots)
     names = {device: candidate.name for device, candidate in candidates.items()}
     warnings = tuple(_warning(one, names) for one in found.unprotected)
-    if all(stage.copies_to is None for stage in found.stages):
+    cost = _cost(profile, sizes, plan, found.stages, candidates, links)
+    if cost is None:
         return Protected(found.stages, None, warnings)
     taken = copies_bytes(found.stages, sizes, own_slots)
-    cost = copies_cost(request, plan, found.stages, candidates, links)
     return Protected(found.stages, cost, warnings, taken)
 
 
@@ -96,10 +96,21 @@ def copies_cost(
     links: Mapping[tuple[str, str], Link],
 ) -> CopyCost | None:
     """Of one version of stages that have their keepers; None where nothing is kept."""
-    if all(stage.copies_to is None for stage in stages):
-        return None
     profile = to_profile(candidates[_any_of(candidates, stages)].measured, request)
     sizes = [state_bytes(profile, stage) for stage in stages]
+    return _cost(profile, sizes, plan, stages, candidates, links)
+
+
+def _cost(
+    profile: Profile,
+    sizes: Sequence[int],
+    plan: Plan,
+    stages: Sequence[PlacedStage],
+    candidates: Mapping[str, Candidate],
+    links: Mapping[tuple[str, str], Link],
+) -> CopyCost | None:
+    if all(stage.copies_to is None for stage in stages):
+        return None
     names = {device: candidate.name for device, candidate in candidates.items()}
     overheads = {device: overheads_of(one) or REFERENCE for device, one in candidates.items()}
     ways = [_way(stage, names, links) for stage in stages]

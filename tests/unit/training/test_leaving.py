@@ -100,13 +100,19 @@ def _endless_looks(mesh: MemoryHousehold) -> asyncio.Queue[str]:
     return looks
 
 
+async def _looking(mesh: MemoryHousehold) -> tuple[asyncio.Queue[str], Elasticity]:
+    """The looks of b, and a at the first of them, which never ends."""
+    looks = _endless_looks(mesh)
+    elasticity = await _training_with_b(mesh)
+    elasticity.note(holder.Appeared(mesh["b"].self_id))
+    elasticity._post(Drifted())
+    assert await looks.get() == "drift"
+    return looks, elasticity
+
+
 async def test_a_leave_ends_the_look_under_way_at_the_coordinator() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        looks = _endless_looks(mesh)
-        elasticity = await _training_with_b(mesh)
-        elasticity.note(holder.Appeared(mesh["b"].self_id))
-        elasticity._post(Drifted())
-        assert await looks.get() == "drift"
+        looks, elasticity = await _looking(mesh)
         leaves = _leave(mesh)
         assert await looks.get() == "end"
         elasticity.keep(mesh["b"].self_id, "too little memory")
@@ -120,21 +126,13 @@ async def test_a_look_that_takes_too_long_is_ended_at_the_coordinator(
     """Else it would go on looking beside the training, for nobody."""
     monkeypatch.setitem(elastic._LIMITS_SECONDS, Reason.DRIFT, 0.01)
     async with MemoryHousehold(["a", "b"]) as mesh:
-        looks = _endless_looks(mesh)
-        elasticity = await _training_with_b(mesh)
-        elasticity.note(holder.Appeared(mesh["b"].self_id))
-        elasticity._post(Drifted())
-        assert await looks.get() == "drift"
+        looks, elasticity = await _looking(mesh)
         assert await looks.get() == "end"
         await elasticity.close()
 
 
 async def test_the_end_of_a_job_ends_the_look_under_way() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        looks = _endless_looks(mesh)
-        elasticity = await _training_with_b(mesh)
-        elasticity.note(holder.Appeared(mesh["b"].self_id))
-        elasticity._post(Drifted())
-        assert await looks.get() == "drift"
+        looks, elasticity = await _looking(mesh)
         await elasticity.close()
         assert await looks.get() == "end"
