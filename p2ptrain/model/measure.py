@@ -12,7 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from p2ptrain.model.description import ModelDescription, TensorKind
+from p2ptrain.model.one_by_one import ONEDNN_FROM, units_faster_with_onednn
 from p2ptrain.model.packed import full_lengths
 from p2ptrain.model.timing import Clock, Limits, time_units
 from p2ptrain.model.unit_chain import UnitChain
@@ -53,6 +56,7 @@ class UnitMeasurements:
         times: wall seconds by batch size, ascending; at least the smallest that was asked for.
         wall_by_cpu: how many of them this device takes for one of processor time.
         cold: batch sizes that there was time for once, so that their times are too long.
+        faster: units in which a sample gets cheaper at once with ONEDNN_FROM samples.
     """
 
     input_bytes: int
@@ -61,6 +65,7 @@ class UnitMeasurements:
     times: Mapping[int, UnitTimes]
     wall_by_cpu: float
     cold: tuple[int, ...]
+    faster: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As in a profile file: "input_bytes", "target_bytes", "units" and "times"."""
@@ -119,9 +124,12 @@ def measure_units(
         clock: tests bring their own.
     """
 
+    faster = units_faster_with_onednn(description, torch.get_num_threads())
+
     def limits(room: _Room) -> Limits:
         return Limits(
             *(budget_seconds, most_seconds, enough_seconds, every_size, largest_second),
+            cheaper_from=ONEDNN_FROM if faster else None,
             may_run=room.may_run,
             apart=room.must_run_apart,
         )
@@ -145,6 +153,7 @@ def measure_units(
         times=timing.times,
         wall_by_cpu=timing.wall_by_cpu,
         cold=timing.cold,
+        faster=faster,
     )
 
 

@@ -84,6 +84,12 @@ SPLIT_BY_WHOLE = 1.25
 """How many times as long as a whole pass the first, split one takes at least."""
 MANY_UNITS = 6
 """Among so many one more costs little: from here on the first is run before they are timed."""
+CHEAPER = 0.6
+"""Of a sample's cost below it, what one is expected to cost from the size on that torch computes by
+another library (`one_by_one.py`): MobileNetV2 0.5, ResNet-50 0.49, EfficientNet-B1 0.5 from 4 to
+16 samples."""
+FIRST_PASS = 1.5
+"""How many times as long as the next one the first pass of a size takes, about."""
 LEAST_GROWTH = 1.5
 """From one size to the next, where time forces a smaller step than was asked for."""
 
@@ -178,6 +184,7 @@ class Limits:
             asked for, that it has not run cold.
         every_size: each is run as it was asked for, at least once, however long it takes.
         largest_second: the largest size is measured after the smallest.
+        cheaper_from: size from which a sample gets cheaper at once; None = no such size is known.
     """
 
     budget_seconds: float
@@ -185,6 +192,7 @@ class Limits:
     enough_seconds: float = inf
     every_size: bool = False
     largest_second: bool = False
+    cheaper_from: int | None = None
     may_run: Callable[[int], bool] = lambda batch: True
     apart: Callable[[int], bool] = lambda batch: False
 
@@ -319,20 +327,24 @@ class _Course:
         part = 1.0 if last else ROOM_FOR_LARGER
         enough, allowed = part * self._enough_seconds(), part * self._allowed_seconds()
         late = self._late_seconds() if is_second else enough
-        asked = [wanted] if self.limits.every_size else _towards(wanted, self.largest)
+        asked = [wanted] if self.limits.every_size else self._towards(wanted)
         sizes = [size for size in asked if self.limits.may_run(size)]
-        near = [size for size in sizes if 2 * size >= wanted]
+        gained = [size for size in sizes if self._crosses(size)]
+        near = [size for size in gained or sizes if 2 * size >= wanted]
         as_near = near
         if self.limits.largest_second:
-            as_near = [size for size in sizes if NEAR_THE_LARGEST * size >= wanted]
+            as_near = [s for s in gained or sizes if NEAR_THE_LARGEST * s >= wanted]
         choices = [(self._best, size, enough) for size in near]
         if is_second and enough < allowed:
             choices += [(_SHORT, size, enough) for size in near]
         choices += [(_SHORT, size, late) for size in as_near]
         once = _ONCE if is_second else _THIRD_ONCE
-        choices += [(once, size, late) for size in sizes]
-        if self.limits.apart(wanted):
-            choices = [(_APART, size, allowed) for size in sizes]
+        # the least of those that have gained leaves time for a second pass, which it takes
+        choices += [(once, size, late) for size in sizes if size not in gained[:-1]]
+        apart = [size for size in sizes if self.limits.apart(size)]
+        choices = [(_APART, size, allowed) for size in apart] + [
+            (way, size, seconds) for way, size, seconds in choices if size not in apart
+        ]
         if self.limits.every_size:
             choices[-1:] = [(way, size, inf) for way, size, _ in choices[-1:]]
         for way, size, seconds in choices:
@@ -371,12 +383,38 @@ class _Course:
         largest = self.done[self.largest]
         if len(self.done) == 1:
             known = largest.wall / (1 if largest.whole or largest.units else SPLIT_BY_WHOLE)
-            return known * (1 + SLOPE_OF_ONE_SIZE * (batch / self.largest - 1))
+            grown = known * (1 + SLOPE_OF_ONE_SIZE * (batch / self.largest - 1))
+            return CHEAPER * grown if self._crosses(batch) else grown
         a_sample = largest.wall / self.largest
         before = sorted(self.done)[-2]
+        change = self.limits.cheaper_from
+        if self._crosses(batch):
+            return CHEAPER * (largest.wall + a_sample * (batch - self.largest))
+        if change is not None and before < change <= self.largest:
+            return a_sample * batch
         slope = (largest.wall - self.done[before].wall) / (self.largest - before)
         a_sample = min(max(slope, LEAST_SLOPE * a_sample), a_sample)
         return largest.wall + a_sample * (batch - self.largest)
+
+    def _towards(self, wanted: int) -> list[int]:
+        """`wanted`, and smaller sizes that are still well above what was measured.
+
+        Where a sample gets cheaper at once in between, the size at which it does goes before those
+        below, none of which would end sooner.
+        """
+        sizes = [wanted]
+        while (smaller := sizes[-1] * 3 // 4) >= LEAST_GROWTH * self.largest:
+            sizes.append(smaller)
+        change = self.limits.cheaper_from
+        if change is not None and self._crosses(wanted):
+            beyond = [size for size in sizes if size > change]
+            return [*beyond, change, *(size for size in sizes if size < change)]
+        return sizes
+
+    def _crosses(self, batch: int) -> bool:
+        """Whether a sample gets cheaper at once between the largest size so far and `batch`."""
+        change = self.limits.cheaper_from
+        return change is not None and self.largest < change <= batch
 
     # -- passes ----------------------------------------------------------------------------------
 
@@ -387,11 +425,20 @@ class _Course:
             self._another(found)
 
     def run_again(self) -> None:
-        """Run sizes that were run once as a whole, largest first, as far as time allows."""
+        """Run sizes that were run once as a whole, largest first, as far as time allows.
+
+        Later where no other tells what a sample costs once it has got cheaper.
+        """
         for batch, found in sorted(self.done.items(), reverse=True):
-            fits = found.longest <= self._allowed_seconds()
-            if fits and found.is_cold and not self.limits.apart(batch):
+            expected, until = found.longest, self._allowed_seconds()
+            if self._alone_beyond_change(batch):
+                expected, until = expected / FIRST_PASS, self._late_seconds()
+            if expected <= until and found.is_cold and not self.limits.apart(batch):
                 found.whole.append(self._whole(batch))
+
+    def _alone_beyond_change(self, batch: int) -> bool:
+        change = self.limits.cheaper_from
+        return change is not None and [size for size in self.done if size >= change] == [batch]
 
     def fill(self) -> None:
         """Where the budget is spent, repeat sizes, largest first, in the time that remains."""
@@ -473,11 +520,3 @@ def telling(sizes: Sequence[BatchPasses]) -> list[BatchPasses]:
     if not warm:
         return [*sizes]
     return [s for s in sizes if not s.is_cold or not warm[0] < s.batch < warm[-1]]
-
-
-def _towards(wanted: int, measured: int) -> list[int]:
-    """`wanted`, and smaller sizes that are still well above what was measured."""
-    sizes = [wanted]
-    while (smaller := sizes[-1] * 3 // 4) >= LEAST_GROWTH * measured:
-        sizes.append(smaller)
-    return sizes

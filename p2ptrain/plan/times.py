@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import OptionError
@@ -88,6 +88,35 @@ class TimeTable:
     def times_slowdown(self, slowdown: float) -> TimeTable:
         """The same table on a device that takes `slowdown` times as long."""
         return TimeTable(self.sizes, tuple(_scaled(times, slowdown) for times in self.times))
+
+    def before_gain(self, samples: int, units: Collection[int]) -> TimeTable:
+        """This table with the size below `samples`, from which on `units` cost less at once.
+
+        A line from a smaller size to a larger one would promise some of that gain to all between.
+        Of the other units that line is true.
+        """
+        last = samples - 1
+        if last in self.sizes or not self.sizes[0] < last < self.sizes[-1]:
+            return self
+        place = bisect_left(self.sizes, last)
+        below = TimeTable(self.sizes[:place], self.times[:place]).completed(last).at(last)
+        straight = self.at(last)
+
+        def chosen(gains: Sequence[float], others: Sequence[float]) -> tuple[float, ...]:
+            return tuple(
+                max(gain, other) if unit in units else other
+                for unit, (gain, other) in enumerate(zip(gains, others, strict=True))
+            )
+
+        times = UnitTimes(
+            chosen(below.forward, straight.forward),
+            chosen(below.backward, straight.backward),
+            chosen(below.weight, straight.weight) if straight.weight else (),
+        )
+        return TimeTable(
+            (*self.sizes[:place], last, *self.sizes[place:]),
+            (*self.times[:place], times, *self.times[place:]),
+        )
 
     def extended_like(self, reference: TimeTable) -> TimeTable:
         """This table with the larger sizes that only `reference` has.

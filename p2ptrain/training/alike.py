@@ -48,6 +48,8 @@ class Measured:
         wall_by_cpu: wall seconds for one of processor time, above 0.
         overheads: None where it did not measure them.
         cold: sizes whose times are of a first pass.
+        cheaper_from: size from which samples cost less at once (`model/one_by_one.py`), so that
+            nothing smaller says what larger ones take.
     """
 
     kind: str
@@ -55,6 +57,7 @@ class Measured:
     times: TimeTable
     overheads: Overheads | None
     cold: frozenset[int] = frozenset()
+    cheaper_from: int | None = None
 
     @property
     def warm(self) -> tuple[int, ...]:
@@ -69,6 +72,8 @@ class Measured:
         """Where it lies between those, or not far beyond several."""
         if self.covers(size):
             return self.times.at(size)
+        if self.cheaper_from is not None and self.warm[-1] < self.cheaper_from <= size:
+            return None
         if len(self.warm) > 1 and self.warm[-1] < size <= REACH * self.warm[-1]:
             return self._warm_times.completed(size).at(size)
         return None

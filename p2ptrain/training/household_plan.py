@@ -425,14 +425,25 @@ def _measured(candidate: Candidate) -> Measured:
     """Raises OptionError: something in it is none."""
     measured, where = candidate.measured, f"profile of {candidate.name}"
     kind, cold = measured.get("processor", ""), measured.get("cold")
+    times = TimeTable.from_json(measured["times"], where)
+    gain = _gain(measured.get("faster"))
     return Measured(
         kind=kind if isinstance(kind, str) else "",
         wall_by_cpu=fields.number(
             measured.get("wall_by_cpu", 1.0), f"{where}: wall_by_cpu", above_zero=True
         ),
-        times=TimeTable.from_json(measured["times"], where),
+        times=times if gain is None else times.before_gain(*gain),
         overheads=overheads_of(candidate),
         cold=frozenset(size for size in cold if isinstance(size, int))
         if isinstance(cold, list)
         else frozenset(),
+        cheaper_from=None if gain is None else gain[0],
     )
+
+
+def _gain(value: object) -> tuple[int, frozenset[int]] | None:
+    """From how many samples on which units cost less at once; None where nobody has said so."""
+    match value:
+        case {"from": int(samples), "units": [*units]} if samples > 1:
+            return samples, frozenset(unit for unit in units if isinstance(unit, int))
+    return None

@@ -19,6 +19,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.measure import measure_units
+from p2ptrain.model.one_by_one import ONEDNN_FROM
 from p2ptrain.plan.profile import Profile
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.overheads import measure_overheads
@@ -27,7 +28,7 @@ from p2ptrain.training.processor import processor_kind
 
 log = get_logger(__name__)
 
-METHOD = 11
+METHOD = 12
 """Of measuring: what an earlier one has found is measured anew."""
 MOST_SAMPLES = 128
 """A sample of a larger batch costs about the same, and a slow device would take seconds."""
@@ -49,8 +50,9 @@ def batch_sizes_to_measure(
     """Which numbers of samples to time.
 
     Up to a device's part of the mini-batch, in equal steps: powers of two, so that a device more or
-    less changes them seldom. Of a fixed micro-batch a quarter too, as a device of a group may get;
-    where none may, what remains of the mini-batch: others occur nowhere, and might not compute.
+    less changes them seldom. The largest is no smaller than torch needs to be fast, if there are as
+    many samples (`one_by_one.py`). Of a fixed micro-batch a quarter too, as a device of a group may
+    get; where none may, what remains of the mini-batch: others occur nowhere, or do not compute.
     From a quarter of that part on, at most 4: what one sample takes follows from what more take,
     and not the other way round.
 
@@ -68,6 +70,7 @@ def batch_sizes_to_measure(
     top = min(MOST_SAMPLES, batch_size, max(4, _power_of_two(batch_size / devices)))
     low = max(1, min(4, top // 4))
     middle = _power_of_two(math.sqrt(top * low))
+    top = min(max(top, ONEDNN_FROM), batch_size)
     return sorted({min(max(size, least), batch_size) for size in (low, middle, top)})
 
 
@@ -119,8 +122,9 @@ async def measure(
 
     Beside it "overheads": what the device spends on messages and updates (`overheads.py`),
     "wall_by_cpu": wall seconds for one of processor time, in all these times, "cold": batch sizes
-    whose times are of a first pass, and "processor": its kind. It takes at most about
-    `memory_bytes`, whatever the model's size.
+    whose times are of a first pass, "faster": from how many samples on which units cost less at
+    once (`one_by_one.py`), and "processor": its kind. It takes at most about `memory_bytes`,
+    whatever the model's size.
     """
     sizes = "-".join(str(size) for size in batch_sizes)
     key = f"{description.digest[:32]}-{torch.get_num_threads()}-{sizes}"
@@ -159,6 +163,7 @@ def _measure(
         "processor": processor_kind(),
         "wall_by_cpu": units.wall_by_cpu,
         "cold": list(units.cold),
+        "faster": {"from": ONEDNN_FROM, "units": list(units.faster)} if units.faster else None,
         "overheads": measure_overheads().times_slowdown(units.wall_by_cpu).to_json(),
     }
 

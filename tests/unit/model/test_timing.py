@@ -33,6 +33,7 @@ class Device:
         fixed: CPU seconds of a forward beside those of its samples.
         fixed_of_last: the same, of the last unit's only.
         switching: CPU seconds of a forward or a backward of a unit by itself beside its own.
+        cheaper: (from how many samples, part of its cost that a sample has from there on).
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class Device:
         fixed: float = 0.0,
         fixed_of_last: float = 0.0,
         switching: float = 0.0,
+        cheaper: tuple[float, float] = (inf, 1.0),
     ) -> None:
         self.wall = self.cpu = self.in_period = 0.0
         self.share, self.period = share, period
         self.first_pass_factor, self.jitter = first_pass_factor, jitter
-        self.split_cost, self.switching = split_cost, switching
+        self.split_cost, self.switching, self.cheaper = split_cost, switching, cheaper
         self.fixed = (fixed, fixed, fixed + fixed_of_last)
         self.random = random.Random(0)
         self.passes: list[int] = []
@@ -110,6 +112,8 @@ class Device:
     def _spend(self, seconds_per_sample: float) -> None:
         batch = self.passes[-1]
         seconds = seconds_per_sample * batch * (1 + self.jitter * self.random.random())
+        if batch >= self.cheaper[0]:
+            seconds *= self.cheaper[1]
         if self.passes.count(batch) == 1:
             seconds *= self.first_pass_factor
         self.cpu += seconds
@@ -453,3 +457,42 @@ def test_a_size_that_was_run_once_tells_nothing_between_others() -> None:
     sizes = [BatchPasses(size, whole=[WholePass(1.0, 1.0, 2.0)] * n) for size, n in passes.items()]
     assert [size.batch for size in telling(sizes)] == [4, 32, 64]
     assert telling(sizes[1:3]) == sizes[1:3]
+
+
+GAINING = (16, 0.5)
+
+
+def test_a_slow_device_comes_to_the_size_from_which_samples_are_cheaper() -> None:
+    allowed = {"most_seconds": 1.5, "enough_seconds": 1.2}
+    for largest_second in (False, True):
+        device = Device(share=0.2, first_pass_factor=1.5, cheaper=GAINING)
+        found = timing(
+            device, [4, 16, 64], 0.4, largest_second=largest_second, cheaper_from=16, **allowed
+        )
+        unknowing = timing(
+            Device(share=0.2, first_pass_factor=1.5, cheaper=GAINING),
+            *([4, 16, 64], 0.4),
+            largest_second=largest_second,
+            **allowed,
+        )
+        assert max(found.times) >= 16
+        assert any(size >= 16 and size not in found.cold for size in found.times)
+        assert not set(found.times) & set(range(5, 16)), "that would tell nothing of larger ones"
+        assert found.times.keys() != unknowing.times.keys() or found.cold != unknowing.cold
+
+
+def test_a_second_pass_of_the_only_size_beyond_the_gain_may_come_a_little_late() -> None:
+    device = Device(share=0.2, first_pass_factor=1.2, cheaper=GAINING)
+    found = timing(
+        *(device, [4, 16, 64], 0.2), most_seconds=1.1, enough_seconds=0.9, cheaper_from=16
+    )
+    assert device.kinds == [("split", 4), ("whole", 4), ("whole", 16), ("whole", 16)]
+    assert found.cold == ()
+    assert 1.1 < device.wall <= SECOND_SIZE * 1.1
+
+
+def test_what_a_size_that_must_run_apart_costs_ends_no_smaller_one() -> None:
+    device = Device(share=0.2)
+    found = timed(device, [4, 64], 4.0, largest_second=True, apart=lambda batch: batch > 32)
+    assert list(found) == [4, 27]
+    assert ("whole", 27) in device.kinds

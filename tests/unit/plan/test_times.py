@@ -175,3 +175,25 @@ def test_of_a_single_size_little_is_anybodys_where_weights_are_few_for_what_is_c
     assert bert.forward == pytest.approx((16.0,))
     assert vit.forward == pytest.approx((18.0,)), "a fifth is of weights, at a byte for 40 flops"
     assert yolo.forward == pytest.approx((20.0,))
+
+
+def test_below_the_size_from_which_units_cost_less_they_cost_what_smaller_ones_do() -> None:
+    small = UnitTimes((4.0, 4.0), (8.0, 8.0), (2.0, 2.0))
+    large = UnitTimes((8.0, 16.0), (16.0, 32.0), (4.0, 8.0))
+    table = TimeTable((4, 16), (small, large)).before_gain(16, {0})
+    assert table.sizes == (4, 15, 16)
+    assert (table.at(4), table.at(16)) == (small, large)
+    of_a_line = 4.0 + 12.0 * 11 / 12
+    below = table.at(15)
+    assert below.forward[1] == pytest.approx(of_a_line)
+    assert below.backward[1] == pytest.approx(2 * of_a_line)
+    assert 8.0 < below.forward[0] <= 15.0
+    assert below.weight[0] == pytest.approx(below.forward[0] / 2)
+    assert table.at(10).forward[0] > TimeTable((4, 16), (small, large)).at(10).forward[0]
+
+
+@pytest.mark.parametrize("sizes", [(16, 64), (4, 8), (4, 15, 16)])
+def test_a_table_that_says_nothing_of_both_sides_stays_as_it_is(sizes: tuple[int, ...]) -> None:
+    times = tuple(UnitTimes((float(size),), (2.0 * size,)) for size in sizes)
+    table = TimeTable(sizes, times)
+    assert table.before_gain(16, {0}) == table

@@ -169,3 +169,17 @@ def test_a_kind_that_the_system_does_not_say_is_none(tmp_path: Path) -> None:
     assert processor_kind(tmp_path / "none") == ""
     (tmp_path / "empty").write_text("Hardware : unknown\n")
     assert processor_kind(tmp_path / "empty") == ""
+
+
+def test_small_batches_say_nothing_of_those_in_which_samples_cost_less_at_once() -> None:
+    once = measured(1.0, sizes=(4, 16)).times.times
+    cheap = tuple(0.5 * seconds for seconds in once[1].forward)
+    both = TimeTable((4, 16), (once[0], UnitTimes(cheap, cheap, (0.0,) * 2)))
+    both = both.before_gain(16, {0, 1})
+    small = TimeTable((4, 12), (both.at(4), both.at(12)))
+    own = {"a": small, "b": both}
+    found = shared(
+        {n: replace(measured(1.0), times=times, cheaper_from=16) for n, times in own.items()}
+    )
+    assert forward(found["a"], 16) == pytest.approx(cheap)
+    assert forward(found["b"], 16) == pytest.approx(cheap)

@@ -65,6 +65,30 @@ def test_a_profile_that_takes_no_time_for_its_processor_time_is_refused_by_name(
         question(REQUEST, replace(home, candidates=[home.candidates[0], broken]))
 
 
+@pytest.mark.parametrize(
+    ("faster", "sizes"),
+    [
+        ({"from": 16, "units": [0, 2]}, {4, 15, 16}),
+        (None, {4, 16}),
+        ({"from": "16", "units": [0]}, {4, 16}),
+    ],
+)
+def test_a_gain_with_larger_batches_is_not_promised_to_smaller_ones(
+    faster: object, sizes: set[int]
+) -> None:
+    home = household(1.0, 1.0)
+    own = home.candidates[0].measured
+    assert set(own["times"]) == {"4", "16"}
+    home = replace(
+        home,
+        candidates=[replace(c, measured={**own, "faster": faster}) for c in home.candidates],
+    )
+    _, cluster = question(REQUEST, home)
+    for device in cluster.devices:
+        assert device.times is not None
+        assert {size for size in device.times.sizes if 4 <= size <= 16} == sizes
+
+
 @pytest.mark.parametrize(("repay_seconds", "stages"), [(60.0, 1), (None, 3)])
 def test_after_a_death_auto_keeps_a_stage_of_all_and_what_can_wait_is_weighed(
     monkeypatch: pytest.MonkeyPatch, repay_seconds: float | None, stages: int

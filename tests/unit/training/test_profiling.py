@@ -30,8 +30,8 @@ from p2ptrain.training.profiling import ProfileCache, batch_sizes_to_measure, me
         (256, 5, 1, [4, 16, 64]),
         (128, 5, 1, [4, 16, 32]),
         (64, 5, 1, [4, 8, 16]),
-        (16, 5, 1, [1, 2, 4]),
-        (16, 5, 2, [2, 4]),  # BatchNorm
+        (16, 5, 1, [1, 2, 16]),  # a stage may compute all of them at once
+        (16, 5, 2, [2, 16]),  # BatchNorm
         (64, 1, 1, [4, 16, 64]),
         (3, 5, 1, [1, 2, 3]),
         (1, 5, 1, [1]),
