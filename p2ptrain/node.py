@@ -200,13 +200,7 @@ class Node:
             "address": mesh.address,
             "port": mesh.port,
             "members": [
-                {
-                    "name": m.name,
-                    "id": m.id,
-                    "state": str(m.state),
-                    **dict(m.info),
-                    **self._traffic(m),
-                }
+                _member_line(m) | self._traffic(m)
                 for m in sorted(mesh.members.values(), key=lambda m: (m.name, m.id))
             ],
             "coordinator": coordinator
@@ -382,6 +376,12 @@ async def _train_alone(
         finally:
             await run.cancel()
             await member.close()
+
+
+def _member_line(member: Member) -> dict[str, Any]:
+    """Of `status`; what a member says of itself does not change who it is."""
+    known = {"name": member.name, "id": member.id, "state": str(member.state)}
+    return {**known, **member.info, **known}
 
 
 def _check_limits(threads: int | None, memory_bytes: int | None) -> None:

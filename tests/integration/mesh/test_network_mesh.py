@@ -18,6 +18,7 @@ from p2ptrain.mesh import state_folder
 from p2ptrain.mesh.hello import Hello, to_message
 from p2ptrain.mesh.identity import load_or_create
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
+from p2ptrain.mesh.roster import MEMBERSHIP_KIND
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.window import Window
 from p2ptrain.net.endpoint import dial, dial_unpaired
@@ -336,6 +337,26 @@ async def test_a_copied_identity_stops_the_younger(home: Household, tmp_path: Pa
             await copy.until(lambda: False)
     assert anna.alive() == {"anna", "bert"}
     await together(anna, bert)
+
+
+async def test_one_members_odd_name_costs_no_link_of_others(home: Household) -> None:
+    anna, bert, cora = [await home.start(name) for name in ("anna", "bert", "cora")]
+    await together(anna, bert, cora)
+    me = cora.mesh.self_id
+    record = cora.mesh._roster._membership.members[me]
+    said = {"id": me, "name": "c/o", "inc": record.incarnation + 1, "state": "alive"}
+    claim = {**said, "info": {}, "run": record.instance}
+    payload = {"kind": "gossip", "claims": [claim]}
+    await cora.mesh.send(anna.mesh.self_id, Message(MEMBERSHIP_KIND, {"payload": payload}))
+    await anna.until(lambda: "c_o" in {d.name for d in anna.mesh.belonging.devices()})
+    heard: list[MeshEvent] = []
+    anna.mesh.subscribe(heard.append)
+    bert.mesh._connections.cut(anna.mesh.self_id, "pulled")
+    await anna.until(lambda: LinkUp(bert.mesh.self_id) in heard)
+    for _ in range(3):  # what is told at once when a link comes up has been taken in by then
+        await bert.mesh.call(anna.mesh.self_id, Message("mesh.ping"), timeout_seconds=5)
+        await anna.mesh.call(bert.mesh.self_id, Message("mesh.ping"), timeout_seconds=5)
+    assert len([event for event in heard if isinstance(event, LinkLost)]) == 1
 
 
 async def test_a_renamed_coordinator_is_called_so_by_all(home: Household) -> None:
