@@ -364,7 +364,8 @@ def test_bad_claims_are_refused(change: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "kept"), [("../a", "_a"), (" anna. ", "anna"), ("...", "unnamed"), ("x" * 64, "x" * 52)]
+    ("told", "kept"),
+    [("../a", "_a"), (" anna. ", "anna"), ("...", "unnamed"), ("x" * 64, "x" * 52)],
 )
 def test_a_name_that_no_device_may_have_is_replaced(told: str, kept: str) -> None:
     """Others are told it in trust records, and end the link over one that none may have."""
