@@ -255,7 +255,7 @@ class Connections:
             waiting[0].link.abort("the device has dialled too often")
 
     def _forget(self, link: PeerLink) -> None:
-        """A link that has ended is not kept for a timer: it has much memory, and may be one of many."""
+        """A timer would keep it longer, and it may be one of many with large buffers."""
         patience = self._all_links.pop(link, None)
         if patience is not None:
             patience.cancel()
