@@ -389,7 +389,7 @@ class NetworkMesh:
             instance=self._instance,
             uptime_seconds=asyncio.get_running_loop().time() - self._started,
             port=self.port,
-            addresses=tuple(self._own.ips[:8]),
+            addresses=tuple(self._own.told[:8]),
             info=self._info,
         )
 
