@@ -384,6 +384,7 @@ class NetworkMesh:
         return over_mdns(self._own, lambda: self._trust.trusted, self._notices.warn)
 
     def _hello(self) -> Hello:
+        self._own.refresh()  # the link that it is for may be the first one over a new network
         return Hello(
             name=self.name,
             instance=self._instance,

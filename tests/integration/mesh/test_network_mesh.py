@@ -18,6 +18,7 @@ from p2ptrain.mesh import state_folder
 from p2ptrain.mesh.hello import Hello, to_message
 from p2ptrain.mesh.identity import load_or_create
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
+from p2ptrain.mesh.interfaces import Address
 from p2ptrain.mesh.roster import MEMBERSHIP_KIND
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.window import Window
@@ -182,6 +183,16 @@ async def test_a_member_knows_devices_it_never_paired_with(home: Household, tmp_
     await together(anna, bert, cora)
     by = {d.name: d.introduced_by for d in cora.mesh.belonging.devices()}
     assert by == {"anna": "cora", "bert": "anna"}
+
+
+async def test_a_hello_tells_the_addresses_of_that_moment(
+    home: Household, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others keep them, and take a device for ended that nobody hears where it was before."""
+    anna = await home.start("anna")
+    monkeypatch.setattr(anna.mesh._own, "_wanted", ())
+    monkeypatch.setattr(anna.mesh._own, "_read", lambda: [Address("wlan0", "10.1.0.88")])
+    assert anna.mesh._hello().addresses == ("10.1.0.88",)
 
 
 async def test_a_peer_whose_name_is_not_known_yet_ends_no_start(
