@@ -60,13 +60,22 @@ class OwnAddresses:
 
     def refresh(self) -> bool:
         """Read them again; whether they have changed."""
-        try:
-            ips = choose(self._wanted, self._read())
-        except OptionError as error:  # the wanted interface is down now
-            log.info("interface_gone", why=str(error))
-            ips = []
+        ips = self._there()
         changed, self.ips = ips != self.ips, ips
         return changed
+
+    def _there(self) -> list[str]:
+        """Of the wanted interfaces those that are up now: another one may be down."""
+        available = self._read()
+        if not self._wanted:
+            return choose((), available)
+        ips: list[str] = []
+        for name in self._wanted:
+            try:
+                ips += choose((name,), available)
+            except OptionError as error:
+                log.info("interface_gone", why=str(error))
+        return list(dict.fromkeys(ips))
 
 
 class RoamingDiscovery:

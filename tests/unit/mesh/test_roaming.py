@@ -149,6 +149,15 @@ def test_a_wanted_interface_may_come_and_go_but_must_be_there_at_first() -> None
         OwnAddresses(["wlan0"], lambda: addresses)
 
 
+def test_of_two_wanted_interfaces_one_may_be_down() -> None:
+    addresses = [HOME, Address("eth0", "10.1.0.2"), LOOPBACK]
+    own = OwnAddresses(["wlan0", "eth0", HOME.ip], lambda: addresses)
+    assert own.ips == [HOME.ip, "10.1.0.2"]
+    del addresses[1]
+    assert own.refresh()
+    assert own.ips == [HOME.ip]
+
+
 async def test_discovery_starts_anew_where_somebody_else_saw_the_change_first() -> None:
     machine = _Machine(HOME)
     own = OwnAddresses((), lambda: machine.addresses)
