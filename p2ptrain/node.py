@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain import event_loop, own_thread
 from p2ptrain._version import __version__
-from p2ptrain.errors import OptionError, PeerError
+from p2ptrain.errors import Error, OptionError
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.default_folder import default_state_dir
 from p2ptrain.mesh.interface import MemberState
@@ -236,7 +236,7 @@ class Node:
         try:
             async with asyncio.timeout(LINK_SECONDS):
                 speed = await self._mesh.measure_link(member.id)
-        except (PeerError, TimeoutError) as error:
+        except (Error, TimeoutError) as error:
             return {**place, "error": str(error) or "it took too long"}
         return {**place, **dataclasses.asdict(speed)}
 

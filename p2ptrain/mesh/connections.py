@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeAlias
 
-from p2ptrain.errors import LinkClosed, NotPaired, PeerError, UserError, VersionMismatch
+from p2ptrain.errors import Error, LinkClosed, NotPaired, PeerError, UserError, VersionMismatch
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address, AddressBook
 from p2ptrain.mesh.backoff import Backoff
@@ -312,7 +312,7 @@ class Connections:
         try:
             async with asyncio.timeout(self._times.ask_old_seconds):
                 await self._around.is_reachable(old.peer_id)
-        except (PeerError, TimeoutError):
+        except (Error, TimeoutError):  # a peer's answer may name any error of ours
             return Decision(Action.ACCEPT, "its earlier process does not answer")
         if before is None or self.link(old.peer_id) is not old:
             return Decision(Action.ACCEPT, "its earlier process is gone")

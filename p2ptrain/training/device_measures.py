@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from p2ptrain.errors import PeerError, ProtocolError, TrainingError
+from p2ptrain.errors import Error, ProtocolError, TrainingError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import GONE, Mesh
 from p2ptrain.model.description import ModelDescription
@@ -148,7 +148,7 @@ class DeviceMeasures:
                 before = self._speeds.get(str(target), (0.0, 0.0))[0] if again else 0.0
                 if speed.bytes_per_s > before:
                     self._speeds[str(target)] = (speed.bytes_per_s, speed.latency_s)
-            except (PeerError, TimeoutError) as error:
+            except (Error, TimeoutError) as error:
                 log.info("link_not_measured", target=str(target)[:12], why=str(error))
         return Message(MEASURE_LINKS, {"speeds": speeds})
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from p2ptrain import failpoints
-from p2ptrain.errors import PeerError
+from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
@@ -53,5 +53,5 @@ async def hand_over(
         )
         async with asyncio.timeout(left):
             await service.idle.wait()
-    except (PeerError, TimeoutError) as error:
+    except (Error, TimeoutError) as error:
         log.info("not_handed_over", why=str(error) or f"it took more than {seconds:.0f} s")

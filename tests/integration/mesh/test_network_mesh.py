@@ -37,6 +37,7 @@ from p2ptrain.observe.events import (
     Warned,
 )
 from tests.unit.mesh.household import CODE, Device, Household, household
+from tests.unit.net.helpers import Inbox
 
 
 @pytest.fixture
@@ -368,6 +369,27 @@ async def test_one_members_odd_name_costs_no_link_of_others(home: Household) -> 
         await bert.mesh.call(anna.mesh.self_id, Message("mesh.ping"), timeout_seconds=5)
         await anna.mesh.call(bert.mesh.self_id, Message("mesh.ping"), timeout_seconds=5)
     assert len([event for event in heard if isinstance(event, LinkLost)]) == 1
+
+
+async def test_whatever_a_member_answers_ends_nobody(home: Household, tmp_path: Path) -> None:
+    """Anna asks bert's first process whether it lives, as a second one has come."""
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+
+    async def refuse(_peer: str, _message: Message) -> Message:
+        raise UserError("stop")
+
+    bert.mesh.route("mesh.ping", refuse)
+    me = load_or_create(StateFolder(tmp_path / "bert"))
+    certificate = load_or_create(StateFolder(tmp_path / "anna")).certificate_der
+    context = client_context(Credentials(me.pem_file, me.pem_file), [certificate])
+    receiver = Inbox()
+    where = [("127.0.0.1", anna.mesh.port)]
+    link = await dial(where, context, anna.mesh.self_id, lambda peer: Link(peer, receiver))
+    await link.send(to_message(Hello("bert", "0" * 16, 0.1, bert.mesh.port, token="t")))
+    assert (await receiver.count(1))[0].kind == "mesh.hello"
+    link.abort()
+    await together(anna, bert)
 
 
 async def test_a_renamed_coordinator_is_called_so_by_all(home: Household) -> None:
