@@ -25,7 +25,7 @@ from p2ptrain.training.change_planning import ChangePlanning, Heard, Made
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
 from p2ptrain.training.memory_needs import taken_beside_bytes
 from p2ptrain.training.options import Recovery
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.patience import call_while_bytes_arrive
 from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, integer
@@ -174,7 +174,7 @@ class Change:
                 timeout_seconds=timeout_seconds,
                 reply_parts=limited(BLOB_LIMIT_BYTES),
             )
-            inventory = Inventory.from_bytes(reply.parts[0])
+            inventory = Inventory.from_bytes(part_of(reply))
         except NotCoordinator:
             raise
         except (Error, TimeoutError) as error:

@@ -27,7 +27,7 @@ from p2ptrain.training.company import Company
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.default_type import check_default_type
 from p2ptrain.training.operator_errors import OPERATORS_RAISE, first_line, unit_of
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.protocol import (
     FETCH_MODEL,
@@ -180,7 +180,7 @@ class DeviceMeasures:
                     priority=Priority.TENSOR,
                     reply_parts=limited(MODEL_LIMIT_BYTES),
                 )
-            blob = bytes(reply.parts[0])
+            blob = bytes(part_of(reply))
             with timed(log, "model_read"):
                 read = partial(ModelDescription.from_bytes, blob)
                 description = await self._compute.run((0,), read)

@@ -290,6 +290,18 @@ async def test_no_flipped_bit_goes_unseen() -> None:
     assert min(counted["read again"], counted["refused"]) > 0
 
 
+async def test_an_answer_without_a_manifest_is_refused() -> None:
+    """As every answer whose part is missing; that was taken for a bug of the reader's."""
+    async with Two() as two:
+
+        async def bare(_peer: str, _message: Message) -> Message:
+            return Message(STATE_MANIFEST, {"digest": 0})
+
+        two.mesh["owner"].route(STATE_MANIFEST, bare)
+        with pytest.raises(ProtocolError, match="without its part 0"):
+            await two.read()
+
+
 async def test_a_manifest_without_a_checksum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Two() as two:
         two.offer(known=False)
