@@ -12,7 +12,15 @@ from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, DEVICES_LIMIT, ids, integer, number, text
+from p2ptrain.training.protocol import (
+    BLOB_LIMIT_BYTES,
+    DEVICES_LIMIT,
+    ids,
+    integer,
+    number,
+    shown,
+    text,
+)
 from p2ptrain.training.recovery.cadence import CopyCost, Transfer
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import Choice, GlobalCopy, Lost, Past
@@ -381,4 +389,4 @@ def _texts(value: object) -> tuple[str, ...]:
         raise ProtocolError(f"a list of at most {DEVICES_LIMIT} texts was expected")
     if not all(isinstance(entry, str) and len(entry) <= 4096 for entry in value):
         raise ProtocolError("a list of texts was expected")
-    return tuple(value)
+    return tuple(map(shown, value))
