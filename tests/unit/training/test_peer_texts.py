@@ -10,7 +10,7 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
 from p2ptrain.training.progress import PROGRESS, ProgressBoard
-from p2ptrain.training.protocol import text
+from p2ptrain.training.protocol import wording
 
 
 @pytest.mark.parametrize(
@@ -20,16 +20,17 @@ from p2ptrain.training.protocol import text
         ("Zu wenig Speicher für Gerät „Küche“", "Zu wenig Speicher für Gerät „Küche“"),
         ("first\n  second\tthird", "first second third"),
         ("\x1b[2J\x1b[31mall is well", "?[2J?[31mall is well"),
+        ("\x1f", "?"),
         ("from \u202eright to left", "from ?right to left"),
     ],
 )
 def test_a_peers_text_is_one_harmless_line(sent: str, read: str) -> None:
-    assert text({"reason": sent}, "reason") == read
+    assert wording({"reason": sent}, "reason", 256) == read
 
 
 def test_a_peers_text_has_a_limit() -> None:
     with pytest.raises(ProtocolError, match="at most 5 characters"):
-        text({"reason": "\n" * 6}, "reason", 5)
+        wording({"reason": "\n" * 6}, "reason", 5)
 
 
 async def test_a_line_of_progress_is_harmless_too() -> None:
