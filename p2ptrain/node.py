@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain import event_loop, own_thread
 from p2ptrain._version import __version__
-from p2ptrain.errors import OptionError, PeerError
+from p2ptrain.errors import Error, OptionError
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.default_folder import default_state_dir
 from p2ptrain.mesh.interface import MemberState
@@ -200,13 +200,7 @@ class Node:
             "address": mesh.address,
             "port": mesh.port,
             "members": [
-                {
-                    "name": m.name,
-                    "id": m.id,
-                    "state": str(m.state),
-                    **dict(m.info),
-                    **self._traffic(m),
-                }
+                _member_line(m) | self._traffic(m)
                 for m in sorted(mesh.members.values(), key=lambda m: (m.name, m.id))
             ],
             "coordinator": coordinator
@@ -242,7 +236,7 @@ class Node:
         try:
             async with asyncio.timeout(LINK_SECONDS):
                 speed = await self._mesh.measure_link(member.id)
-        except (PeerError, TimeoutError) as error:
+        except (Error, TimeoutError) as error:
             return {**place, "error": str(error) or "it took too long"}
         return {**place, **dataclasses.asdict(speed)}
 
@@ -382,6 +376,12 @@ async def _train_alone(
         finally:
             await run.cancel()
             await member.close()
+
+
+def _member_line(member: Member) -> dict[str, Any]:
+    """Of `status`; what a member says of itself does not change who it is."""
+    known = {"name": member.name, "id": member.id, "state": str(member.state)}
+    return {**known, **member.info, **known}
 
 
 def _check_limits(threads: int | None, memory_bytes: int | None) -> None:

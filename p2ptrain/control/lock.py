@@ -5,6 +5,7 @@ The lock is the operating system's (fcntl, msvcrt), so it ends with the process,
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from p2ptrain.mesh.state_folder import StateFolder
 LOCK_NAME = "lock"
 _LOCKED_BYTE = 1 << 30
 """Windows locks bytes against reading: this one is far behind what is written."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO)
+"""What file systems say that lock nothing, as some over a network."""
 
 
 class FolderBusy(UserError):
@@ -44,21 +47,37 @@ class FolderLock:
             UserError: the folder cannot be used, or others may read it.
         """
         StateFolder(self._folder)
-        path = self._folder / LOCK_NAME
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        try:
+            self._descriptor = self._take()
+        except OSError as error:
+            raise UserError(
+                f"the state folder {self._folder} cannot be used: {error.strerror}"
+            ) from error
+        return self
+
+    def _take(self) -> int:
+        """The file, locked, with our name in it."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        descriptor = os.open(self._folder / LOCK_NAME, flags, 0o600)
+        try:
+            self._lock_or_tell(descriptor)
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"p2ptrain {self._command} (process {os.getpid()})".encode())
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _lock_or_tell(self, descriptor: int) -> None:
         try:
             _lock(descriptor)
-        except OSError:
-            holder = _holder(descriptor)
-            os.close(descriptor)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                raise
             raise FolderBusy(
-                f"{holder} already runs with the state folder {self._folder}: "
+                f"{_holder(descriptor)} already runs with the state folder {self._folder}: "
                 "stop it first, or give another --state-dir"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"p2ptrain {self._command} (process {os.getpid()})".encode())
-        self._descriptor = descriptor
-        return self
 
     def __exit__(
         self,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeAlias
 
-from p2ptrain.errors import LinkClosed, NotPaired, PeerError, UserError, VersionMismatch
+from p2ptrain.errors import Error, LinkClosed, NotPaired, PeerError, UserError, VersionMismatch
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address, AddressBook
 from p2ptrain.mesh.backoff import Backoff
@@ -42,6 +42,10 @@ from p2ptrain.net.link import Link
 from p2ptrain.net.message import Message
 
 log = get_logger(__name__)
+
+WAITING_LIMIT = 16
+"""Links that a device has dialled and that are not up yet. It may try twelve addresses at once; a
+hostile one would take all file descriptors of this process."""
 
 MakeLink: TypeAlias = Callable[[str], Link]
 Dial: TypeAlias = Callable[[Sequence[Address], str, MakeLink], Awaitable[Link]]
@@ -131,7 +135,8 @@ class Connections:
         self._rng = rng
         self._times = times or ConnectionTimes()
         self._peers: dict[str, _Peer] = {}
-        self._all_links: set[PeerLink] = set()
+        # In the order in which they were made, each with what ends it if it stays silent.
+        self._all_links: dict[PeerLink, asyncio.TimerHandle | None] = {}
         self._posts: dict[PeerLink, asyncio.Task[None] | None] = {}
         self._leaving = False
 
@@ -234,10 +239,26 @@ class Connections:
             raise LinkClosed("this device is leaving")
         if peer_id != self._around.self_id and not self._around.is_trusted(peer_id):
             raise NotPaired(f"device {peer_id[:16]} is not paired")
+        self._make_room(peer_id)
         link = self._new_link(peer_id, None)
         loop = asyncio.get_running_loop()
-        loop.call_later(self._times.hello_seconds, self._end_if_silent, link)
+        patience = loop.call_later(self._times.hello_seconds, self._end_if_silent, link)
+        self._all_links[link] = patience
         return link.link
+
+    def _make_room(self, peer_id: str) -> None:
+        """Of the links that a device has dialled and that are not up, the oldest gives way."""
+        dialled = [link for link in self._all_links if link.peer_id == peer_id and not link.own]
+        waiting = [link for link in dialled if link.theirs is None]
+        if len(waiting) >= WAITING_LIMIT:
+            self._forget(waiting[0])  # at once: several may come before it has ended
+            waiting[0].link.abort("the device has dialled too often")
+
+    def _forget(self, link: PeerLink) -> None:
+        """A timer would keep it longer, and it may be one of many with large buffers."""
+        patience = self._all_links.pop(link, None)
+        if patience is not None:
+            patience.cancel()
 
     def said_hello(self, link: PeerLink, hello: Hello) -> None:
         """See `LinkOwner`."""
@@ -253,7 +274,7 @@ class Connections:
 
     def ended(self, link: PeerLink, error: PeerError) -> None:
         """See `LinkOwner`."""
-        self._all_links.discard(link)
+        self._forget(link)
         post = self._posts.pop(link, None)
         if post is not None:
             post.cancel()
@@ -291,7 +312,7 @@ class Connections:
         try:
             async with asyncio.timeout(self._times.ask_old_seconds):
                 await self._around.is_reachable(old.peer_id)
-        except (PeerError, TimeoutError):
+        except (Error, TimeoutError):  # a peer's answer may name any error of ours
             return Decision(Action.ACCEPT, "its earlier process does not answer")
         if before is None or self.link(old.peer_id) is not old:
             return Decision(Action.ACCEPT, "its earlier process is gone")
@@ -346,7 +367,7 @@ class Connections:
 
     def _new_link(self, peer_id: str, own: Hello | None) -> PeerLink:
         link = PeerLink(peer_id, self, self._router, own, self._around.executor)
-        self._all_links.add(link)
+        self._all_links[link] = None
         return link
 
     def _end_if_silent(self, link: PeerLink) -> None:
@@ -410,7 +431,7 @@ class Connections:
             for link in made:
                 if link.theirs is None:
                     link.link.abort("no link came of the dial")
-                    self._all_links.discard(link)
+                    self._forget(link)
 
     def _own_hello(self, token: str, last_token: str) -> Hello:
         return replace(self._around.own_hello(), token=token, last_token=last_token)

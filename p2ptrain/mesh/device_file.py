@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address, is_usable
 from p2ptrain.mesh.state_folder import StateFolder, broken_file
 from p2ptrain.mesh.text import checked_name
+
+log = get_logger(__name__)
 
 DEVICE_FILE = "device.json"
 ADDRESSES_FILE = "addresses.json"
@@ -59,9 +63,9 @@ class DeviceFile:
             self._save()
 
     def addresses(self) -> dict[str, list[Address]]:
-        """Last known addresses by device id; unusable entries are dropped."""
+        """Last known addresses by device id; what is unusable is dropped: they are only hints."""
         found: dict[str, list[Address]] = {}
-        for device_id, entries in _mapping(self._folder, ADDRESSES_FILE).items():
+        for device_id, entries in _hints(self._folder.read(ADDRESSES_FILE)).items():
             pairs = [_address(entry) for entry in entries] if isinstance(entries, list) else []
             found[device_id] = [pair for pair in pairs if pair is not None]
         return found
@@ -81,6 +85,17 @@ def _mapping(folder: StateFolder, name: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise broken_file(folder.path / name, "it does not hold an object")
+    return value
+
+
+def _hints(content: bytes | None) -> dict[str, Any]:
+    try:
+        value = json.loads(content or b"{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        log.warning("addresses_forgotten", why="the file is damaged")
+        return {}
     return value
 
 

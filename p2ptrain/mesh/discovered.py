@@ -20,6 +20,7 @@ INSTANCE_DIGITS = 16
 """Leading hex digits of the id that make a service's instance name."""
 
 _ID = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(rf"[0-9a-f]{{{INSTANCE_DIGITS}}}\.{re.escape(SERVICE)}")
 _PORTS = range(1, 65536)
 
 
@@ -41,6 +42,11 @@ class Candidate:
 def service_name(device_id: str) -> str:
     """The one name that the device is announced by."""
     return f"{device_id[:INSTANCE_DIGITS]}.{SERVICE}"
+
+
+def may_be_ours(name: str) -> bool:
+    """Whether a device may be announced so: strangers announce any text, also what is no name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def parse(

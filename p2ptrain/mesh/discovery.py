@@ -20,7 +20,14 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZerocon
 from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovered import INSTANCE_DIGITS, SERVICE, Candidate, parse, service_name
+from p2ptrain.mesh.discovered import (
+    INSTANCE_DIGITS,
+    SERVICE,
+    Candidate,
+    may_be_ours,
+    parse,
+    service_name,
+)
 
 log = get_logger(__name__)
 
@@ -135,6 +142,9 @@ class MdnsDiscovery:
         task.add_done_callback(lambda _task: self._resolving.pop(name, None))
 
     async def _resolve(self, zeroconf: Zeroconf, name: str) -> None:
+        if not may_be_ours(name):  # zeroconf raises for some of what strangers may announce
+            log.debug("discovery_of_others", name=name[:80])
+            return
         info = AsyncServiceInfo(SERVICE, name)
         if not await info.async_request(zeroconf, RESOLVE_SECONDS * 1000):
             log.debug("discovery_unresolved", name=name[:80])

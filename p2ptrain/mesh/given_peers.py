@@ -54,16 +54,18 @@ class GivenPeers:
             await asyncio.sleep(self._look_seconds)  # the period of looking
 
     async def _look(self) -> None:
-        before = self._all()
         await asyncio.gather(*(self._look_up(peer) for peer in self._peers))
-        if self._all() != before:
-            self._hooks.found(self._all())
 
     async def _look_up(self, peer: Address) -> None:
+        """What is found counts at once: the look-up of another name may take half a minute."""
         try:
-            self._known[peer] = await self._hooks.resolve(peer)
+            found = await self._hooks.resolve(peer)
         except LinkClosed as error:  # what was known of it before may still be right
             self._hooks.warn(f"{error}: it is looked up again while devices are missing")
+            return
+        if found != self._known.get(peer):
+            self._known[peer] = found
+            self._hooks.found(self._all())
 
     def _all(self) -> list[Address]:
         return [address for peer in self._peers for address in self._known.get(peer, ())]

@@ -1,7 +1,8 @@
 """On which of this machine's addresses a household is looked for.
 
 By default every interface that is up and leads to other devices; those that containers and virtual
-machines leave behind are skipped, loopback is used only where there is nothing else.
+machines leave behind are skipped, loopback is used only where there is nothing else. Multicast goes
+by IPv4; where a network has IPv6 alone, others are told those addresses.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _VIRTUAL_PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One IPv4 address of an interface that is up."""
+    """One address of an interface that is up."""
 
     interface: str
     ip: str
@@ -49,15 +50,20 @@ class Address:
         return self.interface.lower().startswith(_VIRTUAL_PREFIXES)
 
 
-def machine_addresses() -> list[Address]:
-    """The IPv4 addresses of all interfaces that are up."""
+def machine_addresses(family: socket.AddressFamily = socket.AF_INET) -> list[Address]:
+    """The addresses of all interfaces that are up, IPv4 unless another family is asked for."""
     statistics = psutil.net_if_stats()
     return [
         Address(interface, entry.address)
         for interface, entries in psutil.net_if_addrs().items()
         for entry in entries
-        if entry.family == socket.AF_INET and _is_up(interface, statistics)
+        if entry.family == family and _is_up(interface, statistics)
     ]
+
+
+def machine_ipv6_addresses() -> list[Address]:
+    """The same for IPv6."""
+    return machine_addresses(socket.AF_INET6)
 
 
 def choose(wanted: Sequence[str], available: Sequence[Address]) -> list[str]:
@@ -75,6 +81,22 @@ def choose(wanted: Sequence[str], available: Sequence[Address]) -> list[str]:
     outside = [a for a in available if not a.is_loopback]
     real = [a for a in outside if not a.is_virtual]
     return [a.ip for a in real or outside or available]
+
+
+def instead_of_loopback(ips: Sequence[str], ipv6: Sequence[Address]) -> list[str]:
+    """The IPs that other devices are told where `ips` are loopback's.
+
+    Those lead others to themselves: they would take this device's process for ended where nobody
+    listens there, and for a stranger where they do. So they are told only without any network.
+
+    Args:
+        ips: from `choose`.
+        ipv6: from `machine_addresses`; one that counts on its link only is told to nobody.
+    """
+    outside = [a for a in ipv6 if not a.is_loopback and not a.is_virtual]
+    if not outside:
+        return list(ips)
+    return [a.ip for a in outside if not ipaddress.ip_address(a.ip).is_link_local]
 
 
 def _named(name: str, available: Sequence[Address]) -> list[str]:

@@ -2,13 +2,15 @@
 
 A lane is bounded by its sender: `put` says when a lane is full, the sender then stops (a link
 stops reading its socket) until `on_room` says that there is room again. Messages count and the
-bytes of their parts: whoever sends may be slow to take the answers on purpose.
+bytes of their parts: whoever sends may be slow to take the answers on purpose. So do the headers of
+all that waits from one device, which may use every kind there is: made of very small objects, a
+header takes seventy times its bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
@@ -21,6 +23,10 @@ LANE_RESUME = 512
 
 LANE_LIMIT_BYTES = 64 * 2**20
 """Bytes of parts waiting in a lane from which on its sender has to stop."""
+
+HEADERS_LIMIT_BYTES = 2**20
+"""Of all waiting messages of one device. Larger: a hostile one takes more memory, up to 70 times
+that; smaller: devices stop that only have much to say. It goes on at half of it."""
 
 Handle: TypeAlias = Callable[[str, Message], Awaitable[None]]
 LaneKey: TypeAlias = tuple[str, str]
@@ -57,6 +63,39 @@ class _Lane:
         return len(self.waiting) <= LANE_RESUME and self.waiting_bytes < LANE_LIMIT_BYTES
 
 
+class _Headers:
+    """Bytes of the headers that wait, by the device that sent them."""
+
+    def __init__(self) -> None:
+        self._waiting: Counter[str] = Counter()
+        self._full: set[str] = set()
+
+    def add(self, peer_id: str, message: Message) -> None:
+        """One more waits."""
+        if message.header_bytes:
+            self._waiting[peer_id] += message.header_bytes
+            if self._waiting[peer_id] >= HEADERS_LIMIT_BYTES:
+                self._full.add(peer_id)
+
+    def remove(self, peer_id: str, message: Message) -> None:
+        """It does not wait any more."""
+        if message.header_bytes:
+            self._waiting[peer_id] -= message.header_bytes
+            if not self._waiting[peer_id]:
+                del self._waiting[peer_id]
+
+    def have_room(self, peer_id: str) -> bool:
+        """Whether that device may go on."""
+        return peer_id not in self._full
+
+    def may_resume(self, peer_id: str) -> bool:
+        """Whether it had to stop, and may go on from now on."""
+        if peer_id not in self._full or self._waiting[peer_id] > HEADERS_LIMIT_BYTES // 2:
+            return False
+        self._full.discard(peer_id)
+        return True
+
+
 class Lanes:
     """All lanes of one device."""
 
@@ -65,6 +104,7 @@ class Lanes:
         self._handle = handle
         self._on_room = on_room
         self._lanes: dict[LaneKey, _Lane] = {}
+        self._headers = _Headers()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -74,7 +114,8 @@ class Lanes:
             return True
         lane = self._lanes.get(key) or self._open(key)
         lane.append(message)
-        return lane.room.is_set()
+        self._headers.add(key[0], message)
+        return lane.room.is_set() and self._headers.have_room(key[0])
 
     async def room(self, key: LaneKey) -> None:
         """Wait until the lane is not full."""
@@ -82,8 +123,9 @@ class Lanes:
             await self._lanes[key].room.wait()
 
     def has_room(self, peer_id: str) -> bool:
-        """Whether none of the peer's lanes is full."""
-        return all(lane.room.is_set() for key, lane in self._lanes.items() if key[0] == peer_id)
+        """Whether none of the peer's lanes is full, nor all of them together."""
+        lanes = (lane for key, lane in self._lanes.items() if key[0] == peer_id)
+        return self._headers.have_room(peer_id) and all(lane.room.is_set() for lane in lanes)
 
     async def close(self) -> None:
         """Stop all lanes; what waits in them is dropped."""
@@ -106,7 +148,15 @@ class Lanes:
     async def _run(self, peer_id: str, lane: _Lane) -> None:
         while True:
             await lane.filled.wait()
-            await self._handle(peer_id, lane.popleft())
+            await self._handle(peer_id, self._next(peer_id, lane))
+            resumes = self._headers.may_resume(peer_id)
             if lane.may_resume and not lane.room.is_set():
                 lane.room.set()
+                resumes = True
+            if resumes:
                 self._on_room(peer_id)
+
+    def _next(self, peer_id: str, lane: _Lane) -> Message:
+        message = lane.popleft()
+        self._headers.remove(peer_id, message)
+        return message

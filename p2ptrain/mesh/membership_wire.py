@@ -24,6 +24,7 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.events import MemberRecord, Payload
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.suspicion import Suspicion
+from p2ptrain.mesh.text import peer_name
 
 INCARNATION_LIMIT = 1 << 48
 SEQUENCE_LIMIT = 1 << 53
@@ -164,7 +165,7 @@ def _decode_claim(body: dict[Any, Any]) -> Claim:
         raise ProtocolError("membership claim with an unknown state") from None
     record = MemberRecord(
         id=_identity(body, "id"),
-        name=_printable(body, "name"),
+        name=peer_name(_printable(body, "name")),
         incarnation=_integer(body, "inc", INCARNATION_LIMIT),
         state=state,
         info=_info(body.get("info")),
@@ -187,11 +188,15 @@ def _info(value: object) -> dict[str, int | float | str]:
     if len(info) > _INFO_KEYS_LIMIT:
         raise ProtocolError("member info with too many keys")
     for key, item in info.items():
-        if not isinstance(key, str) or len(key) > _TEXT_LIMIT or not _is_plain(item):
+        if not _is_key(key) or not _is_plain(item):
             raise ProtocolError("member info with a key or value that is not allowed")
     if len(cbor2.dumps(info)) > INFO_LIMIT_BYTES:
         raise ProtocolError(f"member info of more than {INFO_LIMIT_BYTES} bytes")
     return info
+
+
+def _is_key(key: object) -> bool:
+    return isinstance(key, str) and len(key) <= _TEXT_LIMIT and key.isprintable()
 
 
 def _is_plain(value: object) -> bool:

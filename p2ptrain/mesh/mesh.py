@@ -384,12 +384,13 @@ class NetworkMesh:
         return over_mdns(self._own, lambda: self._trust.trusted, self._notices.warn)
 
     def _hello(self) -> Hello:
+        self._own.refresh()  # the link that it is for may be the first one over a new network
         return Hello(
             name=self.name,
             instance=self._instance,
             uptime_seconds=asyncio.get_running_loop().time() - self._started,
             port=self.port,
-            addresses=tuple(self._own.ips[:8]),
+            addresses=tuple(self._own.told[:8]),
             info=self._info,
         )
 

@@ -20,8 +20,9 @@ from p2ptrain.net.message import Message, Priority
 
 log = get_logger(__name__)
 
-DISCARD_LIMIT_BYTES = 256 * 2**20
-"""Most bytes of one message that are read only to be thrown away (see `Router.open_parts`)."""
+DISCARD_LIMIT_BYTES = 2**30
+"""Most bytes of one message that are read only to be thrown away (see `Router.open_parts`). They
+take memory for one block; values of an epoch that has ended may be many."""
 POSTBOX_LIMIT = 512
 """Most membership and election messages waiting for a slow link; the oldest go first."""
 

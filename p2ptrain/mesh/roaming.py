@@ -13,7 +13,13 @@ from p2ptrain.errors import OptionError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.discovered import Candidate
 from p2ptrain.mesh.discovery import Discovery, MdnsDiscovery, NoDiscovery
-from p2ptrain.mesh.interfaces import Address, choose, machine_addresses
+from p2ptrain.mesh.interfaces import (
+    Address,
+    choose,
+    instead_of_loopback,
+    machine_addresses,
+    machine_ipv6_addresses,
+)
 
 log = get_logger(__name__)
 
@@ -29,27 +35,47 @@ class OwnAddresses:
     """
 
     def __init__(
-        self, wanted: Sequence[str], read: Callable[[], list[Address]] = machine_addresses
+        self,
+        wanted: Sequence[str],
+        read: Callable[[], list[Address]] = machine_addresses,
+        read_ipv6: Callable[[], list[Address]] = machine_ipv6_addresses,
     ) -> None:
         """`wanted`: `--interface` values. Raises OptionError where one of them is not there."""
         self._wanted = wanted
         self._read = read
+        self._read_ipv6 = read_ipv6
         self.ips = choose(wanted, read())
+
+    @property
+    def told(self) -> list[str]:
+        """Those that other devices are told; IPv6 where there is nothing else."""
+        if self._wanted or not all(map(_is_loopback, self.ips)):
+            return list(self.ips)
+        return instead_of_loopback(self.ips, self._read_ipv6())
 
     @property
     def shown(self) -> str:
         """The one shown to people."""
-        return self.ips[0] if self.ips else "127.0.0.1"
+        return next(iter([*self.told, *self.ips]), "127.0.0.1")
 
     def refresh(self) -> bool:
         """Read them again; whether they have changed."""
-        try:
-            ips = choose(self._wanted, self._read())
-        except OptionError as error:  # the wanted interface is down now
-            log.info("interface_gone", why=str(error))
-            ips = []
+        ips = self._there()
         changed, self.ips = ips != self.ips, ips
         return changed
+
+    def _there(self) -> list[str]:
+        """Of the wanted interfaces those that are up now: another one may be down."""
+        available = self._read()
+        if not self._wanted:
+            return choose((), available)
+        ips: list[str] = []
+        for name in self._wanted:
+            try:
+                ips += choose((name,), available)
+            except OptionError as error:
+                log.info("interface_gone", why=str(error))
+        return list(dict.fromkeys(ips))
 
 
 class RoamingDiscovery:
@@ -108,8 +134,8 @@ class RoamingDiscovery:
         if not ips:
             self._warn("this device has no network now: it looks for others once it has one")
             return
-        if all(ip.startswith("127.") for ip in ips):
-            self._warn("this device has no network now: only its own processes find each other")
+        if all(map(_is_loopback, ips)):
+            self._warn(_why_alone(self._own.told))
         self._inner = self._make(ips)
         try:
             await self._inner.start(device_id, port, on_found)
@@ -120,6 +146,16 @@ class RoamingDiscovery:
                 f"multicast cannot be used at {', '.join(ips)} ({error.strerror or error}): run "
                 "`p2ptrain doctor`, or give --peer HOST"
             )
+
+
+def _is_loopback(ip: str) -> bool:
+    return ip.startswith("127.")
+
+
+def _why_alone(told: Sequence[str]) -> str:
+    if any(":" in ip for ip in told):
+        return "this device has IPv6 alone, with which others are not looked for: give --peer HOST"
+    return "this device has no network now: only its own processes find each other"
 
 
 def over_mdns(

@@ -153,7 +153,7 @@ class Router:
         self.put(peer_id, message)
 
     def has_room(self, peer_id: str) -> bool:
-        """Whether none of the peer's lanes is full."""
+        """Whether none of the peer's lanes is full, nor all of them together."""
         return self._lanes.has_room(peer_id)
 
     async def call(

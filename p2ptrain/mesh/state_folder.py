@@ -7,6 +7,7 @@ file, fsync, rename, fsync of the folder).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -72,7 +73,8 @@ class StateFolder:
             temporary.replace(self.path / name)
             _sync_folder(self.path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a disk that is read-only now refuses that too
+                temporary.unlink()
             raise UserError(f"{self.path / name} cannot be written: {error.strerror}") from error
 
     def read_json(self, name: str) -> Any:

@@ -13,6 +13,7 @@ from p2ptrain.errors import PairingError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity import Identity, can_be_a_device, device_id
 from p2ptrain.mesh.state_folder import StateFolder, broken_file
+from p2ptrain.mesh.text import peer_name
 from p2ptrain.mesh.trust import (
     TrustBook,
     TrustedDevice,
@@ -161,7 +162,7 @@ def _from_json(item: dict[str, Any]) -> TrustedDevice:
     return TrustedDevice(
         id=item["id"],
         certificate_der=certificate,
-        name=str(item["name"]),
+        name=peer_name(str(item["name"])),  # others end the link over one that no device may have
         counter=int(item["counter"]),
         revoked=bool(item["revoked"]),
         introduced_by=str(item["introduced_by"]),

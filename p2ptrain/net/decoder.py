@@ -15,7 +15,7 @@ from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.net.blocks import BLOCK_BYTES, Decode, Filling, decode_block, fill_blocks
 from p2ptrain.net.frame import NUMBER_MODULUS, PREFIX_BYTES, Codec, Prefix, decode_prefix
 from p2ptrain.net.header import Header, decode_header
-from p2ptrain.net.message import HEADER_LIMIT_BYTES, Message, Priority
+from p2ptrain.net.message import HEADER_LIMIT_BYTES, Message, PartKind, Priority
 
 SCRATCH_BYTES = 8 * 1024
 """Small, so that what follows a frame's header is not read here and copied."""
@@ -186,14 +186,13 @@ class FrameDecoder:
 
     def _open_message(self, lane: Priority, header: Header) -> _Incoming:
         if not header.part_bytes:
-            return _Incoming(Message(header.kind, header.fields), None)
+            return _Incoming(_message(header), None)
         opened = self._sink.open_parts(lane, header)
         if opened is None:
-            message = Message(header.kind, header.fields)
-            return _Incoming(message, _discard(header.part_bytes, self._sink.decode))
+            return _Incoming(_message(header), _discard(header.part_bytes, self._sink.decode))
         buffers = tuple(opened)
         _check_buffers(header, buffers)
-        message = Message(header.kind, header.fields, buffers, header.part_kinds)
+        message = _message(header, buffers, header.part_kinds)
         return _Incoming(message, _fill(buffers, self._sink.decode))
 
     def _consume_payload(self, count: int) -> None:
@@ -219,6 +218,12 @@ class FrameDecoder:
         message = self._unfinished.pop(lane).message
         self._numbers[lane] = (self._numbers[lane] + 1) % NUMBER_MODULUS
         self._sink.deliver(lane, message)
+
+
+def _message(
+    header: Header, parts: tuple[memoryview, ...] = (), kinds: tuple[PartKind, ...] = ()
+) -> Message:
+    return Message(header.kind, header.fields, parts, kinds, header.header_bytes)
 
 
 def _check_buffers(header: Header, buffers: Sequence[memoryview]) -> None:

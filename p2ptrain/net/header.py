@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from p2ptrain.errors import InternalError, ProtocolError
@@ -35,12 +35,14 @@ class Header:
         fields: plain values with text keys; their meaning is the receiver's to check.
         part_bytes: raw size of each part as the sender claims, at most PART_LIMIT_BYTES.
         part_kinds: one a part, or empty for all OPAQUE.
+        header_bytes: what it took on the link.
     """
 
     kind: str
     fields: Fields
     part_bytes: tuple[int, ...] = ()
     part_kinds: tuple[PartKind, ...] = ()
+    header_bytes: int = field(default=0, compare=False)
 
     def part_kind(self, index: int) -> PartKind:
         """What part `index` holds."""
@@ -79,7 +81,8 @@ def decode_header(data: bytes) -> Header:
     if reason := _fault(items):
         raise ProtocolError(f"message header is wrong: {reason}")
     kind, fields, part_bytes, part_kinds = items
-    return Header(kind, fields, tuple(part_bytes), tuple([_PART_KINDS[n] for n in part_kinds]))
+    kinds = tuple([_PART_KINDS[n] for n in part_kinds])
+    return Header(kind, fields, tuple(part_bytes), kinds, len(data))
 
 
 def _fault(items: Sequence[Any]) -> str | None:

@@ -163,6 +163,8 @@ class Listener:
         while True:
             try:
                 connection, address = await loop.sock_accept(listening)
+            except ConnectionAbortedError:
+                continue  # gone before its turn, as macOS says: others must not wait for that
             except OSError as error:
                 _log.warning("accept failed", error=str(error))
                 await asyncio.sleep(ACCEPT_RETRY_SECONDS)

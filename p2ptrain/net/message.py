@@ -56,12 +56,14 @@ class Message:
         fields: the CBOR header's content.
         parts: C-contiguous byte buffers (`memoryview` of format "B").
         part_kinds: one `PartKind` a part, or empty for all `OPAQUE`.
+        header_bytes: what the header of a received one took on the link; 0 for one made here.
     """
 
     kind: str
     fields: Fields = field(default_factory=dict)
     parts: tuple[memoryview, ...] = ()
     part_kinds: tuple[PartKind, ...] = ()
+    header_bytes: int = field(default=0, compare=False)
 
     @property
     def parts_bytes(self) -> int:

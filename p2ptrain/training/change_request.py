@@ -12,7 +12,16 @@ from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, DEVICES_LIMIT, ids, integer, number, text
+from p2ptrain.training.protocol import (
+    BLOB_LIMIT_BYTES,
+    DEVICES_LIMIT,
+    ids,
+    integer,
+    number,
+    shown,
+    text,
+    wording,
+)
 from p2ptrain.training.recovery.cadence import CopyCost, Transfer
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import Choice, GlobalCopy, Lost, Past
@@ -190,7 +199,7 @@ def reply_from_bytes(data: bytes | memoryview) -> ChangeAnswer | Refusal:
     if "refused" in fields:
         lost = fields.get("lost")
         return Refusal(
-            text(fields, "refused", 2048),
+            wording(fields, "refused", 2048),
             None if lost is None else _read_lost(lost),
             is_plan=bool(fields.get("is_plan")),
             again=bool(fields.get("again")),
@@ -207,7 +216,7 @@ def reply_from_bytes(data: bytes | memoryview) -> ChangeAnswer | Refusal:
         version=read_version(fields.get("version")),
         places=tuple(_texts(devices) for devices in _list(fields, "places")),
         replayed=integer(fields, "replayed"),
-        reason=text(fields, "reason", 2048),
+        reason=wording(fields, "reason", 2048),
     )
     return ChangeAnswer(
         assignment=Assignment.from_bytes(assignment),
@@ -351,7 +360,7 @@ def _read_lost(entry: Any) -> Lost:
         case {"units": [*units], "last_places": [*places], "certain": bool(certain)} if all(
             isinstance(unit, int) for unit in units
         ):
-            return Lost(tuple(units), _texts(places), certain, text(entry, "reason", 2048))
+            return Lost(tuple(units), _texts(places), certain, wording(entry, "reason", 2048))
     raise ProtocolError("what is lost has units and last places")
 
 
@@ -381,4 +390,4 @@ def _texts(value: object) -> tuple[str, ...]:
         raise ProtocolError(f"a list of at most {DEVICES_LIMIT} texts was expected")
     if not all(isinstance(entry, str) and len(entry) <= 4096 for entry in value):
         raise ProtocolError("a list of texts was expected")
-    return tuple(value)
+    return tuple(map(shown, value))

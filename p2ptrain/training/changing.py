@@ -25,10 +25,10 @@ from p2ptrain.training.change_planning import ChangePlanning, Heard, Made
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
 from p2ptrain.training.memory_needs import taken_beside_bytes
 from p2ptrain.training.options import Recovery
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.patience import call_while_bytes_arrive
 from p2ptrain.training.plan_search import PlanSearch
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, integer
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, integer, shown
 from p2ptrain.training.recovery import coordinator_events as rules
 from p2ptrain.training.recovery.choose import Choice
 from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
@@ -174,7 +174,7 @@ class Change:
                 timeout_seconds=timeout_seconds,
                 reply_parts=limited(BLOB_LIMIT_BYTES),
             )
-            inventory = Inventory.from_bytes(reply.parts[0])
+            inventory = Inventory.from_bytes(part_of(reply))
         except NotCoordinator:
             raise
         except (Error, TimeoutError) as error:
@@ -257,7 +257,7 @@ class Change:
 
     def _trouble(self, device: str, epoch: int, reply: Message, made: Made | None) -> PrepareFailed:
         fields = reply.fields
-        source, reason = fields.get("source"), str(fields.get("reason"))
+        source, reason = fields.get("source"), shown(str(fields.get("reason")))
         if fields.get("memory_bytes") is not None:
             memory_bytes = integer(fields, "memory_bytes")
             log.info("out_of_memory", device=self._name(device), has=memory_bytes)

@@ -10,7 +10,7 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
 from p2ptrain.training.change_request import InForce, in_force_fields, read_in_force
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, ids, integer, text
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, ids, integer, text, wording
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.corrections import LEAST, MOST, Corrections
 
@@ -132,6 +132,6 @@ class Considered:
         fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
         match fields:
             case {"plan": dict() | None as plan, "gain": float() | None as gain}:
-                reason = text(fields, "reason", 2048)
+                reason = wording(fields, "reason", 2048)
                 return Considered(plan, gain, reason, ids(fields, "in_sight"))
         raise ProtocolError("what was considered is a plan, a gain and a reason")

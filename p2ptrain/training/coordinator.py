@@ -20,7 +20,7 @@ from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusa
 from p2ptrain.training.changing import Change
 from p2ptrain.training.consider_request import ConsiderRequest
 from p2ptrain.training.considering import Consideration
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.protocol import (
     BLOB_LIMIT_BYTES,
@@ -67,7 +67,7 @@ class CoordinatorService:
 
     async def _change(self, peer: str, message: Message) -> Message:
         """Plan and make ready, as long as the term lasts: devices would refuse its orders after."""
-        request = ChangeRequest.from_bytes(message.parts[0])
+        request = ChangeRequest.from_bytes(part_of(message))
         term = self._check_in_office()
         self._looks.give_up(peer)
         work = self._change_in_term(peer, request, term)
@@ -90,7 +90,7 @@ class CoordinatorService:
         An epoch that it asks for meanwhile ends that, its own word does, and its end: its next look
         is not kept waiting by one that it has given up.
         """
-        request = ConsiderRequest.from_bytes(message.parts[0])
+        request = ConsiderRequest.from_bytes(part_of(message))
         self._check_in_office()
         look = Consideration(self._mesh, request, self._surveyor, self._search)
         considered = await self._looks.do(peer, peer, look.answer())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from p2ptrain.errors import PeerError, ProtocolError, TrainingError
+from p2ptrain.errors import Error, ProtocolError, TrainingError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import GONE, Mesh
 from p2ptrain.model.description import ModelDescription
@@ -27,7 +27,7 @@ from p2ptrain.training.company import Company
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.default_type import check_default_type
 from p2ptrain.training.operator_errors import OPERATORS_RAISE, first_line, unit_of
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.protocol import (
     FETCH_MODEL,
@@ -148,7 +148,7 @@ class DeviceMeasures:
                 before = self._speeds.get(str(target), (0.0, 0.0))[0] if again else 0.0
                 if speed.bytes_per_s > before:
                     self._speeds[str(target)] = (speed.bytes_per_s, speed.latency_s)
-            except (PeerError, TimeoutError) as error:
+            except (Error, TimeoutError) as error:
                 log.info("link_not_measured", target=str(target)[:12], why=str(error))
         return Message(MEASURE_LINKS, {"speeds": speeds})
 
@@ -180,7 +180,7 @@ class DeviceMeasures:
                     priority=Priority.TENSOR,
                     reply_parts=limited(MODEL_LIMIT_BYTES),
                 )
-            blob = bytes(reply.parts[0])
+            blob = bytes(part_of(reply))
             with timed(log, "model_read"):
                 read = partial(ModelDescription.from_bytes, blob)
                 description = await self._compute.run((0,), read)

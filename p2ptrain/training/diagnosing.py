@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from p2ptrain.errors import PeerError
+from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger
 from p2ptrain.training.assignment import StagePlace
 from p2ptrain.training.finding import Finding, earliest
@@ -19,7 +19,7 @@ from p2ptrain.training.scope import task_scope
 log = get_logger(__name__)
 
 Ask: TypeAlias = Callable[[int, str], Awaitable[Finding | None]]
-"""Stage and device -> what that device has found; raises PeerError, TimeoutError."""
+"""Stage and device -> what that device has found; raises Error, TimeoutError."""
 
 
 async def diagnose(stages: Sequence[StagePlace], ask: Ask) -> Finding | None:
@@ -49,6 +49,6 @@ async def _asked(index: int, device: str, ask: Ask) -> Finding | None:
     """None also where it does not answer: the loss is reported all the same."""
     try:
         return await ask(index, device)
-    except (PeerError, TimeoutError) as error:
+    except (Error, TimeoutError) as error:
         log.info("not_diagnosed", device=device[:12], why=str(error) or "it took too long")
         return None

@@ -24,7 +24,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.training.change_request import ChangeAnswer, InForce
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.owned_tasks import OwnedTasks
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CONSIDER, CONSIDER_END, LEAVING, text
 from p2ptrain.training.recovery import elastic as rules
@@ -342,7 +342,7 @@ class Elasticity:
             timeout_seconds=limit_seconds,
             reply_parts=limited(BLOB_LIMIT_BYTES),
         )
-        return Considered.from_bytes(reply.parts[0])
+        return Considered.from_bytes(part_of(reply))
 
     def _devices_of(self, found: Considered) -> frozenset[str]:
         """Of the plan found, none without one. Raises OptionError: it is no plan."""

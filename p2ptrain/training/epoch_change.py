@@ -11,7 +11,7 @@ from p2ptrain.training.change_request import (
     Refusal,
     reply_from_bytes,
 )
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.patience import call_while_bytes_arrive
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CHANGE
 
@@ -39,4 +39,4 @@ async def ask_change(
             patience_seconds=CHANGE_TIMEOUT_SECONDS,
             reply_parts=limited(BLOB_LIMIT_BYTES),
         )
-        return reply_from_bytes(reply.parts[0])
+        return reply_from_bytes(part_of(reply))

@@ -46,6 +46,7 @@ from p2ptrain.training.protocol import (
     integer,
     number,
     text,
+    wording,
 )
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Mode, Round
@@ -309,7 +310,7 @@ class HolderEpoch:
         if stage is None:
             return
         name = self._name(peer)
-        told = text(message.fields, "message", 2048)
+        told = wording(message.fields, "message", 2048)
         match message.fields.get("cause"):
             case "not_finite":
                 step = integer(message.fields, "step")

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from time import monotonic
 
 from p2ptrain import failpoints
-from p2ptrain.errors import PeerError
+from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
-from p2ptrain.training.protocol import LEAVING, text
+from p2ptrain.training.protocol import LEAVING, wording
 from p2ptrain.training.service import TrainingService
 
 log = get_logger(__name__)
@@ -45,7 +45,7 @@ async def hand_over(
             reply = await mesh.call(holder, asked, timeout_seconds=seconds)
         if "refused" not in reply.fields:
             return
-        why = text(reply.fields, "refused", 1024)
+        why = wording(reply.fields, "refused", 1024)
         left = max(until - monotonic(), 0.0)
         warn(
             f"the others cannot do without this device ({why}): it stays until the job has ended, "
@@ -53,5 +53,5 @@ async def hand_over(
         )
         async with asyncio.timeout(left):
             await service.idle.wait()
-    except (PeerError, TimeoutError) as error:
+    except (Error, TimeoutError) as error:
         log.info("not_handed_over", why=str(error) or f"it took more than {seconds:.0f} s")

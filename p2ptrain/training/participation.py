@@ -23,6 +23,7 @@ from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.job_store import JobStore
 from p2ptrain.training.link_wait import until_linked
 from p2ptrain.training.owned_tasks import OwnedTasks
+from p2ptrain.training.parts import part_of
 from p2ptrain.training.pending_answers import PendingAnswers
 from p2ptrain.training.preparing import Preparing
 from p2ptrain.training.protocol import (
@@ -147,7 +148,7 @@ class Participation:
             await self._reach("prepare.receive.before")
         if self._around.mesh.self_id not in assignment.devices:
             raise ProtocolError("an assignment without this device")
-        fetches = fetches_from_bytes(message.parts[1])
+        fetches = fetches_from_bytes(part_of(message, 1))
         number = self._answers.number()
         placed = placed_of(assignment)
         needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)

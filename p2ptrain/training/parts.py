@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.net.message import Fields, PartsAllocator
+from p2ptrain.net.message import Fields, Message, PartsAllocator
 
 
 def limited(limit_bytes: int, count: int = 1) -> PartsAllocator:
@@ -17,3 +17,14 @@ def limited(limit_bytes: int, count: int = 1) -> PartsAllocator:
         return [memoryview(bytearray(size)) for size in sizes]
 
     return allocate
+
+
+def part_of(message: Message, index: int = 0) -> memoryview:
+    """That part of a message, which may have come without: an allocator is asked for parts only.
+
+    Raises:
+        ProtocolError: it has none.
+    """
+    if index >= len(message.parts):
+        raise ProtocolError(f"a message {message.kind!r} came without its part {index}")
+    return message.parts[index]

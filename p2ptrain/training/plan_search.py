@@ -26,7 +26,7 @@ from p2ptrain.training.household_plan import (
     overheads_of,
     plan_household,
 )
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, SEARCH_END, SEARCH_PLAN, integer, text
 from p2ptrain.training.routes import Route
@@ -81,10 +81,10 @@ class PlanSearch:
             message = Message(SEARCH_END, {"search": fields["search"]})
             await say_unwanted(self._mesh, searcher, message)
             raise
-        return _checked(cbor.loads(bytes(reply.parts[0]), BLOB_LIMIT_BYTES), request, household)
+        return _checked(cbor.loads(bytes(part_of(reply)), BLOB_LIMIT_BYTES), request, household)
 
     async def _answer(self, peer: str, message: Message) -> Message:
-        request, household = from_bytes(message.parts[0])
+        request, household = from_bytes(part_of(message))
         haste = Haste(integer(message.fields, "haste", min(Haste), max(Haste)))
         key = peer, integer(message.fields, "search")
         plan = await self._searches.do(key, peer, _search(request, household, haste))

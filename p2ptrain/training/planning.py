@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from p2ptrain.errors import PeerError, UserError
+from p2ptrain.errors import Error, PeerError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Coordinator, MemberState, Mesh
 from p2ptrain.model.description import ModelDescription
@@ -55,7 +55,7 @@ async def survey_links(mesh: Mesh) -> None:
         coordinator = await office(mesh)
         message = Message(SURVEY_LINKS)
         await mesh.call(coordinator.id, message, timeout_seconds=SURVEY_TIMEOUT_SECONDS)
-    except (PeerError, TimeoutError) as error:
+    except (Error, TimeoutError) as error:
         log.info("early_survey_failed", why=str(error))  # the plan's own survey follows
 
 

@@ -13,6 +13,7 @@ from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, PlanEvent, Step
+from p2ptrain.training.protocol import shown
 
 PROGRESS = "job.progress"
 INTERVAL_SECONDS = 1.0
@@ -59,7 +60,12 @@ _SHOWN = {
 
 
 def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: fields[key] for key, kind in _SHOWN.items() if isinstance(fields.get(key), kind)}
+    known = {key: fields[key] for key, kind in _SHOWN.items() if isinstance(fields.get(key), kind)}
+    if "model" in known:
+        known["model"] = shown(known["model"])
+    if "devices" in known:
+        known["devices"] = [shown(name) for name in known["devices"] if isinstance(name, str)]
+    return known
 
 
 class ProgressReporter:

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.mesh.text import printable
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Mode, Round
@@ -100,11 +101,21 @@ def integer(fields: Mapping[str, Any], key: str, least: int = 0, most: int = 2**
 
 
 def text(fields: Mapping[str, Any], key: str, limit: int = 256) -> str:
-    """A string of at most `limit` characters, or ProtocolError."""
+    """A string of at most `limit` characters, or ProtocolError. For people: `wording`."""
     value = fields.get(key)
     if not isinstance(value, str) or len(value) > limit:
         raise ProtocolError(f"field {key!r} is not a text of at most {limit} characters")
     return value
+
+
+def wording(fields: Mapping[str, Any], key: str, limit: int) -> str:
+    """The same for people to read, as `shown` makes it."""
+    return shown(text(fields, key, limit))
+
+
+def shown(value: str) -> str:
+    """A peer's text as one line, without what would move a terminal's cursor or hide the rest."""
+    return value if value.isprintable() else printable(" ".join(value.split()), len(value)) or "?"
 
 
 def ids(fields: Mapping[str, Any], key: str) -> frozenset[str]:

@@ -43,7 +43,7 @@ from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
 from p2ptrain.training.finding import finding_fields
 from p2ptrain.training.participation import Participation
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.profiling import ProfileCache
 from p2ptrain.training.protocol import (
     ALIVE,
@@ -266,7 +266,7 @@ class TrainingService:
 
     async def _prepare(self, peer: str, message: Message) -> Message:
         """Take a part in an epoch: fetch the weights, build the stages, be ready."""
-        assignment = Assignment.from_bytes(message.parts[0])
+        assignment = Assignment.from_bytes(part_of(message))
         part = self._part
         if part is None or part.job != assignment.key.job:
             raise PeerError(f"{self.mesh.name} was not asked what it has of that job")

@@ -33,7 +33,7 @@ from p2ptrain.training.digests import (
     read_digest,
     split_digests,
 )
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, STATE_MANIFEST, STATE_READ, integer
 from p2ptrain.training.relay import Relay
 from p2ptrain.training.scope import task_scope
@@ -193,7 +193,7 @@ class StateReading:
                 priority=Priority.TENSOR if waited_for else request.priority,
                 reply_parts=limited(BLOB_LIMIT_BYTES),
             )
-            blob = reply.parts[0]
+            blob = part_of(reply)
             if crc32(blob) == integer(reply.fields, "digest"):
                 return self._read_manifest(bytes(blob))
             self._complain(request.peer, "the manifest", give_up=is_last)

@@ -61,6 +61,8 @@ KnownDigests: TypeAlias = Callable[[int, int], Mapping[str, Digest]]
 _Key: TypeAlias = tuple[str, str, str, int, int]
 """(job, source, reader, first unit, end unit)."""
 
+OPENED_LIMIT = 256
+"""States that one device has opened and not read to the end; it reads a few at a time."""
 RELAY = "relay"
 """The source that a device of a group offers to the next one while an epoch is prepared."""
 STAGE = "stage"
@@ -237,9 +239,17 @@ class StateServer:
         key = self._key(peer, message.fields)
         served = await self._serve(message.fields, key)
         entries, digests = await served.entries(), served.digests
-        self._opened[key] = _Opened(served, tuple(name for name, _ in entries))
+        self._open(key, _Opened(served, tuple(name for name, _ in entries)))
         blob = cbor.dumps([[name, meta, _listed(digests.get(name))] for name, meta in entries])
         return Message(STATE_MANIFEST, {"digest": crc32(blob)}, (memoryview(blob),))
+
+    def _open(self, key: _Key, opened: _Opened) -> None:
+        """Of a device that opens state after state and reads none, the oldest are forgotten."""
+        self._opened.pop(key, None)
+        self._opened[key] = opened
+        theirs = [other for other in self._opened if other[2] == key[2]]
+        if len(theirs) > OPENED_LIMIT:
+            del self._opened[theirs[0]]
 
     async def _read(self, peer: str, message: Message) -> Message:
         key, fields = self._key(peer, message.fields), message.fields

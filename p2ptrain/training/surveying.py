@@ -95,7 +95,7 @@ class Surveyor:
             record = self._links.record_again if again else self._links.record
             for target, bytes_per_s, latency_s in _speeds(reply):
                 record(sender, target, LinkSpeed(bytes_per_s, latency_s), monotonic())
-        except (PeerError, TimeoutError) as error:
+        except (Error, TimeoutError) as error:
             log.info("link_not_measured", sender=sender[:12], why=str(error))
 
     async def profile(

@@ -32,8 +32,6 @@ log = get_logger(__name__)
 ACTIVATIONS, GRADIENTS, TARGETS = "activations", "gradients", "targets"
 """Flows into a stage: from the one before or, into the first, the holder; from the next one; from
 the holder."""
-STALE_LIMIT_BYTES = 1 << 30
-"""Most bytes one stale frame may carry; they are read into memory and dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +199,12 @@ class Switchboard:
         raise ProtocolError(f"values for {line.flow} of stage {line.stage} from a stranger")
 
     def _open(self, peer: str, fields: Fields, sizes: Sequence[int]) -> Sequence[memoryview] | None:
-        """None: there is no memory for it."""
+        """None: nobody wants it (any more), or there is no memory for it; it is thrown away."""
         receiver = self._receiver(peer, fields)
+        if receiver is None:
+            return None
         try:
-            if receiver is not None:
-                return receiver.open(peer, fields, sizes)
-            if sum(sizes) > STALE_LIMIT_BYTES:
-                raise ProtocolError("a stale frame of absurd size")
-            return [memoryview(bytearray(size)) for size in sizes]
+            return receiver.open(peer, fields, sizes)
         except Exception as error:
             self._give_up(receiver, peer, fields, error)
             return None
@@ -225,18 +221,14 @@ class Switchboard:
         except Exception as error:
             self._give_up(receiver, peer, message.fields, error)
 
-    def _give_up(
-        self, receiver: Receiver | None, peer: str, fields: Fields, error: Exception
-    ) -> None:
+    def _give_up(self, receiver: Receiver, peer: str, fields: Fields, error: Exception) -> None:
         """Take no more of its line, and have whoever waits for it say so to the holder.
 
         Raises `error` where it is neither a lack of memory nor a frame that its line cannot take.
         """
-        is_refused = isinstance(error, ProtocolError) and receiver is not None
+        is_refused = isinstance(error, ProtocolError)
         if not is_refused and not is_out_of_memory(error):
             raise error
-        if receiver is None:
-            return
         line = Line.read(fields)
         why = "frame_refused" if is_refused else "no_memory_for_frame"
         log.warning(why, stage=line.stage, flow=line.flow, peer=peer[:12], error=str(error))

@@ -17,7 +17,9 @@ import torch
 import p2ptrain
 from p2ptrain.errors import OptionError, PlanError, ScriptError
 from p2ptrain.mesh.default_folder import STATE_DIR_VARIABLE
+from p2ptrain.mesh.interface import Member, MemberState
 from p2ptrain.mesh.mesh import NetworkMesh
+from p2ptrain.node import _member_line
 from p2ptrain.observe.events import Done, Event, MemberEvent, PlanEvent, Ready, Step
 from tests.unit.mesh.household import CODE, FakeDiscovery, FakeNetwork
 
@@ -95,6 +97,12 @@ async def test_a_run_tells_what_happens_and_gives_the_users_own_model(start: Sta
     after = job.model.state_dict().values()
     assert not any(torch.equal(b, a) for b, a in zip(before, after, strict=True))
     assert {member["name"] for member in other.status()["members"]} == {"desk", "shelf"}
+
+
+def test_what_a_device_says_of_itself_does_not_change_who_it_is() -> None:
+    info = {"name": "desk", "id": "b" * 64, "state": "left", "room": "cellar"}
+    line = _member_line(Member("a" * 64, "shelf", MemberState.ALIVE, info))
+    assert line == {"name": "shelf", "id": "a" * 64, "state": "alive", "room": "cellar"}
 
 
 async def test_one_job_after_the_other_but_not_two_at_once(start: Start) -> None:

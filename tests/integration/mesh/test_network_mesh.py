@@ -18,6 +18,8 @@ from p2ptrain.mesh import state_folder
 from p2ptrain.mesh.hello import Hello, to_message
 from p2ptrain.mesh.identity import load_or_create
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
+from p2ptrain.mesh.interfaces import Address
+from p2ptrain.mesh.roster import MEMBERSHIP_KIND
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.window import Window
 from p2ptrain.net.endpoint import dial, dial_unpaired
@@ -35,6 +37,7 @@ from p2ptrain.observe.events import (
     Warned,
 )
 from tests.unit.mesh.household import CODE, Device, Household, household
+from tests.unit.net.helpers import Inbox
 
 
 @pytest.fixture
@@ -181,6 +184,16 @@ async def test_a_member_knows_devices_it_never_paired_with(home: Household, tmp_
     await together(anna, bert, cora)
     by = {d.name: d.introduced_by for d in cora.mesh.belonging.devices()}
     assert by == {"anna": "cora", "bert": "anna"}
+
+
+async def test_a_hello_tells_the_addresses_of_that_moment(
+    home: Household, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others keep them, and take a device for ended that nobody hears where it was before."""
+    anna = await home.start("anna")
+    monkeypatch.setattr(anna.mesh._own, "_wanted", ())
+    monkeypatch.setattr(anna.mesh._own, "_read", lambda: [Address("wlan0", "10.1.0.88")])
+    assert anna.mesh._hello().addresses == ("10.1.0.88",)
 
 
 async def test_a_peer_whose_name_is_not_known_yet_ends_no_start(
@@ -335,6 +348,47 @@ async def test_a_copied_identity_stops_the_younger(home: Household, tmp_path: Pa
         async with home.running("copy", name="anna", code=None) as copy:
             await copy.until(lambda: False)
     assert anna.alive() == {"anna", "bert"}
+    await together(anna, bert)
+
+
+async def test_one_members_odd_name_costs_no_link_of_others(home: Household) -> None:
+    anna, bert, cora = [await home.start(name) for name in ("anna", "bert", "cora")]
+    await together(anna, bert, cora)
+    me = cora.mesh.self_id
+    record = cora.mesh._roster._membership.members[me]
+    said = {"id": me, "name": "c/o", "inc": record.incarnation + 1, "state": "alive"}
+    claim = {**said, "info": {}, "run": record.instance}
+    payload = {"kind": "gossip", "claims": [claim]}
+    await cora.mesh.send(anna.mesh.self_id, Message(MEMBERSHIP_KIND, {"payload": payload}))
+    await anna.until(lambda: "c_o" in {d.name for d in anna.mesh.belonging.devices()})
+    heard: list[MeshEvent] = []
+    anna.mesh.subscribe(heard.append)
+    bert.mesh._connections.cut(anna.mesh.self_id, "pulled")
+    await anna.until(lambda: LinkUp(bert.mesh.self_id) in heard)
+    for _ in range(3):  # what is told at once when a link comes up has been taken in by then
+        await bert.mesh.call(anna.mesh.self_id, Message("mesh.ping"), timeout_seconds=5)
+        await anna.mesh.call(bert.mesh.self_id, Message("mesh.ping"), timeout_seconds=5)
+    assert len([event for event in heard if isinstance(event, LinkLost)]) == 1
+
+
+async def test_whatever_a_member_answers_ends_nobody(home: Household, tmp_path: Path) -> None:
+    """Anna asks bert's first process whether it lives, as a second one has come."""
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+
+    async def refuse(_peer: str, _message: Message) -> Message:
+        raise UserError("stop")
+
+    bert.mesh.route("mesh.ping", refuse)
+    me = load_or_create(StateFolder(tmp_path / "bert"))
+    certificate = load_or_create(StateFolder(tmp_path / "anna")).certificate_der
+    context = client_context(Credentials(me.pem_file, me.pem_file), [certificate])
+    receiver = Inbox()
+    where = [("127.0.0.1", anna.mesh.port)]
+    link = await dial(where, context, anna.mesh.self_id, lambda peer: Link(peer, receiver))
+    await link.send(to_message(Hello("bert", "0" * 16, 0.1, bert.mesh.port, token="t")))
+    assert (await receiver.count(1))[0].kind == "mesh.hello"
+    link.abort()
     await together(anna, bert)
 
 

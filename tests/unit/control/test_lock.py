@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from p2ptrain.control import lock
 from p2ptrain.control.lock import FolderBusy, FolderLock
+from p2ptrain.errors import UserError
 
 
 def test_the_second_one_learns_who_was_first(tmp_path: Path) -> None:
@@ -33,6 +37,33 @@ def test_a_lock_file_left_by_a_dead_process_does_not_lock(tmp_path: Path) -> Non
     (tmp_path / "lock").write_text("p2ptrain join (process 1)")
     with FolderLock(tmp_path, "join"):
         pass
+
+
+@pytest.mark.parametrize(("call", "number"), [("write", errno.ENOSPC), ("ftruncate", errno.EROFS)])
+def test_a_disk_that_takes_nothing_is_said_with_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    def refuse(*_arguments: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        with pytest.raises(UserError, match=f"{tmp_path} cannot be used: {os.strerror(number)}"):
+            FolderLock(tmp_path, "join").__enter__()
+    with FolderLock(tmp_path, "join"):  # nothing was left locked
+        pass
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_descriptor: int) -> NoReturn:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(lock, "_lock", refuse)
+    with pytest.raises(UserError, match=r"cannot be used: No locks") as caught:
+        FolderLock(tmp_path, "join").__enter__()
+    assert not isinstance(caught.value, FolderBusy)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX modes")

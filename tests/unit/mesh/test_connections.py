@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -13,7 +15,7 @@ import pytest
 
 from p2ptrain.errors import LinkClosed, UserError
 from p2ptrain.mesh.addresses import Address
-from p2ptrain.mesh.connections import Connections, MakeLink, Surroundings
+from p2ptrain.mesh.connections import WAITING_LIMIT, Connections, MakeLink, Surroundings
 from p2ptrain.mesh.hello import HELLO_KIND, Hello, to_message
 from p2ptrain.mesh.peer_link import PeerLink
 from p2ptrain.mesh.router import Router
@@ -122,6 +124,35 @@ async def test_a_hello_that_comes_while_leaving_asks_nothing_of_the_mesh() -> No
         assert (await inbox.count(1))[0].fields["reason"] == "leaving"
     assert home.own_hellos == 0
     assert home.up == []
+
+
+async def test_of_many_links_that_a_device_dials_the_oldest_give_way() -> None:
+    """It says nothing on them, and each costs a file descriptor for some seconds."""
+    async with at_home() as home:
+        home.connections.keep(PEER)
+        up = Inbox()
+        await home.dialled_by(up).send(to_message(THEIRS))
+        await up.count(1)
+        links = [home.dialled_by(Inbox()) for _ in range(WAITING_LIMIT + 2)]
+        for link in links[:2]:
+            await link.closed
+        assert all(link.is_open for link in links[2:])
+        assert home.connections.connected() == [PEER]
+
+
+async def test_a_link_that_has_ended_is_kept_by_nothing() -> None:
+    """Its buffers are large, and a device may dial again and again."""
+    async with at_home() as home:
+        home.connections.keep(PEER)
+        link = home.connections.incoming(PEER)
+        connect(link, Link(SELF, Inbox()))
+        kept, ended = weakref.ref(link), link.closed
+        link.abort()
+        await ended
+        del link, ended
+        await asyncio.sleep(0)  # the loop lets go of what it has just called
+        gc.collect()
+        assert kept() is None
 
 
 @pytest.mark.parametrize("error", [UnicodeError("label too long"), ValueError("null character")])

@@ -91,6 +91,21 @@ async def test_a_name_may_lead_elsewhere_later_and_keeps_what_it_was_while_unkno
     assert len(names.found) == 2
 
 
+async def test_an_address_waits_for_no_name() -> None:
+    """Where nobody answers for names, a look-up takes many seconds."""
+    names = _Names()
+    known = names.resolve
+
+    async def resolve_slowly(peer: Address) -> list[Address]:
+        if peer == NAS:
+            await asyncio.Event().wait()
+        return await known(peer)
+
+    names.resolve = resolve_slowly  # type: ignore[method-assign]
+    async with looking_up(names, NAS, PC):
+        await names.until_found([PC])
+
+
 async def test_nothing_is_looked_up_while_nobody_is_missing() -> None:
     names = _Names()
     names.somebody_is_missing = False

@@ -61,3 +61,25 @@ async def test_a_lane_is_full_of_bytes_and_goes_on_below_them(
     await slow.handle(1)
     assert slow.room == [KEY[0]]
     await slow.lanes.close()
+
+
+async def test_headers_count_in_all_lanes_of_a_device_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hostile one uses every kind there is, none of them enough to fill its lane."""
+    monkeypatch.setattr(lanes, "HEADERS_LIMIT_BYTES", 1000)
+    slow = _Slow()
+    keys = [(KEY[0], f"kind{number}") for number in range(5)]
+    told = [slow.lanes.put(key, Message(key[1], header_bytes=200)) for key in keys]
+    assert told == [True] * 4 + [False]
+    assert not slow.lanes.has_room(KEY[0])
+    assert slow.lanes.has_room("b" * 64)
+    assert slow.lanes.put(("b" * 64, "kind"), Message("kind", header_bytes=200))
+    more = [slow.lanes.put(KEY, Message("kind", header_bytes=200)) for _ in range(7)]
+    assert not any(more)
+    await slow.handle(6)  # what begins to be handled waits no more
+    assert slow.room == []
+    await slow.handle(6)
+    assert slow.room == [KEY[0]]
+    assert slow.lanes.has_room(KEY[0])
+    await slow.lanes.close()

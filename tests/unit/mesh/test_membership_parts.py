@@ -45,6 +45,7 @@ CORES = [
     "peer_links",
     "probing",
     "suspicion",
+    "text",
 ]
 ALLOWED_IMPORTS = {
     "__future__",
@@ -58,6 +59,7 @@ ALLOWED_IMPORTS = {
     "p2ptrain",
     "types",
     "typing",
+    "unicodedata",
 }
 
 
@@ -237,7 +239,7 @@ def test_relays_are_bounded() -> None:
 
 # -- wire ---------------------------------------------------------------------------------
 
-_names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=64)
+_names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=52)
 _ids = st.text("0123456789abcdef", min_size=1, max_size=64)
 _info = st.dictionaries(
     _ids.map(lambda text: text[:8]),
@@ -344,6 +346,7 @@ def test_bad_fields_are_refused(change: dict[str, object]) -> None:
         {"info": {"k": 1 << 63}},
         {"info": {"k": True}},
         {"info": {7: 1}},
+        {"info": {"\x1b[31m": 1}},
         {"info": {str(number): 1 for number in range(33)}},
         {"info": {str(number): "x" * 200 for number in range(6)}},
         {"run": None},
@@ -358,3 +361,15 @@ def test_bad_claims_are_refused(change: dict[str, object]) -> None:
     payload["claims"][0] |= change
     with pytest.raises(ProtocolError):
         decode(payload)
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [("../a", "_a"), (" anna. ", "anna"), ("...", "unnamed"), ("x" * 64, "x" * 52)],
+)
+def test_a_name_that_no_device_may_have_is_replaced(told: str, kept: str) -> None:
+    """Others are told it in trust records, and end the link over one that none may have."""
+    payload = encode(MembershipMessage(Kind.GOSSIP, (claim("a"),)))
+    payload["claims"][0]["name"] = told
+    (read,) = decode(payload).claims
+    assert read.record.name == kept

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.mesh import lanes
 from p2ptrain.mesh.hello import Hello
 from p2ptrain.mesh.link_rules import Action, between_instances
 from p2ptrain.mesh.peer_link import DISCARD_LIMIT_BYTES, PeerLink
@@ -96,6 +97,41 @@ async def test_parts_of_a_kind_that_nobody_routes_are_not_kept() -> None:
         assert [message.parts_bytes for message in put] == [0, 0, 0]
         assert router.refused == {"x.y": 3}
         assert refused == ["a" * 64]
+        link.link.abort()
+        await other.closed
+        await router.close()
+
+
+async def test_a_device_whose_headers_wait_in_many_lanes_has_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A header of empty lists takes seventy times its bytes while it waits."""
+    monkeypatch.setattr(lanes, "HEADERS_LIMIT_BYTES", 5000)
+    router, may_end = Router("me", _send), asyncio.Event()
+
+    async def wait(_peer: str, _message: Message) -> None:
+        await may_end.wait()
+
+    kinds = ("one", "two", "three")
+    for kind in kinds:
+        router.route(kind, wait, lambda _peer, _fields, sizes: [memoryview(bytearray(*sizes))])
+    with ThreadPoolExecutor(1) as executor:
+        link = PeerLink("a" * 64, _Owner(), router, None, executor)
+        other = Link("b" * 64, Inbox())
+        connect(link.link, other)
+        link.come_up(Hello("anna", "old", uptime_seconds=0.1, port=1))
+        told: asyncio.Queue[bool] = asyncio.Queue()
+        router_put = router.put
+
+        def put(peer_id: str, message: Message) -> bool:
+            told.put_nowait(router_put(peer_id, message))
+            return True  # so that all of them come
+
+        router.put = put  # type: ignore[method-assign]
+        for parts in ((), (memoryview(bytes(1)),)):
+            for kind in kinds:
+                await other.send(Message(kind, {"x": [[]] * 1000}, parts))
+        assert [await told.get() for _ in range(6)] == [True] * 4 + [False] * 2
         link.link.abort()
         await other.closed
         await router.close()

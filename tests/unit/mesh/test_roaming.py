@@ -17,6 +17,9 @@ from p2ptrain.mesh.roaming_listener import follow
 HOME = Address("wlan0", "192.168.1.5")
 OFFICE = Address("wlan0", "10.0.0.5")
 LOOPBACK = Address("lo", "127.0.0.1")
+IPV6 = Address("wlan0", "fd00::5")
+LINK_LOCAL = Address("wlan0", "fe80::5%wlan0")
+OTHER_IPV6 = (Address("lo", "::1"), Address("docker0", "fd01::1"))
 
 
 class _Machine:
@@ -24,6 +27,7 @@ class _Machine:
 
     def __init__(self, *addresses: Address) -> None:
         self.addresses = list(addresses)
+        self.ipv6: list[Address] = []
         self.running: list[tuple[str, ...]] = []
         self.warnings: list[str] = []
         self.broken = False
@@ -33,7 +37,7 @@ class _Machine:
         return _FakeDiscovery(self, tuple(ips))
 
     def roaming(self, *wanted: str) -> RoamingDiscovery:
-        own = OwnAddresses(wanted, lambda: self.addresses)
+        own = OwnAddresses(wanted, lambda: self.addresses, lambda: self.ipv6)
         return RoamingDiscovery(own, self.make, self.warnings.append, look_seconds=0.001)
 
     async def until(self, running: list[tuple[str, ...]]) -> None:
@@ -103,6 +107,36 @@ async def test_only_this_machine_is_said() -> None:
     assert "only its own processes" in machine.warnings[0]
 
 
+async def test_a_network_without_ipv4_is_said_with_what_to_do() -> None:
+    machine = _Machine(LOOPBACK)
+    machine.ipv6 = [IPV6]
+    roaming = machine.roaming()
+    await roaming.start("id", 1, lambda _found: None)
+    await roaming.close()
+    assert "IPv6 alone" in machine.warnings[0]
+    assert "--peer HOST" in machine.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("ipv4", "ipv6", "told"),
+    [
+        ([LOOPBACK], [IPV6, LINK_LOCAL], [IPV6.ip]),
+        ([LOOPBACK, HOME], [IPV6], [HOME.ip]),
+        ([LOOPBACK], [LINK_LOCAL], []),  # not even that others should ask themselves
+        ([LOOPBACK], [], [LOOPBACK.ip]),
+        ([], [IPV6], [IPV6.ip]),
+    ],
+)
+def test_others_are_told_no_loopback_where_there_is_a_network(
+    ipv4: list[Address], ipv6: list[Address], told: list[str]
+) -> None:
+    own = OwnAddresses((), lambda: ipv4, lambda: [*OTHER_IPV6, *ipv6])
+    assert own.told == told
+    assert own.shown == (told or [LOOPBACK.ip])[0]
+    wanted = [address.ip for address in ipv4]
+    assert not wanted or OwnAddresses(wanted, lambda: ipv4, lambda: ipv6).told == wanted
+
+
 def test_a_wanted_interface_may_come_and_go_but_must_be_there_at_first() -> None:
     addresses = [HOME, LOOPBACK]
     own = OwnAddresses(["wlan0"], lambda: addresses)
@@ -113,6 +147,15 @@ def test_a_wanted_interface_may_come_and_go_but_must_be_there_at_first() -> None
     assert not own.refresh()
     with pytest.raises(OptionError, match="wlan0"):
         OwnAddresses(["wlan0"], lambda: addresses)
+
+
+def test_of_two_wanted_interfaces_one_may_be_down() -> None:
+    addresses = [HOME, Address("eth0", "10.1.0.2"), LOOPBACK]
+    own = OwnAddresses(["wlan0", "eth0", HOME.ip], lambda: addresses)
+    assert own.ips == [HOME.ip, "10.1.0.2"]
+    del addresses[1]
+    assert own.refresh()
+    assert own.ips == [HOME.ip]
 
 
 async def test_discovery_starts_anew_where_somebody_else_saw_the_change_first() -> None:

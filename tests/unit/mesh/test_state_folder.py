@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from p2ptrain.errors import UserError
+from p2ptrain.mesh import state_folder
 from p2ptrain.mesh.state_folder import StateFolder
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX modes here")
@@ -65,6 +68,21 @@ def test_a_file_that_is_not_json_is_broken(tmp_path: Path) -> None:
     folder.write("table.json", b"{")
     with pytest.raises(UserError, match=r"table\.json is broken"):
         folder.read_json("table.json")
+
+
+def test_a_disk_that_is_read_only_by_now_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses to remove the temporary file too, whether there is one or not."""
+    folder = StateFolder(tmp_path / "state")
+
+    def refuse(*_arguments: object, **_options: object) -> NoReturn:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(state_folder, "_write_synced", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(UserError, match="key cannot be written: Read-only"):
+        folder.write("key", b"secret")
 
 
 def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:

@@ -234,6 +234,17 @@ def test_the_store_keeps_what_it_was_told(devices: Devices, tmp_path: Path) -> N
     assert not again.is_trusted(anna.id)
 
 
+def test_a_stored_name_that_no_device_may_have_is_replaced(
+    devices: Devices, tmp_path: Path
+) -> None:
+    """An earlier release took it from whoever said so, and others end the link that tells it."""
+    me, anna, _bert = devices.values()
+    folder = StateFolder(tmp_path / "state")
+    TrustStore(folder, me).add_paired(anna.certificate_der, "a/b")
+    (record,) = TrustStore(folder, me).records()
+    assert decode_record(encode_record(record)).device.name == "a_b"
+
+
 def test_a_name_counts_though_it_cannot_be_written_but_nothing_else_does(
     devices: Devices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

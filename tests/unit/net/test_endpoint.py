@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import errno
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -256,6 +259,30 @@ async def test_a_slow_pairing_is_cut(right_device: Device) -> None:
     with pytest.raises(LinkClosed):
         await channel.receive()
     await house.listener.close()
+
+
+async def test_connections_that_were_cut_before_their_turn_hold_up_nobody(
+    caller: Caller, right_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger can cut as many as it likes; each made the listener pause."""
+    loop = asyncio.get_running_loop()
+    accept, cut = loop.sock_accept, iter(range(100))
+
+    async def sock_accept(listening: socket.socket) -> Any:
+        if next(cut, None) is not None:
+            raise ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
+        return await accept(listening)
+
+    monkeypatch.setattr(loop, "sock_accept", sock_accept)
+    house = House(right_device, [caller.device.certificate_der])
+    await house.listener.start(["127.0.0.1"])
+    async with asyncio.timeout(10):
+        link = await caller.dial(house)
+    link.abort()
+    await link.closed
+    await house.listener.close()
+    for link in house.links:
+        await link.closed
 
 
 async def test_a_bug_while_greeting_does_not_end_the_listener(house: House, caller: Caller) -> None:

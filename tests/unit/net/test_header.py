@@ -34,7 +34,9 @@ def test_round_trip(
     part_bytes = tuple(size for size, _ in parts)
     part_kinds = tuple(part for _, part in parts) if with_kinds else ()
     data = encode_header(kind, fields, part_bytes, part_kinds)
-    assert decode_header(data) == Header(kind, fields, part_bytes, part_kinds)
+    decoded = decode_header(data)
+    assert decoded == Header(kind, fields, part_bytes, part_kinds)
+    assert decoded.header_bytes == len(data)
 
 
 def test_part_kind_defaults_to_opaque() -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from p2ptrain.errors import OptionError
+from p2ptrain.errors import InternalError, OptionError
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.memory_mesh import MemoryMesh
@@ -171,6 +171,20 @@ async def test_it_works_on_until_all_have_measured(monkeypatch: pytest.MonkeyPat
         await measures.measure_profile(Message("measure", {**asked, "company": False}))
         assert sizes == [16], "only where others measure too"
         await measures.close()
+
+
+async def test_a_link_whose_other_end_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measure_link(_mesh: MemoryMesh, peer: str, _seconds: float) -> LinkSpeed:
+        if peer == "b":
+            raise InternalError("b failed to handle 'mesh.ping'; see its log")
+        return LinkSpeed(9e6, 0.001)
+
+    Machine(monkeypatch)
+    monkeypatch.setattr(MemoryMesh, "measure_link", measure_link)
+    async with measured() as measures:
+        asked = Message("links.measure", {"peers": ["b", "c"]})
+        reply = await measures.measure_links("a", asked)
+        assert reply.fields["speeds"] == [["c", 9e6, 0.001]]
 
 
 @pytest.mark.parametrize(("again", "kept"), [(True, [8e6, 8e6, 9e6]), (False, [8e6, 5e6, 9e6])])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from p2ptrain.errors import PeerError
+from p2ptrain.errors import InternalError, PeerError
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.tiles.shape import TileShape
 from p2ptrain.training.assignment import StagePlace
@@ -47,6 +47,8 @@ async def test_a_device_that_does_not_answer_is_not_the_end_of_it() -> None:
             raise PeerError("gone")
         if device == "b":
             raise TimeoutError
+        if device == "c":
+            raise InternalError("c failed to handle it")
         return finding(stage, device) if device == "d" else None
 
     assert await diagnose((GROUP, LAST), ask) == finding(1, "d")

@@ -19,6 +19,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.training import plan_search
 from p2ptrain.training.apart import Apart, Haste
 from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
+from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_search import PlanSearch, fastest, from_bytes, to_bytes
 from p2ptrain.training.protocol import SEARCH_PLAN
 from tests.unit.training.test_memory_needs import request
@@ -172,6 +173,16 @@ async def test_the_coordinator_searches_where_the_fastest_does_not(
         raise error
 
     _route(mesh["b"], refuse)
+    household = _household(_ids(mesh), b=0.2)
+    plan = await _route(mesh["c"]).plan(REQUEST, household)
+    assert plan == plan_household(REQUEST, household)
+
+
+async def test_an_answer_without_a_plan_is_not_the_end_of_it(mesh: MemoryHousehold) -> None:
+    async def answer(_peer: str, _message: Message) -> Message:
+        return Message(SEARCH_PLAN)
+
+    mesh["b"].route(SEARCH_PLAN, answer, limited(1 << 20))
     household = _household(_ids(mesh), b=0.2)
     plan = await _route(mesh["c"]).plan(REQUEST, household)
     assert plan == plan_household(REQUEST, household)

@@ -19,9 +19,9 @@ from p2ptrain.model.wire import pack
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.training import state_reading
 from p2ptrain.training.digests import CHUNK_BYTES, DamagedState, damaged, digest_of, digests_of
-from p2ptrain.training.protocol import STATE_READ
+from p2ptrain.training.protocol import STATE_MANIFEST, STATE_READ
 from p2ptrain.training.state_reading import State, StateReading, StateRequest
-from p2ptrain.training.state_transfer import StateServer, in_memory
+from p2ptrain.training.state_transfer import OPENED_LIMIT, StateServer, in_memory
 from tools.bit_flips import FlippingServer, flip, run
 
 JOB, SOURCE = "job", "version:8:1"
@@ -184,6 +184,19 @@ async def test_nothing_is_read_where_nothing_has_changed() -> None:
         assert not two.server._opened, "the server keeps nothing for a reader that has everything"
 
 
+async def test_states_that_are_opened_and_not_read_are_not_kept_for_ever() -> None:
+    """Whoever asks chooses the units, and so how many there are."""
+    async with Two() as two:
+        two.offer(known=False)
+        for end in range(OPENED_LIMIT + 20):
+            asked = replace(two.request, end=end)
+            message = Message(STATE_MANIFEST, asked.fields())
+            await two.server._manifest(two.mesh["reader"].self_id, message)
+        await two.server._manifest(two.mesh["owner"].self_id, message)
+        ends = [key[-1] for key in two.server._opened]
+        assert ends == [*range(20, OPENED_LIMIT + 20), OPENED_LIMIT + 19]
+
+
 async def test_memory_that_is_given_is_used() -> None:
     async with Two() as two:
         two.offer(known=False)
@@ -275,6 +288,18 @@ async def test_no_flipped_bit_goes_unseen() -> None:
     assert sum(counted.values()) == 60
     assert counted["missed"] == 0
     assert min(counted["read again"], counted["refused"]) > 0
+
+
+async def test_an_answer_without_a_manifest_is_refused() -> None:
+    """As every answer whose part is missing; that was taken for a bug of the reader's."""
+    async with Two() as two:
+
+        async def bare(_peer: str, _message: Message) -> Message:
+            return Message(STATE_MANIFEST, {"digest": 0})
+
+        two.mesh["owner"].route(STATE_MANIFEST, bare)
+        with pytest.raises(ProtocolError, match="without its part 0"):
+            await two.read()
 
 
 async def test_a_manifest_without_a_checksum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

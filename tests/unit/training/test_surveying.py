@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import pytest
 
+from p2ptrain.errors import InternalError, UserError
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.household_plan import Candidate
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import MEASURE_PROFILE, MEASURED
+from p2ptrain.training.protocol import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
 from p2ptrain.training.sharing import Sharing
 from p2ptrain.training.surveying import Surveyor
 from tests.unit.training.test_memory_needs import request
@@ -70,6 +71,25 @@ async def test_who_has_measured_keeps_the_others_company_until_all_have() -> Non
         assert sorted(told[1:]) == ["a", "b"]
         assert all(isinstance(answer, Candidate) for answer in found.values())
         assert [fields["company"] for fields in asked.values()] == [True, True]
+
+
+async def test_what_a_device_answers_does_not_end_a_survey() -> None:
+    """It names the error itself, also one that is for people."""
+    async with MemoryHousehold(["a", "b", "c"]) as mesh:
+        asked: list[str] = []
+
+        def serve(name: str) -> None:
+            async def refuse(_peer: str, _message: Message) -> Message:
+                asked.append(name)
+                raise UserError("stop") if name == "b" else InternalError("see its log")
+
+            mesh[name].route(MEASURE_LINKS, refuse)
+
+        serve("b")
+        serve("c")
+        ids = [mesh[name].self_id for name in "bc"]
+        await Surveyor(mesh["a"]).measure_links(ids)
+        assert sorted(set(asked)) == ["b", "c"]
 
 
 async def asked_of_one(job: PlanningRequest) -> dict[str, Any]:

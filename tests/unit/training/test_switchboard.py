@@ -9,7 +9,7 @@ from p2ptrain.errors import LinkClosed, ProtocolError
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.training.division import Slice
 from p2ptrain.training.inlet import Contents, Inlet, Piece
-from p2ptrain.training.protocol import EpochKey, PieceKey
+from p2ptrain.training.protocol import VALUES, EpochKey, PieceKey
 from p2ptrain.training.rounds import Mode
 from p2ptrain.training.switchboard import ACTIVATIONS, TARGETS, Line, Switchboard
 
@@ -53,6 +53,19 @@ async def test_what_a_line_does_not_carry_is_told_to_whoever_waits_for_it(
             await target.take(piece().key)
         await there.send_values(b, LINE, piece(1), [torch.arange(SAMPLES)])  # the link is there
         assert here.stale_frames == 1 + bool(values), "nothing of that line is taken any more"
+
+
+async def test_no_memory_is_taken_for_what_nobody_wants_any_more() -> None:
+    """Any member may send it, of an epoch that never was; it says itself how large it is."""
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        a, b = mesh["a"].self_id, mesh["b"].self_id
+        there, here = Switchboard(mesh["a"]), Switchboard(mesh["b"])
+        assert mesh["b"].router.open_parts(a, VALUES, LINE.fields(), [1 << 40]) is None
+        await there.send_values(b, LINE, piece(), [torch.arange(SAMPLES)])
+        assert here.stale_frames == 1
+        here.connect_inlet(LINE, inlet(a), [a])
+        here.disconnect(LINE.key)
+        assert mesh["b"].router.open_parts(a, VALUES, LINE.fields(), [1 << 40]) is None
 
 
 async def test_what_comes_for_a_line_from_a_stranger_closes_its_link() -> None:

@@ -1,0 +1,50 @@
+"""What devices of a job write to people is one line that leaves the terminal alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.net.message import Message
+from p2ptrain.training.progress import PROGRESS, ProgressBoard
+from p2ptrain.training.protocol import wording
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ("out of memory at layer 3", "out of memory at layer 3"),
+        ("Zu wenig Speicher für Gerät „Küche“", "Zu wenig Speicher für Gerät „Küche“"),
+        ("first\n  second\tthird", "first second third"),
+        ("\x1b[2J\x1b[31mall is well", "?[2J?[31mall is well"),
+        ("\x1f", "?"),
+        ("from \u202eright to left", "from ?right to left"),
+    ],
+)
+def test_a_peers_text_is_one_harmless_line(sent: str, read: str) -> None:
+    assert wording({"reason": sent}, "reason", 256) == read
+
+
+def test_a_peers_text_has_a_limit() -> None:
+    with pytest.raises(ProtocolError, match="at most 5 characters"):
+        wording({"reason": "\n" * 6}, "reason", 5)
+
+
+async def test_a_line_of_progress_is_harmless_too() -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        board, told = ProgressBoard(mesh["b"]), asyncio.Event()
+        receive = board._receive
+
+        async def note(peer: str, message: Message) -> None:
+            await receive(peer, message)
+            told.set()
+
+        mesh["b"].route(PROGRESS, note)
+        fields = {"model": "\x1b[2Jnet", "epoch": 1, "devices": ["a", "\x07b", {"x": 1}]}
+        await mesh["a"].send(mesh["b"].self_id, Message(PROGRESS, fields))
+        await told.wait()
+        line = {"holder": "a", "model": "?[2Jnet", "epoch": 1, "devices": ["a", "?b"]}
+        assert board.line == line
