@@ -149,7 +149,7 @@ class Connections:
     def received_bytes(self) -> dict[str, int]:
         """What came so far over each link that is up, by the device's id."""
         links = ((peer_id, self.link(peer_id)) for peer_id in self._peers)
-        return {peer_id: link.link.received_bytes for peer_id, link in links if link is not None}
+        return {peer_id: link.link.look() for peer_id, link in links if link is not None}
 
     def link(self, peer_id: str) -> PeerLink | None:
         """The link that is up, if there is one."""

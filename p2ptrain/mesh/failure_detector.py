@@ -129,13 +129,22 @@ class FailureDetector:
             findings.append(Finding(probe.target, certain=False, reason=reason))
         return findings
 
-    def on_ack(self, peer: str, sequence: int) -> None:
-        """A probe of ours, or one that we do for another, was answered."""
+    def on_ack(self, peer: str, sequence: int, now: float) -> tuple[str, float]:
+        """A probe of ours, or one that we do for another, was answered: who is there, since when.
+
+        `peer` itself, also where it answers late; through a helper it is whom we probed, who may
+        have been there a deadline ago for the last time: its data has vouched for it.
+        """
         relay = self._prober.relayed(sequence, peer)
         if relay is not None:
             self._send(relay.origin, MembershipMessage(Kind.ACK, sequence=relay.sequence))
-        elif self._prober.answered(sequence, peer) is not None:
+            return peer, now
+        probe = self._prober.answered(sequence, peer)
+        if probe is not None:
             self.health.reward()
+        if probe is None or peer == probe.target:
+            return peer, now
+        return probe.target, now - self._config.probe_deadline_seconds
 
     def on_nack(self, peer: str, message: MembershipMessage) -> Finding | None:
         """A helper did not reach our target.

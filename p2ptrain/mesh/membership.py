@@ -102,6 +102,7 @@ class Membership:
         self._sending = Dissemination(self._table, self._links, self._suspicions, *shared)
         self._detector = FailureDetector(self._table, self._links, self._sending, *shared)
         self._now = float("-inf")
+        self._answered = float("-inf")  # when anybody last answered a probe, late answers too
         self._woke = float("-inf")  # end of the last freeze of this process
         self._next_wakeup = float("-inf")
 
@@ -218,7 +219,7 @@ class Membership:
             case Kind.PING:
                 self._sending.send(peer, MembershipMessage(Kind.ACK, sequence=message.sequence))
             case Kind.ACK:
-                self._detector.on_ack(peer, message.sequence)
+                self._on_answer(*self._detector.on_ack(peer, message.sequence, self._now))
             case Kind.REQUEST:
                 self._detector.on_request(peer, message, self._now)
             case Kind.NACK:
@@ -231,14 +232,28 @@ class Membership:
                 pass  # its claims were all of it
 
     def _on_traffic(self, came: Mapping[str, float]) -> None:
-        """Whose data comes is there, however long its contradiction takes behind that data."""
+        """Whose data comes is there, however long its contradiction takes behind that data.
+
+        Where data comes and answers from nobody, this device's own cable is full: so is everybody.
+        """
         if self._just_woke():
             return
+        evidence = self._config.evidence_seconds
+        is_own_cable = self._now - self._answered > evidence
         for peer, at in came.items():
             self._links.flowed(peer, at)
-            suspicion = self._suspicions.get(peer)
-            if suspicion is not None:
-                suspicion.wait_until(at + self._config.evidence_seconds)
+            for suspect, suspicion in self._suspicions.items():
+                if is_own_cable or suspect == peer:
+                    suspicion.wait_until(at + evidence)
+
+    def _on_answer(self, who: str, at: float) -> None:
+        """Who answers is there, however late, and contradicts once it hears of the suspicion."""
+        if self._just_woke():
+            return
+        self._answered = self._now
+        suspicion = self._suspicions.get(who)
+        if suspicion is not None:
+            suspicion.wait_until(at + self._config.evidence_seconds)
 
     def _on_link_lost(self, peer: str, refused: bool) -> None:
         self._links.lost(peer)

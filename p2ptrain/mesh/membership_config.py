@@ -40,7 +40,9 @@ class MembershipConfig:
             group is smaller). Raise: verdicts need more witnesses. Lower: they need fewer.
         evidence_seconds: where a third party says that a process ended which was heard from within
             this time over an open link, that only starts a suspicion. Nor is there a verdict for
-            so long after much data came from a suspect. Must be below the earliest verdict. Raise:
+            so long after much data came from a suspect, or an answer, however late; nor, where
+            answers come from nobody, after data from anybody: then this device's own cable is
+            full. Must be below the earliest verdict, and above probe_deadline. Raise:
             true deaths spread slower. Lower: a confused member can have others declared dead until
             they refute, and a full slow link can cost a member its place.
         return_seconds: for so long after it was away, what a member says of the end of others

@@ -15,6 +15,7 @@ from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, EpochKey
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
+from p2ptrain.training.rounds import evaluated_together
 
 
 def placed_of(assignment: Assignment, tied: Sequence[tuple[int, int]] = ()) -> Placed:
@@ -74,6 +75,9 @@ def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assig
         stages=places,
         batch_size=request.batch_size,
         micro_batch=plan.micro_batch,
+        evaluated=evaluated_together(
+            plan.micro_batch, request.eval_samples, request.least_evaluated
+        ),
         optimizer=request.optimizer,
         seed=request.seed,
         clip=request.clip,

@@ -86,7 +86,7 @@ class Assignment:
         digest: which model (SHA-256 of its description).
         stages: in pipeline order.
         batch_size: samples of one update.
-        micro_batch: most samples of a piece.
+        micro_batch: most samples of a piece, in training.
         optimizer: the optimizer's fields (`training.job`), no code.
         seed: of the job; randomness inside the model derives from it.
         clip: whether a clipping coefficient is to be awaited before each update.
@@ -96,6 +96,7 @@ class Assignment:
         stable: the newest version of which every copy was acknowledged; None = there is none.
         keeps: whether the state that the epoch begins with is copied at once.
         asynchrony: how it trains without a barrier; None = in synchronous rounds.
+        evaluated: most samples of a piece of an evaluation, which may need larger ones.
     """
 
     key: EpochKey
@@ -114,6 +115,12 @@ class Assignment:
     stable: Version | None = None
     keeps: bool = False
     asynchrony: Asynchrony | None = None
+    evaluated: int = 0
+
+    @property
+    def largest(self) -> int:
+        """Most samples of any piece."""
+        return max(self.micro_batch, self.evaluated)
 
     @property
     def micro_batches(self) -> int:
@@ -150,6 +157,7 @@ class Assignment:
                 "stages": [_stage_fields(place) for place in self.stages],
                 "batch_size": self.batch_size,
                 "micro_batch": self.micro_batch,
+                "evaluated": self.evaluated,
                 "optimizer": dict(self.optimizer),
                 "seed": self.seed,
                 "clip": self.clip,
@@ -180,6 +188,7 @@ class Assignment:
             stages=_read_stages(stages),
             batch_size=integer(fields, "batch_size", 1),
             micro_batch=integer(fields, "micro_batch", 1),
+            evaluated=integer(fields, "evaluated"),
             optimizer=optimizer,
             seed=integer(fields, "seed", -(2**63), 2**63),
             clip=bool(fields.get("clip")),

@@ -217,6 +217,8 @@ class HolderRun:
             checkpoints=self._reads_versions,
             asynchrony=how,
             ftpipehd=self._options.as_ftpipehd,
+            eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
+            least_evaluated=prepared.captured.evaluates.least,
             rounds=rounds,
             maps=prepared.maps,
             grid=self._options.grid,

@@ -370,7 +370,7 @@ class HolderEpoch:
             contents,
             Division(stages[-1]).slices,
             capacity=self.evaluated_ahead,
-            largest=self.assignment.micro_batch,
+            largest=self.assignment.largest,
         )
         line = Line(self.assignment.key, len(stages), "outputs")
         switchboard.connect_inlet(line, inlet, stages[-1].devices)

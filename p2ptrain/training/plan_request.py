@@ -42,6 +42,8 @@ class PlanningRequest:
             after all; None = the mode is what `asynchrony` says.
         ftpipehd: it is trained as FTPipeHD does, cut by capacities that training shows; None = by
             what every device has measured.
+        eval_samples: of an evaluation; 0 = there is none.
+        least_evaluated: the fewest of them that the model can be evaluated on together.
         maps: of the first units, which can be cut into tiles; None = none can, or may.
         grid, groups_of_units: as `plan.request.PlanRequest`.
     """
@@ -70,6 +72,8 @@ class PlanningRequest:
     asynchrony: Asynchrony | None = None
     rounds: Sharing | None = None
     ftpipehd: Ftpipehd | None = None
+    eval_samples: int = 0
+    least_evaluated: int = 1
     maps: MapNetwork | None = None
     grid: tuple[int, int] | None = None
     groups_of_units: tuple[int, ...] = ()
@@ -137,6 +141,8 @@ class PlanningRequest:
             asynchrony=Asynchrony.read(fields.get("asynchrony")),
             rounds=None if (rounds := fields.get("rounds")) is None else Sharing.read(rounds),
             ftpipehd=Ftpipehd.read(fields.get("ftpipehd")),
+            eval_samples=integer(fields, "eval_samples"),
+            least_evaluated=integer(fields, "least_evaluated", 1),
             maps=_maps(fields.get("maps")),
             grid=_grid(fields.get("grid")),
             groups_of_units=_borders(fields.get("groups_of_units")),

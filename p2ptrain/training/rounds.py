@@ -68,6 +68,22 @@ class Round:
         return self.size(number) / self.samples
 
 
+def evaluated_together(micro_batch: int, samples: int, least: int) -> int:
+    """Samples of a micro-batch of an evaluation.
+
+    As in training, or the nearest that leaves no rest that is too small: smaller ones first.
+
+    Args:
+        samples: of the evaluation.
+        least: the fewest that the model can be evaluated on together.
+    """
+    largest = min(micro_batch, samples)
+    smaller = range(largest, least - 1, -1)
+    larger = range(max(largest, least), samples)
+    fits = (size for size in chain(smaller, larger) if not 0 < samples % size < least)
+    return next(fits, samples)
+
+
 @dataclass(frozen=True, slots=True)
 class Course:
     """All rounds of a job.
@@ -96,27 +112,16 @@ class Course:
             evaluated: evaluations after so many updates, and before, are left out.
         """
         index = 0
+        together = evaluated_together(self.micro_batch, self.eval_samples, self.least_evaluated)
         for step in range(first_step, self.steps + 1):
             if self.eval_samples and step > evaluated and self.ends_epoch(step):
-                yield Round(index, Mode.EVAL, step, self.eval_samples, self.eval_micro_batch)
+                yield Round(index, Mode.EVAL, step, self.eval_samples, together)
                 index += 1
             if step < self.steps:
                 shape = Round(index, Mode.TRAIN, step, self.batch_size, self.micro_batch)
                 first = (step - first_step) * shape.micro_batches
                 yield replace(shape, first=first) if self.numbers_through else shape
                 index += 1
-
-    @property
-    def eval_micro_batch(self) -> int:
-        """Of an evaluation: `micro_batch`, or the nearest that leaves no rest that is too small."""
-        largest = min(self.micro_batch, self.eval_samples)
-        smaller = range(largest, self.least_evaluated - 1, -1)
-        larger = range(max(largest, self.least_evaluated), self.eval_samples)
-        return next(filter(self._evaluates, chain(smaller, larger)), self.eval_samples)
-
-    def _evaluates(self, micro_batch: int) -> bool:
-        rest = self.eval_samples % micro_batch
-        return rest == 0 or rest >= self.least_evaluated
 
     def ends_epoch(self, step: int) -> bool:
         """Whether `step` updates complete an epoch or the job."""

@@ -173,7 +173,7 @@ class StageLines:
             return senders.overlaps(micro_batch, size, part) if part is not None else ()
 
         capacity += PIECES_AHEAD * len(senders.devices)
-        largest = self._assignment.micro_batch
+        largest = self._assignment.largest
         inlet = Inlet(contents, sources, capacity=capacity, largest=largest)
         line = Line(self._assignment.key, self._index, flow)
         self._shell.switchboard.connect_inlet(line, inlet, senders.devices)
@@ -214,7 +214,7 @@ class StageLines:
             self._shell.mesh.self_id,
             self._shell.switchboard,
             ahead=2 * deepest + EARLY_PIECES + 2 * PIECES_AHEAD,
-            largest=self._assignment.micro_batch,
+            largest=self._assignment.largest,
         )
 
     def _reduction(self, stage: Stage) -> Reduction | None:

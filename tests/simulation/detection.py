@@ -8,6 +8,7 @@ from functools import partial
 from random import Random
 
 from p2ptrain.mesh.interface import MemberState
+from tests.simulation.cable import Slowdown
 from tests.simulation.device import Build, Device
 from tests.simulation.household import Household
 from tests.simulation.network import LinkQuality
@@ -114,3 +115,26 @@ def measure_freezes(
     deaths = household.invariants.deaths
     false_deaths = tuple(f"{by} declared {who}: {reason}" for by, who, reason in deaths)
     return FreezeResult(anomalies, false_deaths, household.invariants.elections - elections)
+
+
+def measure_slow_cable(seed: int, devices: int, build: Build | None = None) -> tuple[str, ...]:
+    """Who was declared dead while a cable was a hundred times slower than before, and full.
+
+    What waits on it at either end takes up to five seconds then: 50 ms of what it carried before.
+    """
+    rng = Random(f"slow cable {seed} {devices}")
+    household = _settled(rng, devices, build)
+    mbit = rng.choice((0.2, 0.5, 1.0, 2.0))
+    rate = mbit * 1e6 / 8
+    piece = round(min(65_536, max(16_384, rate * 100 * 0.005)) / 2)
+    waiting = round(rng.uniform(0.2, 1.0) * rate * 100 * 0.05)
+    kept = max(2 * piece, 16_384)
+    slow, *others = rng.sample(household.devices, devices)
+    before, after = (rng.choice(others).id for _ in range(2))
+    household.network.slow_down(slow.id, Slowdown(rate, waiting, piece, kept), before, after)
+    household.run_for(25.0)
+    household.network.speed_up()
+    household.run_for(10.0)
+    disagreement = household.disagreement()
+    assert disagreement is None, disagreement
+    return tuple(f"{by} {who}: {reason}" for by, who, reason in household.invariants.deaths)

@@ -16,6 +16,7 @@ from p2ptrain.mesh.events import (
     Instruction,
     Leave,
     LinkLost,
+    LinkTraffic,
     LinkUp,
     MemberRecord,
     MembersChanged,
@@ -176,6 +177,11 @@ class Device:
             self._receive(lambda: self._member(received))
         else:
             self._receive(lambda: self._elect(received))
+
+    def on_traffic(self, peer: str) -> None:
+        """Much data arrived: seen at the next look."""
+        if not self.is_frozen and self.process_runs:
+            self._member(LinkTraffic({peer: self.now}))
 
     def on_link_up(self, peer: str) -> None:
         """A link is up, perhaps in place of one that was not known to be dead."""

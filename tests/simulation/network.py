@@ -3,20 +3,22 @@
 Links behave as TCP does. What is sent arrives late rather than never; while a path is cut,
 messages wait in the sender's kernel and arrive once it heals, or, after `TIMEOUT_SECONDS`
 unacknowledged, the sender's end of the link dies. The end of a process is told to the other side
-at once (FIN or RST), that of a machine is not. Where this is unrealistic: no bandwidth limit, no
-window that fills up.
+at once (FIN or RST), that of a machine is not. Where this is unrealistic: no bandwidth limit, but
+for cables that `slow_down` makes slow; no window that fills up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Protocol
 
 import cbor2
 
 from p2ptrain.mesh.events import Payload
+from tests.simulation.cable import WORD_BYTES, Direction, Slowdown
 from tests.simulation.kernel import Kernel
 
 TIMEOUT_SECONDS = 10.0
@@ -35,6 +37,8 @@ class Endpoint(Protocol):
     is_frozen: bool
 
     def on_message(self, peer: str, channel: str, payload: Payload) -> None: ...
+
+    def on_traffic(self, peer: str) -> None: ...
 
     def on_link_up(self, peer: str) -> None: ...
 
@@ -68,6 +72,8 @@ class Network:
         self._ends: dict[Path, _Connection] = {}
         self._unrefused: set[Path] = set()  # losses of which no refused redial was told yet
         self._cut: dict[Path, int] = {}  # how many faults cut the path
+        self._up: dict[str, Direction] = {}  # of slow cables: what a device sends
+        self._down: dict[str, Direction] = {}  # and what it receives
         self.quality: dict[Path, LinkQuality] = {}
         self.default_quality = LinkQuality()
         self.sent_messages: dict[str, int] = {}
@@ -111,6 +117,23 @@ class Network:
     def is_cut(self, path: Path) -> bool:
         """Whether nothing passes along it now."""
         return path in self._cut
+
+    def slow_down(self, device: str, how: Slowdown, before: str, after: str) -> None:
+        """A device's cable becomes slow, full of data that `before` sends and `after` gets."""
+
+        def arrived(sender: str, receiver: str) -> None:
+            if self._ends.get((receiver, sender)) is not None:
+                self._devices[receiver].on_traffic(sender)
+
+        to, fro = partial(arrived, before, device), partial(arrived, device, after)
+        self._down[device] = Direction(how, self._kernel, to)
+        self._up[device] = Direction(how, self._kernel, fro)
+
+    def speed_up(self) -> None:
+        """All cables are fast again; what is on its way arrives as it would have."""
+        for direction in (*self._up.values(), *self._down.values()):
+            direction.is_full = False
+        self._up, self._down = {}, {}
 
     # -- links -----------------------------------------------------------------------------
 
@@ -177,6 +200,8 @@ class Network:
             self._hold(connection, path, data)
             return
         arrival = max(connection.arrives.get(sender, 0.0), self._kernel.now + self._delay(path))
+        for slow in (self._up.get(sender), self._down.get(path[1])):
+            arrival = max(arrival, slow.carry(WORD_BYTES)) if slow is not None else arrival
         connection.arrives[sender] = arrival
         copies = 1
         quality = self.quality.get(path, self.default_quality)

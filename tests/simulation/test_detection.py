@@ -6,7 +6,12 @@ import pytest
 
 from p2ptrain.mesh.membership_config import MembershipConfig
 from tests.simulation.crowd import measure_crowd
-from tests.simulation.detection import Failure, measure_detection, measure_freezes
+from tests.simulation.detection import (
+    Failure,
+    measure_detection,
+    measure_freezes,
+    measure_slow_cable,
+)
 from tests.simulation.device import Build
 
 
@@ -37,6 +42,11 @@ def test_freezes_of_two_seconds_kill_nobody() -> None:
 
 def test_without_local_health_freezes_do_kill() -> None:
     assert _false_deaths(local_health=False) > 0
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 5])
+def test_a_full_cable_a_hundred_times_slower_than_before_kills_nobody(devices: int) -> None:
+    assert [measure_slow_cable(seed, devices) for seed in range(6)] == [()] * 6
 
 
 def test_what_a_member_sends_does_not_grow_with_the_crowd() -> None:

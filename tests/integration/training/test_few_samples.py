@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from p2ptrain.observe.events import Eval
+from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from tests import reference
@@ -113,3 +114,25 @@ async def test_an_evaluation_of_nine_samples_leaves_none_of_one() -> None:
     losses = [loss(model(x), y).item() for x, y in pieces]
     assert len(found) == 2
     assert found[-1] == pytest.approx(sum(losses) / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        TrainOptions(local=True),
+        TrainOptions(wait_for=2, planner="pp"),
+        TrainOptions(wait_for=2, planner="pp", asynchrony=Asynchrony()),
+    ],
+    ids=["local", "rounds", "asynchronous"],
+)
+async def test_an_evaluation_may_need_larger_pieces_than_training(options: TrainOptions) -> None:
+    """13 samples in fours or threes leave one: it is 5 + 5 + 3."""
+    model, loss, data = make("3")
+    job = Job(model, data, loss, SGD(lr=0.1), 4, epochs=1, eval_data=data[:13])
+    async with devices(options.wait_for) as household:
+        await household.holder_run(job, options).run()
+        (found,) = (event.metrics["loss"] for event in household.events if isinstance(event, Eval))
+    inputs, targets = (torch.stack(column) for column in zip(*data[:13], strict=True))
+    pieces = zip(inputs.split(5), targets.split(5), strict=True)
+    losses = [loss(model(x), y).item() * len(y) / 13 for x, y in pieces]
+    assert found == pytest.approx(sum(losses), rel=1e-6)

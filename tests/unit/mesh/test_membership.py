@@ -153,6 +153,45 @@ def test_data_from_a_suspect_puts_off_the_verdict_and_no_longer() -> None:
     assert [cluster.state(observer, "c") for observer in "ab"] == [DEAD] * 2
 
 
+def answer(number: int) -> dict[str, object]:
+    return encode(MembershipMessage(Kind.ACK, sequence=number))
+
+
+def test_an_answer_that_comes_late_puts_off_the_verdict_and_no_longer() -> None:
+    """What contradicts the suspicion is on its way behind it."""
+    cluster = last_goes_silent("abc", 2.3)
+    for observer in "ab":
+        assert cluster.state(observer, "c") is SUSPECT
+        cluster.feed(observer, MessageReceived("c", answer(1)))
+    cluster.run_for(HOME_LAN.evidence_seconds - 0.05)
+    assert [cluster.state(observer, "c") for observer in "ab"] == [SUSPECT] * 2
+    cluster.run_for(0.1)
+    assert [cluster.state(observer, "c") for observer in "ab"] == [DEAD] * 2
+
+
+def test_who_gets_data_vouches_for_a_suspect_too() -> None:
+    """At b nothing comes but by way of the others; a has data from c again and again."""
+    cluster = last_goes_silent("abc", 1.2)
+    assert cluster.state("b", "c") is SUSPECT
+    for _ in range(100):
+        cluster.feed("a", LinkTraffic({"c": cluster.now - 0.05}))
+        cluster.run_for(0.1)
+    assert [cluster.state(observer, "c") for observer in "ab"] == [SUSPECT] * 2
+
+
+def test_whose_own_cable_is_full_declares_nobody_dead() -> None:
+    """Data comes from b alone, and no answer from anybody: they wait behind it."""
+    cluster = Cluster("abcd")
+    cluster.run_for(3.0)
+    cluster.silent |= set("bcd")
+    for _ in range(80):
+        cluster.feed("a", LinkTraffic({"b": cluster.now - 0.05}))
+        cluster.run_for(0.1)
+    assert [cluster.state("a", member) for member in "bcd"] == [ALIVE, SUSPECT, SUSPECT]
+    cluster.run_for(8.0)  # it doubts itself by now, and probes seldom
+    assert [cluster.state("a", member) for member in "bcd"] == [DEAD] * 3
+
+
 def test_data_read_after_a_freeze_of_our_own_says_nothing() -> None:
     cluster = last_goes_silent("abc", 2.3)
     cluster.now += 2.0  # a and b were frozen

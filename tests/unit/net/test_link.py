@@ -105,6 +105,19 @@ async def test_a_byte_a_second_does_not_keep_it_open() -> None:
     assert len(inbox.losses) == 1
 
 
+async def test_who_looks_has_the_few_bytes_of_a_slow_peer_read_too() -> None:
+    """The kernel would hold them back until a whole frame is there."""
+    link, stream, _ = open_link(FakeClock())
+    link.look()
+    assert link.look() == 0
+    assert stream.calls == []  # nothing is under way
+    stream.feed(first_frame(10_000))
+    assert link.look() > 1000
+    assert stream.calls == []
+    link.look()
+    assert stream.calls == ["hurry"]
+
+
 async def test_an_idle_link_stays() -> None:
     clock = FakeClock()
     link, stream, inbox = open_link(clock)

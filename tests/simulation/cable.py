@@ -1,0 +1,67 @@
+"""A cable that has become slow while it was full: words wait behind the data on it, both ways.
+
+    prev ══ data ══►  ▒▒▒▒▒▒▒▒ device ▒▒▒▒▒▒▒▒  ══ data ══► next       ▒ waits already
+
+What waits there goes on at the new rate, piece by piece, and both neighbours keep so much under way
+from then on. All other words to and from the device share the cable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.simulation.kernel import Kernel
+
+WORD_BYTES = 300
+"""Of a membership or election message, with all that is around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """What becomes of a cable.
+
+    Attributes:
+        bytes_per_s: its rate from now on.
+        waiting_bytes: data that already waits at each end.
+        piece_bytes: what arrives at a time.
+        kept_bytes: data that is kept under way from then on.
+    """
+
+    bytes_per_s: float
+    waiting_bytes: int
+    piece_bytes: int
+    kept_bytes: int
+
+
+class Direction:
+    """One direction of a cable: first come, first carried. It begins to be slow when it is made.
+
+    Args:
+        arrived: is told of every piece of data.
+    """
+
+    def __init__(self, how: Slowdown, kernel: Kernel, arrived: Callable[[], None]) -> None:
+        self._how = how
+        self._kernel = kernel
+        self._arrived = arrived
+        self._free_at = kernel.now
+        self._data_bytes = 0  # waiting
+        self.is_full = True
+        self._fill(how.waiting_bytes)
+
+    def carry(self, count: int) -> float:
+        """When what is handed over now arrives."""
+        self._free_at = max(self._free_at, self._kernel.now) + count / self._how.bytes_per_s
+        return self._free_at
+
+    def _fill(self, limit_bytes: int) -> None:
+        while self.is_full and self._data_bytes < limit_bytes:
+            self._data_bytes += self._how.piece_bytes
+            arrival = self.carry(self._how.piece_bytes)
+            self._kernel.at(arrival, b"piece of data", self._take)
+
+    def _take(self) -> None:
+        self._data_bytes -= self._how.piece_bytes
+        self._arrived()
+        self._fill(self._how.kept_bytes)
