@@ -7,12 +7,13 @@ import os
 import sys
 from typing import NoReturn
 
-from p2ptrain.cli import early
+from p2ptrain.cli import early, standard_streams
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
     early.keep()
+    standard_streams.complete()
     if "P2PTRAIN_FAILPOINT" in os.environ and not _arm_failpoints():
         return 2
     from p2ptrain.cli.main import main as run  # after `keep`: it loads for a second

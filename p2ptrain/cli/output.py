@@ -112,7 +112,7 @@ def _stdout_kept_aside() -> Iterator[TextIO]:
         with contextlib.suppress(OSError):  # stderr is gone, or its disk full
             sys.stdout.flush()  # what a script wrote to `sys.__stdout__` still waits in there
         os.dup2(descriptor, 1)
-        with contextlib.suppress(BrokenPipeError):  # the reader went away: nothing to save
+        with contextlib.suppress(OSError):  # a reader that is gone, a full disk: that was told
             stream.close()
         os.close(descriptor)
 

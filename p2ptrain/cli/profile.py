@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
     )
     groups.add_script_options(parser)
     parser.add_argument(
-        "--out", metavar="P.json", required=True, type=Path, help="write the profile here"
+        "--out", metavar="P.json", required=True, type=options.path, help="write the profile here"
     )
     parser.add_argument(
         "--batch-sizes",
@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Measure and write."""
-    out: Path = args.out.expanduser()
+    out: Path = args.out
     if not out.absolute().parent.is_dir():
         raise UsageError(f"the folder of {out} does not exist")
     job = load_job(args.script, args.job_options)

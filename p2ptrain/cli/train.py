@@ -182,7 +182,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="FILE.safetensors", type=_weights_file, help="write the weights here"
     )
     group.add_argument(
-        "--checkpoint", metavar="DIR", type=Path, help="write checkpoints into this folder"
+        "--checkpoint", metavar="DIR", type=options.path, help="write checkpoints into this folder"
     )
     group.add_argument(
         "--checkpoint-every",
@@ -192,7 +192,10 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "between where it costs little time)",
     )
     group.add_argument(
-        "--resume", metavar="DIR", type=Path, help="go on from the checkpoint in this folder"
+        "--resume",
+        metavar="DIR",
+        type=options.path,
+        help="go on from the checkpoint in this folder",
     )
     group.add_argument(
         "--fresh", action="store_true", help="begin anew even if members hold the job unfinished"
@@ -200,7 +203,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def _weights_file(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = options.path(text)
     if path.suffix != ".safetensors":
         raise argparse.ArgumentTypeError(f"{text!r} must end in .safetensors")
     return path

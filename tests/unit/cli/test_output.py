@@ -6,6 +6,7 @@ import errno
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,28 @@ def test_the_end_of_the_display_is_no_failure_either(caplog: pytest.LogCaptureFi
 def test_an_answer_that_cannot_be_written_is_a_failure() -> None:
     with pytest.raises(OSError, match="No space left"):
         Output(_Full(), json=True).result({"name": "pi"}, "pi")
+
+
+_ON_A_FULL_DISK = """
+import sys
+from p2ptrain.cli.main import main
+sys.exit(main(["status", "--json", "--state-dir", sys.argv[1]]))
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_hides_no_error_behind_a_traceback(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", _ON_A_FULL_DISK, str(tmp_path)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert "p2ptrain: error: no member runs" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 _SCRIPT = """
