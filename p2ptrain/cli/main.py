@@ -40,8 +40,11 @@ _COMMANDS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, for_good: bool = False) -> int:
     """Run the command line `argv` (default: the process's); returns the exit code.
+
+    Args:
+        for_good: the process ends with it: with `--json` nothing else comes to stdout any more.
 
     Raises:
         SystemExit: argparse's, with code 2 for wrong usage and 0 after `--help`.
@@ -49,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if getattr(args, "logs", True):  # planning logs nothing, and a log's start takes a while
         configure_logs(debug=args.debug)
-    with open_output(json=args.json) as output:
+    with open_output(json=args.json, for_good=for_good) as output:
         exit_code = _run(args, output)
         closed = output.writer.closed
-    if closed:
+    if closed and not (args.json and for_good):  # then stdout is not used any more
         silence_stdout()
     return exit_code
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,28 @@ with open_output(json=True) as output:
     sys.__stdout__.write("from a script\\n")
     output.result({"name": "pi"}, "pi")
 """
+
+
+_ENDS_LATE = """
+import atexit, sys, types
+sys.modules["torch"] = types.ModuleType("torch")  # is not torn down
+atexit.register(print, "at the end")
+def job(): raise ValueError("no data")
+"""
+
+
+def test_what_a_script_leaves_for_the_end_is_done_and_is_no_json_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_ENDS_LATE)
+    ended = subprocess.run(
+        [sys.executable, "-m", "p2ptrain", "train", str(script), "--local", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert [json.loads(line)["event"] for line in ended.stdout.splitlines()] == ["error"]
+    assert ended.stderr.endswith("ValueError: no data\nat the end\n")
 
 
 def test_what_a_script_writes_past_our_stdout_is_no_json_line_either() -> None:
