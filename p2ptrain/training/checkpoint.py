@@ -167,7 +167,7 @@ def load(folder: Path) -> Checkpoint:
     index = _read_index(folder)
     try:
         place = folder / str(index["folder"])
-        progress = Progress(**index["progress"])
+        progress = _checked(Progress(**index["progress"]))
         digests = dict(index["sha256"])
     except (KeyError, TypeError, ValueError) as error:
         raise OptionError(f"{folder / INDEX} is not a checkpoint's index: {error}") from error
@@ -178,6 +178,14 @@ def load(folder: Path) -> Checkpoint:
         _read(place / MODEL, digests.get(MODEL)),
         _read(place / OPTIMIZER, digests.get(OPTIMIZER)),
     )
+
+
+def _checked(progress: Progress) -> Progress:
+    """Raises ValueError: a number is none, which would come up much later."""
+    counts = (progress.step, progress.samples, progress.batch_size, progress.evaluated or 0)
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise ValueError(f"{counts} are not whole numbers of at least 0")
+    return progress
 
 
 def load_written(written: Written, wanted: Callable[[str], bool]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 from p2ptrain import failpoints
+from p2ptrain.errors import OptionError
 from p2ptrain.training.checkpoint import (
+    INDEX,
     Checkpoint,
     Progress,
     Written,
@@ -95,3 +98,18 @@ def test_what_is_said_anew_is_said_of_the_newest_step_alone(tmp_path: Path) -> N
     say_anew(tmp_path, replace(progress, evaluated=8))
     assert load(tmp_path).progress == replace(progress, evaluated=8)
     assert value_of(written) == load(tmp_path).model["w"][0].item() == 8.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("step", "8"), ("step", -1), ("step", None), ("samples", 2.5), ("evaluated", True)],
+)
+def test_an_index_with_a_number_that_is_none_is_refused(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    save(tmp_path, of(8))
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["progress"][field] = value
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(OptionError, match=r"is not a checkpoint's index: .* not whole numbers"):
+        load(tmp_path)
