@@ -63,13 +63,14 @@ def run(args: argparse.Namespace, output: Output) -> int:
     out: Path = args.out
     if not out.absolute().parent.is_dir():
         raise UsageError(f"the folder of {out} does not exist")
+    place = out.absolute()  # the script may change the folder it runs in
     job = load_job(args.script, args.job_options)
     profile = measured_profile(job, args.batch_sizes, args.threads)
     left_out = sorted(set(args.batch_sizes) - set(profile.times.sizes))
     if left_out:
         sizes = ", ".join(map(str, left_out))
         output.show(Warned(message=f"batch sizes {sizes} are too large for this device's memory"))
-    write_whole(out, json.dumps(profile.to_json(), indent=1))
+    write_whole(place, json.dumps(profile.to_json(), indent=1))
     units = len(profile.units)
     output.result(
         {"event": "profile", "out": str(out), "units": units, "sizes": list(profile.times.sizes)},

@@ -224,8 +224,8 @@ def check_weights_file(path: Path) -> None:
     Raises:
         OptionError: nothing can be written there.
     """
-    partial = _partial(path)
     try:
+        partial = _partial(_place(path))
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ def check_weights_file(path: Path) -> None:
 
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a state_dict as one safetensors file, whole or not at all.
+    """Write a state_dict as one safetensors file, whole or not at all; a link is followed.
 
     Raises:
         TrainingError: it cannot be written.
@@ -244,8 +244,10 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     partial = _partial(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        place = _place(path)
+        partial = _partial(place)
         _write(partial, tensors)
-        partial.replace(path)
+        partial.replace(place)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):  # the folder may be no folder any more
             partial.unlink()
@@ -282,6 +284,14 @@ def _read_index(folder: Path) -> dict[str, Any]:
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise OptionError(f"{path} is not of the format {FORMAT}")
     return index
+
+
+def _place(path: Path) -> Path:
+    """Where links lead to. Raises OSError."""
+    try:
+        return path.resolve()
+    except RuntimeError as error:  # to each other
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
 
 
 def _partial(path: Path) -> Path:

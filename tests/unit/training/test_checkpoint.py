@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from p2ptrain import failpoints
 from p2ptrain.errors import OptionError
@@ -18,9 +19,11 @@ from p2ptrain.training.checkpoint import (
     Checkpoint,
     Progress,
     Written,
+    check_weights_file,
     load,
     load_written,
     save,
+    save_weights,
     say_anew,
 )
 
@@ -113,3 +116,18 @@ def test_an_index_with_a_number_that_is_none_is_refused(
     (tmp_path / INDEX).write_text(json.dumps(index))
     with pytest.raises(OptionError, match=r"is not a checkpoint's index: .* not whole numbers"):
         load(tmp_path)
+
+
+def test_weights_are_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link, file = tmp_path / "w.safetensors", tmp_path / "disk" / "weights.safetensors"
+    link.symlink_to(file)
+    for value in (1.0, 2.0):  # a file that is not there yet, and one that is
+        check_weights_file(link)
+        save_weights(link, {"w": torch.full((2,), value)})
+        assert link.is_symlink()
+        assert load_file(file)["w"][0].item() == value
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OptionError, match=r"the weights cannot be written to .*/a: "):
+        check_weights_file(tmp_path / "a")
