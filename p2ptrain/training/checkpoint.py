@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -257,7 +258,10 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write, flush to the disk, and return the file's SHA-256."""
     owned = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(owned, path)
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(owned, path)  # in a file that only its owner may read
+    path.chmod(stat.S_IMODE(mode))
     with path.open("rb+") as file:
         os.fsync(file.fileno())
     return _sha256(path)

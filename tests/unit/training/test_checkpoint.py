@@ -131,3 +131,9 @@ def test_weights_are_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OptionError, match=r"the weights cannot be written to .*/a: "):
         check_weights_file(tmp_path / "a")
+
+
+def test_who_may_read_other_files_may_read_weights(tmp_path: Path) -> None:
+    save_weights(tmp_path / "w.safetensors", {"w": torch.ones(2)})
+    (tmp_path / "other").touch()
+    assert (tmp_path / "w.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
