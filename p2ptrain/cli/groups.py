@@ -71,7 +71,7 @@ def add_node(parser: argparse.ArgumentParser) -> None:
         help="memory p2ptrain may use here, such as 2GiB (default: measured)",
     )
     group.add_argument(
-        "--threads", metavar="T", type=options.positive, help="CPU threads for computing"
+        "--threads", metavar="T", type=options.threads, help="CPU threads for computing"
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from p2ptrain.errors import OptionError
 from p2ptrain.mesh.text import checked_name
 from p2ptrain.mesh.window import normalised_code
+from p2ptrain.training.option_values import MOST_THREADS
 
 _UNITS_BYTES = {
     "": 1,
@@ -46,6 +47,13 @@ def positive(text: str) -> int:
     """A whole number of at least 1."""
     if _WHOLE.fullmatch(text) is None or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def threads(text: str) -> int:
+    """A number of threads to compute with."""
+    if _WHOLE.fullmatch(text) is None or not 1 <= int(text) <= MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MOST_THREADS}")
     return int(text)
 
 

@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
         help="numbers of samples to time (default: 1,4,16)",
     )
     parser.add_argument(
-        "--threads", metavar="T", type=options.positive, help="CPU threads for computing"
+        "--threads", metavar="T", type=options.threads, help="CPU threads for computing"
     )
     groups.add_common(parser)
     parser.set_defaults(run=run)

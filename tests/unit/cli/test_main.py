@@ -61,6 +61,8 @@ def test_help_explains_with_an_example(command: str, capsys: pytest.CaptureFixtu
         ["train", "x.py", "--mode", "async", "--versions", "3"],
         ["train", "x.py", "--steps", "0"],
         ["train", "x.py", "--out", "weights.bin"],
+        ["join", "--threads", "0"],
+        ["profile", "x.py", "--out", "p.json", "--threads", "3000000000"],
         ["train", "x.py", "--checkpoint", "~no-such-user/folder"],
         ["status", "--state-dir", "~no-such-user/folder"],
         ["train", "x.py", "-o", "hidden"],
