@@ -81,7 +81,9 @@ def _call(action: Callable[[], Any], path: Path, shown: str) -> Any:
     except SystemExit as error:
         where = _place(error, path) or shown
         raise ScriptError(f"{where}: the script ended itself (exit code {error.code})") from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic of a library in Rust, for one, is no Exception
         where = _place(error, path) or shown
         raise ScriptError(f"{where}: {type(error).__name__}: {error}{_hint(error)}") from error
 
@@ -112,7 +114,7 @@ def _is_own(file: Path, folder: Path) -> bool:
     return file.is_relative_to(folder) and "site-packages" not in file.parts
 
 
-def _hint(error: Exception) -> str:
+def _hint(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return " (install it on this device; the other devices do not need it)"
     return ""
