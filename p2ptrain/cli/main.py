@@ -84,7 +84,9 @@ def _run(args: argparse.Namespace, output: Output) -> int:
         return _interrupted(output)
     except BrokenPipeError:
         return FAILED
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         if args.debug:
             traceback.print_exc()
         _say(_text(_cause(error), debug=args.debug), output)
@@ -92,14 +94,14 @@ def _run(args: argparse.Namespace, output: Output) -> int:
     return exit_code
 
 
-def _cause(error: Exception) -> Exception:
+def _cause(error: BaseException) -> BaseException:
     """Of several tasks' errors the first: the others were stopped because of it."""
-    while isinstance(error, ExceptionGroup):
+    while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def _text(error: Exception, *, debug: bool) -> str:
+def _text(error: BaseException, *, debug: bool) -> str:
     if isinstance(error, UserError | PeerError):
         return str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and error.errno != errno.EBADF:
@@ -109,7 +111,7 @@ def _text(error: Exception, *, debug: bool) -> str:
     return f"internal error{_place(error)}: {type(error).__name__}: {error} ({hint})"
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Where in our code it was, so that what does not happen again can still be looked for."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_OWN)]

@@ -126,6 +126,19 @@ def test_a_bug_says_how_to_see_more(
     assert "Traceback" not in err
 
 
+def test_what_is_no_exception_is_one_line_too(
+    failing: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Panic(BaseException):
+        """As a library in Rust raises it."""
+
+    failing(BaseExceptionGroup("tasks", [Panic("odd")]))
+    assert cli.main(["status", "--json"]) == 1
+    captured = capfd.readouterr()
+    assert "Panic: odd" in json.loads(captured.out)["message"]
+    assert captured.err.count("\n") == 1
+
+
 def test_a_descriptor_that_is_none_is_a_bug_of_ours(
     failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
