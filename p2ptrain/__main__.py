@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
 from typing import NoReturn
 
-from p2ptrain.cli import early
+from p2ptrain.cli import early, standard_streams
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
     early.keep()
+    standard_streams.complete()
     if "P2PTRAIN_FAILPOINT" in os.environ and not _arm_failpoints():
         return 2
     from p2ptrain.cli.main import main as run  # after `keep`: it loads for a second
 
-    exit_code = run()
+    exit_code = run(for_good=True)
     if "torch" in sys.modules:
         _leave(exit_code)
     return exit_code
@@ -39,8 +41,10 @@ def _arm_failpoints() -> bool:
 def _leave(exit_code: int) -> NoReturn:
     """End without tearing down torch: that takes a second, and what still computes may crash in it.
 
-    All that has to be written or said has been: the commands clean up after themselves.
+    All that has to be written or said has been: the commands clean up after themselves. What the
+    script has registered for the end is its own: a logger's last records, temporary folders.
     """
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it any more
             stream.flush()

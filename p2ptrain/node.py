@@ -35,6 +35,7 @@ from p2ptrain.run import Run, start_run
 from p2ptrain.training.allocator import keep_freed_memory
 from p2ptrain.training.background import in_background
 from p2ptrain.training.budget import usable_memory_bytes
+from p2ptrain.training.option_values import MOST_THREADS
 from p2ptrain.training.progress import ProgressBoard
 
 if TYPE_CHECKING:
@@ -385,8 +386,8 @@ def _member_line(member: Member) -> dict[str, Any]:
 
 
 def _check_limits(threads: int | None, memory_bytes: int | None) -> None:
-    if threads is not None and threads < 1:
-        raise OptionError("threads must be 1 or more")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise OptionError(f"threads must be from 1 to {MOST_THREADS}, not {threads}")
     if memory_bytes is not None and memory_bytes < 1:
         raise OptionError("memory_bytes must be 1 or more")
 

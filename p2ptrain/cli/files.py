@@ -74,11 +74,26 @@ def read_json(path: Path) -> object:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write the file as a whole or not at all. Raises OSError."""
+    """Write the file as a whole or not at all. Raises OptionError.
+
+    A link is followed, and what is no file (`/dev/null`, a pipe) is written to, never replaced.
+    """
+    try:
+        if path.exists() and not path.is_file():  # `open` refuses folders
+            with open(path, "w", encoding="utf-8") as stream:
+                stream.write(text + "\n")
+        else:
+            _replace(path.resolve(), text + "\n")
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise OptionError(f"{path}: cannot be written: {why}") from error
+
+
+def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

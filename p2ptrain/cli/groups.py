@@ -71,7 +71,7 @@ def add_node(parser: argparse.ArgumentParser) -> None:
         help="memory p2ptrain may use here, such as 2GiB (default: measured)",
     )
     group.add_argument(
-        "--threads", metavar="T", type=options.positive, help="CPU threads for computing"
+        "--threads", metavar="T", type=options.threads, help="CPU threads for computing"
     )
 
 
@@ -115,14 +115,14 @@ def add_planning_files(parser: argparse.ArgumentParser) -> None:
         "--profile",
         metavar="P.json",
         required=True,
-        type=Path,
+        type=options.path,
         help="the model's profile, as `p2ptrain profile` writes it",
     )
     parser.add_argument(
         "--cluster",
         metavar="C.json",
         required=True,
-        type=Path,
+        type=options.path,
         help="the devices and links, as docs/planning.md describes them",
     )
 

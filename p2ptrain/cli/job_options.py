@@ -1,11 +1,13 @@
 """`-o KEY=VALUE`: the texts of the command line as the arguments of the script's `job()`.
 
-The type of a value is the argument's annotation, or else its default's.
+The type of a value is the argument's annotation, or else its default's; several values have commas
+between them.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +18,8 @@ from p2ptrain.cli.usage import UsageError
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
+_MANY = (list, tuple, Sequence)
+_NO_TEXTS = (dict, set, frozenset, bytes)
 
 
 def job_arguments(
@@ -53,10 +57,17 @@ def _takes_any(function: Callable[..., Any]) -> bool:
 
 
 def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError):  # an annotation that only a type checker understands
-        return {}
+    """The annotations, each on its own: some only a type checker understands."""
+    inner = inspect.unwrap(function)
+    names = getattr(inner, "__globals__", {})
+    hints: dict[str, Any] = {}
+    for name, annotation in getattr(inner, "__annotations__", {}).items():
+        alone = types.SimpleNamespace(__annotations__={name: annotation})
+        try:
+            hints |= typing.get_type_hints(alone, globalns=names)
+        except (NameError, TypeError, AttributeError, SyntaxError):
+            continue
+    return hints
 
 
 def _known(parameters: Mapping[str, inspect.Parameter]) -> str:
@@ -75,12 +86,15 @@ def _check_required(
 
 def _wanted(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
     """The type that a value must have; str if nothing tells."""
-    if parameter.name in hints:
-        return hints[parameter.name]
     default = parameter.default
-    if default is inspect.Parameter.empty or default is None:
-        return str
-    return type(default)
+    wanted = hints.get(parameter.name)
+    if wanted is None:
+        wanted = str if default is inspect.Parameter.empty or default is None else type(default)
+    if wanted in _MANY and isinstance(default, list | tuple):
+        kinds = {type(item) for item in default}
+        item = kinds.pop() if len(kinds) == 1 else str
+        return list[item] if wanted is list else tuple[item, ...]  # type: ignore[valid-type]
+    return wanted
 
 
 def _convert(key: str, text: str, wanted: Any) -> Any:
@@ -89,6 +103,10 @@ def _convert(key: str, text: str, wanted: Any) -> Any:
         return _convert_union(key, text, typing.get_args(wanted))
     if origin is typing.Literal:
         return _convert_literal(key, text, typing.get_args(wanted))
+    if (origin or wanted) in _MANY:
+        return _convert_many(key, text, wanted)
+    if (origin or wanted) in _NO_TEXTS:
+        raise UsageError(f"-o {key}={text}: {key!r} is a {_type_text(wanted)}, which no text gives")
     try:
         return _plain(text, wanted)
     except ValueError:
@@ -115,6 +133,23 @@ def _convert_literal(key: str, text: str, choices: tuple[Any, ...]) -> Any:
     raise _not_a(key, text, " or ".join(repr(choice) for choice in choices))
 
 
+def _convert_many(key: str, text: str, wanted: Any) -> Any:
+    """`list[int]`, `tuple[int, ...]`, `tuple[int, str]`; of unknown items texts."""
+    texts = [part.strip() for part in text.split(",")] if text.strip() else []
+    kinds = typing.get_args(wanted) or (str,)
+    is_tuple = (typing.get_origin(wanted) or wanted) is tuple
+    if not is_tuple or kinds[-1] is Ellipsis or not typing.get_args(wanted):
+        kinds = kinds[:1] * len(texts)
+    if len(kinds) != len(texts):
+        raise _not_a(key, text, f"{len(kinds)} values with commas between them")
+    try:
+        items = [_convert(key, part, kind) for part, kind in zip(texts, kinds, strict=True)]
+    except UsageError:
+        what = " or ".join(dict.fromkeys(map(_type_text, kinds)))
+        raise _not_a(key, text, f"{what}, or several with commas between them") from None
+    return tuple(items) if is_tuple else items
+
+
 def _plain(text: str, wanted: Any) -> Any:
     """Raises ValueError: `text` is no `wanted`."""
     if wanted is bool:
@@ -124,7 +159,7 @@ def _plain(text: str, wanted: Any) -> Any:
     if wanted is float:
         return float(text)
     if wanted is Path or (isinstance(wanted, type) and issubclass(wanted, Path)):
-        return Path(text).expanduser()
+        return Path(os.path.expanduser(text))  # leaves a ~ of nobody as it is
     return text
 
 

@@ -40,8 +40,11 @@ _COMMANDS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, for_good: bool = False) -> int:
     """Run the command line `argv` (default: the process's); returns the exit code.
+
+    Args:
+        for_good: the process ends with it: with `--json` nothing else comes to stdout any more.
 
     Raises:
         SystemExit: argparse's, with code 2 for wrong usage and 0 after `--help`.
@@ -49,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if getattr(args, "logs", True):  # planning logs nothing, and a log's start takes a while
         configure_logs(debug=args.debug)
-    with open_output(json=args.json) as output:
+    with open_output(json=args.json, for_good=for_good) as output:
         exit_code = _run(args, output)
         closed = output.writer.closed
-    if closed:
+    if closed and not (args.json and for_good):  # then stdout is not used any more
         silence_stdout()
     return exit_code
 
@@ -81,7 +84,9 @@ def _run(args: argparse.Namespace, output: Output) -> int:
         return _interrupted(output)
     except BrokenPipeError:
         return FAILED
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         if args.debug:
             traceback.print_exc()
         _say(_text(_cause(error), debug=args.debug), output)
@@ -89,14 +94,14 @@ def _run(args: argparse.Namespace, output: Output) -> int:
     return exit_code
 
 
-def _cause(error: Exception) -> Exception:
+def _cause(error: BaseException) -> BaseException:
     """Of several tasks' errors the first: the others were stopped because of it."""
-    while isinstance(error, ExceptionGroup):
+    while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def _text(error: Exception, *, debug: bool) -> str:
+def _text(error: BaseException, *, debug: bool) -> str:
     if isinstance(error, UserError | PeerError):
         return str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and error.errno != errno.EBADF:
@@ -106,7 +111,7 @@ def _text(error: Exception, *, debug: bool) -> str:
     return f"internal error{_place(error)}: {type(error).__name__}: {error} ({hint})"
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Where in our code it was, so that what does not happen again can still be looked for."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_OWN)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from p2ptrain.errors import OptionError
 from p2ptrain.mesh.text import checked_name
 from p2ptrain.mesh.window import normalised_code
+from p2ptrain.training.option_values import MOST_THREADS
 
 _UNITS_BYTES = {
     "": 1,
@@ -24,6 +25,7 @@ _UNITS_BYTES = {
     "TIB": 1024**4,
 }
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
+_MOST_DIGITS = 18
 _WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
@@ -33,6 +35,8 @@ def size_bytes(text: str) -> int:
     if match is None or match[2].upper() not in _UNITS_BYTES:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: write it like 2GiB or 500MB")
     number, unit = match[1], _UNITS_BYTES[match[2].upper()]
+    if len(number) > _MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than any device has")
     size = int(number) * unit if number.isdigit() else round(float(number) * unit)
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is less than one byte")
@@ -43,6 +47,13 @@ def positive(text: str) -> int:
     """A whole number of at least 1."""
     if _WHOLE.fullmatch(text) is None or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def threads(text: str) -> int:
+    """A number of threads to compute with."""
+    if _WHOLE.fullmatch(text) is None or not 1 <= int(text) <= MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MOST_THREADS}")
     return int(text)
 
 
@@ -126,8 +137,16 @@ def name_and_part(text: str) -> tuple[str, float]:
     return device, value
 
 
+def path(text: str) -> Path:
+    """A path, `~` allowed."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path is no file and no folder")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: nobody here has that name") from error
+
+
 def state_dir(text: str) -> Path:
     """A folder's path, `~` allowed."""
-    if not text:
-        raise argparse.ArgumentTypeError("an empty path is no folder")
-    return Path(text).expanduser().absolute()
+    return path(text).absolute()

@@ -85,34 +85,42 @@ class Output:
 
 
 @contextlib.contextmanager
-def open_output(*, json: bool) -> Iterator[Output]:
-    """stdout as this command writes it; with `json`, everything else's prints go to stderr."""
+def open_output(*, json: bool, for_good: bool = False) -> Iterator[Output]:
+    """stdout as this command writes it; with `json`, everything else's prints go to stderr.
+
+    Args:
+        for_good: also afterwards, when a script's threads may still print, and what it has left
+            for the end of the process.
+    """
     if not json:
         output = Output(sys.stdout, json=False)
         with contextlib.closing(output):
             yield output
         return
-    with _stdout_kept_aside() as stream:
+    with _stdout_kept_aside(for_good) as stream:
         output = Output(stream, json=True)
         with contextlib.closing(output):
             yield output
 
 
 @contextlib.contextmanager
-def _stdout_kept_aside() -> Iterator[TextIO]:
+def _stdout_kept_aside(for_good: bool) -> Iterator[TextIO]:
     """Yield the real stdout; meanwhile file descriptor 1 and `sys.stdout` lead to stderr."""
-    sys.stdout.flush()
+    before = sys.stdout
+    before.flush()
     descriptor = os.dup(1)
     stream = open(descriptor, "w", encoding="utf-8", newline="\n", closefd=False)  # noqa: SIM115
     os.dup2(2, 1)
+    sys.stdout = sys.stderr
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield stream
+        yield stream
     finally:
         with contextlib.suppress(OSError):  # stderr is gone, or its disk full
-            sys.stdout.flush()  # what a script wrote to `sys.__stdout__` still waits in there
-        os.dup2(descriptor, 1)
-        with contextlib.suppress(BrokenPipeError):  # the reader went away: nothing to save
+            before.flush()  # what a script wrote to `sys.__stdout__` still waits in there
+        if not for_good:
+            sys.stdout = before
+            os.dup2(descriptor, 1)
+        with contextlib.suppress(OSError):  # a reader that is gone, a full disk: that was told
             stream.close()
         os.close(descriptor)
 

@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
     groups.add_planning_files(parser)
     _add_question(parser)
     _add_constraints(parser)
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write the plan here too")
+    parser.add_argument("--out", metavar="FILE", type=options.path, help="write the plan here too")
     groups.add_common(parser)
     parser.set_defaults(run=run, logs=False)
 
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Plan, and show the plan."""
     from p2ptrain.plan.planners import make_plan
 
-    out: Path | None = args.out.expanduser() if args.out else None
+    out: Path | None = args.out
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"the folder of {out} does not exist")
     if out is not None and args.compare:

@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
     )
     groups.add_script_options(parser)
     parser.add_argument(
-        "--out", metavar="P.json", required=True, type=Path, help="write the profile here"
+        "--out", metavar="P.json", required=True, type=options.path, help="write the profile here"
     )
     parser.add_argument(
         "--batch-sizes",
@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
         help="numbers of samples to time (default: 1,4,16)",
     )
     parser.add_argument(
-        "--threads", metavar="T", type=options.positive, help="CPU threads for computing"
+        "--threads", metavar="T", type=options.threads, help="CPU threads for computing"
     )
     groups.add_common(parser)
     parser.set_defaults(run=run)
@@ -60,16 +60,17 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Measure and write."""
-    out: Path = args.out.expanduser()
+    out: Path = args.out
     if not out.absolute().parent.is_dir():
         raise UsageError(f"the folder of {out} does not exist")
+    place = out.absolute()  # the script may change the folder it runs in
     job = load_job(args.script, args.job_options)
     profile = measured_profile(job, args.batch_sizes, args.threads)
     left_out = sorted(set(args.batch_sizes) - set(profile.times.sizes))
     if left_out:
         sizes = ", ".join(map(str, left_out))
         output.show(Warned(message=f"batch sizes {sizes} are too large for this device's memory"))
-    write_whole(out, json.dumps(profile.to_json(), indent=1))
+    write_whole(place, json.dumps(profile.to_json(), indent=1))
     units = len(profile.units)
     output.result(
         {"event": "profile", "out": str(out), "units": units, "sizes": list(profile.times.sizes)},

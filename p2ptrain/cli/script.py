@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import linecache
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ def load_job(script: str, settings: Sequence[tuple[str, str]]) -> Job:
         ScriptError: the script cannot be loaded, or `job()` fails or returns something else.
         UsageError: a setting that `job()` does not take, or a value of another type.
     """
-    path = Path(script).expanduser().absolute()
+    path = Path(os.path.expanduser(script)).absolute()  # leaves a ~ of nobody as it is
     make_job = load_job_function(path, shown=script)
     arguments = job_arguments(make_job, settings)
     made = _call(lambda: make_job(**arguments), path, script)
@@ -80,7 +81,9 @@ def _call(action: Callable[[], Any], path: Path, shown: str) -> Any:
     except SystemExit as error:
         where = _place(error, path) or shown
         raise ScriptError(f"{where}: the script ended itself (exit code {error.code})") from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic of a library in Rust, for one, is no Exception
         where = _place(error, path) or shown
         raise ScriptError(f"{where}: {type(error).__name__}: {error}{_hint(error)}") from error
 
@@ -111,7 +114,7 @@ def _is_own(file: Path, folder: Path) -> bool:
     return file.is_relative_to(folder) and "site-packages" not in file.parts
 
 
-def _hint(error: Exception) -> str:
+def _hint(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return " (install it on this device; the other devices do not need it)"
     return ""

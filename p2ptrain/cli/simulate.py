@@ -37,7 +37,11 @@ def add_parser(commands: Any) -> None:
     )
     groups.add_planning_files(parser)
     parser.add_argument(
-        "--plan", metavar="PLAN.json", required=True, type=Path, help="as `p2ptrain plan` writes it"
+        "--plan",
+        metavar="PLAN.json",
+        required=True,
+        type=options.path,
+        help="as `p2ptrain plan` writes it",
     )
     parser.add_argument(
         "--batch-size",
@@ -65,7 +69,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _svg_file(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = options.path(text)
     if path.suffix.lower() != ".svg":
         raise argparse.ArgumentTypeError(f"{text!r} must end in .svg")
     return path

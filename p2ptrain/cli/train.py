@@ -182,7 +182,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="FILE.safetensors", type=_weights_file, help="write the weights here"
     )
     group.add_argument(
-        "--checkpoint", metavar="DIR", type=Path, help="write checkpoints into this folder"
+        "--checkpoint", metavar="DIR", type=options.path, help="write checkpoints into this folder"
     )
     group.add_argument(
         "--checkpoint-every",
@@ -192,7 +192,10 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "between where it costs little time)",
     )
     group.add_argument(
-        "--resume", metavar="DIR", type=Path, help="go on from the checkpoint in this folder"
+        "--resume",
+        metavar="DIR",
+        type=options.path,
+        help="go on from the checkpoint in this folder",
     )
     group.add_argument(
         "--fresh", action="store_true", help="begin anew even if members hold the job unfinished"
@@ -200,7 +203,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def _weights_file(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = options.path(text)
     if path.suffix != ".safetensors":
         raise argparse.ArgumentTypeError(f"{text!r} must end in .safetensors")
     return path
@@ -209,8 +212,10 @@ def _weights_file(text: str) -> Path:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Train; returns when the weights are written."""
     _check(args)
+    here = Path.cwd()
     with loading():
         job = override(load_job(args.script, args.job_options), args)
+    _keep_places(args, here)
     chosen = train_options(args)
     output.show_progress(job.total_steps(args.steps))
     with sigterm_interrupts() as interrupt:
@@ -220,6 +225,14 @@ def run(args: argparse.Namespace, output: Output) -> int:
         else:
             event_loop.run(_train(job, chosen, groups.node_options(args), output))
     return DONE
+
+
+def _keep_places(args: argparse.Namespace, folder: Path) -> None:
+    """Where a script has changed the folder it runs in: what was meant in the one it began in."""
+    if Path.cwd() != folder:
+        for name in ("out", "checkpoint", "resume"):
+            if getattr(args, name) is not None:
+                setattr(args, name, folder / getattr(args, name))
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -243,6 +256,8 @@ def _check(args: argparse.Namespace) -> None:
     for path in (args.out, args.checkpoint):
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"the folder of {path} does not exist")
+    if args.checkpoint is not None and args.checkpoint.exists() and not args.checkpoint.is_dir():
+        raise UsageError(f"--checkpoint {args.checkpoint} is no folder")
     if args.resume is not None and not args.resume.is_dir():
         raise UsageError(f"--resume {args.resume}: there is no such folder")
 

@@ -5,26 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
+_HANGUPS = (signal.SIGHUP,) if sys.platform != "win32" else ()
+"""The terminal's window is closed."""
 _Handlers = dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None]
 
 
 @contextlib.contextmanager
 def stop_event() -> Iterator[asyncio.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; the second one interrupts as usual."""
+    """An event that the first Ctrl-C or SIGTERM sets; the second one interrupts as usual.
+
+    A closed terminal sets it too, unless that was to be ignored (nohup); it may say so twice.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    previous: _Handlers = {number: signal.getsignal(number) for number in _STOPS}
+    hangups = [n for n in _HANGUPS if signal.getsignal(n) is not signal.SIG_IGN]
+    previous: _Handlers = {number: signal.getsignal(number) for number in (*_STOPS, *hangups)}
 
     def on_signal() -> None:
         stop.set()
         _restore(loop, previous)
+        for number in hangups:
+            signal.signal(number, signal.SIG_IGN)
 
-    for number in _STOPS:
+    for number in previous:
         _handle(loop, number, on_signal)
     try:
         yield stop

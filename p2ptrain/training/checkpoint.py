@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -167,7 +168,7 @@ def load(folder: Path) -> Checkpoint:
     index = _read_index(folder)
     try:
         place = folder / str(index["folder"])
-        progress = Progress(**index["progress"])
+        progress = _checked(Progress(**index["progress"]))
         digests = dict(index["sha256"])
     except (KeyError, TypeError, ValueError) as error:
         raise OptionError(f"{folder / INDEX} is not a checkpoint's index: {error}") from error
@@ -178,6 +179,14 @@ def load(folder: Path) -> Checkpoint:
         _read(place / MODEL, digests.get(MODEL)),
         _read(place / OPTIMIZER, digests.get(OPTIMIZER)),
     )
+
+
+def _checked(progress: Progress) -> Progress:
+    """Raises ValueError: a number is none, which would come up much later."""
+    counts = (progress.step, progress.samples, progress.batch_size, progress.evaluated or 0)
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise ValueError(f"{counts} are not whole numbers of at least 0")
+    return progress
 
 
 def load_written(written: Written, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
@@ -216,8 +225,8 @@ def check_weights_file(path: Path) -> None:
     Raises:
         OptionError: nothing can be written there.
     """
-    partial = _partial(path)
     try:
+        partial = _partial(_place(path))
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +237,7 @@ def check_weights_file(path: Path) -> None:
 
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a state_dict as one safetensors file, whole or not at all.
+    """Write a state_dict as one safetensors file, whole or not at all; a link is followed.
 
     Raises:
         TrainingError: it cannot be written.
@@ -236,8 +245,10 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     partial = _partial(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        place = _place(path)
+        partial = _partial(place)
         _write(partial, tensors)
-        partial.replace(path)
+        partial.replace(place)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):  # the folder may be no folder any more
             partial.unlink()
@@ -247,7 +258,10 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write, flush to the disk, and return the file's SHA-256."""
     owned = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(owned, path)
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(owned, path)  # in a file that only its owner may read
+    path.chmod(stat.S_IMODE(mode))
     with path.open("rb+") as file:
         os.fsync(file.fileno())
     return _sha256(path)
@@ -274,6 +288,14 @@ def _read_index(folder: Path) -> dict[str, Any]:
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise OptionError(f"{path} is not of the format {FORMAT}")
     return index
+
+
+def _place(path: Path) -> Path:
+    """Where links lead to. Raises OSError."""
+    try:
+        return path.resolve()
+    except RuntimeError as error:  # to each other
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
 
 
 def _partial(path: Path) -> Path:

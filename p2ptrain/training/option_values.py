@@ -13,6 +13,9 @@ from p2ptrain.errors import OptionError
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
+MOST_THREADS = 1024
+"""That a device computes with: where torch cannot start them all, it may take the process along."""
+
 
 def path(name: str, value: str | PathLike[str] | None) -> Path | None:
     """OptionError names the option."""

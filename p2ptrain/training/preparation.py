@@ -14,6 +14,7 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
+from p2ptrain.model.optimizer import state_slots
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
 from p2ptrain.model.tiles.refusal import NotTiled
@@ -21,7 +22,7 @@ from p2ptrain.plan.planners import NAMES
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.training import checkpoint
 from p2ptrain.training.asynchronous.refusals import check_asynchronous
-from p2ptrain.training.checkpoint import Progress
+from p2ptrain.training.checkpoint import Checkpoint, Progress
 from p2ptrain.training.data import Samples
 from p2ptrain.training.default_type import check_default_type
 from p2ptrain.training.evaluation import check_evaluation
@@ -191,7 +192,9 @@ def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
                 f"{'model' if field == 'digest' else field} differs"
             )
     model = {f"model:{name}": tensor for name, tensor in found.model.items()}
-    slots = {f"optimizer:{name}": tensor for name, tensor in found.optimizer.items()}
+    slots = {
+        f"optimizer:{name}": tensor for name, tensor in _slots(prepared, found, options).items()
+    }
     read = {name: laid_out(prepared.state, name, t) for name, t in {**model, **slots}.items()}
     state = {**prepared.state, **read}
     if found.progress.step > prepared.steps:
@@ -203,6 +206,33 @@ def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
     if evaluated is None:  # a file that does not say: taken to be told
         evaluated = first
     return replace(prepared, state=state, first_step=first, evaluated=evaluated)
+
+
+def _slots(prepared: Prepared, found: Checkpoint, options: TrainOptions) -> dict[str, Tensor]:
+    """What the checkpoint has of the optimizer's, of the parameters that are trained now.
+
+    Raises:
+        OptionError: the optimizer's arguments have it keep something else.
+    """
+    tensors = prepared.captured.description.tensors
+    trained = {tensor.name for tensor in tensors if tensor.trainable}
+    kept: dict[str, set[str]] = {}
+    for name in found.optimizer:
+        owner, _, slot = name.rpartition(".")
+        kept.setdefault(owner, set()).add(slot)
+    wanted = set(state_slots(prepared.job.optimizer))
+    for owner, there in kept.items():
+        if owner not in trained or there == wanted:
+            continue
+        more, verbs = sorted(there - wanted), ("keeps", "does not")
+        if not more:
+            more, verbs = sorted(wanted - there), ("keeps no", "does")
+        raise OptionError(
+            f"the checkpoint in {options.resume} is of another job: its optimizer {verbs[0]} "
+            f"{more[0]}, which {prepared.job.optimizer.name} as given {verbs[1]}: give it the "
+            "arguments that it had"
+        )
+    return {n: t for n, t in found.optimizer.items() if n.rpartition(".")[0] in trained}
 
 
 def _weights_digest(description: ModelDescription) -> str:

@@ -304,7 +304,12 @@ async def test_what_a_node_is_asked_outside_its_context_is_refused_in_words(tmp_
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"port": 70000}, "port must be"), ({"threads": 0}, "threads"), ({"memory_bytes": 0}, "mem")],
+    [
+        ({"port": 70000}, "port must be"),
+        ({"threads": 0}, "threads"),
+        ({"threads": 2**31}, "threads"),
+        ({"memory_bytes": 0}, "mem"),
+    ],
 )
 def test_limits_of_a_node_are_looked_at(
     tmp_path: Path, options: dict[str, int], message: str

@@ -86,6 +86,57 @@ def test_keyword_collectors_take_any_key_as_text() -> None:
     assert job_arguments(collects, [("anything", "1")]) == {"anything": "1"}
 
 
+def sequences(  # type: ignore[no-untyped-def]
+    layers: list[int] = [64],  # noqa: B006
+    pair: tuple[int, str] = (1, "a"),
+    rates: tuple[float, ...] | None = None,
+    shape=(2, 3),
+    anything=[],  # noqa: B006
+    table={},  # noqa: B006
+) -> None:
+    """A job with arguments that hold several values."""
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        (("layers", "32, -16"), [32, -16]),
+        (("layers", "8"), [8]),
+        (("layers", ""), []),
+        (("pair", "3,b"), (3, "b")),
+        (("rates", "0.1,1e-3"), (0.1, 1e-3)),
+        (("rates", "none"), None),
+        (("shape", "4,5,6"), (4, 5, 6)),
+        (("anything", "a,b"), ["a", "b"]),
+    ],
+)
+def test_several_values_have_commas_between_them(setting: tuple[str, str], value: Any) -> None:
+    """As a text they would be taken for a sequence of characters."""
+    assert job_arguments(sequences, [setting]) == {setting[0]: value}
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (("layers", "[8]"), "'layers' must be a whole number, or several with commas between them"),
+        (("pair", "3"), "'pair' must be 2 values with commas between them"),
+        (("table", "a"), "'table' is a dict, which no text gives"),
+    ],
+)
+def test_what_no_text_gives_is_wrong_usage(setting: tuple[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        job_arguments(sequences, [setting])
+
+
+def test_one_annotation_nobody_can_read_leaves_the_others() -> None:
+    """As of a job that returns a class imported for type checkers alone."""
+
+    def odd(size: "int", other: "pytest.Nothing" = 2) -> "p2ptrain.Job": ...  # type: ignore[name-defined]  # noqa: F821, UP037
+
+    settings = [("size", "4"), ("other", "5")]
+    assert job_arguments(odd, settings) == {"size": 4, "other": 5}
+
+
 def test_an_annotation_nobody_can_read_falls_back_to_the_default() -> None:
     def odd(size: "Unknown" = 3) -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037
 

@@ -61,6 +61,10 @@ def test_help_explains_with_an_example(command: str, capsys: pytest.CaptureFixtu
         ["train", "x.py", "--mode", "async", "--versions", "3"],
         ["train", "x.py", "--steps", "0"],
         ["train", "x.py", "--out", "weights.bin"],
+        ["join", "--threads", "0"],
+        ["profile", "x.py", "--out", "p.json", "--threads", "3000000000"],
+        ["train", "x.py", "--checkpoint", "~no-such-user/folder"],
+        ["status", "--state-dir", "~no-such-user/folder"],
         ["train", "x.py", "-o", "hidden"],
         ["remove"],
     ],
@@ -120,6 +124,19 @@ def test_a_bug_says_how_to_see_more(
         r"internal error in cli/main\.py, line \d+: KeyError: 'x' \(run again with --debug", err
     )
     assert "Traceback" not in err
+
+
+def test_what_is_no_exception_is_one_line_too(
+    failing: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Panic(BaseException):
+        """As a library in Rust raises it."""
+
+    failing(BaseExceptionGroup("tasks", [Panic("odd")]))
+    assert cli.main(["status", "--json"]) == 1
+    captured = capfd.readouterr()
+    assert "Panic: odd" in json.loads(captured.out)["message"]
+    assert captured.err.count("\n") == 1
 
 
 def test_a_descriptor_that_is_none_is_a_bug_of_ours(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.cli import options
+from p2ptrain.errors import OptionError
 from p2ptrain.mesh import default_folder
 
 
@@ -28,7 +29,9 @@ def test_sizes(text: str, size: int) -> None:
     assert options.size_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "2 Gi", "-1GB", "2GiBs", "1e9", "0", "nan", "2,5GB"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "2 Gi", "-1GB", "2GiBs", "1e9", "0", "nan", "2,5GB", "9" * 400 + ".5GB"]
+)
 def test_no_sizes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         options.size_bytes(text)
@@ -112,3 +115,15 @@ def test_the_variable_names_the_state_folder(
 ) -> None:
     monkeypatch.setenv(default_folder.STATE_DIR_VARIABLE, str(tmp_path))
     assert str(default_folder.default_state_dir()) == str(tmp_path)
+
+
+NOBODY = "~no-such-user/folder"
+
+
+def test_a_home_that_nobody_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for parse in (options.path, options.state_dir):
+        with pytest.raises(argparse.ArgumentTypeError, match="nobody here has that name"):
+            parse(NOBODY)
+    monkeypatch.setenv(default_folder.STATE_DIR_VARIABLE, NOBODY)
+    with pytest.raises(OptionError, match=r"\$P2PTRAIN_STATE_DIR is '~no-such-user/folder'"):
+        default_folder.default_state_dir()

@@ -49,6 +49,16 @@ def test_denormals_are_zero_while_units_are_timed_and_only_then(
     assert faint() > 0
 
 
+def test_the_file_is_written_where_the_command_began(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    Path(script).write_text(f"import os; os.chdir('elsewhere')\n{Path(script).read_text()}")
+    assert cli.main(["profile", script, "--out", "p.json", "--batch-sizes", "2"]) == 0
+    assert (tmp_path / "p.json").exists()
+
+
 def test_a_missing_folder_is_wrong_usage(script: str, tmp_path: Path) -> None:
     assert cli.main(["profile", script, "--out", str(tmp_path / "no" / "p.json")]) == 2
 

@@ -59,6 +59,25 @@ def test_a_missing_script_is_named(tmp_path: Path) -> None:
         load_job(str(tmp_path / "gone.py"), [])
 
 
+def test_a_home_that_nobody_has_holds_no_script() -> None:
+    with pytest.raises(ScriptError, match=r"~no-such-user/x\.py does not exist"):
+        load_job("~no-such-user/x.py", [])
+
+
+@pytest.mark.parametrize("base", ["BaseException", "GeneratorExit"])
+def test_what_is_no_exception_is_the_script_s_failure_too(
+    script: Callable[[str], str], base: str
+) -> None:
+    text = f"class Panic({base}): ...\ndef job():\n    raise Panic('odd')\n"
+    with pytest.raises(ScriptError, match=r"script\.py, line 3, in job: .*: Panic: odd"):
+        load_job(script(text), [])
+
+
+def test_an_interrupt_is_none(script: Callable[[str], str]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        load_job(script("def job():\n    raise KeyboardInterrupt\n"), [])
+
+
 def test_a_folder_is_no_script(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="is a folder"):
         load_job(str(tmp_path), [])

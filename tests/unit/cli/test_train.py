@@ -54,6 +54,21 @@ def test_options_reach_the_job_and_the_run(
     assert node.made[0].options["name"] == "desk"
 
 
+def test_paths_are_meant_where_the_command_began(
+    node: type[FakeNode], script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = ["train", script, "--out", "w.safetensors", "--checkpoint", "c", "--state-dir", "s"]
+    assert cli.main(argv) == 0
+    ((_, options),) = node.made[-1].trained
+    assert (options.out, options.checkpoint) == (Path("w.safetensors"), Path("c"))
+    (tmp_path / "elsewhere").mkdir()
+    Path(script).write_text(f"import os; os.chdir('elsewhere')\n{Path(script).read_text()}")
+    assert cli.main(argv) == 0
+    ((_, options),) = node.made[-1].trained
+    assert (options.out, options.checkpoint) == (tmp_path / "w.safetensors", tmp_path / "c")
+
+
 @pytest.mark.parametrize(
     ("argv", "wanted"),
     [
@@ -108,6 +123,7 @@ def test_local_needs_no_node(
     [
         (["--local", "--wait-for", "2"], "leave out --wait-for"),
         (["--resume", "/nowhere/at/all"], "no such folder"),
+        (["--checkpoint", __file__], "is no folder"),
         (["--out", "/nowhere/at/all/w.safetensors"], "does not exist"),
         (["-o", "width=3"], "it takes hidden"),
         (["--grid", "2x3"], "--grid and --groups are for --planner tiles, not for auto"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,12 +12,14 @@ import pytest
 from p2ptrain.cli.waiting import sigterm_interrupts, stop_event
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+needs_terminals = pytest.mark.skipif(sys.platform == "win32", reason="no SIGHUP")
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """Whatever a test does to them."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    numbers = SIGNALS if sys.platform == "win32" else (*SIGNALS, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -58,3 +61,32 @@ def test_the_first_signal_asks_to_stop_the_second_interrupts(number: signal.Sign
             assert signal.getsignal(signal.SIGINT) is not before
 
     asyncio.run(main())
+
+
+@needs_terminals
+def test_a_closed_terminal_asks_to_stop_however_often_it_says_so() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    async def main() -> None:
+        with stop_event() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            await stop.wait()
+            signal.raise_signal(signal.SIGHUP)
+
+    asyncio.run(main())
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+@needs_terminals
+def test_a_closed_terminal_is_ignored_where_it_was_to_be() -> None:
+    """As nohup does."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    async def main() -> None:
+        with stop_event() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            await asyncio.to_thread(lambda: None)  # several turns of the loop
+            assert not stop.is_set()
+
+    asyncio.run(main())
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,15 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from p2ptrain import failpoints
+from p2ptrain.errors import OptionError
 from p2ptrain.training.checkpoint import (
+    INDEX,
     Checkpoint,
     Progress,
     Written,
+    check_weights_file,
     load,
     load_written,
     save,
+    save_weights,
     say_anew,
 )
 
@@ -95,3 +101,39 @@ def test_what_is_said_anew_is_said_of_the_newest_step_alone(tmp_path: Path) -> N
     say_anew(tmp_path, replace(progress, evaluated=8))
     assert load(tmp_path).progress == replace(progress, evaluated=8)
     assert value_of(written) == load(tmp_path).model["w"][0].item() == 8.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("step", "8"), ("step", -1), ("step", None), ("samples", 2.5), ("evaluated", True)],
+)
+def test_an_index_with_a_number_that_is_none_is_refused(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    save(tmp_path, of(8))
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["progress"][field] = value
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(OptionError, match=r"is not a checkpoint's index: .* not whole numbers"):
+        load(tmp_path)
+
+
+def test_weights_are_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link, file = tmp_path / "w.safetensors", tmp_path / "disk" / "weights.safetensors"
+    link.symlink_to(file)
+    for value in (1.0, 2.0):  # a file that is not there yet, and one that is
+        check_weights_file(link)
+        save_weights(link, {"w": torch.full((2,), value)})
+        assert link.is_symlink()
+        assert load_file(file)["w"][0].item() == value
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OptionError, match=r"the weights cannot be written to .*/a: "):
+        check_weights_file(tmp_path / "a")
+
+
+def test_who_may_read_other_files_may_read_weights(tmp_path: Path) -> None:
+    save_weights(tmp_path / "w.safetensors", {"w": torch.ones(2)})
+    (tmp_path / "other").touch()
+    assert (tmp_path / "w.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -11,19 +11,25 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import OptionError
 from p2ptrain.model.layout import ALIGNMENT
+from p2ptrain.model.optimizer import state_layout
 from p2ptrain.training import checkpoint
 from p2ptrain.training.checkpoint import Checkpoint
-from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.job import SGD, Adam, Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.preparation import Prepared, prepare
 
 
-def prepared(resume: Path | None = None, planner: str = "auto") -> Prepared:
+def prepared(
+    resume: Path | None = None,
+    planner: str = "auto",
+    optimizer: SGD | Adam = SGD(lr=0.1, momentum=0.9),  # noqa: B008
+    frozen: bool = False,
+) -> Prepared:
     model = nn.Sequential(nn.Linear(5, 33), nn.Tanh(), nn.Linear(33, 13), nn.Linear(13, 3))
     model[2].weight = nn.Parameter(torch.zeros(33, 13).t())  # lies by columns
+    model[0].requires_grad_(not frozen)
     data = [(torch.full((5,), float(n)), n % 3) for n in range(8)]
-    loss, sgd = nn.functional.cross_entropy, SGD(lr=0.1, momentum=0.9)
-    job = Job(model, data, loss, sgd, batch_size=4, micro_batch=2)
+    job = Job(model, data, nn.functional.cross_entropy, optimizer, batch_size=4, micro_batch=2)
     return prepare(job, TrainOptions(resume=resume, planner=planner))
 
 
@@ -75,3 +81,50 @@ def test_what_a_checkpoint_gives_lies_in_memory_as_in_the_model(tmp_path: Path) 
         assert torch.equal(kept, model[name])
         assert torch.equal(slot, model[name] + 1)
         assert [placed(kept), placed(slot)] == [wanted, wanted], name
+
+
+ADAM, AMSGRAD = Adam(lr=0.1), Adam(lr=0.1, amsgrad=True)
+WEIGHTS = ("weight", "bias")
+WITH_MOMENTUM, WITHOUT = SGD(lr=0.1, momentum=0.9), SGD(lr=0.1)
+
+
+def kept(folder: Path, optimizer: SGD | Adam) -> None:
+    """A checkpoint of that optimizer, all of whose parameters have been updated."""
+    first = prepared(optimizer=optimizer)
+    model = {name.removeprefix("model:"): tensor for name, tensor in first.state.items()}
+    layout = state_layout(optimizer, model)
+    slots = {name: torch.ones(shape, dtype=dtype) for name, (dtype, shape) in layout.items()}
+    checkpoint.save(folder, Checkpoint(first.progress(2), model, slots))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (
+            WITH_MOMENTUM,
+            WITHOUT,
+            "its optimizer keeps momentum_buffer, which SGD as given does not",
+        ),
+        (AMSGRAD, ADAM, "its optimizer keeps max_exp_avg_sq, which Adam as given does not"),
+        (ADAM, AMSGRAD, "its optimizer keeps no max_exp_avg_sq, which Adam as given does"),
+    ],
+)
+def test_an_optimizer_that_keeps_something_else_is_refused(
+    tmp_path: Path, before: SGD | Adam, now: SGD | Adam, words: str
+) -> None:
+    kept(tmp_path, before)
+    with pytest.raises(OptionError, match=f"of another job: {words}: give it the arguments"):
+        prepared(tmp_path, optimizer=now)
+
+
+def test_an_optimizer_that_kept_nothing_begins_to(tmp_path: Path) -> None:
+    """As torch's own, which makes what is not there with the next update."""
+    kept(tmp_path, WITHOUT)
+    assert not [n for n in prepared(tmp_path).state if n.startswith("optimizer:")]
+
+
+def test_what_is_frozen_since_has_no_optimizer_state(tmp_path: Path) -> None:
+    kept(tmp_path, WITH_MOMENTUM)
+    found = prepared(tmp_path, frozen=True).state
+    slots = {name for name in found if name.startswith("optimizer:")}
+    assert slots == {f"optimizer:{i}.{kind}.momentum_buffer" for i in (2, 3) for kind in WEIGHTS}
