@@ -7,11 +7,12 @@ import os
 import sys
 from typing import NoReturn
 
-from p2ptrain.cli import early
+from p2ptrain.cli import early, merging_heap
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
+    merging_heap.ensure(sys.argv[1:])
     early.keep()
     if "P2PTRAIN_FAILPOINT" in os.environ and not _arm_failpoints():
         return 2
