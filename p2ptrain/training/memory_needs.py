@@ -6,8 +6,8 @@
                do not count it
     wire       a few pieces of each cut that are arriving, waiting or leaving
     gradient   one unit's, made anew by each micro-batch before it is added to the sum
-    passing    in the last stage: gradients of what a unit keeps, as far as what those behind it kept,
-               which is free by then, is less; a language model keeps most of all in its last unit
+    passing    in the last stage: gradients as large as what a unit keeps, less what those behind it
+               kept, which is free by then; a language model keeps most of all in its last unit
     holes      what lies free between blocks of the C library's heap: glibc uses a freed block only
                with its neighbour again for one of the same size that must lie on a 64-byte border,
                as torch wants them; the largest blocks do not lie there
