@@ -38,12 +38,13 @@ def ensure(
     """Start this process again, as the same process, where its heap would keep holes.
 
     Nothing happens where the environment says already how many blocks are cached, or the C library
-    is another one.
+    is another one; nor to a program that has made up `command` itself, or was read from stdin: it
+    would not do the same again.
 
     Args:
         command: what follows the program's name.
     """
-    if not COMMANDS.intersection(command[:1]) or not sys.executable or not sys.orig_argv:
+    if not COMMANDS.intersection(command[:1]) or not _is_whole_process(command):
         return
     tunables = environment.get(VARIABLE, "")
     if CACHE in tunables or not (_is_glibc() if is_glibc is None else is_glibc):
@@ -51,6 +52,11 @@ def ensure(
     changed = {**environment, VARIABLE: f"{tunables}:{SETTING}".lstrip(":")}
     with contextlib.suppress(OSError):  # then it goes on as it is: with more holes
         execute(sys.executable, [sys.executable, *sys.orig_argv[1:]], changed)
+
+
+def _is_whole_process(command: Sequence[str]) -> bool:
+    given = sys.orig_argv[-len(command) :] == [*command]
+    return given and bool(sys.executable) and sys.argv[0] not in ("", "-")
 
 
 def _is_glibc() -> bool:

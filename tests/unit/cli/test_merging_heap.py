@@ -15,8 +15,7 @@ from p2ptrain.cli.merging_heap import SETTING, VARIABLE, ensure
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
 STARTED = """
-import atexit, os, sys
-sys.argv = ["p2ptrain", "join", "--help"]
+import atexit, os
 atexit.register(lambda: print(os.getpid(), os.environ.get("GLIBC_TUNABLES")))
 from p2ptrain.__main__ import main
 main()
@@ -54,11 +53,11 @@ class Executed(list[tuple[str, list[str], Mapping[str, str]]]):
         self.append((path, command, environment))
 
 
-def run(program: str, tunables: str | None) -> list[str]:
+def run(program: str, tunables: str | None, *words: str) -> list[str]:
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     if tunables is not None:
         environment[VARIABLE] = tunables
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return done.stdout.splitlines()[-1].split()
 
@@ -71,16 +70,24 @@ def test_freed_blocks_on_borders_merge_with_the_pieces_beside_them() -> None:
 
 @on_glibc
 def test_a_command_starts_itself_again_with_what_it_was_started_with() -> None:
-    assert run(STARTED, None)[1] == SETTING
-    assert run(STARTED, "glibc.malloc.mxfast=64")[1] == f"glibc.malloc.mxfast=64:{SETTING}"
-    assert run(STARTED, "glibc.malloc.tcache_count=3")[1] == "glibc.malloc.tcache_count=3"
+    help_ = ("join", "--help")
+    assert run(STARTED, None, *help_)[1] == SETTING
+    other = "glibc.malloc.mxfast=64"
+    assert run(STARTED, other, *help_)[1] == f"{other}:{SETTING}"
+    assert run(STARTED, "glibc.malloc.tcache_count=3", *help_)[1] == "glibc.malloc.tcache_count=3"
 
 
-def test_it_is_the_same_command_line_of_the_same_python() -> None:
+def test_it_is_the_same_command_line_of_the_same_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    started_as(monkeypatch, "python", "-X", "dev", "-m", "p2ptrain", "train", "x.py")
     executed = Executed()
     ensure(["train", "x.py"], {"HOME": "/h"}, executed, is_glibc=True)
-    again = [sys.executable, *sys.orig_argv[1:]]
+    again = [sys.executable, "-X", "dev", "-m", "p2ptrain", "train", "x.py"]
     assert executed == [(sys.executable, again, {"HOME": "/h", VARIABLE: SETTING})]
+
+
+def started_as(monkeypatch: pytest.MonkeyPatch, *words: str, program: str = "p2ptrain") -> None:
+    monkeypatch.setattr(sys, "orig_argv", [*words])
+    monkeypatch.setattr(sys, "argv", [program, *words[-2:]])
 
 
 @pytest.mark.parametrize(
@@ -93,14 +100,31 @@ def test_it_is_the_same_command_line_of_the_same_python() -> None:
     ],
 )
 def test_it_goes_on_where_nothing_would_change(
-    command: Sequence[str], environment: Mapping[str, str], is_glibc: bool
+    monkeypatch: pytest.MonkeyPatch,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    is_glibc: bool,
 ) -> None:
+    started_as(monkeypatch, "p2ptrain", *command)
     executed = Executed()
     ensure(command, environment, executed, is_glibc=is_glibc)
     assert executed == []
 
 
-def test_where_it_cannot_be_started_again_it_goes_on() -> None:
+def test_a_program_that_would_not_do_the_same_again_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executed = Executed()
+    started_as(monkeypatch, "python", "my_own.py")
+    ensure(["join", "--debug"], {}, executed, is_glibc=True)
+    started_as(monkeypatch, "python", "-", "join", "--debug", program="-")
+    ensure(["join", "--debug"], {}, executed, is_glibc=True)
+    assert executed == []
+
+
+def test_where_it_cannot_be_started_again_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    started_as(monkeypatch, "p2ptrain", "join")
+
     def fails(path: str, command: list[str], environment: Mapping[str, str]) -> None:
         raise FileNotFoundError(path)
 
