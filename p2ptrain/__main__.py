@@ -8,11 +8,12 @@ import os
 import sys
 from typing import NoReturn
 
-from p2ptrain.cli import early, standard_streams
+from p2ptrain.cli import early, merging_heap, standard_streams
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
+    merging_heap.ensure(sys.argv[1:])
     early.keep()
     standard_streams.complete()
     if "P2PTRAIN_FAILPOINT" in os.environ and not _arm_failpoints():

@@ -10,6 +10,9 @@ Memory that is kept creeps: blocks come to lie a little elsewhere in each round,
 heap that measuring a model has left full of holes, and every page touched once stays. So what an
 update takes lies elsewhere (`beside_the_heap`), and what has crept up is given back (`Creep`).
 
+The smallest freed blocks merge with what is free beside them at once: see `cli.merging_heap`, which
+does the larger part of that, and can only do it before a process starts.
+
 Elsewhere (musl, macOS, Windows) nothing is changed.
 """
 
@@ -22,6 +25,7 @@ from contextlib import contextmanager
 from p2ptrain.training.budget import anonymous_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
+_M_MXFAST = 1
 
 TRIM_THRESHOLD_BYTES = (1 << 31) - 1
 """mallopt's largest. Lowering it gives memory back between micro-batches, to be taken again."""
@@ -57,6 +61,7 @@ def keep_freed_memory() -> bool:
         (_M_ARENA_MAX, 1),
         (_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES),
         (_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
+        (_M_MXFAST, 0),
     )
     taken = [library.mallopt(option, value) == 1 for option, value in wanted]
     return all(taken)

@@ -6,9 +6,11 @@
                do not count it
     wire       a few pieces of each cut that are arriving, waiting or leaving
     gradient   one unit's, made anew by each micro-batch before it is added to the sum
-    holes      what lies free between blocks of the C library's heap: glibc hardly ever uses a
-               freed block again for one of the same size that must lie on a 64-byte border, as
-               torch wants them; the largest blocks do not lie there
+    passing    in the last stage: gradients as large as what a unit keeps, less what those behind it
+               kept, which is free by then; a language model keeps most of all in its last unit
+    holes      what lies free between blocks of the C library's heap: glibc uses a freed block only
+               with its neighbour again for one of the same size that must lie on a 64-byte border,
+               as torch wants them; the largest blocks do not lie there
     samples    on the data holder: loaded, and fed ahead of the stages that work on them
     copies     of tiles: maps with their halos, beside the tiles' own parts of them
     log        what was sent since the version to go back to, for a stage that is made anew
@@ -23,7 +25,7 @@ How close that comes, and how to measure it: docs/memory.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from p2ptrain.plan.draft import Group
@@ -44,8 +46,9 @@ PROCESS_BYTES = 24 << 20
 PIECES_AT_A_CUT = 3
 """Two ahead of the schedule (its depths differ by two from stage to stage), one on its way back."""
 HOLE_SHARE = 1 / 3
-"""Of what a micro-batch takes and frees: activations and gradients. Measured: 0.15 where layers
-differ in size (MobileNetV2), 0.5 where all are equal (transformers)."""
+"""Of what a micro-batch takes and frees: activations and gradients. Measured, where freed pieces
+merge (`cli.merging_heap`): 0.15 (ViT, ConvNeXt), 0.3 (DenseNet, GPT), 0.6 (U-Net, whose maps grow
+towards the end)."""
 HELD_HOLE_SHARE = 1 / 12
 """Of the activations of other micro-batches, which stay while that one comes and goes."""
 RATIO_WITH_TEMPORARIES = 2.0
@@ -175,13 +178,26 @@ class _Part:
         wire = PIECES_AT_A_CUT * self.piece * (self.entering_bytes + self.leaving_bytes)
         gradient = max(parameters) if self.accumulates else 0
         in_heap = sum(count for count in parameters if count < MMAP_THRESHOLD_BYTES)
+        is_last = not self.leaving_bytes  # else they arrive, and count as what is on the wire
+        passing = math.ceil(self.piece * _most_passing(self.units)) if is_last else 0
         holes = int(HOLE_SHARE * (self.piece * kept + in_heap))
         holes += int(HELD_HOLE_SHARE * (self.in_flight - self.piece) * kept)
         update = 0
         if self.optimizer_state_ratio >= RATIO_WITH_TEMPORARIES and max(parameters) > APART_BYTES:
             update = max(parameters)
         waiting = self.waiting * sum(parameters)
-        return math.ceil(received + wire) + gradient + update + holes + waiting + self.copies_bytes
+        own = gradient + passing + update + holes + waiting
+        return math.ceil(received + wire) + own + self.copies_bytes
+
+
+def _most_passing(units: Iterable[Unit]) -> int:
+    """Of one sample: a backward takes as much for a unit's gradients as the unit keeps, and has
+    freed what those behind it kept."""
+    most = free = 0
+    for unit in reversed([*units]):
+        most = max(most, unit.activation_bytes - free)
+        free += unit.activation_bytes
+    return most
 
 
 def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_Part]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +77,14 @@ def planned(
     60 and 20. x is the holder. Without `memory_bytes` nothing is made ahead.
     """
     names = [device["name"] for stage in stages for device in stage["devices"]]
-    plan = Plan.from_json(
+    plan = _plan(stages, names)
+    profile = to_profile(measured((1200, 50, 100), (600, 30, 60), (24, 0, 20)), request())
+    memory = dict.fromkeys(names, 0) if memory_bytes is None else memory_bytes
+    return with_all_memory(plan, profile, asked or request(), "x", memory)
+
+
+def _plan(stages: Sequence[dict[str, Any]], names: Sequence[str]) -> Plan:
+    return Plan.from_json(
         {
             "format": "p2ptrain.plan/1",
             "planner": "pp",
@@ -92,9 +99,6 @@ def planned(
             "left_out": [],
         }
     )
-    profile = to_profile(measured((1200, 50, 100), (600, 30, 60), (24, 0, 20)), request())
-    memory = dict.fromkeys(names, 0) if memory_bytes is None else memory_bytes
-    return with_all_memory(plan, profile, asked or request(), "x", memory)
 
 
 def extras(*stages: dict[str, Any]) -> dict[str, int]:
@@ -111,7 +115,7 @@ def test_a_pipeline_counts_what_waits_at_its_cut() -> None:
     log = FIRST_ROUNDS * 16 * 30
     assert extras(first, last) == {
         "x": wire + 1200 + (4 * 160 + 1800) // 3 + (12 - 4) * 160 // 12 + fed + log,
-        "y": 4 * 30 + wire + 24 + (4 * 20 + 24) // 3 + log,
+        "y": 4 * 30 + wire + 24 + 4 * 20 + (4 * 20 + 24) // 3 + log,
     }
 
 
@@ -148,14 +152,35 @@ def test_a_device_of_a_group_counts_its_own_pieces() -> None:
     found = extras(first, dealt)
     log = FIRST_ROUNDS * 4 * 30  # of one micro-batch
     held = (8 - 4) * 20 // 12
-    assert found["y"] == 8 * 30 + 3 * 4 * 30 + 24 + (4 * 20 + 24) // 3 + held + 3 * log
+    more = 24 + 4 * 20
+    assert found["y"] == 8 * 30 + 3 * 4 * 30 + more + (4 * 20 + 24) // 3 + held + 3 * log
     alone = "one gradient: nothing to add to"
-    assert found["z"] == 4 * 30 + 3 * 4 * 30 + (4 * 20 + 24) // 3 + log, alone
+    assert found["z"] == 4 * 30 + 3 * 4 * 30 + 4 * 20 + (4 * 20 + 24) // 3 + log, alone
 
     divided = {**dealt, "devices": [{"name": "y", "share": 3}, {"name": "z", "share": 1}]}
     del divided["allocation"]
     found = extras(first, divided)
-    assert found["z"] == 2 * 30 + 3 * 30 + 24 + (20 + 24) // 3 + 20 // 12 + log
+    assert found["z"] == 2 * 30 + 3 * 30 + 24 + 20 + (20 + 24) // 3 + 20 // 12 + log
+
+
+def test_a_backward_takes_gradients_as_large_as_what_a_unit_keeps() -> None:
+    """Those behind it have let go of what they kept by then: they count where they kept less."""
+    needed = {kept: _needed(kept) for kept in ((100, 100, 800), (800, 100, 100), (0, 500, 500))}
+    passing = {kept: bytes_ - min(needed.values()) for kept, bytes_ in needed.items()}
+    assert passing == {
+        (100, 100, 800): 4 * (800 - 500),
+        (800, 100, 100): 4 * (600 - 500),
+        (0, 500, 500): 0,
+    }
+
+
+def _needed(kept: Sequence[int]) -> int:
+    """By a device alone with units that keep so much."""
+    stage = {"units": [0, len(kept)], "devices": [{"name": "x", "share": 4}], "warmup": 1}
+    plan = _plan([stage], ["x"])
+    units = measured(*[(0, 0, size) for size in kept])
+    profile = to_profile(units, request())
+    return with_all_memory(plan, profile, request(), "x", {"x": 0}).predicted.peak_bytes["x"]
 
 
 def test_what_measuring_has_taken_already_is_not_taken_again() -> None:

@@ -1,0 +1,64 @@
+"""A process in whose heap freed blocks merge: started anew with glibc's thread caches off.
+
+Torch wants blocks on 64-byte borders. glibc cuts each out of a larger one, and the pieces of at
+most 96 bytes that remain at its ends are "freed": into the thread's cache of small blocks, where
+they do not merge with what is free beside them, and from where a small object soon takes them:
+
+    | 4 MiB, free |piece, an autograd node's| 4 MiB, free |piece, cached| 4 MiB in use |
+
+So what lies free between them is never more than 4 MiB in one piece, and too short by a piece for
+the next 4 MiB: a DenseNet that keeps 326 MiB between forward and backward took 620, and 466 where
+pieces merge at once. Whether there are caches is read once, from the environment, when a process
+starts. What else keeps pieces apart `training.allocator` turns off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+COMMANDS = frozenset({"join", "train", "profile"})
+"""Those that compute."""
+VARIABLE = "GLIBC_TUNABLES"
+CACHE = "glibc.malloc.tcache_count"
+SETTING = f"{CACHE}=0"
+
+Execute = Callable[[str, list[str], Mapping[str, str]], object]
+
+
+def ensure(
+    command: Sequence[str],
+    environment: Mapping[str, str] = os.environ,
+    execute: Execute = os.execve,
+    *,
+    is_glibc: bool | None = None,
+) -> None:
+    """Start this process again, as the same process, where its heap would keep holes.
+
+    Nothing happens where the environment says already how many blocks are cached, or the C library
+    is another one; nor to a program that has made up `command` itself, or was read from stdin: it
+    would not do the same again.
+
+    Args:
+        command: what follows the program's name.
+    """
+    if not COMMANDS.intersection(command[:1]) or not _is_whole_process(command):
+        return
+    tunables = environment.get(VARIABLE, "")
+    if CACHE in tunables or not (_is_glibc() if is_glibc is None else is_glibc):
+        return
+    changed = {**environment, VARIABLE: f"{tunables}:{SETTING}".lstrip(":")}
+    with contextlib.suppress(OSError):  # then it goes on as it is: with more holes
+        execute(sys.executable, [sys.executable, *sys.orig_argv[1:]], changed)
+
+
+def _is_whole_process(command: Sequence[str]) -> bool:
+    given = sys.orig_argv[-len(command) :] == [*command]
+    return given and bool(sys.executable) and sys.argv[0] not in ("", "-")
+
+
+def _is_glibc() -> bool:
+    name = "CS_GNU_LIBC_VERSION"
+    return name in getattr(os, "confstr_names", {}) and bool(os.confstr(name))
