@@ -12,17 +12,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from p2ptrain.model.aliases import Aliases
-from p2ptrain.model.effects import mutated_references
-from p2ptrain.model.graph import Argument, Graph, InputRef, Node, NodeRef, Reference, StateRef
-from p2ptrain.model.operators import resolve, words
+from p2ptrain.model.effects import aliased_references, mutated_references
+from p2ptrain.model.graph import Graph, InputRef, Node, NodeRef, Reference, StateRef
+from p2ptrain.model.operators import resolve
 from p2ptrain.model.translate import Translated
 from p2ptrain.model.values import ValueDescription
 
 Crossing = InputRef | NodeRef
 REFERENCE_BATCH = 16
 """Batch size at which the widths of cuts are compared."""
-_MAY_GIVE_BACK = words("to type_as contiguous dropout feature_dropout")
-"""Operators whose result may be their first argument itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,33 +116,24 @@ def _describe_values(
 def _may_require_grad(
     graph: Translated, aliases: Aliases, trainable: frozenset[str]
 ) -> frozenset[int]:
-    """Nodes whose result may carry a gradient. In doubt yes: it costs little, the rest is wrong."""
+    """Nodes whose result may carry a gradient. In doubt yes: it costs little, the rest is wrong.
+
+    In `torch.no_grad()` what an operator gives back as it was keeps its gradient: `x.flatten(1)` of
+    two dimensions, `x.float()` of what is float32 already. A view has none, and may not be told
+    from that; autograd drops what comes back for it.
+    """
     found: set[Reference] = {StateRef(name) for name in trainable}
     for index, (node, traced) in enumerate(zip(graph.nodes, graph.traced, strict=True)):
-        if not node.grad_enabled:
-            if _given_back(node) in found:
-                found.add(NodeRef(index))
-            continue
         if not resolve(node.operator).differentiable:
             continue
-        if not _is_differentiable_type(traced.value) or found.isdisjoint(node.references()):
+        read = node.references() if node.grad_enabled else aliased_references(node)
+        if not _is_differentiable_type(traced.value) or found.isdisjoint(read):
             continue
         found.add(NodeRef(index))
-        for written in mutated_references(node):
+        for written in mutated_references(node) if node.grad_enabled else ():
             # A gradient that is written into a tensor shows in all of its views.
             found.update(aliases.members[aliases.find(written)])
     return frozenset(value.index for value in found if isinstance(value, NodeRef))
-
-
-def _given_back(node: Node) -> Argument:
-    """The argument that a node gives itself, or may, with the gradient that it has; else None.
-
-    As does `x.float()` of what is float32 already: in `torch.no_grad()` too, where views have none.
-    """
-    if not node.args:
-        return None
-    first, function = node.args[0], node.operator.split(".")[1]
-    return first if first in mutated_references(node) or function in _MAY_GIVE_BACK else None
 
 
 def _is_differentiable_type(value: object) -> bool:

@@ -3,6 +3,10 @@
 A graph shows batch normalisation and dropout (`division`), but not that some sum or product runs
 over the samples: a batch's mean taken by hand, contrastive losses, losses that are sums. So a few
 samples go through the model together and in parts, unit by unit, and must give the same.
+
+A loss may have a small part that looks across samples, as what balances a mixture's experts: a
+hundredth of it, less than what rounding makes of a deep model. So from where targets come in, the
+same values are computed with, and in double precision.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from torch import Tensor
 
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.division import sample_dimension
+from p2ptrain.model.doubled import computing_in_double, in_double
 from p2ptrain.model.graph import InputRef, TargetRef
 from p2ptrain.model.left_out import telling_values
 from p2ptrain.model.program import Program
@@ -76,30 +81,56 @@ class _Probe:
         self._state = state
         units = range(len(description.units))
         # What comes before is the same whatever the targets are.
-        self._first_with_targets = next(
-            (unit for unit in units if description.target_uses(unit, unit + 1, "train")), len(units)
+        self._loss = next(
+            (unit for unit in units if description.target_uses(unit, unit + 1, "train")), units[-1]
         )
-        self._entering_loss: list[list[Tensor]] = []
+        self._entering_loss: list[Tensor] = []
 
     def run(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> int | None:
         """All units."""
-        entering = self._description.crossing(0, "train")
-        return self._run(0, [list(inputs), *_halves(entering, inputs)], targets)
+        values = self._together_and_halves(0, inputs)
+        mixing = self._run(self._description, range(self._loss), values)
+        if mixing is not None:
+            return mixing
+        if not self._entering_loss:
+            self._entering_loss = values[0]
+        return self._run_loss(values[0], targets)
 
     def run_loss(self, targets: Sequence[Tensor]) -> int | None:
         """Those that see targets, after `run`, with what its first batch has given them."""
-        return self._run(self._first_with_targets, self._entering_loss, targets)
+        return self._run_loss(self._entering_loss, targets)
 
-    def _run(self, first: int, values: list[list[Tensor]], targets: Sequence[Tensor]) -> int | None:
-        described = self._description
-        wanted = [list(targets), *_halves(described.targets, targets)]
-        for unit in range(first, len(described.units)):
-            if unit == self._first_with_targets and not self._entering_loss:
-                self._entering_loss = values
-            program = Program(described, unit, unit + 1, "train", self._state)
+    def _run_loss(self, entering: Sequence[Tensor], targets: Sequence[Tensor]) -> int | None:
+        units = range(self._loss, len(self._description.units))
+        try:
+            doubled = self._together_and_halves(self._loss, [*map(in_double, entering)])
+            return self._run(computing_in_double(self._description), units, doubled, targets)
+        except RuntimeError:  # some operators have no double precision
+            values = self._together_and_halves(self._loss, entering)
+            return self._run(self._description, units, values, targets)
+
+    def _together_and_halves(self, unit: int, whole: Sequence[Tensor]) -> list[list[Tensor]]:
+        return [list(whole), *_halves(self._description.crossing(unit, "train"), whole)]
+
+    def _run(
+        self,
+        described: ModelDescription,
+        units: range,
+        values: list[list[Tensor]],
+        targets: Sequence[Tensor] = (),
+    ) -> int | None:
+        """`values` become what comes out of the last unit."""
+        doubles = described is not self._description
+        targets = [*map(in_double, targets)] if doubles else targets
+        wanted = [list(targets), *_halves(described.targets, targets)] if targets else [[], [], []]
+        for unit in units:
+            state = {name: self._state[name] for name in described.state_names(unit, unit + 1)}
+            if doubles:
+                state = {name: in_double(tensor) for name, tensor in state.items()}
+            program = Program(described, unit, unit + 1, "train", state)
             uses = described.target_uses(unit, unit + 1, "train")
             with torch.no_grad():
-                values = [
+                values[:] = [
                     program.run(given, target if uses else (), NO_SEED)
                     for given, target in zip(values, wanted, strict=True)
                 ]

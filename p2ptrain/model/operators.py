@@ -174,7 +174,8 @@ _VIEWS_UNDECLARED = words(
     """
         dropout alpha_dropout feature_dropout feature_alpha_dropout type_as
         broadcast_tensors meshgrid atleast_1d atleast_2d atleast_3d pad constant_pad_nd
-        einsum getitem rrelu
+        einsum getitem rrelu conj_physical sum_to_size cartesian_prod chain_matmul
+        unsafe_chunk unsafe_split unsafe_split_with_sizes _unsafe_view
     """
 )
 """Operators that may return one of their arguments, or a view of it, without saying so."""
@@ -183,7 +184,7 @@ _WITHOUT_GRADIENT = words(
     """
         detach detach_ zeros_like ones_like full_like empty_like rand_like randn_like
         randint_like new_zeros new_ones new_full new_empty arange zeros ones full empty eye
-        linspace rand randn bernoulli multinomial one_hot
+        linspace rand randn multinomial one_hot
     """
 )
 """Operators whose result never requires a gradient even where an argument does."""

@@ -120,8 +120,8 @@ class _Calls:
             if self._lasts(node):
                 effects[own].append(("effect", self._terms[own][index]))
         loss = next(self._graph.nodes[self._last].references())  # what the mark is a copy of
-        one = [self._reference(output, 0, 0) for output in (loss, *first[1:])]
-        other = [self._reference(output, 1, 1) for output in second]
+        one = [self._reference(self._returned(output), 0, 0) for output in (loss, *first[1:])]
+        other = [self._reference(self._returned(output), 1, 1) for output in second]
         return effects[0] == effects[1] and one == other
 
     def _node_term(self, node: Node, call: int, own: int) -> _Term:
@@ -152,6 +152,14 @@ class _Calls:
                 stale = call != own and name in self._changing
                 return "state", self._states.contents.get(name, name), stale
         raise AssertionError(reference)
+
+    def _returned(self, output: Reference) -> Reference:
+        """State that is returned as it is: both calls share the node that gives it."""
+        node = self._graph.nodes[output.index] if isinstance(output, NodeRef) else None
+        if node is None or node.operator != "aten.alias.default":
+            return output
+        (given,) = node.references()
+        return given if isinstance(given, StateRef) else output
 
     def _state_behind(self, reference: Reference) -> Reference:
         """State that the first call wrote to in place, which a trace takes for that write."""

@@ -92,6 +92,8 @@ class WeightGradients:
         product = None if node is None else _PRODUCTS[node.name()](node)
         if node is None or product is None or not self._owns(product.parameters):
             return
+        if not self._leads_on(node.next_functions[_INPUTS[node.name()]][0]):
+            return
         waiting = _Waiting(product)
         waiting.hook = node.register_prehook(waiting.capture)
         self._waiting.append(waiting)
@@ -139,6 +141,23 @@ class WeightGradients:
     def order(self) -> tuple[int, ...]:
         """Ids of the products' parameters, in the forward's order."""
         return tuple(id(p) for waiting in self._waiting for p in waiting.product.parameters)
+
+    def _leads_on(self, start: Node | None) -> bool:
+        """Whether gradients that `start` gets come to somebody who takes them.
+
+        Those for a view that was made in `torch.no_grad()` do not, though it requires them.
+        """
+        seen: set[Node] = set()
+        left = [start]
+        while left:
+            node = left.pop()
+            if node is None or node in seen:
+                continue
+            if node.name() == _TAKES or node in self._watched:
+                return True
+            seen.add(node)
+            left += [edge for edge, _ in node.next_functions]
+        return False
 
     def _owns(self, parameters: Iterable[nn.Parameter]) -> bool:
         return all(id(parameter) in self._uses for parameter in parameters)
@@ -321,6 +340,11 @@ _PRODUCTS: Mapping[str, Callable[[Node], _Product | None]] = {
     "MmBackward0": _mm,
     "ConvolutionBackward0": _convolution,
 }
+
+_INPUTS = {"AddmmBackward0": 1, "MmBackward0": 0, "ConvolutionBackward0": 0}
+"""Which of a product's arguments is what it multiplies with the parameter."""
+
+_TAKES = "torch::autograd::AccumulateGrad"
 
 _AROUND_PRODUCTS = frozenset({"ViewBackward0", "UnsafeViewBackward0", "AddBackward0"})
 """What `linear` puts behind its product: rows unfolded again, at times the bias."""

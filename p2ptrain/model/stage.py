@@ -311,7 +311,7 @@ class Stage:
         roots: list[Tensor] = []
         starts: list[Tensor | None] = []
         for root, gradient in zip(held.roots, given, strict=True):
-            if root.requires_grad and (self._is_last or gradient is not None):
+            if _takes_gradient(root) and (self._is_last or gradient is not None):
                 roots.append(root)
                 starts.append(gradient)
         held.roots.clear()
@@ -409,6 +409,11 @@ class Stage:
         """Give up all micro-batches that wait for their backward, or for its second part."""
         self._held.clear()
         self._later.clear()
+
+
+def _takes_gradient(value: Tensor) -> bool:
+    """Not a view that was made in `torch.no_grad()`, though torch says that it requires one."""
+    return value.requires_grad and (value.grad_fn is not None or not value._is_view())
 
 
 class _Receive(torch.autograd.Function):

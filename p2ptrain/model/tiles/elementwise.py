@@ -6,7 +6,7 @@ from p2ptrain.model.operators import words
 
 UNARY = words(
     """
-        abs neg negative positive exp expm1 log log1p log2 sqrt rsqrt square sin cos tanh atan erf
+        abs neg negative exp expm1 log log1p log2 sqrt rsqrt square sin cos tanh atan erf
         sigmoid relu relu6 leaky_relu hardtanh hardsigmoid hardswish elu celu selu silu mish gelu
         softplus hardshrink softshrink threshold log_sigmoid clamp clamp_min clamp_max clip clone
         contiguous detach reciprocal pow nan_to_num prelu
@@ -21,7 +21,7 @@ BINARY = words(
 )
 """Of two maps of the same size, or of a map and numbers."""
 
-IDENTITIES = words("dropout feature_dropout alias lift_fresh")
+IDENTITIES = words("dropout feature_dropout alias lift_fresh positive")
 """They give their argument itself (a dropout only where it is switched off)."""
 
 CASTS = words("to type_as")

@@ -237,6 +237,8 @@ class _Reader:
                 raise NotTiled("it writes under torch.no_grad()")
             if not is_allowed(out_of_place(node.operator)):
                 raise NotTiled("it has no form that leaves its argument alone")
+        if not node.grad_enabled and function in MAY_ALIAS - {"detach"}:
+            raise NotTiled("it may give back its argument, with its gradient, in torch.no_grad()")
         self._same_size(reads)
         channels = max(self._maps[read].channels for read in reads)
         for reference in references:

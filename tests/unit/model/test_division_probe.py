@@ -77,6 +77,19 @@ def test_a_mean_over_the_batch_is_found_before_weights_hide_it() -> None:
     assert _found(_made(_Centred(), mse_loss)) is not None
 
 
+def _balanced(output: Tensor, target: Tensor) -> Tensor:
+    """As mixtures of experts have it: a small part is made of means over the batch."""
+    share = output.float().softmax(1)
+    return mse_loss(output, target) + 1e-2 * share.mean(0).square().sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_small_part_of_the_loss_that_looks_across_samples_is_found(dtype: torch.dtype) -> None:
+    made = _made(_layers().to(dtype), _balanced)
+    data = [(x.to(dtype), y.to(dtype)) for x, y in made.data]
+    assert _found(Made("balanced", made.model, data, made.loss)) == -1
+
+
 @pytest.mark.parametrize("loss", [_sum_loss, _contrastive])
 def test_a_loss_that_is_no_mean_over_samples_is_found(loss: Callable[..., Tensor]) -> None:
     assert _found(_made(_layers(), loss)) == -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -70,3 +71,24 @@ def test_what_is_returned_stays_as_it_was_when_its_tensor_changes() -> None:
     assert calls == 1
     assert torch.equal(weight, before)
     assert not weight.requires_grad
+
+
+class _Recurrent(nn.Module):
+    """A trace changes a list that its layer keeps: two calls of it are compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 4)
+        self.log_vars = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.out(self.layer(x[:, None])[0][:, 0]), None, self.log_vars
+
+
+@pytest.mark.parametrize("loss", [_loss, lambda output, target: cross_entropy(output[0], target)])
+def test_a_recurrent_model_may_return_its_state(loss: Any) -> None:
+    model = _Recurrent()
+    _, *got = _evaluated(_stages(capture(model, loss, (_X, _Y))))
+    output, _, variances = model.eval()(_X)
+    assert torch.equal(got[0], output)
+    assert torch.equal(got[1], variances)

@@ -78,6 +78,24 @@ def test_what_is_written_without_a_record_keeps_its_gradient_so_it_is_not_tiled(
     assert "it writes under torch.no_grad()" in part.reason
 
 
+@pytest.mark.parametrize("operator", ["aten.contiguous.default", "aten.positive.default"])
+def test_what_is_given_back_without_a_record_is_the_map_itself_or_not_tiled(operator: str) -> None:
+    description = describe(
+        [convolution(IMAGE), (operator, (NodeRef(0),)), convolution(NodeRef(1)), LOSS], cuts=[1, 3]
+    )
+    nodes = list(description.train.nodes)
+    nodes[1] = replace(nodes[1], grad_enabled=False)
+    part = read_tiled_part(
+        replace(description, train=replace(description.train, nodes=tuple(nodes)))
+    )
+    if operator == "aten.positive.default":
+        assert [o.inputs for o in part.network.operations] == [(0,), (1,)]
+    else:
+        assert part.stop == 1
+        assert part.reason is not None
+        assert "it may give back its argument, with its gradient" in part.reason
+
+
 CHANNELS_LAST = (torch.float32, False, False, torch.channels_last)
 
 
