@@ -28,6 +28,10 @@ all the time for a third, or for a second one more than half as large as asked f
 has taken enough. Much smaller ones do not say what a large one takes: a sample of MobileNetV2 is a
 third cheaper in a batch of 256 than in one of 40.
 
+Where samples get cheaper at once from some size on (`one_by_one.py`), a larger size is one beyond
+it, and the least of those, twice, goes before a larger one once: in proportion to that one, what
+still larger ones take is known well, and from those below not at all.
+
 Devices measure side by side, and some of them share something, a machine or its memory: sizes run
 after the others had stopped took up to 1.8 times less processor time than beside them. In training
 nobody stops, and so nobody does here: who is done works on until the last one is
