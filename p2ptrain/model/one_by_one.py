@@ -56,6 +56,7 @@ def _is_one_by_one(description: ModelDescription, node: Node) -> bool:
         and set(held.shape[2:]) == {1}
         and arguments.get("groups", 1) == 1
         and _is_one(arguments.get("stride", 1))
+        and _is_one(arguments.get("dilation", 1))
     )
 
 

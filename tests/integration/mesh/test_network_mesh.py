@@ -24,7 +24,7 @@ from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.window import Window
 from p2ptrain.net.endpoint import dial, dial_unpaired
 from p2ptrain.net.header import Header
-from p2ptrain.net.link import Link
+from p2ptrain.net.link import Link, Receiver
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.tls import Credentials, client_context
 from p2ptrain.observe.events import (
@@ -44,6 +44,15 @@ from tests.unit.net.helpers import Inbox
 async def home(tmp_path: Path) -> AsyncIterator[Household]:
     async with household(tmp_path) as started:
         yield started
+
+
+async def dialled(device: Device, folder: Path, name: str, receiver: Receiver) -> Link:
+    """A link to `device` with the identity in `folder`/`name`, past whoever has it."""
+    me = load_or_create(StateFolder(folder / name))
+    certificate = load_or_create(StateFolder(folder / device.mesh.name)).certificate_der
+    context = client_context(Credentials(me.pem_file, me.pem_file), [certificate])
+    where = [("127.0.0.1", device.mesh.port)]
+    return await dial(where, context, device.mesh.self_id, lambda peer: Link(peer, receiver))
 
 
 async def together(*devices: Device) -> None:
@@ -380,12 +389,8 @@ async def test_whatever_a_member_answers_ends_nobody(home: Household, tmp_path: 
         raise UserError("stop")
 
     bert.mesh.route("mesh.ping", refuse)
-    me = load_or_create(StateFolder(tmp_path / "bert"))
-    certificate = load_or_create(StateFolder(tmp_path / "anna")).certificate_der
-    context = client_context(Credentials(me.pem_file, me.pem_file), [certificate])
     receiver = Inbox()
-    where = [("127.0.0.1", anna.mesh.port)]
-    link = await dial(where, context, anna.mesh.self_id, lambda peer: Link(peer, receiver))
+    link = await dialled(anna, tmp_path, "bert", receiver)
     await link.send(to_message(Hello("bert", "0" * 16, 0.1, bert.mesh.port, token="t")))
     assert (await receiver.count(1))[0].kind == "mesh.hello"
     link.abort()
@@ -426,12 +431,8 @@ async def test_a_stranger_with_a_certificate_of_its_own_is_refused(
     home: Household, tmp_path: Path
 ) -> None:
     anna = await home.start("anna")
-    stranger = load_or_create(StateFolder(tmp_path / "stranger"))
-    certificate = load_or_create(StateFolder(tmp_path / "anna")).certificate_der
-    context = client_context(Credentials(stranger.pem_file, stranger.pem_file), [certificate])
     receiver = _Stranger()
-    where = [("127.0.0.1", anna.mesh.port)]
-    link = await dial(where, context, anna.mesh.self_id, lambda peer: Link(peer, receiver))
+    link = await dialled(anna, tmp_path, "stranger", receiver)
     hello = Hello("mallory", "0" * 16, 1.0, 1)
     with contextlib.suppress(LinkClosed):  # the refusal may have come by now
         await link.send(to_message(hello))

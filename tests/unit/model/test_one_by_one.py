@@ -43,9 +43,10 @@ def test_with_several_threads_torch_computes_all_by_one_library() -> None:
         (three_by_three(),),
         (one_by_one(stride=2),),
         (one_by_one(groups=4),),
+        (one_by_one(dilation=2),),
         (three_by_three(), three_by_three(), one_by_one(), three_by_three()),
     ],
-    ids=["larger kernel", "stride", "groups", "a small part of the model"],
+    ids=["larger kernel", "stride", "groups", "dilation", "a small part of the model"],
 )
 def test_other_models_change_nowhere(layers: tuple[nn.Module, ...]) -> None:
     assert names(described(*layers)) == set()
