@@ -371,9 +371,12 @@ async def test_one_members_odd_name_costs_no_link_of_others(home: Household) -> 
     await cora.mesh.send(anna.mesh.self_id, Message(MEMBERSHIP_KIND, {"payload": payload}))
     await anna.until(lambda: "c_o" in {d.name for d in anna.mesh.belonging.devices()})
     heard: list[MeshEvent] = []
+    by_bert: list[MeshEvent] = []
     anna.mesh.subscribe(heard.append)
+    bert.mesh.subscribe(by_bert.append)
     bert.mesh._connections.cut(anna.mesh.self_id, "pulled")
     await anna.until(lambda: LinkUp(bert.mesh.self_id) in heard)
+    await bert.until(lambda: LinkUp(anna.mesh.self_id) in by_bert)
     for _ in range(3):  # what is told at once when a link comes up has been taken in by then
         await bert.mesh.call(anna.mesh.self_id, Message("mesh.ping"), timeout_seconds=5)
         await anna.mesh.call(bert.mesh.self_id, Message("mesh.ping"), timeout_seconds=5)
