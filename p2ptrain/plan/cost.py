@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 from p2ptrain.errors import OptionError
+from p2ptrain.plan.bucket_sizes import USUAL, BucketSizes
 from p2ptrain.plan.cluster import Cluster, Device, Link, unknown_device
 from p2ptrain.plan.links import LinkTable
 from p2ptrain.plan.overlap import SPLIT_FACTOR, Carriage, Direction, OverlapCosts
@@ -142,6 +143,12 @@ class CostModel:
         """Each device's to the next one, the last one's to the first."""
         hops = zip(devices, (*devices[1:], devices[0]), strict=True)
         return [self.link(*hop) for hop in hops]
+
+    def bucket_sizes(self, devices: Sequence[int]) -> BucketSizes:
+        """Of what these devices sum, in their ring's order; the plain model knows no buckets."""
+        if len(devices) == 1 or self.overlap is None:
+            return USUAL
+        return BucketSizes.at(min(link.bytes_per_s for link in self.ring_links(devices)))
 
     def all_reduce_seconds(self, devices: Sequence[int], first: int, end: int) -> float:
         """Ring all-reduce of the parameters of units [first, end) over a group.

@@ -12,7 +12,7 @@
     rounds       follow one another: a stage begins the next one when it has updated, while others
                  are still in the one before
     all-reduce   in buckets of gradients, each started when the last backward has come past its
-                 units everywhere, over the ring's own links
+                 units everywhere, over the ring's own links (`bucket_sizes.py`)
     compression  of a cut where LZ4 pays, by the runtime's own rule (`net/compression.py`)
     split        a backward in two pieces takes a little longer than in one
 
@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from p2ptrain.plan.bucket_sizes import BucketSizes
 from p2ptrain.plan.cluster import Device, Link
 from p2ptrain.plan.overheads import REFERENCE, Ratios
 from p2ptrain.plan.profile import Profile
@@ -37,13 +38,6 @@ LOAD_MESSAGES = 3.0
 """What the holder spends on reading and collating a piece of ready tensors, in messages."""
 ROUND_MESSAGES = 10.0
 """What a round costs each of its devices whatever its size, in messages."""
-LEAST_TURNED_BYTES = 128 << 10
-"""Of the first bucket that the next round's forward waits for: 10 ms at 100 Mbit/s."""
-LEAST_BUCKET_BYTES = 1 << 20
-"""80 ms at 100 Mbit/s. Links wait for the first bucket, and the update for the last one: smaller is
-sooner, but each costs every device 4(g-1) messages."""
-MOST_BUCKET_BYTES = 4 << 20
-"""Larger costs memory and saves little more."""
 SPLIT_FACTOR = 1.03
 """How many times as long a backward takes in two pieces, inputs and weights."""
 COPY_PART = 0.8
@@ -103,31 +97,13 @@ class Fed:
     samples: int
 
 
-def bucket_bytes(before_bytes: int, left_bytes: int) -> int:
-    """The next bucket's size: half of what is left, no more than there was before, within bounds.
-
-    Until the first bucket is made the links stand still, and the last one is what a round waits
-    for; those between may be large.
-    """
-    wanted = min(before_bytes, left_bytes // 2)
-    return min(max(wanted, LEAST_BUCKET_BYTES), MOST_BUCKET_BYTES)
-
-
-def turned_bucket_bytes(before_bytes: int, left_bytes: int) -> int:
-    """As `bucket_bytes`, of what a forward waits for from its first units on.
-
-    As much as before it: the forward then has about as much to do as the wire.
-    """
-    return min(max(before_bytes, LEAST_TURNED_BYTES), MOST_BUCKET_BYTES)
-
-
 class OverlapCosts:
     """Overheads of every device for one profile; devices are indexes as in `CostModel`."""
 
     def __init__(self, profile: Profile, devices: Sequence[Device], holder: int) -> None:
         self._profile = profile
         self._holder = holder
-        self._buckets: dict[tuple[int, int], tuple[Bucket, ...]] = {}
+        self._buckets: dict[tuple[int, int, BucketSizes], tuple[Bucket, ...]] = {}
         self.overheads = tuple(
             device.overheads or REFERENCE.times_slowdown(_slowdown(profile, device))
             for device in devices
@@ -203,16 +179,16 @@ class OverlapCosts:
             streamed_seconds=unit.output_bytes * min(ratio * raw, ends_seconds),
         )
 
-    def buckets(self, first: int, end: int) -> tuple[Bucket, ...]:
+    def buckets(self, first: int, end: int, sizes: BucketSizes) -> tuple[Bucket, ...]:
         """The gradients of units [first, end) in the order in which a backward makes them."""
-        key = first, end
+        key = first, end, sizes
         if key not in self._buckets:
-            self._buckets[key] = self._filled(first, end)
+            self._buckets[key] = self._filled(first, end, sizes)
         return self._buckets[key]
 
-    def turned_buckets(self, first: int, turn: int) -> tuple[Bucket, ...]:
+    def turned_buckets(self, first: int, turn: int, sizes: BucketSizes) -> tuple[Bucket, ...]:
         """The gradients of units [first, turn) in the order in which a forward wants them."""
-        key = turn, first  # descending: none of `buckets`'
+        key = turn, first, sizes  # descending: none of `buckets`'
         if key not in self._buckets:
             buckets: list[Bucket] = []
             before = gathered = 0
@@ -220,19 +196,19 @@ class OverlapCosts:
             for unit in range(first, turn):
                 gathered += self._profile.units[unit].parameter_bytes
                 is_last = unit + 1 == turn and gathered > 0
-                if gathered >= turned_bucket_bytes(before, 0) or is_last:
+                if gathered >= sizes.turned_bytes(before) or is_last:
                     buckets.append(Bucket(gathered, lowest))
                     before, gathered, lowest = before + gathered, 0, unit + 1
             self._buckets[key] = tuple(buckets)
         return self._buckets[key]
 
-    def _filled(self, first: int, end: int) -> tuple[Bucket, ...]:
+    def _filled(self, first: int, end: int, sizes: BucketSizes) -> tuple[Bucket, ...]:
         buckets: list[Bucket] = []
         left = total = sum(unit.parameter_bytes for unit in self._profile.units[first:end])
         gathered = 0
         for unit in range(end - 1, first - 1, -1):
             gathered += self._profile.units[unit].parameter_bytes
-            if gathered >= bucket_bytes(total - left, left):
+            if gathered >= sizes.next_bytes(total - left, left):
                 buckets.append(Bucket(gathered, unit))
                 left -= gathered
                 gathered = 0

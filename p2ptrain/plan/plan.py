@@ -14,6 +14,7 @@ from typing import Any
 from p2ptrain.errors import OptionError
 from p2ptrain.plan import fields
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.bucket_sizes import MOST_BYTES, USUAL
 from p2ptrain.plan.overlap import DIRECTIONS, Direction
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.split import BatchSplit
@@ -44,6 +45,7 @@ class PlannedStage:
         goes_ahead: its devices have the memory to make updates before they count.
         turn: its devices begin a round before the sums of the one before are all there, and those
             of the units before this one come last, first units first; None = they do not.
+        bucket_bytes: of gradients in the first and in the last bucket that its devices sum.
     """
 
     units: tuple[int, int]
@@ -55,6 +57,7 @@ class PlannedStage:
     tiling: TileShape | None = None
     goes_ahead: bool = False
     turn: int | None = None
+    bucket_bytes: int = USUAL.least_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,8 @@ def _check_stages(plan: Plan) -> None:
             )
         if stage.held is not None:
             _check_held(plan, stage.warmup, stage.held, where)
+        if stage.bucket_bytes > MOST_BYTES:
+            raise OptionError(f"{where}.bucket_bytes: at most {MOST_BYTES}")
         if stage.turn is not None and not stage.units[0] < stage.turn <= stage.units[1]:
             raise OptionError(
                 f"{where}.turn: {stage.turn} is none of the stage's units, {stage.units}"
@@ -290,7 +295,7 @@ def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> i
 
 
 def _stage(value: object, where: str) -> PlannedStage:
-    optional = ("allocation", "compression", "held", "ahead", "turn", *_TILED)
+    optional = ("allocation", "compression", "held", "ahead", "turn", "bucket_bytes", *_TILED)
     entry = fields.members(value, where, ("units", "devices", "warmup"), optional)
     units = fields.items(entry["units"], f"{where}.units")
     if len(units) != 2:
@@ -307,6 +312,9 @@ def _stage(value: object, where: str) -> PlannedStage:
         tiling=_tiling(entry, where) if any(name in entry for name in _TILED) else None,
         goes_ahead=fields.truth(entry.get("ahead", False), f"{where}.ahead"),
         turn=fields.whole(entry["turn"], f"{where}.turn", least=1) if "turn" in entry else None,
+        bucket_bytes=fields.whole(
+            entry.get("bucket_bytes", USUAL.least_bytes), f"{where}.bucket_bytes", least=1
+        ),
     )
 
 
@@ -430,6 +438,8 @@ def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
         content["ahead"] = True
     if stage.turn is not None:
         content["turn"] = stage.turn
+    if stage.bucket_bytes != USUAL.least_bytes:
+        content["bucket_bytes"] = stage.bucket_bytes
     if stage.tiling is not None:
         tiling = stage.tiling
         content["grid"] = list(tiling.grid)

@@ -161,6 +161,7 @@ def _stages(cost: CostModel, draft: Draft) -> tuple[PlannedStage, ...]:
             _compression(cost, draft, p),
             draft.held[p] if draft.splits(p) else None,
             turn=turn_of(cost, draft, p),
+            bucket_bytes=cost.bucket_sizes(group.devices).least_bytes,
         )
         for p, (units, group, warmup) in enumerate(
             zip(draft.units, draft.groups, draft.warmup, strict=True)

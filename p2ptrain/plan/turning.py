@@ -28,7 +28,7 @@ def turn_of(cost: CostModel, draft: Draft, p: int) -> int | None:
         return None
     if not cost.goes_ahead(draft.devices):
         return None
-    buckets = cost.overlap.buckets(first, end)
+    buckets = cost.overlap.buckets(first, end, cost.bucket_sizes(group.devices))
     backward, made = _last_backward(cost, draft, p, buckets)
     seconds_per_byte = _seconds_per_byte(cost, group.devices)
     turn, free = end, 0.0
@@ -58,11 +58,12 @@ def sent_in(cost: CostModel, draft: Draft, p: int) -> Sent:
     """Stage p's, in a model with overlap."""
     assert cost.overlap is not None
     (first, end), turn = draft.units[p], turn_of(cost, draft, p)
+    sizes = cost.bucket_sizes(draft.groups[p].devices)
     if turn is None:
-        buckets = cost.overlap.buckets(first, end)
+        buckets = cost.overlap.buckets(first, end, sizes)
         return Sent(buckets, len(buckets), turns=False)
-    early = cost.overlap.buckets(turn, end) if turn < end else ()
-    buckets = (*early, *cost.overlap.turned_buckets(first, turn)) or (Bucket(0, first),)
+    early = cost.overlap.buckets(turn, end, sizes) if turn < end else ()
+    buckets = (*early, *cost.overlap.turned_buckets(first, turn, sizes)) or (Bucket(0, first),)
     return Sent(buckets, len(early), turns=True)
 
 

@@ -64,6 +64,7 @@ def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assig
             tiling=stage.tiling,
             goes_ahead=stage.goes_ahead,
             turn=stage.turn,
+            bucket_bytes=stage.bucket_bytes,
         )
         for stage, where in zip(plan.stages, placed.stages, strict=True)
     )

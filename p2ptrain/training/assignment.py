@@ -10,6 +10,7 @@ from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net import cbor
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.bucket_sizes import MOST_BYTES, USUAL
 from p2ptrain.plan.versions import Weights, depths_of
 from p2ptrain.tiles.shape import TileShape
 from p2ptrain.training.asynchronous.delays import Asynchrony, asynchrony_fields
@@ -46,6 +47,7 @@ class StagePlace:
         goes_ahead: its devices make updates before they count, and keep what was before until then.
         turn: the next round begins before this one's sums are there, and gradients of units before
             this one are summed last, first units first (`trailing_update`); None = it does not.
+        bucket_bytes: of gradients in the first and in the last bucket that its devices sum.
     """
 
     first: int
@@ -59,6 +61,7 @@ class StagePlace:
     tiling: TileShape | None = None
     goes_ahead: bool = False
     turn: int | None = None
+    bucket_bytes: int = USUAL.least_bytes
 
     @property
     def leader(self) -> str:
@@ -263,6 +266,7 @@ def _stage_fields(place: StagePlace) -> dict[str, Any]:
         "tiling": None if place.tiling is None else place.tiling.fields(),
         "ahead": place.goes_ahead,
         "turn": place.turn,
+        "bucket_bytes": place.bucket_bytes,
     }
 
 
@@ -296,6 +300,7 @@ def _read_stage(entry: object) -> StagePlace:
             "tiling": tiling,
             "ahead": bool(ahead),
             "turn": int() | None as turn,
+            "bucket_bytes": int(bucket_bytes),
         } if warmup >= 1 and len(shares) == len(devices) == len(set(devices)):
             how, shape = Allocation(allocation), _read_tiling(tiling)
             place = StagePlace(
@@ -303,6 +308,7 @@ def _read_stage(entry: object) -> StagePlace:
                 *(how, held, keeper, shape),
                 goes_ahead=ahead,
                 turn=turn,
+                bucket_bytes=bucket_bytes,
             )
         case _:
             raise ProtocolError("a stage has units, devices, their shares and how they work")
@@ -314,6 +320,8 @@ def _read_stage(entry: object) -> StagePlace:
         raise ProtocolError("a device's share of a stage is at least 1")
     if place.turn is not None and not (place.goes_ahead and place.first < place.turn <= place.end):
         raise ProtocolError("sums turn at one of their stage's units, where updates go ahead")
+    if not 1 <= place.bucket_bytes <= MOST_BYTES:
+        raise ProtocolError(f"gradients are summed in buckets of 1 to {MOST_BYTES} bytes")
     if (place.allocation is Allocation.TILES) is (place.tiling is None):
         raise ProtocolError("a tiled stage says how its maps are cut, and no other does")
     return place

@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 import torch
 
-from p2ptrain.plan.overlap import bucket_bytes
+from p2ptrain.plan.bucket_sizes import USUAL
 
 BucketSize: TypeAlias = Callable[[int, int], int]
 """Bytes in buckets, bytes that are in none yet -> bytes of the next one."""
@@ -91,7 +91,7 @@ class Bucket:
 
 
 def buckets_of(
-    summands: Iterable[Summand], size_bytes: BucketSize = bucket_bytes, *, first: int = 0
+    summands: Iterable[Summand], size_bytes: BucketSize = USUAL.next_bytes, *, first: int = 0
 ) -> tuple[Bucket, ...]:
     """All tensors in buckets of one dtype each.
 

@@ -128,7 +128,7 @@ def _messages(cost: CostModel, draft: Draft, p: int, place: int) -> float:
         if samples:
             seconds += sum(cost.overlap.task_seconds(device, first, end, samples))
     if len(group.devices) > 1:
-        buckets = cost.overlap.buckets(first, end)
+        buckets = cost.overlap.buckets(first, end, cost.bucket_sizes(group.devices))
         seconds += cost.overlap.reduce_seconds(device, len(group.devices), buckets)
     return seconds
 

@@ -12,6 +12,7 @@ from p2ptrain.model.division import sample_dimension
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.values import ValueDescription
 from p2ptrain.model.wire_format import WireFormat
+from p2ptrain.plan.bucket_sizes import BucketSizes
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.division import Division, Slice, divisions
 from p2ptrain.training.epoch_links import EpochLinks, Shell, shared_tensors
@@ -222,8 +223,12 @@ class StageLines:
             return None
         line = Line(self._assignment.key, self._index, FLOW)
         me, switchboard = self._shell.mesh.self_id, self._shell.switchboard
-        summed = Summed(stage, wire=self._assignment.wire, turn=self._turn)
-        return GroupReduction(summed, line, self._place.devices, me, switchboard)
+        return GroupReduction(self.summed(stage), line, self._place.devices, me, switchboard)
+
+    def summed(self, stage: Stage) -> Summed:
+        """What its devices sum, in buckets that all of them cut alike."""
+        sizes, wire = BucketSizes(self._place.bucket_bytes), self._assignment.wire
+        return Summed(stage, sizes.next_bytes, wire, self._turn, sizes.turned_bytes)
 
 
 def contents_at(description: ModelDescription, boundary: int, name: str) -> Contents:

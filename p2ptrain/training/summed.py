@@ -30,7 +30,7 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.wire_format import WireFormat
-from p2ptrain.plan.overlap import bucket_bytes, turned_bucket_bytes
+from p2ptrain.plan.bucket_sizes import USUAL
 from p2ptrain.training.buckets import Bucket, BucketSize, Entry, Summand, buckets_of
 
 
@@ -66,10 +66,10 @@ class Summed:
     def __init__(
         self,
         stage: Stage,
-        size_bytes: BucketSize = bucket_bytes,
+        size_bytes: BucketSize = USUAL.next_bytes,
         wire: WireFormat = WireFormat.EXACT,
         turn: int | None = None,
-        turned_bytes: BucketSize = turned_bucket_bytes,
+        turned_bytes: BucketSize = USUAL.turned_bytes,
     ) -> None:
         """The sums of a stage that was built with `shared=True`.
 

@@ -45,7 +45,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.overlap import bucket_bytes
+from p2ptrain.plan.bucket_sizes import BucketSizes
 from p2ptrain.plan.tiling.exchanges import Exchange, GroupCost
 from p2ptrain.plan.tiling.passage import Passage, Taker
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
@@ -174,7 +174,8 @@ class Costs:
         steps, size = 2 * (used - 1), self.problem.parameter_bytes
         wire = steps * (size / (used * link.bytes_per_s) + link.latency_s)
         sums = self.problem.sums
-        each = sums.message_seconds * _buckets(size) + sums.byte_seconds * size / used
+        buckets = _buckets(size, BucketSizes.at(link.bytes_per_s))
+        each = sums.message_seconds * buckets + sums.byte_seconds * size / used
         slowest = max(self.devices[device].slowdown for device in self.device_of_tile)
         return max(wire, 2 * steps * slowest * each)
 
@@ -419,11 +420,11 @@ class Costs:
         return self.devices[device].slowdown * processor
 
 
-def _buckets(size: float) -> int:
+def _buckets(size: float, sizes: BucketSizes) -> int:
     """In how many the gradients of so many bytes are summed."""
     count, summed = 0, 0
     while summed < size:
-        summed += bucket_bytes(summed, int(size) - summed)
+        summed += sizes.next_bytes(summed, int(size) - summed)
         count += 1
     return count
 

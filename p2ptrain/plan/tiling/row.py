@@ -178,7 +178,8 @@ def sum_seconds(cost: CostModel, group: Group, first: int, end: int) -> float:
     wire = cost.all_reduce_seconds(group.devices, first, end)
     if cost.overlap is None:
         return wire
-    buckets, count = cost.overlap.buckets(first, end), len(group.devices)
+    count = len(group.devices)
+    buckets = cost.overlap.buckets(first, end, cost.bucket_sizes(group.devices))
     return max(wire, *(cost.overlap.reduce_seconds(d, count, buckets) for d in group.devices))
 
 

@@ -256,11 +256,18 @@ def _plan(setting: Setting, tiling: Tiling, row: Row, depths: Sequence[int]) -> 
     lines = tiling.rows, tiling.columns, tiling.borders
     shape = TileShape(*lines, tiling.aligned, tiling.early, tiling.interiors)
     devices = tuple(map(DeviceShare, tiling.devices, tiling.shares))
-    stages = [PlannedStage((0, shape.units), devices, depths[0], Allocation.TILES, tiling=shape)]
+    stages = [
+        PlannedStage(
+            *((0, shape.units), devices, depths[0], Allocation.TILES),
+            tiling=shape,
+            bucket_bytes=_bucket_bytes(cost, [cost.index(name) for name in tiling.devices]),
+        )
+    ]
     for depth, (group, units) in zip(depths[1:], row.stages, strict=True):
         shares = zip(group.devices, group.shares, strict=True)
         named = tuple(DeviceShare(cost.name(device), share) for device, share in shares)
-        stages.append(PlannedStage(units, named, depth, group.allocation))
+        size = _bucket_bytes(cost, group.devices)
+        stages.append(PlannedStage(units, named, depth, group.allocation, bucket_bytes=size))
     used = {share.name for stage in stages for share in stage.devices}
     rows, columns = tiling.grid
     reason = f"no tile for it: {rows}x{columns} tiles on {len(devices)} devices"
@@ -271,6 +278,10 @@ def _plan(setting: Setting, tiling: Tiling, row: Row, depths: Sequence[int]) -> 
         predicted=Predicted(0.0, 0.0, {}),
         left_out=tuple(LeftOut(d.name, reason) for d in cost.devices if d.name not in used),
     )
+
+
+def _bucket_bytes(cost: CostModel, devices: Sequence[int]) -> int:
+    return cost.bucket_sizes(devices).least_bytes
 
 
 def with_prediction(cost: CostModel, plan: Plan) -> Plan:

@@ -11,6 +11,7 @@ import pytest
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan import fields
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.bucket_sizes import MOST_BYTES, USUAL
 from p2ptrain.plan.check import check_memory, check_plan
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
@@ -89,6 +90,18 @@ def test_where_sums_turn_is_part_of_it() -> None:
     for turn in (0, 13):
         content["stages"][0]["turn"] = turn
         with pytest.raises(OptionError, match="turn"):
+            Plan.from_json(content)
+
+
+def test_what_is_summed_together_is_part_of_it_where_it_is_not_the_usual() -> None:
+    content = copy.deepcopy(CONTENT)
+    content["stages"][0]["bucket_bytes"] = MOST_BYTES
+    plan = Plan.from_json(content)
+    assert [stage.bucket_bytes for stage in plan.stages] == [MOST_BYTES, USUAL.least_bytes]
+    assert plan.to_json() == content
+    for size in (0, MOST_BYTES + 1, 2.5):
+        content["stages"][0]["bucket_bytes"] = size
+        with pytest.raises(OptionError, match=r"plan\.stages\[0\]\.bucket_bytes"):
             Plan.from_json(content)
 
 

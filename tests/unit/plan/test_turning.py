@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from p2ptrain.plan.bucket_sizes import LEAST_BYTES, TURNED_PART, USUAL
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.overlap import LEAST_BUCKET_BYTES, LEAST_TURNED_BYTES, turned_bucket_bytes
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.turning import turn_of
 from tests.unit.plan import examples
@@ -21,8 +21,8 @@ BACKWARD_SECONDS = 10.0
 def turn(bucket_seconds: float, *, updates_ahead: bool = True) -> int | None:
     """Of one stage whose units have a bucket each."""
     profile = examples.profile([(5.0, BACKWARD_SECONDS)] * UNITS)
-    units = tuple(replace(unit, parameter_bytes=LEAST_BUCKET_BYTES) for unit in profile.units)
-    cluster = examples.cluster("a", "b", link=Link(LEAST_BUCKET_BYTES / bucket_seconds, 0.0))
+    units = tuple(replace(unit, parameter_bytes=LEAST_BYTES) for unit in profile.units)
+    cluster = examples.cluster("a", "b", link=Link(LEAST_BYTES / bucket_seconds, 0.0))
     profile = replace(profile, units=units)
     cost = CostModel(profile, cluster, overlap=True, updates_ahead=updates_ahead)
     return turn_of(cost, draft_of(shared_plan("a", "b", units=UNITS), cost), 0)
@@ -61,7 +61,7 @@ def test_it_does_not_where_updates_wait_or_nobody_shares() -> None:
 def test_a_forward_waits_for_a_little_first_and_then_for_as_much_as_before() -> None:
     sizes, before = [], 0
     for _ in range(8):
-        sizes.append(turned_bucket_bytes(before, 1 << 30))
+        sizes.append(USUAL.turned_bytes(before))
         before += sizes[-1]
-    assert sizes[:4] == [LEAST_TURNED_BYTES * k for k in (1, 1, 2, 4)]
+    assert sizes[:4] == [LEAST_BYTES // TURNED_PART * k for k in (1, 1, 2, 4)]
     assert sizes[-1] <= 4 << 20

@@ -8,6 +8,7 @@ import pytest
 
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.bucket_sizes import MOST_BYTES
 from p2ptrain.plan.versions import Weights
 from p2ptrain.tiles.shape import TileShape
 from p2ptrain.training.assignment import Assignment, StagePlace
@@ -51,6 +52,15 @@ def test_sums_turn_inside_their_stage_where_updates_go_ahead() -> None:
     for place in (*places, replace(good.stages[0], goes_ahead=False)):
         with pytest.raises(ProtocolError, match="sums turn at one of their stage's units"):
             Assignment.from_bytes(assignment(place).to_bytes())
+
+
+def test_buckets_of_sums_have_a_size_that_memory_was_planned_for() -> None:
+    good = assignment(replace(shared(3, 1), bucket_bytes=MOST_BYTES))
+    assert Assignment.from_bytes(good.to_bytes()) == good
+    for size in (0, -1, MOST_BYTES + 1):
+        bad = assignment(replace(shared(3, 1), bucket_bytes=size))
+        with pytest.raises(ProtocolError, match="summed in buckets of 1 to"):
+            Assignment.from_bytes(bad.to_bytes())
 
 
 def test_who_waits_for_sums_has_no_other_stage_that_may_be_waited_for() -> None:

@@ -1,4 +1,4 @@
-"""When a stage may make updates that do not count yet."""
+"""What its place says of a stage's updates and sums."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any, cast
 import pytest
 
 from p2ptrain.model.captured import Captured
+from p2ptrain.model.stage import Stage
 from p2ptrain.training.assignment import StagePlace
 from p2ptrain.training.stage_lines import StageLines
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_live_stage import captured
+from tests.unit.training.test_trailing_update import captured as summable
 
-__all__ = ["captured"]
+__all__ = ["captured", "summable"]
 
 ALONE, GROUP = shared(4), replace(shared(3, 1), turn=2)
 
@@ -43,3 +45,18 @@ def test_no_loop_writes_to_sums_that_still_travel(
     shell = cast(Any, SimpleNamespace(mesh=SimpleNamespace(self_id="a")))
     task = StageLines(job, 0, description, shell).task()
     assert (task.goes_ahead, task.trails) == (goes_ahead, trails)
+
+
+@pytest.mark.parametrize("turn", [None, 2])
+def test_its_buckets_have_the_size_of_its_place(summable: Captured, turn: int | None) -> None:
+    """Of 32 bytes; an eighth of it where the next round's forward waits for the first units'."""
+    description = summable.description
+    units = len(description.units)
+    whole = replace(GROUP, end=units, goes_ahead=True, turn=turn, bucket_bytes=32)
+    lines = StageLines(assignment(whole), 0, description, cast(Any, None))
+    summed = lines.summed(Stage(description, 0, units, summable.state(), shared=True))
+    late = [b for b in summed.buckets if summed.rank(b.index) < min(turn or 0, units)]
+    others = [bucket for bucket in summed.buckets if bucket not in late]
+    assert bool(late) == (turn is not None)
+    firsts = [b[0].elements * b[0].dtype.itemsize for b in (others, late) if b]
+    assert firsts == [32, 4][: len(firsts)]

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.allocation import Allocation
+from p2ptrain.plan.bucket_sizes import LEAST_BYTES
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.overheads import REFERENCE, Overheads, Ratios
 from p2ptrain.plan.overlap import (
     COPY_PART,
     FEED_MESSAGES,
-    LEAST_BUCKET_BYTES,
     LOAD_MESSAGES,
     ROUND_MESSAGES,
 )
@@ -97,7 +97,7 @@ def test_where_sums_turn_the_bound_counts_the_messages_that_are_sent() -> None:
     assert cost.overlap is not None
     sent = sent_in(cost, draft, 0)
     assert sent.turns
-    assert len(sent.buckets) < len(cost.overlap.buckets(0, 4))
+    assert len(sent.buckets) < len(cost.overlap.buckets(0, 4, cost.bucket_sizes((0, 1))))
     simulated = simulate(plan, profile, cluster, overlap=True).round_seconds
     assert lower_bound(cost, draft) <= simulated * (1 + 1e-9)
 
@@ -257,7 +257,7 @@ def _reducing(
     """Two devices; unit `where` of two has a bucket of parameters; backwards of 10 s each."""
     profile = examples.profile([(1.0, 10.0), (1.0, 10.0)])
     units = list(profile.units)
-    units[where] = replace(units[where], parameter_bytes=LEAST_BUCKET_BYTES)
+    units[where] = replace(units[where], parameter_bytes=LEAST_BYTES)
     profile = replace(profile, units=tuple(units))
     overheads = replace(NOTHING, byte_seconds=byte_seconds)
     cluster = with_overheads(examples.cluster("a", "b", link=Link(bytes_per_s, 0.0)), overheads)
@@ -267,21 +267,21 @@ def _reducing(
 
 def test_an_all_reduce_is_hidden_behind_the_backwards_that_follow() -> None:
     # Unit 1's gradients are made at 12, 2(g-1)/g = 1 times its bytes take 5 s, unit 0 until 22.
-    simulation = _reducing(LEAST_BUCKET_BYTES / 5, where=1)
+    simulation = _reducing(LEAST_BYTES / 5, where=1)
     assert ends(simulation, "all-reduce") == [(12.0, 17.0)] * 2
     assert ends(simulation, "backward") == [(2.0, 22.0)] * 2
     assert simulation.round_seconds == 22.0
 
 
 def test_an_all_reduce_of_the_first_unit_cannot_be_hidden() -> None:
-    simulation = _reducing(LEAST_BUCKET_BYTES / 5, where=0)
+    simulation = _reducing(LEAST_BYTES / 5, where=0)
     assert ends(simulation, "all-reduce") == [(22.0, 27.0)] * 2
     assert simulation.round_seconds == 27.0
 
 
 def test_an_all_reduce_longer_than_what_hides_it_delays_its_unit_s_next_forward() -> None:
-    assert _reducing(LEAST_BUCKET_BYTES / 15, where=1).round_seconds == 27.0 - 1.0
-    waiting = _reducing(LEAST_BUCKET_BYTES / 15, where=1, updates_ahead=False)
+    assert _reducing(LEAST_BYTES / 15, where=1).round_seconds == 27.0 - 1.0
+    waiting = _reducing(LEAST_BYTES / 15, where=1, updates_ahead=False)
     assert waiting.round_seconds == 27.0, "where updates wait for the word, for all sums too"
 
 
@@ -291,9 +291,9 @@ def test_what_the_wire_has_not_begun_when_the_backward_is_over_goes_first_units_
     wire             [  2  ][    0    ][    1    ]
     """
     profile = examples.profile([(15.0, 10.0)] * 3)
-    units = tuple(replace(unit, parameter_bytes=LEAST_BUCKET_BYTES) for unit in profile.units)
+    units = tuple(replace(unit, parameter_bytes=LEAST_BYTES) for unit in profile.units)
     profile = replace(profile, units=units)
-    link = Link(LEAST_BUCKET_BYTES / 20, 0.0)  # a bucket takes 20 s
+    link = Link(LEAST_BYTES / 20, 0.0)  # a bucket takes 20 s
     cluster = with_overheads(examples.cluster("a", "b", link=link), NOTHING)
     plan = shared_plan("a", "b", units=3)
     turned = simulate(plan, profile, cluster, overlap=True)
@@ -306,13 +306,13 @@ def test_what_the_wire_has_not_begun_when_the_backward_is_over_goes_first_units_
 
 def test_what_an_uplink_carries_in_a_round_bounds_it_sums_among_it() -> None:
     profile = examples.profile([(1.0, 1.0)], input_bytes=8)
-    units = (replace(profile.units[0], parameter_bytes=LEAST_BUCKET_BYTES),)
+    units = (replace(profile.units[0], parameter_bytes=LEAST_BYTES),)
     profile = replace(profile, units=units)
-    rate = LEAST_BUCKET_BYTES / 20
+    rate = LEAST_BYTES / 20
     cluster = with_overheads(examples.cluster("a", "b", link=Link(rate, 0.0)), NOTHING)
     plan = shared_plan("a", "b", units=1)
     bare = simulate(plan, profile, cluster, overlap=True).round_seconds
-    fed = replace(profile, input_bytes=LEAST_BUCKET_BYTES)
+    fed = replace(profile, input_bytes=LEAST_BYTES)
     assert bare == pytest.approx(22.0)
     half = plan.split.batch_size / 2  # samples that the holder feeds to b, 20 s each
     assert simulate(plan, fed, cluster, overlap=True).round_seconds >= 20.0 * (1 + half)
@@ -332,16 +332,16 @@ def test_messages_of_an_all_reduce_take_their_part_of_the_core_while_links_carry
     link_seconds: float, expected: float
 ) -> None:
     """A bucket's bytes go out and come in once each: 2 s + 2 s of the core."""
-    each = 2.0 / LEAST_BUCKET_BYTES
-    found = _reducing(LEAST_BUCKET_BYTES / link_seconds, where=1, byte_seconds=each)
+    each = 2.0 / LEAST_BYTES
+    found = _reducing(LEAST_BYTES / link_seconds, where=1, byte_seconds=each)
     assert found.round_seconds == pytest.approx(expected)
 
 
 def test_while_links_carry_large_sums_only_the_last_bucket_s_messages_are_waited_for() -> None:
     profile = examples.profile([(1.0, 10.0), (1.0, 10.0)])
-    units = tuple(replace(unit, parameter_bytes=LEAST_BUCKET_BYTES) for unit in profile.units)
-    overheads = replace(NOTHING, byte_seconds=2.0 / LEAST_BUCKET_BYTES)
-    slow = Link(LEAST_BUCKET_BYTES / 30.0, 0.0)
+    units = tuple(replace(unit, parameter_bytes=LEAST_BYTES) for unit in profile.units)
+    overheads = replace(NOTHING, byte_seconds=2.0 / LEAST_BYTES)
+    slow = Link(LEAST_BYTES / 30.0, 0.0)
     cluster = with_overheads(examples.cluster("a", "b", link=slow), overheads)
     plan = shared_plan("a", "b", units=2)
     taken = simulate(plan, replace(profile, units=units), cluster, overlap=True)
@@ -352,7 +352,7 @@ def test_while_links_carry_large_sums_only_the_last_bucket_s_messages_are_waited
 def test_an_all_reduce_waits_for_links_that_gradients_occupy() -> None:
     # Stage 1 is b and c; its gradients to a take b's uplink until 4 + 8, then its sums go to c.
     profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=8)
-    units = profile.units[0], replace(profile.units[1], parameter_bytes=LEAST_BUCKET_BYTES)
+    units = profile.units[0], replace(profile.units[1], parameter_bytes=LEAST_BYTES)
     profile = replace(profile, units=units)
     links = {(s, "a"): Link(1.0, 0.0) for s in "bc"} | {("a", s): Link(1e300, 0.0) for s in "bc"}
     cluster = replace(examples.cluster("a", "b", "c"), links=links, default_link=Link(1e300, 0.0))

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2ptrain.plan.bucket_sizes import LEAST_BYTES
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.overheads import REFERENCE, Overheads
-from p2ptrain.plan.overlap import LEAST_BUCKET_BYTES, SPLIT_FACTOR
+from p2ptrain.plan.overlap import SPLIT_FACTOR
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.schedule import Action, ZeroBubble, one_f_one_b
@@ -170,9 +171,9 @@ def test_splitting_costs_a_little_of_every_backward() -> None:
 def test_deferred_weight_gradients_hide_an_all_reduce() -> None:
     """Last units first: unit 1's sums travel while unit 0's weight gradients are made."""
     profile = weighed(examples.profile([(1.0, 10.0), (1.0, 10.0)]), [8, 8])
-    units = profile.units[0], replace(profile.units[1], parameter_bytes=LEAST_BUCKET_BYTES)
+    units = profile.units[0], replace(profile.units[1], parameter_bytes=LEAST_BYTES)
     profile = replace(profile, units=units)
-    link = replace(examples.FREE, bytes_per_s=LEAST_BUCKET_BYTES / 5)
+    link = replace(examples.FREE, bytes_per_s=LEAST_BYTES / 5)
     cluster = with_overheads(examples.cluster("a", "b", link=link), NOTHING)
     simulation = simulate(
         held_plan(shared_plan("a", "b", units=2), [1]), profile, cluster, overlap=True
