@@ -29,6 +29,7 @@ from p2ptrain.cli import (
     train,
 )
 from p2ptrain.cli.output import Output, configure_logs, open_output, silence_stdout
+from p2ptrain.cli.parser import Misused, Parser
 from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, UsageError
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.observe.events import Failed
@@ -47,9 +48,9 @@ def main(argv: Sequence[str] | None = None, *, for_good: bool = False) -> int:
         for_good: the process ends with it: with `--json` nothing else comes to stdout any more.
 
     Raises:
-        SystemExit: argparse's, with code 2 for wrong usage and 0 after `--help`.
+        SystemExit: argparse's: `Misused` with code 2, and 0 after `--help`.
     """
-    args = build_parser().parse_args(argv)
+    args = _parsed(argv, for_good=for_good)
     if getattr(args, "logs", True):  # planning logs nothing, and a log's start takes a while
         configure_logs(debug=args.debug)
     with open_output(json=args.json, for_good=for_good) as output:
@@ -60,9 +61,20 @@ def main(argv: Sequence[str] | None = None, *, for_good: bool = False) -> int:
     return exit_code
 
 
-def build_parser() -> argparse.ArgumentParser:
+def _parsed(argv: Sequence[str] | None, *, for_good: bool) -> argparse.Namespace:
+    """The command line; where it makes no sense, programs that asked for JSON are told too."""
+    try:
+        return build_parser().parse_args(argv)
+    except Misused as end:
+        if "--json" in (sys.argv[1:] if argv is None else argv):
+            with open_output(json=True, for_good=for_good) as output:
+                output.show(Failed(message=end.message))
+        raise
+
+
+def build_parser() -> Parser:
     """The parser of the whole command line; each command sets `run`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="p2ptrain",
         description="Train one neural network together on the devices you already own.",
         epilog="p2ptrain COMMAND --help explains a command with an example.",

@@ -50,8 +50,10 @@ def find_device(name: str, devices: Sequence[Device]) -> Device:
     found = [device for device in devices if device.name == name]
     if not found and len(name) >= ID_DIGITS_LEAST:
         found = [device for device in devices if device.id.startswith(name)]
+    if not devices:
+        raise UserError(f"no trusted device is called {name!r}: this device trusts no other one")
     if len(found) != 1:
-        known = ", ".join(f"{d.name} ({d.id[:ID_DIGITS_LEAST]})" for d in devices) or "none"
+        known = ", ".join(f"{d.name} ({d.id[:ID_DIGITS_LEAST]})" for d in devices)
         many = "several trusted devices are" if found else "no trusted device is"
         raise UserError(f"{many} called {name!r}: give a name or the digits of an id of {known}")
     return found[0]

@@ -90,7 +90,7 @@ def traced_aliases(graph: Translated) -> Aliases:
     by_storage: dict[int, Reference] = {}
 
     def seen(reference: Reference, value: object) -> None:
-        for storage in {_storage(tensor) for tensor in tensors_in(value)}:
+        for storage in {storage_of(tensor) for tensor in tensors_in(value)}:
             classes.join(reference, by_storage.setdefault(storage, reference))
 
     for index, fake in enumerate(graph.inputs):
@@ -115,5 +115,6 @@ def _declared(nodes: Sequence[Node]) -> _Classes:
     return classes
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """The same for tensors that share memory."""
     return int(tensor.untyped_storage()._cdata)

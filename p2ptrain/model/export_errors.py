@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
     GuardOnDataDependentSymNode,
@@ -102,8 +103,29 @@ def explain(error: Exception, trials: TrialRuns) -> CaptureError:
     if cause in (_NOT_TRACEABLE, _FIXED_BATCH) and (divisor := trials.divisor()) is not None:
         cause = _multiples_only(divisor)
         where = _at(_place_of_other_batch(trials)) or where
+    if cause is _NOT_TRACEABLE:
+        own = trials.in_plain_torch()
+        if own is not None and not isinstance(own, CaptureError):
+            return CaptureError(_fails_by_itself(own))
     told = f"{where}: " if where else ""
     return CaptureError(f"the model cannot be captured: {told}{cause}. ({_telling_line(error)})")
+
+
+def _fails_by_itself(error: Exception) -> str:
+    told = " ".join(filter(None, (_at(user_place(error)), _in_layer(error))))
+    return (
+        "the model or its loss fails on the first samples of the data, in plain torch too: "
+        f"{told + ': ' if told else ''}{_telling_line(error)}"
+    )
+
+
+def _in_layer(error: BaseException) -> str:
+    """The innermost layer of torch's own that `error` was raised in, with its sizes."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owners = [frame.f_locals.get("self") for frame in frames]
+    layers = [o for o in owners if type(o).__module__.startswith("torch.nn.modules")]
+    leaves = [o for o in layers if isinstance(o, nn.Module) and not list(o.children())]
+    return f"in {str(leaves[-1])[:120]}" if leaves else ""
 
 
 def next_least(error: Exception, least: int) -> int | None:

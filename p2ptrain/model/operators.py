@@ -39,7 +39,7 @@ _ATEN_FAMILIES = {
         arctan2 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not
         bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clip complex conj
         conj_physical copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp exp2 expm1
-        fix float_power floor floor_divide fmax fmin fmod frac gcd ge greater greater_equal gt
+        fix float_power floor floor_divide fmax fmin fmod frac frexp gcd ge greater greater_equal gt
         heaviside hypot i0 imag isclose isfinite isinf isnan isneginf isposinf isreal lcm ldexp le
         lerp less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and
         logical_not logical_or logical_xor logit lt maximum minimum mul multiply mvlgamma nan_to_num
@@ -81,7 +81,8 @@ _ATEN_FAMILIES = {
         linalg_matrix_power linalg_matmul linalg_vander linalg_eig linalg_eigvals
         linalg_inv_ex linalg_cholesky_ex linalg_solve_ex linalg_lu linalg_lu_factor
         linalg_lu_factor_ex linalg_lu_solve lu_unpack linalg_matrix_rank linalg_cond
-        linalg_tensorinv linalg_tensorsolve svd qr pinverse _grouped_mm""",
+        linalg_tensorinv linalg_tensorsolve svd qr pinverse linalg_householder_product orgqr ormqr
+        linalg_ldl_factor linalg_ldl_factor_ex triangular_solve ger trapz _grouped_mm""",
     "convolution_and_pooling": """
         adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
         adaptive_max_pool2d adaptive_max_pool3d affine_grid_generator avg_pool1d avg_pool2d
@@ -113,11 +114,11 @@ _ATEN_FAMILIES = {
         mH mT matrix_H meshgrid moveaxis movedim narrow numpy_T pad permute pixel_shuffle
         pixel_unshuffle ravel reflection_pad1d reflection_pad2d reflection_pad3d repeat
         repeat_interleave replication_pad1d replication_pad2d replication_pad3d reshape reshape_as
-        roll rot90 select slice slice_inverse split split_with_sizes squeeze stack swapaxes swapdims
-        t tensor_split tile transpose tril triu unbind unflatten unfold unsafe_chunk unsafe_split
-        unsafe_split_with_sizes unsqueeze view view_as vsplit vstack _unsafe_view _reshape_alias
-        expand_copy permute_copy select_copy slice_copy view_copy unsqueeze_copy squeeze_copy
-        transpose_copy t_copy alias_copy detach_copy""",
+        roll rot90 row_stack select slice slice_inverse split split_with_sizes squeeze stack
+        swapaxes swapdims t tensor_split tile transpose tril triu unbind unflatten unfold
+        unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze view view_as vsplit vstack
+        _unsafe_view _reshape_alias expand_copy permute_copy select_copy slice_copy view_copy
+        unsqueeze_copy squeeze_copy transpose_copy t_copy alias_copy detach_copy""",
     "indexing": """
         argsort argwhere fill fill_diagonal gather index index_add index_copy index_fill index_put
         index_reduce index_select isin masked_fill masked_scatter masked_select msort nonzero
@@ -126,9 +127,10 @@ _ATEN_FAMILIES = {
         unique_dim zero _unique2 _unsafe_index _unsafe_masked_index""",
     "types_and_creation": """
         arange bartlett_window blackman_window empty empty_like empty_permuted eye full full_like
-        hamming_window hann_window linspace logspace new_empty new_full new_ones new_zeros ones
-        ones_like range scalar_tensor to tril_indices triu_indices type_as zeros zeros_like _to_copy
-        item _local_scalar_dense sym_size sym_numel sym_stride sym_storage_offset is_nonzero""",
+        hamming_window hann_window kaiser_window linspace logspace new_empty new_full new_ones
+        new_zeros ones ones_like range scalar_tensor to tril_indices triu_indices type_as zeros
+        zeros_like _to_copy item _local_scalar_dense sym_size sym_numel sym_stride
+        sym_storage_offset is_nonzero""",
     "random": """
         alpha_dropout bernoulli cauchy dropout exponential feature_alpha_dropout feature_dropout
         binomial geometric log_normal multinomial native_dropout normal poisson rand rand_like
@@ -136,8 +138,8 @@ _ATEN_FAMILIES = {
         _standard_gamma""",
     "signals": """
         fft_fft fft_fft2 fft_fftn fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ifftshift
-        fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn fft_fftfreq
-        fft_rfftfreq istft stft""",
+        fft_hfft2 fft_hfftn fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft
+        fft_rfft2 fft_rfftn fft_fftfreq fft_rfftfreq istft stft""",
 }
 _ATEN_NAMES = frozenset(name for names in _ATEN_FAMILIES.values() for name in names.split())
 

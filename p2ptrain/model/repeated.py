@@ -17,13 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.aliases import traced_aliases
+from p2ptrain.model.aliases import storage_of, traced_aliases
 from p2ptrain.model.effects import draws_random_numbers, mutated_references
 from p2ptrain.model.graph import InputRef, Node, NodeRef, Reference, StateRef, TargetRef
-from p2ptrain.model.operators import resolve
+from p2ptrain.model.operators import resolve, words
 from p2ptrain.model.translate import Translated, translate
 
 _Term: TypeAlias = tuple[object, ...]
+
+_ITSELF_UNLESS_CHANGED = words(
+    """
+        to contiguous type_as flatten positive real resolve_conj resolve_neg atleast_1d atleast_2d
+        atleast_3d
+    """
+)
+"""Operators that give their argument itself, no view of it, where it is as asked for already."""
 
 
 class Twice(nn.Module):
@@ -162,16 +170,29 @@ class _Calls:
         return given if isinstance(given, StateRef) else output
 
     def _state_behind(self, reference: Reference) -> Reference:
-        """State that the first call wrote to in place, which a trace takes for that write."""
+        """State for which a trace takes the first call's last node that gave it itself."""
         behind: Any = reference
         while isinstance(behind, NodeRef) and behind.index <= self._last:
             node = self._graph.nodes[behind.index]
             operator = resolve(node.operator)
-            if 0 not in operator.mutates or operator.returned != frozenset((0,)):
+            writes = 0 in operator.mutates and operator.returned == frozenset((0,))
+            if not writes and not self._gives_itself(behind, node):
                 return reference
             behind = node.args[0]
         kept = isinstance(behind, StateRef) and behind.name in self._states.kept
         return behind if kept else reference
+
+    def _gives_itself(self, made: NodeRef, node: Node) -> bool:
+        if node.operator.split(".")[1] not in _ITSELF_UNLESS_CHANGED:
+            return False
+        before, after = self._graph.value_of(node.args[0]), self._graph.value_of(made)
+        if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+            return False  # such as atleast_1d of several
+        return (
+            storage_of(before) == storage_of(after)
+            and before.dtype == after.dtype
+            and before.shape == after.shape
+        )
 
     def _number(self, term: _Term) -> int:
         return self._numbers.setdefault(term, len(self._numbers))

@@ -1,7 +1,7 @@
 """A model run with other numbers of samples, to tell why torch.export cannot take it.
 
-Tensors have shapes and no content, so that a run costs little. One has a batch whose size is a
-symbol, as torch.export's has: what the model asks of it shows where it depends on it.
+Most tensors have shapes and no content, so that a run costs little. One run has a batch whose size
+is a symbol, as torch.export's has: what the model asks of it shows where it depends on it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ Run = Callable[[list[Tensor], list[Tensor]], object]
 
 _DIVISORS = (2, 3, 4, 5, 6, 8)
 _ODD = (11, 13)
+_MANY = 211
 
 
 def resized(leaves: Sequence[Tensor], size: int) -> list[Tensor]:
@@ -61,6 +62,23 @@ class TrialRuns:
             with torch_is_quiet(), FakeTensorMode(allow_non_fake_inputs=True):
                 self._run(resized(self._inputs, samples), resized(self._targets, samples))
         except Exception as error:  # whatever the user's code raises: it is looked at
+            return error
+        return None
+
+    def in_plain_torch(self) -> Exception | None:
+        """What the samples raise with the numbers that they have, however many; None if not."""
+        error = self.failure(_MANY)
+        for samples in (self._inputs[0].shape[0], _ODD[0]):
+            if error is None:
+                break
+            error = self._real_failure(samples)
+        return error
+
+    def _real_failure(self, samples: int) -> Exception | None:
+        try:
+            with torch_is_quiet():
+                self._run(resized(self._inputs, samples), resized(self._targets, samples))
+        except Exception as error:  # whatever the user's code raises: it is told
             return error
         return None
 

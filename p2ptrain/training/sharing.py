@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from p2ptrain.errors import PlanError, ProtocolError
+from p2ptrain.errors import PlanError, ProtocolError, ScriptError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.division import LEAVES_OUT, division_effects, indivisible_boundaries
 from p2ptrain.model.division_probe import SAMPLES, first_mixing_unit
@@ -23,6 +23,7 @@ from p2ptrain.model.left_out import DEFAULT_IGNORED, DefaultIgnored
 from p2ptrain.model.running_statistics import shareable
 from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.plan import Plan
+from p2ptrain.training.operator_errors import OPERATORS_RAISE, first_line, unit_of
 
 SEEN = 16
 """Samples of the data that are looked at for targets that a loss leaves out."""
@@ -119,19 +120,40 @@ def tried(
     Args:
         state: tensors by canonical name.
         batch: of `SEEN` samples what the first unit takes, and all leaves of the targets.
+
+    Raises:
+        ScriptError: the model cannot compute with these samples.
     """
     if sharing.unshared or sharing.effects or not sharing.divisible:
         return sharing
     inputs, targets = batch
     if DefaultIgnored(description).found_in(inputs, targets):
         return replace(sharing, effects=(f"{LEAVES_OUT} (those of {DEFAULT_IGNORED})",))
-    unit = first_mixing_unit(description, state, _few(inputs), _few(targets))
+    unit = _first_mixing(description, state, _few(inputs), _few(targets))
     if unit is None:
         return sharing
     where = f"unit {description.units[unit].name}"
     if unit == len(description.units) - 1:
         where += ", or the loss is no mean over samples"
     return replace(sharing, effects=(f"samples are not computed independently ({where})",))
+
+
+def _first_mixing(
+    description: ModelDescription,
+    state: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+) -> int | None:
+    try:
+        return first_mixing_unit(description, state, inputs, targets)
+    except OPERATORS_RAISE as error:
+        unit = unit_of(error)
+        if unit is None:
+            raise
+        raise ScriptError(
+            f"unit {unit} cannot compute with samples of the data: {first_line(error)}; look at "
+            "types other than the model's, and for labels and indices out of range"
+        ) from error
 
 
 def _few(leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import platform
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from p2ptrain.errors import UserError
 
 _OLDEST_TORCH = (2, 9)
 _LITTLE_MEMORY_BYTES = 512 * 1024**2
+_KEPT_BYTES = 256 * 1024  # the identity, who is trusted, a job's journal
 
 
 def versions() -> list[Check]:
@@ -76,13 +78,30 @@ def memory() -> Check:
 
 
 def state_folder(folder: Path) -> Check:
-    """Whether the identity there is private and usable."""
+    """Whether the identity there is private, and what has to survive a restart can be written."""
     from p2ptrain.mesh.state_folder import StateFolder
 
-    if not folder.exists():
-        return ok("state folder", f"{folder} will be made at the first start")
     try:
-        StateFolder(folder)
+        exists = folder.exists()
+        if exists:
+            StateFolder(folder)
+        _write_something(folder)
     except UserError as error:
         return bad("state folder", str(error), "see above")
-    return ok("state folder", f"{folder} is private")
+    except OSError as error:
+        found = f"{folder} cannot be written: {error.strerror}"
+        return bad(
+            "state folder",
+            found,
+            "see that its disk has room and may be written, or choose another with --state-dir",
+        )
+    made = "is private" if exists else "will be made at the first start"
+    return ok("state folder", f"{folder} {made}")
+
+
+def _write_something(folder: Path) -> None:
+    """As much as a device keeps, where `folder` is or would be made; nothing is left. OSError."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    with tempfile.TemporaryFile(dir=there) as file:
+        file.write(bytes(_KEPT_BYTES))
+        file.flush()

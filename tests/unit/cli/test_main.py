@@ -76,6 +76,28 @@ def test_wrong_usage_is_exit_code_2(argv: list[str], capsys: pytest.CaptureFixtu
     assert "error:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        (["join", "--code", "123", "--json"], "argument --code: '123': a pairing code is 8 digits"),
+        (["status", "--json", "extra"], "unrecognized arguments: extra"),
+        (["remove", "--json"], "the following arguments are required: NAME"),
+    ],
+)
+def test_json_tells_wrong_usage_on_stdout_too(
+    argv: list[str], what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(argv)
+    assert end.value.code == 2
+    said = capfd.readouterr()
+    event = json.loads(said.out)
+    assert event["event"] == "error"
+    assert event["message"].startswith(what)
+    assert "usage: p2ptrain" in said.err
+    assert event["message"] in said.err
+
+
 def test_a_planner_that_is_not_here_names_those_that_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

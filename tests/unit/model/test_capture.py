@@ -534,3 +534,36 @@ def test_a_model_is_captured_once_at_a_time() -> None:
     _second.join()
     assert not any(part.training for part in _twice.modules())
     assert _captured[0].description.digest == first.description.digest
+
+
+def _only_nine(x: Tensor) -> Tensor:
+    if x.shape[1] != 9:
+        raise ValueError("nine features, please")
+    return x
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "told"),
+    [
+        (
+            nn.Sequential(nn.Linear(8, 8), nn.Linear(6, 4)),
+            mse_loss,
+            "in Linear(in_features=6, out_features=4, bias=True): RuntimeError: mat1 and mat2",
+        ),
+        (nn.Linear(8, 8), lambda y, t: (y - t[:, :3]).mean(), "RuntimeError: The size of tensor a"),
+        (AfterLinear(_only_nine), mse_loss, "ValueError: nine features, please"),
+    ],
+)
+def test_what_plain_torch_refuses_too_is_told_in_its_words(
+    model: nn.Module, loss: Callable[..., Tensor], told: str
+) -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(model, loss, _EXAMPLE)
+    assert "fails on the first samples of the data, in plain torch too" in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_what_only_a_trace_refuses_is_not_told_so() -> None:
+    with pytest.raises(CaptureError, match="cannot follow this") as caught:
+        capture(AfterLinear(lambda x: x + float(x.detach().numpy().mean())), mse_loss, _EXAMPLE)
+    assert "plain torch too" not in str(caught.value)

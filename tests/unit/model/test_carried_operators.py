@@ -45,6 +45,18 @@ def _channels(x: Tensor) -> Tensor:
     return torch.fake_quantize_per_channel_affine(x, scale, zero, 1, -8, 7)
 
 
+def _reflected(x: Tensor) -> Tensor:
+    """What torch.nn.utils.parametrizations.orthogonal computes of a weight."""
+    reflectors = _square(x).tril(-1)
+    scales = 2.0 / (1.0 + reflectors.square().sum(-2))
+    return x + torch.linalg.householder_product(reflectors, scales).sum(-1).repeat(1, 2)
+
+
+def _rotated(x: Tensor) -> Tensor:
+    reflectors, scales = torch.eye(8) + torch.ones(8, 8).tril(-1), torch.full((8,), 0.1)
+    return torch.ormqr(reflectors, scales, x.T).T
+
+
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "matrix_power": lambda x: x + torch.linalg.matrix_power(_square(x), 3).sum(-1).repeat(1, 2),
     "lu_factor": _solved,
@@ -53,6 +65,20 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "eig": lambda x: x + torch.linalg.eig(_square(x)).eigenvalues.real.repeat(1, 2),
     "svd": lambda x: x + torch.svd(_square(x))[1].repeat(1, 2),
     "pinverse": lambda x: x + torch.pinverse(x.unflatten(1, (2, 4))).flatten(1),
+    "householder_product": _reflected,
+    "ldl_factor": lambda x: (
+        x + torch.linalg.ldl_factor(_square(x.detach())).LD.sum(-1).repeat(1, 2)
+    ),
+    "ormqr": _rotated,
+    "triangular_solve": lambda x: (
+        x + torch.triangular_solve(x.unflatten(1, (4, 2)), _square(x))[0].flatten(1)
+    ),
+    "trapz": lambda x: x + torch.trapz(x)[:, None],
+    "ger": lambda x: x + torch.ger(x[0], x[0]).sum(0),
+    "row_stack": lambda x: torch.row_stack([x[:, :4].T, x[:, 4:].T]).T,
+    "frexp": lambda x: x + torch.frexp(x).mantissa,
+    "hfft2": lambda x: x + torch.fft.hfft2(x.unflatten(1, (2, 4)))[:, :, :4].flatten(1),
+    "kaiser_window": lambda x: x * torch.kaiser_window(8),
     "segment_reduce": _segments,
     "gammainc": lambda x: x + torch.special.gammainc(torch.ones(8), x.abs()),
     "chebyshev": lambda x: x + torch.special.chebyshev_polynomial_t(x.detach(), 3),

@@ -62,6 +62,13 @@ def _first_weight(m: Any, x: Tensor) -> Tensor:
     return x * m.kept
 
 
+def _first_statistics_converted(m: Any, x: Tensor) -> Tensor:
+    if m.kept is None:
+        m.kept = m.seen.to(torch.float64)
+    m.seen.add_(1)
+    return x + m.kept.float()
+
+
 def _drawn_once(m: Any, x: Tensor) -> Tensor:
     if m.kept is None:
         m.kept = torch.randn(8)
@@ -120,6 +127,7 @@ def _writes_once(m: Any, x: Tensor) -> Tensor:
         (_hidden_state, "inner.kept"),
         (_mean_of_the_first_batch, "inner.kept"),
         (_first_weight, "inner.kept"),
+        (_first_statistics_converted, "inner.kept"),
         (_drawn_once, "inner.kept"),
         (_made_and_written, "inner.kept"),
         (_remembers_in_a_list, "inner.list.0"),
@@ -181,10 +189,24 @@ def _counts_for_nobody(m: Any, x: Tensor) -> Tensor:
     return x * torch.tensor(2.0) + m.seen + torch.randn(8)
 
 
+def _converts_what_it_has(m: Any, x: Tensor) -> Tensor:
+    """Conversions to what something is already give that thing itself."""
+    m.kept = m.seen.to(x.dtype).contiguous() + m.weight.type_as(x)
+    return x + m.kept
+
+
+def _pruned(m: Any, x: Tensor) -> Tensor:
+    """As torch.nn.utils.prune does it before every call."""
+    m.kept = m.seen.to(dtype=m.weight.dtype) * m.weight
+    return x * m.kept
+
+
 @pytest.mark.parametrize(
     "f",
     [
         _mask_made_once,
+        _converts_what_it_has,
+        _pruned,
         _table_by_length,
         _literal_made_once,
         _mask_of_the_batch,

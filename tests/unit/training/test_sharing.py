@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2ptrain.errors import PlanError, ProtocolError
+from p2ptrain.errors import PlanError, ProtocolError, ScriptError
 from p2ptrain.net import cbor
 from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.planners import make_plan
@@ -99,9 +99,9 @@ def test_what_a_graph_does_not_show_is_tried() -> None:
     assert "the loss is no mean over samples" in effect
 
 
-def _labelled(labels: list[int]) -> Sharing:
+def _labelled(labels: list[int], model: nn.Module | None = None) -> Sharing:
     data = [(torch.ones(6) * label, label) for label in labels]
-    model, sgd = nn.Linear(6, 3), SGD(lr=0.1)
+    model, sgd = model or nn.Linear(6, 3), SGD(lr=0.1)
     job = Job(model, data, nn.functional.cross_entropy, sgd, batch_size=8, micro_batch=4)
     return prepare(job, TrainOptions()).sharing
 
@@ -124,3 +124,21 @@ def test_no_part_is_one_sample_where_a_normalisation_needs_two() -> None:
     normed = _prepared(nn.Sequential(nn.Unflatten(1, (1, 6)), *convolution))
     assert normed.divisible
     assert len(normed.effects) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "told"),
+    [
+        (
+            nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)).half(),
+            [0] * 8,
+            "unit 0 cannot compute .* Float and Half; look at types",
+        ),
+        (nn.Linear(6, 3), [7] * 8, "Target 7 is out of bounds.; look at types"),
+    ],
+)
+def test_samples_that_the_model_does_not_take_are_the_script_s_fault(
+    model: nn.Module, labels: list[int], told: str
+) -> None:
+    with pytest.raises(ScriptError, match=told):
+        _labelled(labels, model)
