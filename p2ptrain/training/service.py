@@ -242,7 +242,8 @@ class TrainingService:
         if part is None or part.job == job:
             return
         if not part.is_over and not _gives_way(part):
-            raise PeerError(f"{self.mesh.name} already works for another job")
+            whose = "" if part.holder is None else f", that of {self._name(part.holder)}"
+            raise PeerError(f"{self.mesh.name} already works for another job{whose}")
         await self.drop()
 
     async def _find(self, peer: str, message: Message) -> Message:
