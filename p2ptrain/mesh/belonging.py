@@ -76,6 +76,7 @@ class Belonging:
                 addresses=lambda device: connections.addresses(device).proven,
                 changed=self._on_trust_changed,
                 cut=connections.cut,
+                warn=parts.notices.warn,
             ),
         )
         self._pairing = PairingService(

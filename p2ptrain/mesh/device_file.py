@@ -45,6 +45,7 @@ class DeviceFile:
         self.asked_name = checked_name(asked_name or str(known_asked or fallback))
         same = known is not None and known_asked == self.asked_name
         self.name = str(known) if same else self.asked_name
+        self._is_saved = False
         self._save()
 
     def rename(self, name: str) -> None:
@@ -57,9 +58,14 @@ class DeviceFile:
         self._save()
 
     def raise_term(self, term: int) -> None:
-        """Remember the term before this device acts in it."""
-        if term > self.term:
-            self.term = term
+        """Remember the term before this device acts in it.
+
+        Raises:
+            UserError: it cannot be written; until the end of this process it counts all the same,
+                and is written with the next call.
+        """
+        if term > self.term or not self._is_saved:
+            self.term = max(self.term, term)
             self._save()
 
     def addresses(self) -> dict[str, list[Address]]:
@@ -76,7 +82,9 @@ class DeviceFile:
 
     def _save(self) -> None:
         value = {"name": self.name, "asked_name": self.asked_name, "term": self.term}
+        self._is_saved = False
         self._folder.write_json(DEVICE_FILE, value)
+        self._is_saved = True
 
 
 def _mapping(folder: StateFolder, name: str) -> dict[str, Any]:

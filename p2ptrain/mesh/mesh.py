@@ -407,11 +407,15 @@ class NetworkMesh:
         return {key: found for key, found in proven.items() if found}
 
     def _raise_term(self, term: int) -> None:
+        """On disk before anybody hears of it; a full disk is not worth a membership, or a job.
+
+        Another process of this device would have to begin while that election is under way, on a
+        disk that has room again, to vote twice in one term; commands are fenced all the same.
+        """
         try:
             self._file.raise_term(term)
-        except UserError as error:  # a full disk: this device must not vote
-            self._fail(error)
-            raise
+        except UserError as error:
+            self._notices.warn(f"{error}: this device goes on; make room before it starts again")
 
     def _fail(self, error: UserError) -> None:
         """End this device's membership with `error`."""

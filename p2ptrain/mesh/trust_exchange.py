@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from p2ptrain.errors import ProtocolError
+from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.trust import TrustedDevice, TrustRecord, decode_record, encode_record
@@ -33,6 +33,7 @@ class TrustHooks:
         addresses: (device id) where that device was, for others as hints.
         changed: (entry, addresses) this device's trust has changed.
         cut: (peer id, reason) ends a link whose peer breaks the protocol.
+        warn: tells people something, once however often it happens.
     """
 
     post: Callable[[str, Message], None]
@@ -40,6 +41,7 @@ class TrustHooks:
     addresses: Callable[[str], Sequence[Address]]
     changed: Callable[[TrustedDevice, Sequence[Address]], None]
     cut: Callable[[str, str], None]
+    warn: Callable[[str], None]
 
 
 class TrustExchange:
@@ -68,12 +70,28 @@ class TrustExchange:
         except ProtocolError as error:
             self._hooks.cut(peer_id, str(error))
             return
-        verdict = self._store.take(record)
-        log.debug("trust_record", about=record.device.id[:16], by=peer_id[:16], why=verdict.reason)
-        if verdict.entry is not None:
-            log.info("trust", name=verdict.entry.name, change=verdict.reason, by=peer_id[:16])
-            self._hooks.changed(verdict.entry, addresses)
-            self.spread(verdict.entry.id, except_for=peer_id)
+        entry, reason = self._taken(record)
+        log.debug("trust_record", about=record.device.id[:16], by=peer_id[:16], why=reason)
+        if entry is not None:
+            log.info("trust", name=entry.name, change=reason, by=peer_id[:16])
+            self._hooks.changed(entry, addresses)
+            self.spread(entry.id, except_for=peer_id)
+
+    def _taken(self, record: TrustRecord) -> tuple[TrustedDevice | None, str]:
+        """What has changed, and why it has or has not."""
+        about = record.device
+        try:
+            verdict = self._store.take(record)
+        except UserError as error:  # a full disk
+            if not self._store.is_removed(about.id):
+                self._hooks.warn(f"{error}: {about.name} stays a stranger to this device")
+                return None, str(error)
+            self._hooks.warn(
+                f"{error}: {about.name}, which was removed, may come back to this device for a "
+                "moment after the next start"
+            )
+            return self._store.book[about.id], "removed"
+        return verdict.entry, verdict.reason
 
     def _tell(self, peer_id: str, record: TrustRecord) -> None:
         about = record.device.id

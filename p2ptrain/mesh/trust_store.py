@@ -32,7 +32,10 @@ _FORMAT = "p2ptrain.trusted/1"
 
 
 class TrustStore:
-    """Whom this device trusts; every change is on disk before it counts, but for names."""
+    """Whom this device trusts.
+
+    Every change is on disk before it counts, but for names, and for removals that others tell of.
+    """
 
     def __init__(self, folder: StateFolder, identity: Identity) -> None:
         """Load the book.
@@ -82,10 +85,18 @@ class TrustStore:
         return verdict.entry
 
     def take(self, record: TrustRecord) -> Verdict:
-        """Merge what another device says; the verdict says whether it changed anything."""
+        """Merge what another device says; the verdict says whether it changed anything.
+
+        Raises:
+            UserError: it cannot be written; a removal counts until the end of this process all the
+                same.
+        """
         verdict = judge(record, self._book, self._identity.id)
-        if verdict.entry is not None:
-            self._keep(verdict.entry)
+        entry = verdict.entry
+        if entry is not None:
+            if entry.revoked:
+                self._book = {**self._book, entry.id: entry}
+            self._keep(entry)
         return verdict
 
     def revoke(self, peer_id: str) -> TrustedDevice:

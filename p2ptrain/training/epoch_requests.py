@@ -48,6 +48,7 @@ class EpochRequests:
         self._in_force = in_force
         self._calls = 0
         self._refusal: Refusal | None = None
+        self._told = ""  # why people were told that nothing begins
 
     def coordinator_changed(self) -> None:
         """Somebody else is asked from now on, or nobody."""
@@ -69,6 +70,7 @@ class EpochRequests:
             return
         self._calls = 0
         if isinstance(reply, Refusal):
+            self._tell(reply)
             self._refusal = reply
             self._post(
                 rules.RefusedIn(
@@ -86,6 +88,14 @@ class EpochRequests:
         if failpoints.armed:
             await failpoints.reach("accept.before", device=self._mesh.self_id)
         self._take(reply, number)
+
+    def _tell(self, refusal: Refusal) -> None:
+        """A reason that stays, such as another job, is people's to know: it may stay for hours."""
+        last = self._refusal
+        stays = refusal.again and last is not None and last.reason == refusal.reason
+        if stays and self._told != refusal.reason:
+            self._told = refusal.reason
+            self._reports.warn(f"this job waits, and asks again: {refusal.reason}")
 
     def error(self, reason: str) -> Error:
         """What the job ends with, for people, where the rules say that it does."""

@@ -51,6 +51,7 @@ class JobReports:
         self._sign_at: float | None = None  # of trouble that is not over
         self._recovers = False  # an epoch has begun after it, and no new step was made yet
         self._hints: dict[str, str] = {}  # of the dead, by id
+        self._names: dict[str, str] = {}  # of members as an epoch began, by id
 
     @property
     def reported(self) -> Reported:
@@ -71,6 +72,7 @@ class JobReports:
 
     def begin(self, *, after_trouble: bool) -> None:
         """An epoch begins."""
+        self._names |= {device: member.name for device, member in self._mesh.members.items()}
         self._recovers |= after_trouble
         if not self._recovers:
             self._sign_at = None
@@ -177,5 +179,6 @@ class JobReports:
         )
 
     def name(self, device: str) -> str:
-        """A member's name; of who was never one, the beginning of its id."""
-        return called(self._mesh, device)
+        """A member's name, also of one that was removed since; else the beginning of its id."""
+        known = None if device in self._mesh.members else self._names.get(device)
+        return known or called(self._mesh, device)

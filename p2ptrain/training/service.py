@@ -183,7 +183,7 @@ class TrainingService:
     def holder_name(self) -> str | None:
         """Of the job this device works for; None too where that one gives way to another."""
         part = self._part
-        if part is None or not part.is_busy or part.holder is None or _gives_way(part):
+        if part is None or not part.is_busy or part.holder is None or self._gives_way(part):
             return None
         return self._name(part.holder)
 
@@ -241,9 +241,21 @@ class TrainingService:
         part = self._part
         if part is None or part.job == job:
             return
-        if not part.is_over and not _gives_way(part):
-            raise PeerError(f"{self.mesh.name} already works for another job")
+        if not part.is_over and not self._gives_way(part):
+            whose = "" if part.holder is None else f", that of {self._name(part.holder)}"
+            raise PeerError(f"{self.mesh.name} already works for another job{whose}")
         await self.drop()
+
+    def _gives_way(self, part: Participation) -> bool:
+        """Whether another holder's job goes before this one.
+
+        Its holder has been gone for long, or was removed from the household: that one cannot even
+        come back to end it.
+        """
+        if part.alone_since is None:
+            return False
+        is_old = monotonic() - part.alone_since >= PARK_LEAST_SECONDS
+        return is_old or part.holder not in self.mesh.members
 
     async def _find(self, peer: str, message: Message) -> Message:
         """What is kept here of a job of the device that asks: it has been started again.
@@ -411,11 +423,6 @@ class TrainingService:
             part.holder_is(HolderState.GONE)
         elif holder.state is MemberState.LEFT:
             part.holder_is(HolderState.LEFT)
-
-
-def _gives_way(part: Participation) -> bool:
-    """Whether the job's holder has been gone so long that another holder's job goes before it."""
-    return part.alone_since is not None and monotonic() - part.alone_since >= PARK_LEAST_SECONDS
 
 
 def _first_non_finite(stage: Stage, piece: int) -> NonFinite | None:

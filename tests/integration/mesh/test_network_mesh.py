@@ -15,11 +15,13 @@ import pytest
 
 from p2ptrain.errors import LinkClosed, NotPaired, OptionError, PeerError, UserError
 from p2ptrain.mesh import state_folder
+from p2ptrain.mesh.device_file import DEVICE_FILE
+from p2ptrain.mesh.election_wire import ElectionKind, ElectionMessage, encode
 from p2ptrain.mesh.hello import Hello, to_message
 from p2ptrain.mesh.identity import load_or_create
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
 from p2ptrain.mesh.interfaces import Address
-from p2ptrain.mesh.roster import MEMBERSHIP_KIND
+from p2ptrain.mesh.roster import ELECTION_KIND, MEMBERSHIP_KIND
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.window import Window
 from p2ptrain.net.endpoint import dial, dial_unpaired
@@ -125,7 +127,6 @@ async def test_links_are_told_of_when_they_end_and_when_they_are_back(home: Hous
 async def test_a_full_disk_costs_neither_links_nor_names(
     home: Household, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the election's term must be written, and that is another file."""
     anna = await home.start("anna")
     real = state_folder._write_synced
 
@@ -146,6 +147,64 @@ async def test_a_full_disk_costs_neither_links_nor_names(
     assert [device.name for device in anna.mesh.belonging.devices()] == ["berta"]
     await anna.until(lambda: "trusted.json cannot" in str(anna.told(Warned)))
     monkeypatch.undo()
+
+
+def _fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Nothing can be written in `folder` any more."""
+    real = state_folder._write_synced
+
+    def full(file: Path, content: bytes) -> None:
+        if file.parent == folder:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(file, content)
+
+    monkeypatch.setattr(state_folder, "_write_synced", full)
+
+
+def _tell_of_writes(monkeypatch: pytest.MonkeyPatch, home: Household) -> None:
+    """Who waits for a file looks again when one has been written."""
+    real = state_folder._sync_folder
+
+    def sync(folder: Path) -> None:
+        real(folder)
+        home.pulse.beat()
+
+    monkeypatch.setattr(state_folder, "_sync_folder", sync)
+
+
+async def test_a_full_disk_ends_no_membership_at_an_election(
+    home: Household, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its term is written as soon as there is room again."""
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+    _fill_disk(monkeypatch, tmp_path / "anna")
+    seen = anna.mesh._file.term + 5
+    reply = ElectionMessage(ElectionKind.REPLY, seen, poll=True, seen=seen)
+    message = Message(ELECTION_KIND, {"payload": encode(reply)})
+    await bert.mesh.send(anna.mesh.self_id, message)
+    await anna.until(lambda: "device.json cannot be written" in str(anna.told(Warned)))
+    assert anna.mesh._file.term == seen
+    await together(anna, bert)
+    monkeypatch.undo()
+    _tell_of_writes(monkeypatch, home)
+    await bert.mesh.send(anna.mesh.self_id, message)
+    folder = StateFolder(tmp_path / "anna")
+    await anna.until(lambda: folder.read_json(DEVICE_FILE)["term"] >= seen)
+
+
+async def test_a_full_disk_keeps_no_removed_device_in(
+    home: Household, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert)
+    carl = await home.start("carl")
+    await together(anna, bert, carl)
+    _fill_disk(monkeypatch, tmp_path / "anna")
+    bert.mesh.belonging.remove("carl")
+    await anna.until(lambda: anna.mesh.connected == {bert.mesh.self_id})
+    await anna.until(lambda: MemberEvent("carl", "dead") in anna.events)
+    await anna.until(lambda: "carl, which was removed" in str(anna.told(Warned)))
 
 
 async def test_a_good_bye_is_an_end_for_certain(home: Household) -> None:

@@ -24,7 +24,7 @@ from p2ptrain.errors import (
     TrainingError,
 )
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Done, Eval, Warned
+from p2ptrain.observe.events import Done, Eval, Event, Warned
 from p2ptrain.training import checkpoint
 from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.holder_epoch import HolderEpoch
@@ -354,6 +354,44 @@ async def test_a_holder_that_is_suspected_as_it_asks_is_waited_for() -> None:
             "a",
             "b",
         }
+
+
+async def test_a_job_whose_device_was_taken_by_another_says_so_and_comes_after_it() -> None:
+    """It waits for a third device; meanwhile another job begins that needs two."""
+    async with devices(2) as household:
+        told: list[Event] = []
+        warned = asyncio.Event()
+
+        def listen(event: Event) -> None:
+            told.append(event)
+            if isinstance(event, Warned):
+                warned.set()
+
+        options = TrainOptions(wait_for=3, planner="dp", steps=2)
+        service = household.members["b"].service
+        second = HolderRun(household.mesh["b"], service, make_job(), options, listen)
+        waiting = asyncio.create_task(second.run())
+        trains = asyncio.Event()
+        options = TrainOptions(wait_for=2, planner="dp")
+        first = asyncio.create_task(
+            household.holder_run(
+                make_job(epochs=5000), options, on_step(household, 1, trains.set)
+            ).run()
+        )
+        await trains.wait()
+        await household.mesh.join("c")
+        household.start("c")
+        await warned.wait()
+        assert [event.message for event in told if isinstance(event, Warned)] == [
+            "this job waits, and asks again: the device with the data does not answer: "
+            "b already works for another job, that of a"
+        ]
+        first.cancel()
+        with suppress(asyncio.CancelledError):
+            await first
+        await waiting
+        assert isinstance(told[-1], Done)
+        assert len([event for event in told if isinstance(event, Warned)]) == 1
 
 
 async def test_who_copies_nothing_offers_nothing(

@@ -376,6 +376,18 @@ async def test_waiting_devices_refuse_others_until_they_have_waited_long(
         await household.until_idle("c")
 
 
+async def test_nobody_waits_for_a_holder_that_was_removed_from_the_household(
+    tmp_path: Path,
+) -> None:
+    async with devices(3) as household:
+        await killed(household, tmp_path, 3)
+        await household.until_waiting("b", "c")
+        for name in ("b", "c"):
+            del household.mesh[name].seen[memory_id("a")]
+        await run_of_b(household, make_job(epochs=1)).run()
+        await household.until_idle("c")
+
+
 async def test_a_late_word_for_a_holder_that_has_left_ends_no_wait(tmp_path: Path) -> None:
     """A coordinator may not know yet that nobody waits for its answer any more."""
     async with devices(3) as household:

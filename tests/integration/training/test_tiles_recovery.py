@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -15,6 +16,7 @@ from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.tiling.exchange import TileExchange
 from tests.curves import by_plain_torch, difference
 from tests.integration.training.household import Devices, devices
+from tests.integration.training.test_recovery_holder import Process
 from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job
 from tests.integration.training.test_tiles_shared_rest import long_rest
 from tests.reference import Outcome
@@ -82,6 +84,34 @@ async def test_where_several_share_the_rest_the_others_go_on(
     assert [len(names) for names in parts] == [2, 2]
     assert (victim in parts[1]) is (victim == "c")
     assert victim not in {d.name for stage in after.stages for d in stage.devices}
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("dies_too", ["", "b"])
+async def test_the_device_with_the_data_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_too: str, is_shared: bool
+) -> None:
+    """Also where one with tiles has died meanwhile, for good."""
+    if is_shared:
+        long_rest(monkeypatch)
+    options = TrainOptions(wait_for=4, planner="tiles", steps=STEPS, groups=(0, 1, 2, 3))
+    async with devices(4) as household:
+        process = Process(household, tmp_path, job(), options)
+        process.at_step(5)
+        await process.ended()
+        await household.until_waiting("b", "c", "d")
+        if dies_too:
+            await household.mesh.kill(dies_too)
+        await household.restart("a")
+        what = job()
+        await household.holder_run(what, options, folder=process.left).run()
+        assert [e.step for e in household.events if isinstance(e, Step)] == [*range(1, STEPS + 1)]
+        used = {d.name for stage in household.plan.stages for d in stage.devices}
+        assert used == set("abcd") - {dies_too}
+        assert household.plan.stages[0].allocation == "tiles"
+        assert isinstance(what.model, nn.Module)
+        state = {name: tensor.detach() for name, tensor in what.model.state_dict().items()}
+        assert_exact(Outcome(list(household.losses), state))
 
 
 @pytest.mark.parametrize("subject", [Moments, GradientSums, HaloGradient])

@@ -115,9 +115,9 @@ class Device:
         return certificate_id(self.certificate_der)
 
 
-def make_device(folder: Path, name: str) -> Device:
-    """A new P-256 device with a self-signed CA:FALSE certificate."""
-    certificate_pem, key_pem, certificate_der = _certificate(name)
+def make_device(folder: Path, name: str, year: int = 2020) -> Device:
+    """A new P-256 device with a self-signed CA:FALSE certificate, of 50 years from `year` on."""
+    certificate_pem, key_pem, certificate_der = _certificate(name, year)
     certificate_path = folder / f"{name}.crt"
     key_path = folder / f"{name}.key"
     certificate_path.write_bytes(certificate_pem)
@@ -126,10 +126,10 @@ def make_device(folder: Path, name: str) -> Device:
 
 
 @functools.cache
-def _certificate(name: str) -> tuple[bytes, bytes, bytes]:
+def _certificate(name: str, year: int) -> tuple[bytes, bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    start = datetime.datetime(year, 1, 1, tzinfo=datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -109,6 +109,20 @@ async def refused(caller: Caller, house: House) -> PeerError:
     return await caller.inbox.loss()
 
 
+@pytest.mark.parametrize("year", [1960, 2090])
+async def test_a_clock_that_is_wrong_by_decades_keeps_nobody_out(tmp_path: Path, year: int) -> None:
+    """What a certificate says of its time is nothing to whoever has pinned it."""
+    desk, shelf = make_device(tmp_path, "desk", year), make_device(tmp_path, "shelf", year)
+    house = House(desk, [shelf.certificate_der])
+    await house.listener.start(["127.0.0.1"])
+    link = await Caller(shelf).dial(house)
+    await house.inbox.until(lambda inbox: bool(house.links))
+    for end in (link, *house.links):
+        end.abort()
+        await end.closed
+    await house.listener.close()
+
+
 async def test_a_message_in_the_first_flight_finds_its_link(house: House, caller: Caller) -> None:
     link = await caller.dial(house)
     await link.send(Message("hello"))

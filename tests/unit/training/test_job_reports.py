@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.mesh.memory import MemoryHousehold
-from p2ptrain.observe.events import Event, Recovered, Step
+from p2ptrain.mesh.memory import MemoryHousehold, memory_id
+from p2ptrain.observe.events import Event, Failure, Recovered, Step
 from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.job_reports import JobReports
 from p2ptrain.training.recovery.choose import Choice
@@ -45,6 +45,16 @@ async def test_who_hears_of_a_failure_hears_of_its_end(
         reports.begin(after_trouble=False)
         reports.step(3, 0.5, 8, ANSWER)
         assert [type(event) for event in events] == [Step, *told, Step]
+
+
+async def test_a_device_that_was_removed_from_the_household_has_its_name() -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        events: list[Event] = []
+        reports = JobReports(mesh["a"], Reported(0, 0), events.append, lambda _: None)
+        reports.begin(after_trouble=False)
+        del mesh["a"].seen[memory_id("b")]
+        reports.failure(memory_id("b"), is_short=False)
+        assert events == [Failure("b")]
 
 
 async def test_what_an_earlier_process_has_told_is_written_down_again_and_not_counted() -> None:

@@ -1,0 +1,18 @@
+"""Random misfortunes in jobs with groups: a sample of `tools/group_faults.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tools.group_faults import Course, run
+
+SEEDS = (7, 8, 18)
+"""Whole micro-batches, running statistics and Adam; a device that dies, one that others take for
+dead, a cut link, and the device with the data, which is started again."""
+
+
+@pytest.mark.parametrize("course", [Course.of(seed) for seed in SEEDS], ids=lambda c: str(c.seed))
+async def test_every_step_is_told_once_with_plain_torchs_loss(course: Course) -> None:
+    torch.set_num_threads(1)
+    await run(course)
