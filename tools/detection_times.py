@@ -5,6 +5,8 @@
     cable     the member's cable is pulled (network namespaces, as root); the same bar
     busy      freezes of the event loop or of the interpreter, 0.1 to 2 s long, at up to half of the
               members at a time, all of them under full load; bar: nobody is declared dead
+    slow      members that add up in a ring; one cable after the other falls to a hundredth for
+              15 s (namespaces, as root); bar: nobody is declared dead
     zombie    the coordinator frozen until there is another one, then thawed: its commands must be
               refused, the new one elected within 3 s of the verdict
 
@@ -32,9 +34,11 @@ from tools.detection.members import Members, Place
 from tools.detection.trials import (
     Failure,
     Found,
+    Slowed,
     Zombies,
     measure,
     measure_freezes,
+    measure_slow,
     measure_zombies,
     quantile,
 )
@@ -43,18 +47,21 @@ from tools.testbed.network import Network
 LOOPBACK = Place("127.0.0.1")
 BARS_SECONDS = {Failure.KILL: 0.25, Failure.FREEZE: 5.0, Failure.CABLE: 5.0}
 ELECTED_BAR_SECONDS = 3.0
+SLOWER = 100
 
 
 def main() -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Formatter)
-    kinds = [*(str(failure) for failure in Failure), "busy", "zombie"]
+    kinds = [*(str(failure) for failure in Failure), "busy", "slow", "zombie"]
     parser.add_argument("kinds", nargs="+", choices=kinds)
     parser.add_argument("--members", nargs="+", type=int, default=[4], help="household sizes")
     parser.add_argument("--trials", type=int, default=100, help="of each kind and size")
     parser.add_argument("--households", type=int, default=1, help="at once; they share the trials")
     parser.add_argument("--seconds", type=float, default=200.0, help="most for a kind and size")
     parser.add_argument("--load", choices=("", "hash", "torch"), default="", help="of each member")
+    parser.add_argument("--sums", action="store_true", help="they add up in a ring (slow: always)")
+    parser.add_argument("--rate", type=float, default=20.0, help="Mbit/s of cables (cable, slow)")
     parser.add_argument("--without-health", action="store_true", help="switch local health off")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -72,7 +79,8 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
 async def _measure_kind(kind: str, size: int, options: argparse.Namespace) -> bool:
     deadline = time.monotonic() + options.seconds
     rng = Random(f"{options.seed} {kind} {size}")
-    found, zombies, freezes = Found(), Zombies(), list[tuple[int, list[str]]]()
+    found, zombies, slowed = Found(), Zombies(), Slowed()
+    freezes = list[tuple[int, list[str]]]()
     share = -(-options.trials // options.households)
 
     async def household(seed: int) -> None:
@@ -80,17 +88,28 @@ async def _measure_kind(kind: str, size: int, options: argparse.Namespace) -> bo
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             places, cable = [LOOPBACK], None
-            if kind == Failure.CABLE:
-                network = stack.enter_context(Network(size))
+            if kind in (Failure.CABLE, "slow") or options.sums:
+                network = stack.enter_context(Network(size, f"{options.rate}mbit"))
                 places = [Place(network.address(i), tuple(network.prefix(i))) for i in range(size)]
                 cable = partial(_set_cable, network)
+                rate = partial(_set_rate, network, options.rate)
             settings = Settings(
-                "", "", "", 0, (), not options.without_health, options.load, kind == "zombie"
+                "",
+                "",
+                "",
+                0,
+                (),
+                not options.without_health,
+                options.load,
+                kind == "zombie",
+                kind == "slow" or options.sums,
             )
             async with Members(folder, size, places, settings) as members:
                 match kind:
                     case "busy":
                         freezes.append(await measure_freezes(members, own, share, deadline))
+                    case "slow":
+                        await measure_slow(members, own, share, deadline, slowed, rate)
                     case "zombie":
                         await measure_zombies(members, share, deadline, zombies)
                     case _:
@@ -103,6 +122,8 @@ async def _measure_kind(kind: str, size: int, options: argparse.Namespace) -> bo
     match kind:
         case "busy":
             return _show_freezes(size, freezes, options)
+        case "slow":
+            return _show_slowed(size, slowed, options)
         case "zombie":
             return _show_zombies(size, zombies)
         case _:
@@ -112,6 +133,10 @@ async def _measure_kind(kind: str, size: int, options: argparse.Namespace) -> bo
 def _set_cable(network: Network, name: str, plugged: bool) -> None:
     change = network.plug_cable if plugged else network.pull_cable
     change(ord(name) - ord("a"))
+
+
+def _set_rate(network: Network, mbit: float, name: str, slow: bool) -> None:
+    network.cables[ord(name) - ord("a")].set_rate(mbit / SLOWER if slow else mbit)
 
 
 def _show(failure: Failure, size: int, found: Found) -> bool:
@@ -139,6 +164,17 @@ def _show_freezes(
     print(f"{len(deaths)} false deaths")
     print("\n".join(f"  {line}" for line in deaths[:20]))
     return bool(deaths) == options.without_health
+
+
+def _show_slowed(size: int, slowed: Slowed, options: argparse.Namespace) -> bool:
+    deaths = [death for trial in slowed.deaths for death in trial]
+    print(f"slow, {size} members, cables of {options.rate:g} Mbit/s, {len(slowed.deaths)} trials:")
+    hit, broken = sum(map(bool, slowed.deaths)), sum(map(bool, slowed.broken))
+    print(f"  {hit} with false deaths ({len(deaths)}), {broken} with broken links;", end=" ")
+    print(f"{sum(slowed.sums)} chunks while slow")
+    print(f"  {'all had some once it was fast again':40} {spread(slowed.again)}")
+    print("\n".join(f"  {line}" for line in deaths))
+    return not deaths
 
 
 def _show_zombies(size: int, zombies: Zombies) -> bool:

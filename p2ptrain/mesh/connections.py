@@ -40,6 +40,7 @@ from p2ptrain.mesh.router import Router
 from p2ptrain.mesh.tasks import TaskScope
 from p2ptrain.net.link import Link
 from p2ptrain.net.message import Message
+from p2ptrain.net.stream import Arrival
 
 log = get_logger(__name__)
 
@@ -146,10 +147,15 @@ class Connections:
         """Ids of the devices with a link that is up."""
         return [peer_id for peer_id, peer in self._peers.items() if _is_up(peer)]
 
-    def received_bytes(self) -> dict[str, int]:
+    def arrivals(self) -> dict[str, Arrival]:
         """What came so far over each link that is up, by the device's id."""
-        links = ((peer_id, self.link(peer_id)) for peer_id in self._peers)
-        return {peer_id: link.link.look() for peer_id, link in links if link is not None}
+        arrivals = {}
+        for peer_id in self._peers:
+            link = self.link(peer_id)
+            if link is not None:
+                link.link.look()
+                arrivals[peer_id] = link.link.arrival()
+        return arrivals
 
     def link(self, peer_id: str) -> PeerLink | None:
         """The link that is up, if there is one."""

@@ -71,13 +71,15 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class LinkTraffic:
-    """Much came over some links since the last such event, of whatever kind.
+    """What came over links since the last such event, of whatever kind.
 
     Attributes:
-        came: peer -> a time not later than that of the last bytes.
+        came: whose was much: peer -> a time not later than that of the last bytes.
+        signs: from whom anything came, in order or not: the same.
     """
 
     came: Mapping[str, float]
+    signs: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,12 @@ from p2ptrain.mesh.membership_config import MembershipConfig
 from p2ptrain.mesh.membership_wire import Kind, MembershipMessage
 from p2ptrain.mesh.peer_links import PeerLinks
 from p2ptrain.mesh.probing import Probe, Prober, Relay
+from p2ptrain.mesh.suspicion import Suspicion
+
+_WITNESSES_FACTOR = 2
+"""Of a suspect so many times more helpers are asked than otherwise. Raise: more messages while it
+lasts. Lower: where one alone gets signs of it, the others declare it dead before they ask that one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +109,18 @@ class FailureDetector:
         else:
             self._send(target, MembershipMessage(Kind.PING, sequence=number))
 
-    def _ask_helpers(self, number: int, probe: Probe) -> None:
+    def ask_again(self, target: str, now: float) -> None:
+        """Probe a suspect both ways at once: whoever has a sign of it says so."""
+        number = self._prober.start(target, now, now)
+        probe = self._prober.probes[number]
+        probe.again = True
+        if not self._links.is_lost(target):
+            self._send(target, MembershipMessage(Kind.PING, sequence=number))
+        self._ask_helpers(number, probe, _WITNESSES_FACTOR * self._config.helpers)
+
+    def _ask_helpers(self, number: int, probe: Probe, most: int | None = None) -> None:
         others = [peer for peer in self._dissemination.reachable() if peer != probe.target]
-        probe.helpers = tuple(self._dissemination.sample(others, self._config.helpers))
+        probe.helpers = tuple(self._dissemination.sample(others, most or self._config.helpers))
         probe.indirect = True
         deadline = self._config.probe_deadline_seconds * self.health.multiplier
         probe.due = probe.started + deadline
@@ -118,6 +133,9 @@ class FailureDetector:
         for number, probe in self._prober.due_probes(now):
             if self._links.last_flow(probe.target) >= probe.started:
                 self._prober.end(number)  # it only has to wait behind data, there or back
+                continue
+            if probe.again:
+                self._prober.end(number)
                 continue
             if not probe.indirect:
                 self._ask_helpers(number, probe)
@@ -165,14 +183,29 @@ class FailureDetector:
 
     # -- probes for others -----------------------------------------------------------------
 
-    def on_request(self, peer: str, message: MembershipMessage, now: float) -> None:
-        """Probe the target for `peer`, or say at once that we cannot."""
-        target = message.target
-        due = now + self._config.relay_timeout_seconds
-        flows = self._links.last_flow(target) >= now - self._config.probe_deadline_seconds
-        if flows or target == self._table.me.id:
+    def on_request(
+        self, peer: str, message: MembershipMessage, now: float, suspicion: Suspicion | None
+    ) -> None:
+        """Probe the target for `peer`, or say at once whether there are signs of it.
+
+        Args:
+            suspicion: of the target. Once it has lasted for a while our own probes are on their
+                way there: on a cable that may be full more of them only take room.
+        """
+        target, config = message.target, self._config
+        due = now + config.relay_timeout_seconds
+        lately = now - config.probe_deadline_seconds
+        vouches = self._links.last_flow(target) >= lately or (
+            suspicion is not None and suspicion.has_sign_since(lately, config.excuse_seconds)
+        )
+        is_asked = (
+            suspicion is not None
+            and suspicion.is_probed
+            and suspicion.seconds(now) > config.probe_deadline_seconds
+        )
+        if vouches or target == self._table.me.id:
             self._send(peer, MembershipMessage(Kind.ACK, sequence=message.sequence))
-        elif self._links.is_lost(target):
+        elif is_asked or self._links.is_lost(target):
             self._answer_relay(Relay(peer, message.sequence, target, due))
         elif target in self._table.records:
             number = self._prober.start_relay(peer, message.sequence, target, due)

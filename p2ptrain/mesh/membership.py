@@ -103,7 +103,9 @@ class Membership:
         self._detector = FailureDetector(self._table, self._links, self._sending, *shared)
         self._now = float("-inf")
         self._answered = float("-inf")  # when anybody last answered a probe, late answers too
+        self._doubted = float("-inf")  # when others were last heard to suspect this device
         self._woke = float("-inf")  # end of the last freeze of this process
+        self._next_question = float("-inf")  # when a suspect is asked for again at the soonest
         self._next_wakeup = float("-inf")
 
     @property
@@ -145,8 +147,8 @@ class Membership:
                 self._sending.sync_with(peer, answer=False)
             case LinkLost(peer, refused):
                 self._on_link_lost(peer, refused)
-            case LinkTraffic(came):
-                self._on_traffic(came)
+            case LinkTraffic(came, signs):
+                self._on_traffic(came, signs)
             case Leave():
                 self._put_self(dataclasses.replace(self._table.me, state=MemberState.LEFT))
             case SelfChanged(name, info):
@@ -165,6 +167,7 @@ class Membership:
         self._judge_suspects()
         for finding in self._detector.tick(self._now):
             self._on_finding(finding)
+        self._ask_again()
         self._sending.tick(self._now)
         self._table.forget_old(self._now)
         return self._finish()
@@ -213,6 +216,7 @@ class Membership:
             return
         if not self._just_woke():  # right after a freeze, what is read may be as old as that
             self._links.heard(peer, self._now)
+            self._on_sign(peer, self._now)
         for claim in message.claims:
             self._learn(claim, peer)
         match message.kind:
@@ -221,7 +225,8 @@ class Membership:
             case Kind.ACK:
                 self._on_answer(*self._detector.on_ack(peer, message.sequence, self._now))
             case Kind.REQUEST:
-                self._detector.on_request(peer, message, self._now)
+                suspicion = self._suspicions.get(message.target)
+                self._detector.on_request(peer, message, self._now, suspicion)
             case Kind.NACK:
                 finding = self._detector.on_nack(peer, message)
                 if finding is not None:
@@ -231,20 +236,36 @@ class Membership:
             case Kind.GOSSIP:
                 pass  # its claims were all of it
 
-    def _on_traffic(self, came: Mapping[str, float]) -> None:
+    def _on_traffic(self, came: Mapping[str, float], signs: Mapping[str, float]) -> None:
         """Whose data comes is there, however long its contradiction takes behind that data.
 
-        Where data comes and answers from nobody, this device's own cable is full: so is everybody.
+        Where data comes, and answers from nobody or others doubt this device, then its own cable
+        is full: so is everybody there.
         """
         if self._just_woke():
             return
+        for peer, at in signs.items():
+            self._on_sign(peer, at)
         evidence = self._config.evidence_seconds
-        is_own_cable = self._now - self._answered > evidence
+        was_doubted = self._now - self._doubted <= self._config.return_seconds
+        is_own_cable = was_doubted or self._now - self._answered > evidence
         for peer, at in came.items():
             self._links.flowed(peer, at)
             for suspect, suspicion in self._suspicions.items():
                 if is_own_cable or suspect == peer:
                     suspicion.wait_until(at + evidence)
+
+    def _on_sign(self, peer: str, at: float) -> None:
+        """It gave a sign of life then, though none that it hears us.
+
+        Where a cable is full, what it says waits for seconds behind what was lost before, and it
+        hears nothing for as long, and yet it speaks. A frozen one is silent before it is suspect.
+        """
+        self._links.gave_sign(peer, at)
+        suspicion = self._suspicions.get(peer)
+        if suspicion is not None:
+            config = self._config
+            suspicion.excuse(at, config.evidence_seconds, config.excuse_seconds)
 
     def _on_answer(self, who: str, at: float) -> None:
         """Who answers is there, however late, and contradicts once it hears of the suspicion."""
@@ -341,6 +362,8 @@ class Membership:
         """Contradict whatever would replace our own word about ourselves."""
         me = self._table.me
         foreign = record.instance != me.instance and record.incarnation >= me.incarnation
+        if record.state is not MemberState.ALIVE:
+            self._doubted = self._now
         if supersedes(record, me) or foreign:
             self._put_self(dataclasses.replace(me, incarnation=record.incarnation + 1))
         elif record.state is not MemberState.ALIVE:
@@ -430,7 +453,8 @@ class Membership:
         suspicion.confirm(accusers)
         self._suspicions[record.id] = suspicion
         ours = self._table.me.id in accusers
-        if not ours and not self._just_woke() and self._rng.random() * members < _CONFIRMERS:
+        suspicion.is_probed = ours or self._rng.random() * members < _CONFIRMERS
+        if suspicion.is_probed and not ours and not self._just_woke():
             self._detector.probe_now(record.id, self._now)
 
     def _confirm(self, record: MemberRecord, accusers: tuple[str, ...], peer: str | None) -> None:
@@ -438,13 +462,35 @@ class Membership:
         if suspicion is not None and suspicion.confirm(accusers):
             self._sending.spread(record, () if peer is None else (peer,))
 
+    def _ask_again(self) -> None:
+        """Look for a sign of the suspect that is judged next: seldom probes are of no use to it."""
+        if self._suspicions and self._now >= self._next_question:
+            self._next_question = self._now + self._config.probe_deadline_seconds
+            suspect = min(self._suspicions, key=lambda device: self._suspicions[device].deadline)
+            if self._suspicions[suspect].is_probed:
+                self._detector.ask_again(suspect, self._now)
+
     def _judge_suspects(self) -> None:
         for device, suspicion in sorted(self._suspicions.items()):
-            if suspicion.deadline <= self._now:
+            if suspicion.deadline > self._now:
+                continue
+            if self._is_alone_with(device, suspicion):
+                suspicion.wait_until(self._now + self._config.heartbeat_seconds)
+            else:
                 names = ", ".join(self._name(accuser) for accuser in suspicion.accusers)
                 seconds = suspicion.seconds(self._now)
                 reason = f"suspect for {seconds:.1f} s without contradicting; found so by {names}"
                 self._declare_dead(self._table.records[device], reason)
+
+    def _is_alone_with(self, device: str, suspicion: Suspicion) -> bool:
+        """Whether nobody else finds it silent, though there are others who are heard here.
+
+        They would by now: it is this device that hears too little, its cable is full.
+        """
+        since = self._now - self._config.evidence_seconds
+        is_alone = suspicion.accusers == (self._table.me.id,) and len(self._table.live()) > 2
+        is_long = suspicion.seconds(self._now) >= self._config.excuse_seconds
+        return is_alone and not is_long and self._links.others_since(since, device)
 
     def _declare_dead(self, record: MemberRecord, reason: str, *, certain: bool = False) -> None:
         dead = dataclasses.replace(record, state=MemberState.DEAD, certain=certain)
@@ -467,8 +513,11 @@ class Membership:
         self._sending.out.append(change)
 
     def _hears(self, device: str) -> bool:
-        silent = self._links.silent_seconds(device, self._now)
-        return silent <= self._config.evidence_seconds
+        since = self._now - self._config.evidence_seconds
+        suspicion = self._suspicions.get(device)
+        if suspicion is not None and suspicion.has_sign_since(since, self._config.excuse_seconds):
+            return True
+        return self._links.last_heard(device) >= since or self._links.last_flow(device) >= since
 
     def _name(self, device: str) -> str:
         record = self._table.records.get(device)

@@ -41,13 +41,19 @@ class MembershipConfig:
         evidence_seconds: where a third party says that a process ended which was heard from within
             this time over an open link, that only starts a suspicion. Nor is there a verdict for
             so long after much data came from a suspect, or an answer, however late; nor, where
-            answers come from nobody, after data from anybody: then this device's own cable is
-            full. Must be below the earliest verdict, and above probe_deadline. Raise:
-            true deaths spread slower. Lower: a confused member can have others declared dead until
-            they refute, and a full slow link can cost a member its place.
+            answers come from nobody or others suspect this device, after data from anybody: then
+            its own cable is full. Must be below the earliest verdict, and above probe_deadline.
+            Raise: true deaths spread slower. Lower: a confused member can have others declared
+            dead until they refute, and a full slow link can cost a member its place.
+        excuse_seconds: a suspect of whom anything comes, though no answer, is given
+            `evidence_seconds` more each time, for so long in all: what was lost on a full cable
+            TCP sends again after up to 6.2 s (0.2, 0.4, ... 3.2 s), and what is said later waits
+            for it. Raise: a device that hears nobody is found later. Lower: one whose cable
+            becomes a hundred times slower while it is full loses its place.
         return_seconds: for so long after it was away, what a member says of the end of others
             starts no more than a suspicion where there is a link to them: it was the one that
-            heard nobody. Raise: true deaths that it has found since spread slower. Lower: those
+            heard nobody. For as long whoever heard itself suspected takes its own cable for full
+            where data comes. Raise: true deaths that it has found since spread slower. Lower: those
             whom it took for dead meanwhile are lost to a job until they refute.
         local_health: False switches off every rule of local_health.py (for tests that show
             what it is good for).
@@ -97,6 +103,7 @@ class MembershipConfig:
     suspicion_greatest_factor: float = 1.5
     confirmations: int = 2
     evidence_seconds: float = 2.0
+    excuse_seconds: float = 8.0
     return_seconds: float = 10.0
     local_health: bool = True
     late_tick_seconds: float = 0.1

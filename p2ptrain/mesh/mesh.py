@@ -199,7 +199,7 @@ class NetworkMesh:
             raise_term=self._raise_term,
             on_dead=self._on_dead,
             cut=self._connections.cut,
-            received_bytes=self._connections.received_bytes,
+            arrivals=self._connections.arrivals,
         )
         settings = RosterSettings(config.membership, config.election, rng, self._file.term)
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)

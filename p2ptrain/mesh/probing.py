@@ -21,6 +21,7 @@ class Probe:
         due: when to go through helpers, or, once it did, when the probe has failed.
         indirect: helpers were asked (also where none was to be had).
         helpers: ids asked; `nacks` answered "not reached"; `lost` said their link has ended.
+        again: of a suspect: an answer counts, silence says nothing new.
     """
 
     target: str
@@ -30,6 +31,7 @@ class Probe:
     helpers: tuple[str, ...] = ()
     nacks: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,8 @@ class Prober:
         return self._sequence
 
     def is_probing(self, target: str) -> bool:
-        """True while a probe of `target` is under way."""
-        return any(probe.target == target for probe in self.probes.values())
+        """True while a probe of `target` is under way that accuses it if it fails."""
+        return any(probe.target == target and not probe.again for probe in self.probes.values())
 
     def answered(self, sequence: int, peer: str) -> Probe | None:
         """End and return the probe that `peer` (its target or a helper) answered."""

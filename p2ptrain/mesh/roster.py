@@ -24,7 +24,6 @@ from p2ptrain.mesh.events import (
     Instruction,
     Leave,
     LinkLost,
-    LinkTraffic,
     LinkUp,
     MemberRecord,
     MembersChanged,
@@ -45,6 +44,7 @@ from p2ptrain.mesh.interface import (
 from p2ptrain.mesh.membership import Membership, MembershipConfig
 from p2ptrain.mesh.traffic import TrafficWatch
 from p2ptrain.net.message import Message
+from p2ptrain.net.stream import Arrival
 
 log = get_logger(__name__)
 
@@ -66,7 +66,7 @@ class RosterHooks:
         raise_term: stores an election term durably.
         on_dead: (peer id) a member was declared dead.
         cut: (peer id, reason) ends a link whose peer breaks the protocol.
-        received_bytes: what came so far over each open link, by peer.
+        arrivals: what came so far over each open link, by peer.
     """
 
     post: Callable[[str, Message], None]
@@ -74,7 +74,7 @@ class RosterHooks:
     raise_term: Callable[[int], None]
     on_dead: Callable[[str], None]
     cut: Callable[[str, str], None]
-    received_bytes: Callable[[], Mapping[str, int]]
+    arrivals: Callable[[], Mapping[str, Arrival]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +194,9 @@ class Roster:
             self._schedule()  # an error is reported by the event loop; the clock goes on
 
     def _look_at_traffic(self, now: float) -> None:
-        came = self._traffic.look(self._hooks.received_bytes(), now)
-        if came:
-            self._run(self._membership.handle(LinkTraffic(came), now))
+        traffic = self._traffic.look(self._hooks.arrivals(), now)
+        if traffic is not None:
+            self._run(self._membership.handle(traffic, now))
 
     def _schedule(self) -> None:
         """See to it that `_tick` comes in time; where it comes too soon it does nothing."""

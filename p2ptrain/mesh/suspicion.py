@@ -48,16 +48,20 @@ class Suspicion:
     Attributes:
         accusers: ids that found it silent by their own probe or link, in order of hearing;
             at most `ACCUSERS_LIMIT`, which is more than shorten the timeout.
+        is_probed: whether this device asks for the suspect while it lasts; in large groups only
+            some do.
     """
 
     ACCUSERS_LIMIT = 4
 
     def __init__(self, started: float, expected: int, bounds: tuple[float, float]) -> None:
         self.accusers: tuple[str, ...] = ()
+        self.is_probed = False
         self._started = started
         self._expected = expected
         self._bounds = bounds
         self._not_before = started
+        self._last_sign = float("-inf")
 
     @property
     def deadline(self) -> float:
@@ -87,6 +91,23 @@ class Suspicion:
         """
         self._started += frozen_seconds
         self.wait_until(not_before)
+
+    def excuse(self, sign_at: float, seconds: float, most_seconds: float) -> None:
+        """The suspect gave a sign of life, though none that it hears us.
+
+        No verdict for `seconds` after it, but never later than `most_seconds` after the suspicion
+        began.
+        """
+        self._last_sign = max(self._last_sign, sign_at)
+        self.wait_until(min(sign_at + seconds, self._started + most_seconds))
+
+    def has_sign_since(self, moment: float, most_seconds: float) -> bool:
+        """Whether the suspect gave a sign since then, and since it is suspect, which is not long.
+
+        Signs of before say nothing: a frozen device may have given them just before.
+        """
+        last = self._last_sign
+        return last >= moment and self._started < last <= self._started + most_seconds
 
     def wait_until(self, not_before: float) -> None:
         """No verdict before this time."""

@@ -1,13 +1,16 @@
-"""Which peers send much at the moment, from what has come over their links so far.
+"""Which peers send at the moment, from what has come over their links so far.
 
 Where a link is full, a probe or its answer may wait behind data for longer than a probe has time.
-The data says then that its sender is there. A few bytes say nothing: the kernel of a device that
+The data says then that its sender is there. A few bytes say less: the kernel of a device that
 hears nobody still sends what fits into its window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from p2ptrain.mesh.events import LinkTraffic
+from p2ptrain.net.stream import Arrival
 
 FLOW_BYTES = 4096
 """So much more than before is traffic. Probes and their answers alone take seconds for it."""
@@ -18,25 +21,34 @@ class TrafficWatch:
 
     def __init__(self) -> None:
         self._counted: dict[str, int] = {}  # peer -> its bytes when it was last said to have sent
+        self._seen: dict[str, Arrival] = {}  # at the last look
         self._looked = float("-inf")
 
-    def look(self, received_bytes: Mapping[str, int], now: float) -> dict[str, float]:
-        """Who has sent FLOW_BYTES more: peer -> a time not later than that of the last of them.
+    def look(self, arrivals: Mapping[str, Arrival], now: float) -> LinkTraffic | None:
+        """Whose counters have grown since the last look, and by FLOW_BYTES; None: nobody's.
+
+        All is dated to the last look, so no later than it came.
 
         Args:
-            received_bytes: over each open link, since it is open.
+            arrivals: over each open link, since it is open.
             now: seconds of a monotonic clock.
         """
         came: dict[str, float] = {}
+        signs: dict[str, float] = {}
         counted: dict[str, int] = {}
-        for peer, count in received_bytes.items():
+        for peer, arrival in arrivals.items():
+            count = arrival.received_bytes
             before = self._counted.get(peer)
-            if before is None or count < before:  # another link
+            last = self._seen.get(peer)
+            if before is None or last is None or count < before:  # another link
                 counted[peer] = count
-            elif count - before >= FLOW_BYTES:
+                continue
+            if count - before >= FLOW_BYTES:
                 counted[peer] = count
                 came[peer] = self._looked
             else:
                 counted[peer] = before
-        self._counted, self._looked = counted, now
-        return came
+            if arrival != last:
+                signs[peer] = self._looked
+        self._counted, self._seen, self._looked = counted, dict(arrivals), now
+        return LinkTraffic(came, signs) if signs else None

@@ -29,7 +29,7 @@ from p2ptrain.net.portions import UNKNOWN, portions
 from p2ptrain.net.rate import LinkRateMeter
 from p2ptrain.net.send_queue import SendQueue
 from p2ptrain.net.stall import StallWatch
-from p2ptrain.net.stream import ByteStream
+from p2ptrain.net.stream import Arrival, ByteStream
 
 FRAMES_A_TURN = 8
 """Frames written before the event loop gets its turn, where the stream takes all we give."""
@@ -193,6 +193,11 @@ class Link:
         if count == before and self._decoder.partial and self._stream is not None:
             self._stream.hurry()
         return count
+
+    def arrival(self) -> Arrival:
+        """What has come so far, in part or not to be read yet: more than this link has received."""
+        below = None if self._stream is None else self._stream.arrival()
+        return below or Arrival(self._received_bytes)
 
     @property
     def is_open(self) -> bool:

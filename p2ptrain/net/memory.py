@@ -70,6 +70,9 @@ class MemoryStream:
     def hurry(self) -> None:
         """See `ByteStream.hurry`: nothing is held back here."""
 
+    def arrival(self) -> None:
+        """See `ByteStream.arrival`: there is nothing below."""
+
     def pause_reading(self) -> None:
         """See `ByteStream.pause_reading`."""
         self._reading_paused = True

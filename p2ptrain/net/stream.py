@@ -7,9 +7,24 @@ Reading goes straight into the memory that the user of the stream offers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from p2ptrain.errors import PeerError
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What has come over a stream so far, read or not.
+
+    Attributes:
+        received_bytes: in order.
+        packets_ahead: that came before one that was sent sooner: nothing can read them before that
+            one has been sent again, which takes seconds where the path is full.
+    """
+
+    received_bytes: int
+    packets_ahead: int = 0
 
 
 class ByteStream(Protocol):
@@ -26,6 +41,9 @@ class ByteStream(Protocol):
 
     def hurry(self) -> None:
         """Read what has come, however little."""
+
+    def arrival(self) -> Arrival | None:
+        """What has come below the stream; None where nobody knows more than its user."""
 
     def pause_reading(self) -> None:
         """Read nothing until `resume_reading`; the sender is slowed down by TCP."""

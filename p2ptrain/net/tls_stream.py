@@ -23,7 +23,7 @@ from typing import TypeAlias, cast
 
 from p2ptrain.errors import LinkClosed, NotPaired, PeerError
 from p2ptrain.net import sockets
-from p2ptrain.net.stream import StreamUser
+from p2ptrain.net.stream import Arrival, StreamUser
 from p2ptrain.net.tls_records import RECORD_BYTES, RecordBorders, overhead_bytes
 
 CIPHER_BYTES = 288 * 1024
@@ -110,6 +110,12 @@ class TlsStream(asyncio.BufferedProtocol):
     def hurry(self) -> None:
         """See `ByteStream.hurry`."""
         self._wake_for(1)
+
+    def arrival(self) -> Arrival | None:
+        """See `ByteStream.arrival`."""
+        if self._socket is None or self._state is not _State.OPEN:
+            return None
+        return sockets.arrival(self._socket)
 
     def pause_reading(self) -> None:
         """See `ByteStream.pause_reading`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 from tests.simulation.kernel import Kernel
 
@@ -26,12 +27,16 @@ class Slowdown:
         waiting_bytes: data that already waits at each end.
         piece_bytes: what arrives at a time.
         kept_bytes: data that is kept under way from then on.
+        room_bytes: a word that finds more data waiting is lost; None: none ever is.
+        lost_share: of the other words.
     """
 
     bytes_per_s: float
     waiting_bytes: int
     piece_bytes: int
     kept_bytes: int
+    room_bytes: int | None = None
+    lost_share: float = 0.0
 
 
 class Direction:
@@ -54,6 +59,16 @@ class Direction:
         """When what is handed over now arrives."""
         self._free_at = max(self._free_at, self._kernel.now) + count / self._how.bytes_per_s
         return self._free_at
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether words can be lost."""
+        return self._how.room_bytes is not None
+
+    def loses(self, rng: Random) -> bool:
+        """Whether a word that is handed over now is lost."""
+        room = self._how.room_bytes
+        return room is not None and (self._data_bytes > room or rng.random() < self._how.lost_share)
 
     def _fill(self, limit_bytes: int) -> None:
         while self.is_full and self._data_bytes < limit_bytes:

@@ -117,24 +117,52 @@ def measure_freezes(
     return FreezeResult(anomalies, false_deaths, household.invariants.elections - elections)
 
 
-def measure_slow_cable(seed: int, devices: int, build: Build | None = None) -> tuple[str, ...]:
+def measure_slow_cable(
+    seed: int, devices: int, build: Build | None = None, *, loses: bool = False
+) -> tuple[str, ...]:
     """Who was declared dead while a cable was a hundred times slower than before, and full.
 
     What waits on it at either end takes up to five seconds then: 50 ms of what it carried before.
+
+    Args:
+        loses: what finds more waiting than the cable takes in 50 ms now is lost, and a tenth of
+            all else.
     """
     rng = Random(f"slow cable {seed} {devices}")
     household = _settled(rng, devices, build)
-    mbit = rng.choice((0.2, 0.5, 1.0, 2.0))
-    rate = mbit * 1e6 / 8
-    piece = round(min(65_536, max(16_384, rate * 100 * 0.005)) / 2)
-    waiting = round(rng.uniform(0.2, 1.0) * rate * 100 * 0.05)
-    kept = max(2 * piece, 16_384)
-    slow, *others = rng.sample(household.devices, devices)
-    before, after = (rng.choice(others).id for _ in range(2))
-    household.network.slow_down(slow.id, Slowdown(rate, waiting, piece, kept), before, after)
+    _slow_down(rng, household, loses)
     household.run_for(25.0)
     household.network.speed_up()
     household.run_for(10.0)
     disagreement = household.disagreement()
     assert disagreement is None, disagreement
     return tuple(f"{by} {who}: {reason}" for by, who, reason in household.invariants.deaths)
+
+
+def measure_freeze_on_a_slow_cable(seed: int, devices: int) -> float:
+    """Seconds until all declare a device that froze soon after its cable became slow, and loses."""
+    rng = Random(f"freeze on a slow cable {seed} {devices}")
+    household = _settled(rng, devices, None)
+    victim = _slow_down(rng, household, loses=True)
+    household.run_for(rng.uniform(0.0, 3.0))
+    victim.freeze(10 * HORIZON_SECONDS)
+    household.network.end_data(victim.id)
+    start = household.kernel.now
+    observers = [device for device in household.devices if device is not victim]
+    while any(o.membership.members[victim.id].state is not MemberState.DEAD for o in observers):
+        household.run_for(0.1)
+    return household.kernel.now - start
+
+
+def _slow_down(rng: Random, household: Household, loses: bool) -> Device:
+    mbit = rng.choice((0.2, 0.5, 1.0, 2.0))
+    rate = mbit * 1e6 / 8
+    piece = round(min(65_536, max(16_384, rate * 100 * 0.005)) / 2)
+    waiting = round(rng.uniform(0.2, 1.0) * rate * 100 * 0.05)
+    kept = max(2 * piece, 16_384)
+    slow, *others = rng.sample(household.devices, len(household.devices))
+    before, after = (rng.choice(others).id for _ in range(2))
+    room = kept + round(0.05 * rate)
+    how = Slowdown(rate, waiting, piece, kept, *((room, 0.1) if loses else ()))
+    household.network.slow_down(slow.id, how, before, after)
+    return slow

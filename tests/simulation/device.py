@@ -181,7 +181,12 @@ class Device:
     def on_traffic(self, peer: str) -> None:
         """Much data arrived: seen at the next look."""
         if not self.is_frozen and self.process_runs:
-            self._member(LinkTraffic({peer: self.now}))
+            self._member(LinkTraffic({peer: self.now}, {peer: self.now}))
+
+    def on_sign(self, peer: str) -> None:
+        """Something arrived that cannot be read yet: seen at the next look."""
+        if not self.is_frozen and self.process_runs:
+            self._member(LinkTraffic({}, {peer: self.now}))
 
     def on_link_up(self, peer: str) -> None:
         """A link is up, perhaps in place of one that was not known to be dead."""

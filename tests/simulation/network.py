@@ -3,8 +3,8 @@
 Links behave as TCP does. What is sent arrives late rather than never; while a path is cut,
 messages wait in the sender's kernel and arrive once it heals, or, after `TIMEOUT_SECONDS`
 unacknowledged, the sender's end of the link dies. The end of a process is told to the other side
-at once (FIN or RST), that of a machine is not. Where this is unrealistic: no bandwidth limit, but
-for cables that `slow_down` makes slow; no window that fills up.
+at once (FIN or RST), that of a machine is not. Where this is unrealistic: no bandwidth limit and
+no loss, but for cables that `slow_down` makes slow; no window that fills up.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import cbor2
 from p2ptrain.mesh.events import Payload
 from tests.simulation.cable import WORD_BYTES, Direction, Slowdown
 from tests.simulation.kernel import Kernel
+from tests.simulation.lossy import Carrier, Flow
 
 TIMEOUT_SECONDS = 10.0
 MESSAGE_LIMIT_BYTES = 4096
@@ -40,6 +41,8 @@ class Endpoint(Protocol):
 
     def on_traffic(self, peer: str) -> None: ...
 
+    def on_sign(self, peer: str) -> None: ...
+
     def on_link_up(self, peer: str) -> None: ...
 
     def on_link_lost(self, peer: str, *, refused: bool) -> None: ...
@@ -51,6 +54,7 @@ class _Connection:
 
     held: dict[str, list[bytes | None]] = field(default_factory=dict)  # None = the link ends
     arrives: dict[str, float] = field(default_factory=dict)  # latest arrival so far: keeps order
+    flows: dict[str, Flow] = field(default_factory=dict)  # by sender, over a cable that loses
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,10 @@ class Network:
         self._down[device] = Direction(how, self._kernel, to)
         self._up[device] = Direction(how, self._kernel, fro)
 
+    def end_data(self, device: str) -> None:
+        """The device's process sends no more data; what waits at its slow cable goes on."""
+        self._up[device].is_full = False
+
     def speed_up(self) -> None:
         """All cables are fast again; what is on its way arrives as it would have."""
         for direction in (*self._up.values(), *self._down.values()):
@@ -199,6 +207,14 @@ class Network:
         if held is not None or path in self._cut or not self._devices[path[1]].machine_runs:
             self._hold(connection, path, data)
             return
+        flow = connection.flows.get(sender)
+        slow = (self._up.get(sender), self._down.get(path[1]))
+        loses = any(direction is not None and direction.may_lose for direction in slow)
+        if loses or (flow is not None and flow.is_busy):
+            if flow is None:
+                flow = connection.flows[sender] = self._flow(connection, path)
+            flow.send(data)
+            return
         arrival = max(connection.arrives.get(sender, 0.0), self._kernel.now + self._delay(path))
         for slow in (self._up.get(sender), self._down.get(path[1])):
             arrival = max(arrival, slow.carry(WORD_BYTES)) if slow is not None else arrival
@@ -210,6 +226,30 @@ class Network:
         label = b"%s>%s %s" % (sender.encode(), path[1].encode(), data or b"end")
         for _ in range(copies):
             self._kernel.at(arrival, label, lambda: self._arrive(connection, path, data))
+
+    def _flow(self, connection: _Connection, path: Path) -> Flow:
+        sender, receiver = path
+
+        def carry() -> float | None:
+            arrival = max(connection.arrives.get(sender, 0.0), self._kernel.now + self._delay(path))
+            for slow in (self._up.get(sender), self._down.get(receiver)):
+                if slow is not None:
+                    if slow.loses(self._rng):
+                        return None
+                    arrival = max(arrival, slow.carry(WORD_BYTES))
+            return arrival
+
+        def sign() -> None:
+            if self._ends.get((receiver, sender)) is connection:
+                self._devices[receiver].on_sign(sender)
+
+        around = Carrier(
+            carry,
+            lambda data: self._arrive(connection, path, data),
+            sign,
+            lambda: self._ends.get(path) is connection,
+        )
+        return Flow(self._kernel, b"%s>%s" % (sender.encode(), receiver.encode()), around)
 
     def _hold(self, connection: _Connection, path: Path, data: bytes | None) -> None:
         held = connection.held.setdefault(path[0], [])

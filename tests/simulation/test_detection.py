@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from p2ptrain.mesh.membership_config import MembershipConfig
+from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
 from tests.simulation.crowd import measure_crowd
 from tests.simulation.detection import (
     Failure,
     measure_detection,
+    measure_freeze_on_a_slow_cable,
     measure_freezes,
     measure_slow_cable,
 )
@@ -47,6 +50,19 @@ def test_without_local_health_freezes_do_kill() -> None:
 @pytest.mark.parametrize("devices", [2, 3, 4, 5])
 def test_a_full_cable_a_hundred_times_slower_than_before_kills_nobody(devices: int) -> None:
     assert [measure_slow_cable(seed, devices) for seed in range(6)] == [()] * 6
+
+
+@pytest.mark.parametrize(("devices", "seeds"), [(3, range(6)), (5, range(6)), (8, (0, 2))])
+def test_a_cable_that_loses_words_too_kills_nobody(devices: int, seeds: Sequence[int]) -> None:
+    """What is said after a lost word waits until that has been sent again, seconds later."""
+    assert [measure_slow_cable(seed, devices, loses=True) for seed in seeds] == [()] * len(seeds)
+
+
+@pytest.mark.parametrize("devices", [2, 3, 5])
+def test_a_device_frozen_behind_such_a_cable_is_found(devices: int) -> None:
+    """What its kernel still sends, and the data that waits, puts it off, though not for ever."""
+    seconds = [measure_freeze_on_a_slow_cable(seed, devices) for seed in range(4)]
+    assert max(seconds) <= 0.5 + HOME_LAN.excuse_seconds + 5.0
 
 
 def test_what_a_member_sends_does_not_grow_with_the_crowd() -> None:

@@ -17,21 +17,32 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.errors import PeerError
 from p2ptrain.mesh.config import MeshConfig
-from p2ptrain.mesh.interface import CoordinatorChanged, MemberChanged, MeshEvent
+from p2ptrain.mesh.interface import (
+    CoordinatorChanged,
+    LinkLost,
+    LinkUp,
+    MemberChanged,
+    MeshEvent,
+)
 from p2ptrain.mesh.membership_config import MembershipConfig
 from p2ptrain.mesh.mesh import NetworkMesh
-from p2ptrain.net.message import Message
+from p2ptrain.net.message import Fields, Message, Priority
 from p2ptrain.observe.events import Event, PairingFailed, Warned
 from p2ptrain.training.recovery.fence import Fence
 
 COMMAND = "detection.command"
 COMMAND_SECONDS = 0.005
+SUM = "detection.sum"
+CHUNK_BYTES = 512 * 1024
+WINDOW = 4
+"""Chunks that a member may have sent beyond those that came, as with `group_reduction`."""
 _CODE = "48151623"
 
 
@@ -44,6 +55,9 @@ class Settings:
         local_health: False switches off what tells a freeze of its own from others' silence.
         load: "" for none, "hash" or "torch": a thread that never rests, as in training.
         commands: while it coordinates it gives commands without pause, which the others judge.
+        sums: it sends data to the next member, as a group's ring does: one chunk for each that
+            comes from the member before.
+        following: name of the next member of that ring; filled in by `Members`.
     """
 
     name: str
@@ -54,6 +68,8 @@ class Settings:
     local_health: bool = True
     load: str = ""
     commands: bool = False
+    sums: bool = False
+    following: str = ""
 
     def to_json(self) -> str:
         """As an argument of the process."""
@@ -83,6 +99,9 @@ class Member:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._fence = Fence()
+        self._chunks = 0  # that it may send now
+        self._adds_up_with = ""  # id of the following member, while there is a link
+        self._may_send = asyncio.Event()
         config = MeshConfig(
             Path(settings.state_dir),
             settings.name,
@@ -96,25 +115,34 @@ class Member:
         self._mesh = NetworkMesh(config, _tell)
         self._mesh.subscribe(self._on_event)
         self._mesh.route(COMMAND, self._on_command)
+        self._mesh.route(SUM, self._on_sum, self._open_sum)
 
     async def run(self) -> None:
         """Until stdin ends."""
         async with self._mesh:
             say("ready", id=self._mesh.self_id)
-            commanding = asyncio.create_task(self._command(), name="commands")
+            working = [asyncio.create_task(work()) for work in (self._command, self._add_up)]
             try:
                 await self._obey()
             finally:
-                commanding.cancel()
+                for task in working:
+                    task.cancel()
 
     def _on_event(self, event: MeshEvent) -> None:
         match event:
             case MemberChanged(member, reason, certain):
                 state = member.state.value
                 say("member", name=member.name, state=state, why=reason, certain=certain)
+                self._begin_sums(member.id)
             case CoordinatorChanged(coordinator):
                 name, term = (coordinator.name, coordinator.term) if coordinator else (None, 0)
                 say("coordinator", name=name, term=term)
+            case LinkLost(peer, reason):
+                say("lost", why=reason)
+                if peer == self._adds_up_with:
+                    self._adds_up_with = ""
+            case LinkUp(peer):
+                self._begin_sums(peer)
 
     async def _obey(self) -> None:
         reader = asyncio.StreamReader()
@@ -137,6 +165,36 @@ class Member:
                     except PeerError:
                         continue  # its link has just ended, which is what this is about
             await asyncio.sleep(COMMAND_SECONDS)
+
+    def _begin_sums(self, peer: str) -> None:
+        """Where the link to the following member is new: what an older one took does not come."""
+        member = self._mesh.members.get(peer)
+        is_following = member is not None and member.name == self._settings.following
+        if is_following and peer in self._mesh.connected and not self._adds_up_with:
+            self._adds_up_with = peer
+            self._chunks = WINDOW
+            self._may_send.set()
+
+    async def _add_up(self) -> None:
+        """Send a chunk for each that came."""
+        chunk = Message(SUM, parts=(memoryview(bytes(CHUNK_BYTES)),))
+        while self._settings.sums:
+            await self._may_send.wait()
+            self._may_send.clear()
+            while self._chunks and self._adds_up_with:
+                self._chunks -= 1
+                try:
+                    await self._mesh.send(self._adds_up_with, chunk, Priority.COLLECTIVE)
+                except PeerError:
+                    break  # the next link begins anew
+
+    def _open_sum(self, _peer: str, _fields: Fields, _sizes: Sequence[int]) -> list[memoryview]:
+        return [memoryview(bytearray(CHUNK_BYTES))]
+
+    async def _on_sum(self, _peer: str, _message: Message) -> None:
+        self._chunks += 1
+        self._may_send.set()
+        say("sum")
 
     async def _on_command(self, peer: str, message: Message) -> None:
         term = message.fields["term"]

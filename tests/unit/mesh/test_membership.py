@@ -179,6 +179,110 @@ def test_who_gets_data_vouches_for_a_suspect_too() -> None:
     assert [cluster.state(observer, "c") for observer in "ab"] == [SUSPECT] * 2
 
 
+def sign(peer: str, at: float) -> LinkTraffic:
+    """Something came, though too little to be data."""
+    return LinkTraffic({}, {peer: at})
+
+
+@pytest.mark.parametrize("spoke", [True, False])
+def test_signs_of_a_suspect_put_off_the_verdict_though_not_for_ever(spoke: bool) -> None:
+    """It speaks, or packets of it wait for one that was lost, and it hears nobody."""
+    cluster = last_goes_silent("abc", 1.2)
+    assert cluster.state("a", "c") is SUSPECT
+    for _ in range(14):
+        cluster.run_for(0.5)
+        for observer in "ab":
+            word = MessageReceived("c", encode(MembershipMessage(Kind.PING, sequence=7)))
+            cluster.feed(observer, word if spoke else sign("c", cluster.now))
+    assert [cluster.state(observer, "c") for observer in "ab"] == [SUSPECT] * 2
+    for _ in range(4):
+        cluster.run_for(0.5)
+        for observer in "ab":
+            cluster.feed(observer, sign("c", cluster.now))
+    assert [cluster.state(observer, "c") for observer in "ab"] == [DEAD] * 2
+
+
+def test_a_last_sign_puts_off_the_verdict_and_no_longer() -> None:
+    cluster = last_goes_silent("abc", 2.3)
+    for observer in "ab":
+        cluster.feed(observer, sign("c", cluster.now))
+    cluster.run_for(HOME_LAN.evidence_seconds - 0.05)
+    assert cluster.state("a", "c") is SUSPECT
+    cluster.run_for(0.1)
+    assert [cluster.state(observer, "c") for observer in "ab"] == [DEAD] * 2
+
+
+def test_who_gets_signs_vouches_for_a_suspect() -> None:
+    """Only a gets any; the others ask it however seldom they probe otherwise."""
+    cluster = last_goes_silent("abcd", 1.2)
+    for _ in range(20):
+        cluster.run_for(0.3)
+        cluster.feed("a", sign("d", cluster.now - 0.1))
+    assert [cluster.state(observer, "d") for observer in "abc"] == [SUSPECT] * 3
+    cluster.run_for(4.2)
+    assert [cluster.state(observer, "d") for observer in "abc"] == [DEAD] * 3
+
+
+def test_a_suspect_is_asked_for_again_through_the_others_however_timid_this_device_is() -> None:
+    cluster = Cluster("abcdefgh")
+    cluster.run_for(3.0)
+    member = cluster.members["a"]
+    while member.health_score < HOME_LAN.health_score_limit:
+        cluster.now += 1.0  # frozen again and again
+        member.tick(cluster.now)
+    cluster.feed("a", gossip("b", claim("h", SUSPECT, 1)), settle=False)
+    asked: list[set[str]] = []
+    for _ in range(18):  # of which nobody answers any
+        cluster.now += 0.1
+        out = member.tick(cluster.now)
+        requests = [i for i in out if isinstance(i, SendTo) and i.payload["kind"] == "req"]
+        asked.append({i.peer for i in requests if i.payload["target"] == "h"})
+    assert asked.count(set("bcdefg")) >= 3
+
+
+def test_a_suspect_is_not_probed_for_others_too() -> None:
+    """On a cable that may be full one probe of each member is enough."""
+    cluster = last_goes_silent("abc", 1.3)
+    member = cluster.members["a"]
+    assert cluster.state("a", "c") is SUSPECT
+    claims = (claim("c", SUSPECT),)
+    request = encode(MembershipMessage(Kind.REQUEST, claims, sequence=99, target="c"))
+    out = member.handle(MessageReceived("b", request), cluster.now)
+    assert [(i.peer, i.payload["kind"]) for i in out if isinstance(i, SendTo)] == [("b", "nack")]
+
+
+def test_who_alone_finds_somebody_silent_waits_while_others_are_heard() -> None:
+    """They would find so too: it is its own cable that is full."""
+    cluster = Cluster("abcd")
+    cluster.run_for(3.0)
+    member = cluster.members["a"]
+    member.handle(LinkLost("d"), cluster.now)  # nobody hears of it
+    for number in range(1000):
+        cluster.now += 0.05
+        if number % 10 == 0:
+            word = MessageReceived("b", encode(MembershipMessage(Kind.PING, sequence=number)))
+            member.handle(word, cluster.now)
+        member.tick(cluster.now)
+        if cluster.state("a", "d") is DEAD:
+            break
+    waited = 0.05 * (number + 1)
+    assert waited == pytest.approx(HOME_LAN.excuse_seconds, abs=0.2)
+
+
+def test_who_is_suspected_itself_takes_data_from_anybody_for_its_own_full_cable() -> None:
+    cluster = Cluster("abcd")
+    cluster.run_for(3.0)
+    member = cluster.members["a"]
+    member.handle(gossip("b", claim("a", SUSPECT)), cluster.now)
+    member.handle(gossip("b", Claim(claim("d", SUSPECT).record, ("b", "c"))), cluster.now)
+    for _ in range(50):
+        cluster.now += 0.1
+        member.handle(LinkTraffic({"c": cluster.now}), cluster.now)
+        member.handle(MessageReceived("b", answer(1)), cluster.now)
+        member.tick(cluster.now)
+    assert cluster.state("a", "d") is SUSPECT
+
+
 def test_whose_own_cable_is_full_declares_nobody_dead() -> None:
     """Data comes from b alone, and no answer from anybody: they wait behind it."""
     cluster = Cluster("abcd")

@@ -17,7 +17,7 @@ from p2ptrain.net.link import Link, LinkSettings
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.net.outgoing import OutgoingMessage
 from p2ptrain.net.portions import UNKNOWN
-from p2ptrain.net.stream import StreamUser
+from p2ptrain.net.stream import Arrival, StreamUser
 from tests.unit.net.helpers import FakeClock, Inbox
 
 PEER = "ab" * 32
@@ -32,12 +32,16 @@ class FakeStream:
     calls: list[str] = field(default_factory=list)
     full_after_bytes: int = 2**30
     unsent_bytes: int = 0
+    arrived: Arrival | None = None
 
     def limit_unsent(self, count: int) -> None:
         self.unsent_bytes = count
 
     def hurry(self) -> None:
         self.calls.append("hurry")
+
+    def arrival(self) -> Arrival | None:
+        return self.arrived
 
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
         for buffer in buffers:
@@ -116,6 +120,15 @@ async def test_who_looks_has_the_few_bytes_of_a_slow_peer_read_too() -> None:
     assert stream.calls == []
     link.look()
     assert stream.calls == ["hurry"]
+
+
+async def test_what_arrived_below_counts_though_none_of_it_can_be_read() -> None:
+    link, stream, _ = open_link(FakeClock())
+    assert link.arrival() == Arrival(0)
+    stream.feed(first_frame(10_000))
+    assert link.arrival() == Arrival(link.statistics().received_bytes)
+    stream.arrived = Arrival(12_000, packets_ahead=3)
+    assert link.arrival() == Arrival(12_000, packets_ahead=3)
 
 
 async def test_an_idle_link_stays() -> None:
