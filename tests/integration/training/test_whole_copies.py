@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from p2ptrain.errors import OptionError
-from p2ptrain.observe.events import Event, Failure, Recovered, Step
-from p2ptrain.training import job_memory
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.training import holder, job_memory
+from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.planning import plan_event
 from p2ptrain.training.recovery import cadence
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.whole_copies import WholeCopies
@@ -64,6 +67,32 @@ async def test_two_neighbours_are_lost_and_the_copy_of_all_is_gone_back_to(
     (recovered,) = [event for event in household.events if isinstance(event, Recovered)]
     assert recovered.version in {version.step for version in held}
     assert recovered.version >= EVERY
+
+
+@pytest.mark.parametrize("every", [None, EVERY])
+async def test_the_plan_says_what_they_take_of_the_holder(
+    monkeypatch: pytest.MonkeyPatch, every: int | None
+) -> None:
+    """One is held while the next one comes; of weights and momentum."""
+    torch.set_num_threads(1)
+    beside: list[dict[str, int]] = []
+
+    def announced(
+        answer: ChangeAnswer, model: ModelDescription, reason: str, *more: dict[str, int]
+    ) -> PlanEvent:
+        known = plan_event(answer, model, reason).predicted_peak_bytes
+        event = plan_event(answer, model, reason, *more)
+        beside.append({d: n - known[d] for d, n in event.predicted_peak_bytes.items()})
+        return event
+
+    monkeypatch.setattr(holder, "plan_event", announced)
+    job = momentum_job()
+    weights = sum(tensor.nbytes for tensor in job.model.state_dict().values())
+    async with devices(3) as household:
+        options = replace(one_stage_each(3, 1), whole_copies=every)
+        await household.holder_run(job, options, household.events.append).run()
+    whole = 0 if every is None else 2 * 2 * weights
+    assert beside == [{"a": whole, "b": 0, "c": 0}]
 
 
 @pytest.mark.parametrize("options", [{"whole_copies": 0}, {"whole_copies": 5, "replicas": False}])
