@@ -34,11 +34,18 @@ RUN_SECONDS = 400.0
 LOOK_SECONDS = 0.02
 LEAST_BYTES = 200e6
 MIB = 1 << 20
+FOLDER = "FOLDER"
+UNNAMED = ("-o", "--mode", FOLDER)
+"""Words of a setting's options that its name leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One household and what it trains; `how`: further options of `train`, "" = none."""
+    """One household and what it trains.
+
+    Attributes:
+        how: further options of `train`, "" = none; FOLDER stands for an empty folder.
+    """
 
     model: str
     devices: int
@@ -51,7 +58,7 @@ class Setting:
     def name(self) -> str:
         """As `--only` takes it."""
         name = f"{self.model}-{self.devices}-{self.planner}-{self.micro_batch}"
-        words = (word.strip("-") for word in self.how.split() if word not in ("-o", "--mode"))
+        words = (word.strip("-") for word in self.how.split() if word not in UNNAMED)
         return "-".join([name, *(word.replace(",", "+") for word in words)])
 
 
@@ -89,6 +96,7 @@ SETTINGS = (
     Setting("bert_small", 3, "hybrid", 8, 8, "--mode async"),
     Setting("bert_small", 3, "ftpipehd", 8, 8, "--mode async --replicate 5,10"),
     Setting("bert_small", 3, "pp", 8, 32, "--whole-copies 4"),
+    Setting("bert_small", 3, "pp", 8, 32, "--checkpoint FOLDER"),
     Setting("bert_small", 3, "pp", 8, 32, "-o adam=true"),
     Setting("bert_small", 3, "dp", 16, 48, "-o adam=true"),
     Setting("bert_small", 3, "pp", 8, 32, "-o evaluates=true"),
@@ -176,19 +184,22 @@ async def measure(setting: Setting, steps: int, folder: Path) -> list[Row]:
         ]
         for member in members:
             await member.expect("ready", START_SECONDS)
-        holder = await household.start("holder", "train", *_arguments(setting, steps))
+        checkpoints = folder / "checkpoints"
+        checkpoints.mkdir()
+        arguments = _arguments(setting, steps, checkpoints)
+        holder = await household.start("holder", "train", *arguments)
         await holder.expect("ready", START_SECONDS)
         devices = dict(zip(names, [holder, *members], strict=True))
         return await _watched(setting, devices)
 
 
-def _arguments(setting: Setting, steps: int) -> Sequence[str]:
+def _arguments(setting: Setting, steps: int, folder: Path) -> Sequence[str]:
     return (
         str(script(setting.model)),
         *("--wait-for", str(setting.devices), "--code", CODE, "--memory", "8GiB"),
         *("-o", f"batch_size={setting.batch_size}", "--micro-batch", str(setting.micro_batch)),
         *("--planner", setting.planner, "--steps", str(steps), "--no-replan", "--debug"),
-        *setting.how.split(),
+        *setting.how.replace(FOLDER, str(folder)).split(),
     )
 
 
