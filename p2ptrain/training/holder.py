@@ -172,10 +172,9 @@ class HolderRun:
 
     def _announce(self, prepared: Prepared, answer: ChangeAnswer, reason: Reason) -> None:
         takes_whole = self._wants_whole_copy() is not None and answer.assignment.protects
-        whole_bytes = MOST_AT_ONCE * self._state_bytes(prepared) if takes_whole else 0
-        event = plan_event(
-            answer, prepared.captured.description, reason.value, {self._mesh.name: whole_bytes}
-        )
+        copies = MOST_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
+        kept_bytes = {self._mesh.name: copies * self._state_bytes(prepared)}
+        event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
         self._emit(event)
         for change in event.changes_results:
             self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,11 +70,13 @@ async def test_two_neighbours_are_lost_and_the_copy_of_all_is_gone_back_to(
     assert recovered.version >= EVERY
 
 
-@pytest.mark.parametrize("every", [None, EVERY])
+@pytest.mark.parametrize(
+    ("every", "writes", "copies"), [(None, False, 0), (EVERY, False, 2), (None, True, 1)]
+)
 async def test_the_plan_says_what_they_take_of_the_holder(
-    monkeypatch: pytest.MonkeyPatch, every: int | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int | None, writes: bool, copies: int
 ) -> None:
-    """One is held while the next one comes; of weights and momentum."""
+    """Of weights and momentum: one is held while the next one comes, one is being written."""
     torch.set_num_threads(1)
     beside: list[dict[str, int]] = []
 
@@ -89,10 +92,11 @@ async def test_the_plan_says_what_they_take_of_the_holder(
     job = momentum_job()
     weights = sum(tensor.nbytes for tensor in job.model.state_dict().values())
     async with devices(3) as household:
-        options = replace(one_stage_each(3, 1), whole_copies=every)
+        options = one_stage_each(3, 1)
+        folder = tmp_path if writes else None
+        options = replace(options, whole_copies=every, checkpoint=folder)
         await household.holder_run(job, options, household.events.append).run()
-    whole = 0 if every is None else 2 * 2 * weights
-    assert beside == [{"a": whole, "b": 0, "c": 0}]
+    assert beside == [{"a": copies * 2 * weights, "b": 0, "c": 0}]
 
 
 @pytest.mark.parametrize("options", [{"whole_copies": 0}, {"whole_copies": 5, "replicas": False}])
