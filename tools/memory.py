@@ -109,6 +109,9 @@ SETTINGS = (
     Setting("mobilenetv2", 2, "tiles", 64, 128),
     Setting("resnet50", 3, "tiles", 16, 32),
     Setting("efficientnet_b1", 2, "tiles", 32, 64),
+    Setting("bert_small", 3, "auto", 8, 64),
+    Setting("resnet50", 3, "auto", 4, 32),
+    Setting("vit", 3, "auto", 8, 64),
 )
 
 
