@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import statistics
 import sys
 import tempfile
@@ -33,11 +34,18 @@ RUN_SECONDS = 400.0
 LOOK_SECONDS = 0.02
 LEAST_BYTES = 200e6
 MIB = 1 << 20
+FOLDER = "FOLDER"
+UNNAMED = ("-o", "--mode", FOLDER)
+"""Words of a setting's options that its name leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One household and what it trains; `how`: options of asynchronous training, "" = none."""
+    """One household and what it trains.
+
+    Attributes:
+        how: further options of `train`, "" = none; FOLDER stands for an empty folder.
+    """
 
     model: str
     devices: int
@@ -50,7 +58,8 @@ class Setting:
     def name(self) -> str:
         """As `--only` takes it."""
         name = f"{self.model}-{self.devices}-{self.planner}-{self.micro_batch}"
-        return "-".join([name, *(word.strip("-") for word in self.how.split()[1:])])
+        words = (word.strip("-") for word in self.how.split() if word not in UNNAMED)
+        return "-".join([name, *(word.replace(",", "+") for word in words)])
 
 
 SETTINGS = (
@@ -82,12 +91,37 @@ SETTINGS = (
     Setting("vit", 3, "pp", 8, 8, "--mode async"),
     Setting("mobilenetv2", 3, "pp", 16, 16, "--mode async"),
     Setting("bert_small", 3, "pp", 8, 8, "--mode async"),
+    Setting("bert_small", 3, "pp", 8, 32, "--mode async --versions 2"),
+    Setting("bert_small", 3, "pp", 8, 8, "--mode async --aggregate 2"),
+    Setting("bert_small", 3, "hybrid", 8, 8, "--mode async"),
+    Setting("bert_small", 3, "ftpipehd", 8, 8, "--mode async --replicate 5,10"),
+    Setting("bert_small", 3, "pp", 8, 32, "--whole-copies 4"),
+    Setting("bert_small", 3, "pp", 8, 32, "--checkpoint FOLDER"),
+    Setting("bert_small", 3, "pp", 8, 32, "-o adam=true"),
+    Setting("bert_small", 3, "dp", 16, 48, "-o adam=true"),
+    Setting("bert_small", 3, "pp", 8, 32, "-o evaluates=true"),
+    Setting("vit", 3, "pp", 32, 128, "-o evaluates=true"),
+    Setting("resnet50", 3, "pp", 8, 32, "--wire bf16"),
+    Setting("vit", 3, "pp", 16, 64, "--wire int8"),
+    Setting("mobilenetv2", 3, "hybrid", 64, 384),
+    Setting("resnet50", 3, "hybrid", 8, 48),
+    Setting("resnet50", 3, "dp", 8, 48),
+    Setting("mobilenetv2", 2, "tiles", 64, 128),
+    Setting("resnet50", 3, "tiles", 16, 32),
+    Setting("efficientnet_b1", 2, "tiles", 32, 64),
+    Setting("bert_small", 3, "auto", 8, 64),
+    Setting("resnet50", 3, "auto", 4, 32),
+    Setting("vit", 3, "auto", 8, 64),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One device of one run; bytes."""
+    """One device of one run; bytes.
+
+    Attributes:
+        versions: of which copies became whole in the run.
+    """
 
     setting: str
     device: str
@@ -95,6 +129,7 @@ class Row:
     before: int
     predicted: int
     measured: int
+    versions: int
 
     @property
     def ratio(self) -> float:
@@ -128,6 +163,20 @@ class Watch:
             await asyncio.sleep(LOOK_SECONDS)
 
 
+class Stable:
+    """Which versions' copies have become whole, by what the holder logs; until it is cancelled."""
+
+    def __init__(self, holder: Device) -> None:
+        self._holder = holder
+        self.steps: set[str] = set()
+
+    async def run(self) -> None:
+        """Look, for ever: a device keeps the last 40 lines."""
+        while True:
+            self.steps |= set(re.findall(r"version_stable' step=(\d+)", self._holder.stderr))
+            await asyncio.sleep(LOOK_SECONDS)
+
+
 async def measure(setting: Setting, steps: int, folder: Path) -> list[Row]:
     """Train once; a row for each device of the plan."""
     names = ["holder", *(f"member{i}" for i in range(1, setting.devices))]
@@ -138,26 +187,30 @@ async def measure(setting: Setting, steps: int, folder: Path) -> list[Row]:
         ]
         for member in members:
             await member.expect("ready", START_SECONDS)
-        holder = await household.start("holder", "train", *_arguments(setting, steps))
+        checkpoints = folder / "checkpoints"
+        checkpoints.mkdir()
+        arguments = _arguments(setting, steps, checkpoints)
+        holder = await household.start("holder", "train", *arguments)
         await holder.expect("ready", START_SECONDS)
         devices = dict(zip(names, [holder, *members], strict=True))
         return await _watched(setting, devices)
 
 
-def _arguments(setting: Setting, steps: int) -> Sequence[str]:
+def _arguments(setting: Setting, steps: int, folder: Path) -> Sequence[str]:
     return (
         str(script(setting.model)),
         *("--wait-for", str(setting.devices), "--code", CODE, "--memory", "8GiB"),
         *("-o", f"batch_size={setting.batch_size}", "--micro-batch", str(setting.micro_batch)),
-        *("--planner", setting.planner, "--steps", str(steps)),
-        *setting.how.split(),
+        *("--planner", setting.planner, "--steps", str(steps), "--no-replan", "--debug"),
+        *setting.how.replace(FOLDER, str(folder)).split(),
     )
 
 
 async def _watched(setting: Setting, devices: dict[str, Device]) -> list[Row]:
     watches = {name: Watch(device.pid) for name, device in devices.items()}
     before = {name: watch.now() for name, watch in watches.items()}
-    looking = [asyncio.create_task(watch.run()) for watch in watches.values()]
+    stable = Stable(devices["holder"])
+    looking = [asyncio.create_task(one.run()) for one in (stable, *watches.values())]
     try:
         await devices["holder"].expect("plan", RUN_SECONDS)
         for watch in watches.values():
@@ -178,6 +231,7 @@ async def _watched(setting: Setting, devices: dict[str, Device]) -> list[Row]:
             before=before[name],
             predicted=predicted,
             measured=watches[name].peak_bytes - before[name],
+            versions=len(stable.steps),
         )
         for name, predicted in plan["predicted_peak_bytes"].items()
     ]
@@ -196,12 +250,12 @@ def _part(plan: dict[str, object], name: str) -> str:
 def report(rows: Sequence[Row]) -> str:
     """The table, and in its last line the worst of the large jobs."""
     lines = [
-        f"{'setting':26} {'device':8} {'units':9} {'before':>7} "
-        f"{'predicted':>9} {'measured':>9} {'ratio':>6}"
+        f"{'setting':36} {'device':8} {'units':9} {'before':>7} "
+        f"{'predicted':>9} {'measured':>9} {'ratio':>6} {'versions':>8}"
     ]
     lines += [
-        f"{row.setting:26} {row.device:8} {row.part:9} {row.before / MIB:7.0f} "
-        f"{row.predicted / MIB:9.0f} {row.measured / MIB:9.0f} {row.ratio:6.2f}"
+        f"{row.setting:36} {row.device:8} {row.part:9} {row.before / MIB:7.0f} "
+        f"{row.predicted / MIB:9.0f} {row.measured / MIB:9.0f} {row.ratio:6.2f} {row.versions:8}"
         for row in rows
     ]
     large = [abs(row.ratio - 1) for row in rows if row.measured > LEAST_BYTES]

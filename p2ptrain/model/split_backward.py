@@ -127,16 +127,22 @@ class WeightGradients:
         left = Counter(id(p) for waiting in self._waiting for p in waiting.product.parameters)
         sums: dict[int, Tensor] = {}
         while self._waiting:
-            done = []
-            for parameter, gradient in _gradients(self._waiting.pop()):
-                key = id(parameter)
-                if gradient is not None:
-                    sums[key] = sums[key] + gradient if key in sums else gradient
-                left[key] -= 1
-                if not left[key]:
-                    add(parameter, sums.pop(key, None))
-                    done.append(parameter)
-            yield done
+            yield self._compute_last(add, left, sums)
+
+    def _compute_last(
+        self, add: Add, left: Counter[int], sums: dict[int, Tensor]
+    ) -> list[nn.Parameter]:
+        """Of the last product; `left` and `sums`: uses to come and what others gave, by id."""
+        done = []
+        for parameter, gradient in _gradients(self._waiting.pop()):
+            key = id(parameter)
+            if gradient is not None:
+                sums[key] = sums[key] + gradient if key in sums else gradient
+            left[key] -= 1
+            if not left[key]:
+                add(parameter, sums.pop(key, None))
+                done.append(parameter)
+        return done
 
     def order(self) -> tuple[int, ...]:
         """Ids of the products' parameters, in the forward's order."""

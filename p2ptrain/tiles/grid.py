@@ -222,6 +222,16 @@ def group_of(network: MapNetwork, first: int, end: int) -> Group:
     return Group(first, end, tuple(sorted(read - made)), tuple(leaving))
 
 
+def first_normalised(laid: GroupLayout) -> int | None:
+    """The map of other groups of which a group takes statistics before anything else."""
+    network, group = laid.grid.network, laid.group
+    operations = network.operations_of(group.first, group.end)
+    first = next((k for k in operations if laid.is_used(k.output)), None)
+    if first is None or not first.statistics or first.inputs[0] in network.entering:
+        return None
+    return first.inputs[0] if first.inputs[0] in group.entering else None
+
+
 def _include(spans: _Spans, number: int, more: tuple[Span, ...]) -> None:
     known = spans.get(number)
     if known is None:

@@ -257,14 +257,26 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write, flush to the disk, and return the file's SHA-256."""
-    owned = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     path.touch()
     mode = path.stat().st_mode
-    save_file(owned, path)  # in a file that only its owner may read
+    save_file(_apart(tensors), path)  # in a file that only its owner may read
     path.chmod(stat.S_IMODE(mode))
     with path.open("rb+") as file:
         os.fsync(file.fileno())
     return _sha256(path)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same values, of which no two share memory; copied only where they did."""
+    found, end = {}, 0
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    for name in sorted(whole, key=lambda name: (whole[name].data_ptr(), name)):
+        tensor = whole[name]
+        if tensor.data_ptr() < end:
+            found[name] = tensor.clone()
+        else:
+            found[name], end = tensor, tensor.data_ptr() + tensor.nbytes
+    return found
 
 
 def _read(path: Path, digest: object) -> Mapping[str, Tensor]:

@@ -56,7 +56,7 @@ from p2ptrain.training.start_of_job import Started, StartOfJob
 from p2ptrain.training.state_check import state_check
 from p2ptrain.training.state_transfer import STAGE, in_memory
 from p2ptrain.training.training_loop import TrainingLoop
-from p2ptrain.training.whole_copies import WholeCopies
+from p2ptrain.training.whole_copies import MOST_AT_ONCE, WholeCopies
 
 log = get_logger(__name__)
 
@@ -171,7 +171,10 @@ class HolderRun:
         return () if in_force is None else in_force.assignment.devices
 
     def _announce(self, prepared: Prepared, answer: ChangeAnswer, reason: Reason) -> None:
-        event = plan_event(answer, prepared.captured.description, reason.value)
+        takes_whole = self._wants_whole_copy() is not None and answer.assignment.protects
+        copies = MOST_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
+        kept_bytes = {self._mesh.name: copies * self._state_bytes(prepared)}
+        event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
         self._emit(event)
         for change in event.changes_results:
             self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))
@@ -323,7 +326,6 @@ class HolderRun:
         wants = self._wants_whole_copy()
         if wants is None:
             return None
-        model_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
         return WholeCopies(
             self._service.states,
             self._id,
@@ -331,9 +333,14 @@ class HolderRun:
             self._gather,
             wants,
             prepared.first_step,
-            int(model_bytes * (1 + optimizer_state_ratio(self._job.optimizer))),
+            self._state_bytes(prepared),
             self._warn,
         )
+
+    def _state_bytes(self, prepared: Prepared) -> int:
+        """Of the whole model and its optimizer."""
+        model_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
+        return int(model_bytes * (1 + optimizer_state_ratio(self._job.optimizer)))
 
     def _wants_whole_copy(self) -> Callable[[int, int], bool] | None:
         """By the version copied last, and a newer one; None = none is wanted."""

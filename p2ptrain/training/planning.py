@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from p2ptrain.errors import Error, PeerError, UserError
@@ -59,8 +61,18 @@ async def survey_links(mesh: Mesh) -> None:
         log.info("early_survey_failed", why=str(error))  # the plan's own survey follows
 
 
-def plan_event(answer: ChangeAnswer, description: ModelDescription, reason: str) -> PlanEvent:
-    """The event that announces a plan."""
+def plan_event(
+    answer: ChangeAnswer,
+    description: ModelDescription,
+    reason: str,
+    kept_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> PlanEvent:
+    """The event that announces a plan.
+
+    Args:
+        kept_bytes: what copies of the whole model take that the coordinator does not know of, by
+            the name of a device.
+    """
     plan: dict[str, Any] = dict(answer.plan)
     return PlanEvent(
         epoch=answer.assignment.key.epoch,
@@ -75,7 +87,7 @@ def plan_event(answer: ChangeAnswer, description: ModelDescription, reason: str)
         mode="sync" if answer.assignment.asynchrony is None else "async",
         mode_reason=plan.get("mode_reason", ""),
         predicted_peak_bytes={
-            name: peak + answer.beside_bytes.get(name, 0)
+            name: peak + answer.beside_bytes.get(name, 0) + kept_bytes.get(name, 0)
             for name, peak in plan["predicted"]["peak_bytes"].items()
         },
     )

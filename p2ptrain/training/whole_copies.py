@@ -27,6 +27,8 @@ from p2ptrain.training.versions import of_units
 
 log = get_logger(__name__)
 
+MOST_AT_ONCE = 2
+"""One is held, and a newer one comes."""
 MEMORY_SHARE = 0.5
 """Of what is free when one is made, while the one before is still held."""
 

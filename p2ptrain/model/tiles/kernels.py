@@ -94,6 +94,16 @@ def convolution(place: Place, state: Mapping[str, Tensor], padding: Padding) -> 
     return run
 
 
+def padded_by_hand(padding: Padding) -> Padding:
+    """What of it the convolution's operator cannot put around its input itself."""
+    return _divided(padding)[0]
+
+
+def padding_first(call: Kernel, padding: Padding) -> Kernel:
+    """`call` on its input with zeros around it."""
+    return lambda inputs: call([_padded(inputs[0], padding, 0.0)])
+
+
 def _maximum_pooling(place: Place) -> Kernel:
     rows, columns = place.operation.rows, place.operation.columns
     kernel_size, stride = (rows.kernel, columns.kernel), (rows.stride, columns.stride)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import torch
@@ -12,9 +12,17 @@ from torch import Tensor, nn
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.graph import StateRef
+from p2ptrain.model.tiles.early_padding import leaves_zeros, maker_for
 from p2ptrain.model.tiles.elementwise import is_in_place
 from p2ptrain.model.tiles.interior import InteriorFirst, as_known
-from p2ptrain.model.tiles.kernels import Kernel, Place, kernel
+from p2ptrain.model.tiles.kernels import (
+    Kernel,
+    Place,
+    convolution,
+    kernel,
+    padded_by_hand,
+    padding_first,
+)
 from p2ptrain.model.tiles.messages import GradientSums, Halo, HaloGradient, Moments, Subject
 from p2ptrain.model.tiles.normalisation import Normalisation
 from p2ptrain.model.tiles.part import TiledPart
@@ -236,6 +244,8 @@ class TileProgram:
         if isinstance(step, Segment):
             for k in step.operations:
                 self.instructions[k] = self._instruction(group, k)
+            for k in step.operations:
+                self._pad_early(group, step, k)
         else:
             node = self._nodes[self.part.nodes[step.operation]]
             self.normalisations[step.operation] = Normalisation(node, self.replica.tensors)
@@ -249,6 +259,26 @@ class TileProgram:
             place.node.grad_enabled,
             place.node.operator in CONVOLUTIONS,
         )
+
+    def _pad_early(self, group: int, segment: Segment, reader: int) -> None:
+        """Have what a convolution reads padded before it is made, where that can be."""
+        place, network = self._place(group, reader), self.part.network
+        by_hand = padded_by_hand(place.padding)
+        maker = maker_for(network, segment, reader)
+        if maker is None or place.node.operator not in CONVOLUTIONS or not any(map(any, by_hand)):
+            return
+        first, behind = self.instructions[maker], self.instructions[reader]
+        source = network.maps[first.operation.inputs[0]]
+        operator = self._nodes[self.part.nodes[maker]].operator
+        reads_all = behind.cuts == (None,)
+        if not reads_all or not leaves_zeros(operator, first.call, source, self.dtype):
+            return
+        left = tuple(
+            (0, 0) if any(hand) else both for hand, both in zip(by_hand, place.padding, strict=True)
+        )
+        call = convolution(place, self.replica.tensors, (left[0], left[1]))
+        self.instructions[maker] = replace(first, call=padding_first(first.call, by_hand))
+        self.instructions[reader] = replace(behind, call=call)
 
     def _place(self, group: int, k: int) -> Place:
         operation = self.part.network.operations[k]

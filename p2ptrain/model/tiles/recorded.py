@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from p2ptrain.model.split_backward import WeightGradients
 
@@ -33,7 +34,7 @@ class Recorded:
             self.later = WeightGradients(Counter(map(id, put_off)))
         self._parameters = {id(parameter): parameter for parameter in put_off or ()}
         self._anchors: list[Tensor] = []
-        self._roots: list[tuple[int, bool, Tensor]] = []
+        self._roots: list[tuple[int, bool, Tensor | GradientEdge]] = []
 
     def enter(self, number: int, value: Tensor) -> Tensor:
         """`value` of a map, as autograd sees it inside."""
@@ -58,10 +59,18 @@ class Recorded:
             self._roots.append((number, owned, value))
         return value.detach()
 
+    def release(self, number: int) -> None:
+        """Of the part of that map that left the group the backward needs no values, nor `kept`."""
+        self._roots = [
+            (known, owned, _edge(value) if owned and known == number else value)
+            for known, owned, value in self._roots
+        ]
+
     @property
     def kept(self) -> list[tuple[int, Tensor]]:
         """What it gave, or a part of that, until the backward: (map, values)."""
-        return [(number, value.detach()) for number, _, value in self._roots]
+        found = ((number, value) for number, _, value in self._roots)
+        return [(number, value.detach()) for number, value in found if isinstance(value, Tensor)]
 
     def backward(
         self, inner: Mapping[int, Tensor], owned: Mapping[int, Tensor]
@@ -79,7 +88,7 @@ class Recorded:
         for number, leaves, value in self._roots:
             gradient = (owned if leaves else inner).get(number)
             if gradient is not None:
-                roots.append(value)
+                roots.append(_edge(value))
                 starts.append(gradient)
         self._roots.clear()
         if self.later is None:
@@ -93,6 +102,11 @@ class Recorded:
         if roots and wanted:
             torch.autograd.backward(roots, starts, inputs=wanted)
         return self.gradients
+
+
+def _edge(value: Tensor | GradientEdge) -> GradientEdge:
+    """Where a backward from a value starts, without its memory."""
+    return get_gradient_edge(value) if isinstance(value, Tensor) else value
 
 
 class _Enter(torch.autograd.Function):

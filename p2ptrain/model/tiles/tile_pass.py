@@ -69,6 +69,7 @@ class TilePass(TileMachine):
         self._values: dict[int, Tensor] = {}  # maps between groups: what the tile owns
         self._gradients: dict[int, Tensor] = {}  # the same for gradients
         self._recorded: dict[tuple[int, int], Recorded] = {}  # by group and step
+        self._makers: dict[int, Recorded] = {}  # by map that left its group
         self._normalised: dict[int, tuple[Tensor, Statistics]] = {}  # by operation: x
         self._later: list[WeightGradients] = []
         self._reached: frozenset[int] = frozenset()  # maps that the backward reaches, on all tiles
@@ -151,6 +152,7 @@ class TilePass(TileMachine):
         leaving = program.layout.network.leaving
         self.outputs = {number: self._values[number] for number in leaving}
         self._values.clear()
+        self._makers.clear()
         if not program.trains:  # else operators keep most of them anyway, and `finite` looks
             self._inputs.clear()
 
@@ -190,6 +192,9 @@ class TilePass(TileMachine):
                 halo = self._take(Halo(place, number), piece.sender)
                 cut(whole, piece.region.within(required)).copy_(halo)
             inner[number] = whole
+            fused, maker = program.fused[place], self._makers.get(number)
+            if fused is not None and fused.read == number and maker is not None:
+                maker.release(number)  # the normalisation keeps the whole
 
     def _tell_moments(self, step: Normalise, owned: Tensor) -> Tensor:
         own = moments(owned)
@@ -223,6 +228,7 @@ class TilePass(TileMachine):
                 if number in program.layout.groups[place].leaving:
                     owned = part(value, program.required(place, number), program.owned(number))
                     self._values[number] = recorded.leave(number, owned, owned=True)
+                    self._makers[number] = recorded
                 if number in uses.later:
                     inner[number] = recorded.leave(number, value, owned=False)
         if program.trains:

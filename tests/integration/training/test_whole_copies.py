@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from p2ptrain.errors import OptionError
-from p2ptrain.observe.events import Event, Failure, Recovered, Step
-from p2ptrain.training import job_memory
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.training import holder, job_memory
+from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.planning import plan_event
 from p2ptrain.training.recovery import cadence
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.whole_copies import WholeCopies
@@ -64,6 +68,35 @@ async def test_two_neighbours_are_lost_and_the_copy_of_all_is_gone_back_to(
     (recovered,) = [event for event in household.events if isinstance(event, Recovered)]
     assert recovered.version in {version.step for version in held}
     assert recovered.version >= EVERY
+
+
+@pytest.mark.parametrize(
+    ("every", "writes", "copies"), [(None, False, 0), (EVERY, False, 2), (None, True, 1)]
+)
+async def test_the_plan_says_what_they_take_of_the_holder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every: int | None, writes: bool, copies: int
+) -> None:
+    """Of weights and momentum: one is held while the next one comes, one is being written."""
+    torch.set_num_threads(1)
+    beside: list[dict[str, int]] = []
+
+    def announced(
+        answer: ChangeAnswer, model: ModelDescription, reason: str, *more: dict[str, int]
+    ) -> PlanEvent:
+        known = plan_event(answer, model, reason).predicted_peak_bytes
+        event = plan_event(answer, model, reason, *more)
+        beside.append({d: n - known[d] for d, n in event.predicted_peak_bytes.items()})
+        return event
+
+    monkeypatch.setattr(holder, "plan_event", announced)
+    job = momentum_job()
+    weights = sum(tensor.nbytes for tensor in job.model.state_dict().values())
+    async with devices(3) as household:
+        options = one_stage_each(3, 1)
+        folder = tmp_path if writes else None
+        options = replace(options, whole_copies=every, checkpoint=folder)
+        await household.holder_run(job, options, household.events.append).run()
+    assert beside == [{"a": copies * 2 * weights, "b": 0, "c": 0}]
 
 
 @pytest.mark.parametrize("options", [{"whole_copies": 0}, {"whole_copies": 5, "replicas": False}])

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 from p2ptrain.errors import InternalError
-from p2ptrain.model.split_backward import WeightGradients
+from p2ptrain.model.split_backward import WeightGradients, accumulate, compute_together
 from p2ptrain.model.stage import Stage
 from tests.unit.model import pipeline
 from tests.unit.model.conftest import Prepared
@@ -188,3 +188,26 @@ def test_a_product_counts_once_however_often_its_node_is_met() -> None:
         later.watch(result)
     later.settle()
     assert not later.parameters
+
+
+def test_a_gradient_that_was_added_is_freed_before_the_next_one() -> None:
+    """Of several micro-batches the first one's is taken over, and no other stays for long."""
+    linear = nn.Linear(4, 3, bias=False)
+    parts = [WeightGradients({id(linear.weight): 1}) for _ in range(3)]
+    for part in parts:
+        inputs = torch.randn(2, 4, requires_grad=True)
+        result = linear(inputs)
+        part.watch(result)
+        part.settle()
+        result.sum().backward(inputs=[inputs])
+    given: list[StorageWeakRef] = []
+    still_there: list[int] = []
+
+    def add(parameter: nn.Parameter, gradient: Tensor | None) -> None:
+        assert gradient is not None
+        still_there.append(sum(not one.expired() for one in given[1:]))
+        given.append(StorageWeakRef(gradient.untyped_storage()))
+        accumulate(parameter, gradient)
+
+    assert [*compute_together(parts, add)] == [linear.weight]
+    assert still_there == [0, 0, 0]

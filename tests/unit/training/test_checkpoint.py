@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from p2ptrain import failpoints
 from p2ptrain.errors import OptionError
+from p2ptrain.training import checkpoint
 from p2ptrain.training.checkpoint import (
     INDEX,
     Checkpoint,
@@ -137,3 +138,32 @@ def test_who_may_read_other_files_may_read_weights(tmp_path: Path) -> None:
     save_weights(tmp_path / "w.safetensors", {"w": torch.ones(2)})
     (tmp_path / "other").touch()
     assert (tmp_path / "w.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_weights_are_written_from_where_they_are_and_shared_ones_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from a second copy of the whole model."""
+    given: dict[str, torch.Tensor] = {}
+
+    def spy(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        given.update(tensors)
+        save_file(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", spy)
+    both, alone, columns = torch.arange(8.0), torch.ones(3), torch.arange(6.0).view(2, 3)
+    tensors = {
+        "first": both[:4],
+        "last": both[4:],
+        "tied": both[:4],
+        "overlaps": both[3:6],
+        "alone": alone,
+        "across": columns.t(),
+        "none": torch.zeros(0),
+    }
+    save_weights(tmp_path / "w.safetensors", tensors)
+    found = load_file(tmp_path / "w.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    here = {name for name in tensors if given[name].data_ptr() == tensors[name].data_ptr()}
+    assert here == {"first", "alone", "last", "none"}

@@ -29,14 +29,25 @@ def loss(output: Any, target: Tensor) -> Tensor:
 
 
 def repeated(
-    model: nn.Module, data: Callable[[int], TensorDataset], batch_size: int
+    model: nn.Module,
+    data: Callable[[int], TensorDataset],
+    batch_size: int,
+    *,
+    adam: bool = False,
+    evaluates: bool = False,
 ) -> p2ptrain.Job:
-    """Two mini-batches again and again: only the time counts, and the loss to compare."""
+    """Two mini-batches again and again: only the time counts, and the loss to compare.
+
+    `evaluates`: as many samples after each epoch.
+    """
+    samples = data(2 * batch_size)
     return p2ptrain.Job(
         model=model,
-        data=data(2 * batch_size),
+        data=samples,
         loss=loss,
-        optimizer=p2ptrain.SGD(lr=0.01, momentum=0.9),
+        optimizer=p2ptrain.Adam(lr=0.0001) if adam else p2ptrain.SGD(lr=0.01, momentum=0.9),
         batch_size=batch_size,
         epochs=1000,
+        eval_data=samples if evaluates else None,
+        metrics={"loss": loss} if evaluates else {},
     )

@@ -33,6 +33,6 @@ def data(samples: int) -> TensorDataset:
     return images(samples, 32)
 
 
-def job(batch_size: int = 1024) -> p2ptrain.Job:
+def job(batch_size: int = 1024, adam: bool = False, evaluates: bool = False) -> p2ptrain.Job:
     """What `p2ptrain train` takes."""
-    return repeated(build(), data, batch_size)
+    return repeated(build(), data, batch_size, adam=adam, evaluates=evaluates)

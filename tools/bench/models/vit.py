@@ -39,6 +39,6 @@ def data(samples: int) -> TensorDataset:
     return images(samples, 64)
 
 
-def job(batch_size: int = 128) -> p2ptrain.Job:
+def job(batch_size: int = 128, adam: bool = False, evaluates: bool = False) -> p2ptrain.Job:
     """What `p2ptrain train` takes."""
-    return repeated(build(), data, batch_size)
+    return repeated(build(), data, batch_size, adam=adam, evaluates=evaluates)

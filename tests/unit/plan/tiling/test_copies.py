@@ -4,6 +4,7 @@ import pytest
 
 from p2ptrain.plan.tiling.copies import copied_bytes
 from p2ptrain.tiles.shape import TileShape
+from p2ptrain.tiles.window import ELEMENTWISE
 from tests.unit.plan.tiling.examples import CONVOLUTION
 from tests.unit.tiles.networks import chain
 
@@ -21,3 +22,10 @@ def test_a_map_with_its_halo_is_there_twice(borders: tuple[int, ...], columns: i
     shape = TileShape((1.0,), (1.0, 1.0), borders)
     assert copied_bytes(network, shape, (1, 1)) == (each, each)
     assert copied_bytes(network, shape, (2,)) == (2 * each,)
+
+
+def test_a_map_that_is_normalised_first_is_there_once_with_its_halo() -> None:
+    network = chain([CONVOLUTION, ELEMENTWISE, CONVOLUTION], SIZE, statistics=(1,))
+    halo = network.bytes_per_position((1,)) * SIZE
+    shape = TileShape((1.0,), (1.0, 1.0), (0, 1, 3))
+    assert copied_bytes(network, shape, (1, 1)) == (halo, halo)
