@@ -270,10 +270,11 @@ def test_who_alone_finds_somebody_silent_waits_while_others_are_heard() -> None:
 
 
 def test_chatter_of_others_keeps_nobody_alive() -> None:
-    """What they say of a frozen device adds up to data, also where this device was suspected."""
+    """What they say of a frozen device adds up to data, also where all had suspected each other."""
     cluster = Cluster("abcd")
     cluster.run_for(3.0)
-    cluster.feed("a", gossip("b", claim("a", SUSPECT)))
+    for observer, peer in zip("abc", "bca", strict=True):
+        cluster.feed(observer, gossip(peer, claim(observer, SUSPECT)))
     cluster.silent.add("d")
     for _ in range(42):
         cluster.run_for(0.1)
