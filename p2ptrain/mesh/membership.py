@@ -103,7 +103,6 @@ class Membership:
         self._detector = FailureDetector(self._table, self._links, self._sending, *shared)
         self._now = float("-inf")
         self._answered = float("-inf")  # when anybody last answered a probe, late answers too
-        self._doubted = float("-inf")  # when others were last heard to suspect this device
         self._woke = float("-inf")  # end of the last freeze of this process
         self._next_question = float("-inf")  # when a suspect is asked for again at the soonest
         self._next_wakeup = float("-inf")
@@ -239,16 +238,14 @@ class Membership:
     def _on_traffic(self, came: Mapping[str, float], signs: Mapping[str, float]) -> None:
         """Whose data comes is there, however long its contradiction takes behind that data.
 
-        Where data comes, and answers from nobody or others doubt this device, then its own cable
-        is full: so is everybody there.
+        Where data comes and answers from nobody, this device's own cable is full: so is everybody.
         """
         if self._just_woke():
             return
         for peer, at in signs.items():
             self._on_sign(peer, at)
         evidence = self._config.evidence_seconds
-        was_doubted = self._now - self._doubted <= self._config.return_seconds
-        is_own_cable = was_doubted or self._now - self._answered > evidence
+        is_own_cable = self._now - self._answered > evidence
         for peer, at in came.items():
             self._links.flowed(peer, at)
             for suspect, suspicion in self._suspicions.items():
@@ -362,8 +359,6 @@ class Membership:
         """Contradict whatever would replace our own word about ourselves."""
         me = self._table.me
         foreign = record.instance != me.instance and record.incarnation >= me.incarnation
-        if record.state is not MemberState.ALIVE:
-            self._doubted = self._now
         if supersedes(record, me) or foreign:
             self._put_self(dataclasses.replace(me, incarnation=record.incarnation + 1))
         elif record.state is not MemberState.ALIVE:

@@ -41,8 +41,8 @@ class MembershipConfig:
         evidence_seconds: where a third party says that a process ended which was heard from within
             this time over an open link, that only starts a suspicion. Nor is there a verdict for
             so long after much data came from a suspect, or an answer, however late; nor, where
-            answers come from nobody or others suspect this device, after data from anybody: then
-            its own cable is full. Must be below the earliest verdict, and above probe_deadline.
+            answers come from nobody, after data from anybody: then this device's own cable is full.
+            Must be below the earliest verdict, and above probe_deadline.
             Raise: true deaths spread slower. Lower: a confused member can have others declared
             dead until they refute, and a full slow link can cost a member its place.
         excuse_seconds: a suspect of whom anything comes, though no answer, is given
@@ -52,8 +52,7 @@ class MembershipConfig:
             becomes a hundred times slower while it is full loses its place.
         return_seconds: for so long after it was away, what a member says of the end of others
             starts no more than a suspicion where there is a link to them: it was the one that
-            heard nobody. For as long whoever heard itself suspected takes its own cable for full
-            where data comes. Raise: true deaths that it has found since spread slower. Lower: those
+            heard nobody. Raise: true deaths that it has found since spread slower. Lower: those
             whom it took for dead meanwhile are lost to a job until they refute.
         local_health: False switches off every rule of local_health.py (for tests that show
             what it is good for).
