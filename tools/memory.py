@@ -97,6 +97,7 @@ SETTINGS = (
     Setting("bert_small", 3, "ftpipehd", 8, 8, "--mode async --replicate 5,10"),
     Setting("bert_small", 3, "pp", 8, 32, "--whole-copies 4"),
     Setting("bert_small", 3, "pp", 8, 32, "--checkpoint FOLDER"),
+    Setting("resnet50", 1, "auto", 8, 32, "--checkpoint FOLDER"),
     Setting("bert_small", 3, "pp", 8, 32, "-o adam=true"),
     Setting("bert_small", 3, "dp", 16, 48, "-o adam=true"),
     Setting("bert_small", 3, "pp", 8, 32, "-o evaluates=true"),

@@ -120,7 +120,8 @@ class ChangePlanning:
         names = {device: candidate.name for device, candidate in made.candidates.items()}
         stages = stages_of(made.plan, {name: device for device, name in names.items()})
         links = self._surveyor.links(names)
-        return protected(self._request.planning, made.plan, stages, made.candidates, links)
+        planning, holder = self._request.planning, self._request.ask.holder
+        return protected(planning, made.plan, stages, made.candidates, links, holder)
 
     async def _make_plan(self, make: rules.MakePlan) -> Made:
         in_force = self._request.in_force

@@ -60,6 +60,7 @@ def protected(
     stages: Sequence[PlacedStage],
     candidates: Mapping[str, Candidate],
     links: Mapping[tuple[str, str], Link],
+    holder: str,
 ) -> Protected:
     """Give the stages of a new plan their keepers.
 
@@ -67,11 +68,13 @@ def protected(
         stages: the plan's, with ids.
         candidates: by id, all devices of the plan.
         links: by names.
+        holder: id of the device with the data.
     """
-    if not request.replicas:
-        return Protected(tuple(stages), None)
     profile = to_profile(candidates[_any_of(candidates, stages)].measured, request)
     sizes = [state_bytes(profile, stage) for stage in stages]
+    read = _read_bytes(stages, sizes, holder) if request.checkpoints else {}
+    if not request.replicas:
+        return Protected(tuple(stages), None, taken_bytes=read)
     peaks = plan.predicted.peak_bytes
     spare = {
         device: candidate.memory_bytes - peaks.get(candidate.name, 0)
@@ -83,9 +86,17 @@ def protected(
     warnings = tuple(_warning(one, names) for one in found.unprotected)
     cost = _cost(profile, sizes, plan, found.stages, candidates, links)
     if cost is None:
-        return Protected(found.stages, None, warnings)
+        return Protected(found.stages, None, warnings, read)
     taken = copies_bytes(found.stages, sizes, own_slots)
     return Protected(found.stages, cost, warnings, taken)
+
+
+def _read_bytes(stages: Sequence[PlacedStage], sizes: Sequence[int], holder: str) -> dict[str, int]:
+    """What one version takes that is kept for a checkpoint alone, by device."""
+    read: dict[str, int] = defaultdict(int)
+    for stage, size in zip(stages, sizes, strict=True):
+        read[holder if holder in stage.devices else stage.devices[0]] += size
+    return dict(read)
 
 
 def copies_cost(

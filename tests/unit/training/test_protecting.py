@@ -62,7 +62,7 @@ def found(*, replicas: bool = True, **memory_bytes: int) -> Protected:
     }
     links = {(one, other): Link(RATE, 0.0) for one in "xyz" for other in "xyz"}
     asked = replace(request(), replicas=replicas)
-    return protected(asked, plan(), STAGES, candidates, links)
+    return protected(asked, plan(), STAGES, candidates, links, "ix")
 
 
 def test_neighbours_keep_and_the_cost_is_that_of_the_device_with_most_of_it() -> None:
@@ -88,6 +88,23 @@ def test_neighbours_keep_and_the_cost_is_that_of_the_device_with_most_of_it() ->
     # y is at one end of each: at both borders of its stage a round's 16 samples pass
     busy = 16 * (50 + 30) / RATE
     assert ways == [pytest.approx((STATE * own / RATE, busy)) for own in (1000, 600, 400)]
+
+
+def test_without_keepers_a_checkpoint_is_read_from_one_copy_of_each_stage() -> None:
+    """A group's is the holder's, or the first device's."""
+    stages = (
+        PlacedStage(0, 1, ("iy", "ix")),
+        PlacedStage(1, 2, ("iz", "iy")),
+        PlacedStage(2, 3, ("ix",)),
+    )
+    candidates = {f"i{n}": Candidate(f"i{n}", n, measured(*UNITS), PEAK) for n in "xyz"}
+    links = {(one, other): Link(RATE, 0.0) for one in "xyz" for other in "xyz"}
+    for checkpoints, taken in ((True, {"ix": 1000 + 400, "iz": 600}), (False, {})):
+        for replicas in (True, False):
+            asked = replace(request(), replicas=replicas, checkpoints=checkpoints)
+            safe = protected(asked, plan(), stages, candidates, links, "ix")
+            assert safe.cost is None
+            assert safe.taken_bytes == {name: STATE * size for name, size in taken.items()}
 
 
 def test_sums_and_divided_samples_take_a_keeper_s_interface() -> None:
