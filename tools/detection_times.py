@@ -5,8 +5,9 @@
     cable     the member's cable is pulled (network namespaces, as root); the same bar
     busy      freezes of the event loop or of the interpreter, 0.1 to 2 s long, at up to half of the
               members at a time, all of them under full load; bar: nobody is declared dead
-    slow      members that add up in a ring; one cable after the other falls to a hundredth for
-              15 s (namespaces, as root); bar: nobody is declared dead
+    slow      members that add up in a ring; one cable after the other, or those of `--cables`
+              neighbours at once, falls to a hundredth for 15 s (namespaces, as root); bar: nobody
+              is declared dead
     zombie    the coordinator frozen until there is another one, then thawed: its commands must be
               refused, the new one elected within 3 s of the verdict
 
@@ -62,6 +63,7 @@ def main() -> int:
     parser.add_argument("--load", choices=("", "hash", "torch"), default="", help="of each member")
     parser.add_argument("--sums", action="store_true", help="they add up in a ring (slow: always)")
     parser.add_argument("--rate", type=float, default=20.0, help="Mbit/s of cables (cable, slow)")
+    parser.add_argument("--cables", type=int, default=1, help="slow ones at once (slow)")
     parser.add_argument("--without-health", action="store_true", help="switch local health off")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -109,7 +111,9 @@ async def _measure_kind(kind: str, size: int, options: argparse.Namespace) -> bo
                     case "busy":
                         freezes.append(await measure_freezes(members, own, share, deadline))
                     case "slow":
-                        await measure_slow(members, own, share, deadline, slowed, rate)
+                        await measure_slow(
+                            members, own, share, deadline, slowed, rate, options.cables
+                        )
                     case "zombie":
                         await measure_zombies(members, share, deadline, zombies)
                     case _:

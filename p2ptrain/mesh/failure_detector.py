@@ -7,6 +7,7 @@ section 4.1). Data that keeps coming over a link answers a probe as well, which 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from random import Random
 
@@ -32,6 +33,17 @@ class Finding:
     target: str
     certain: bool
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SilentWitness:
+    """A member that was asked for the suspect `target` says nothing, though data came from it `at`.
+
+    Its own cable is full: it may be the only one that hears the suspect, and nobody would know.
+    """
+
+    target: str
+    at: float
 
 
 class FailureDetector:
@@ -62,9 +74,9 @@ class FailureDetector:
         """When `tick` next has something to do."""
         return min(self._next_probe, self._prober.next_due())
 
-    def tick(self, now: float) -> list[Finding]:
+    def tick(self, now: float) -> list[Finding | SilentWitness]:
         """End what is due, probe the next member; returns who was found silent."""
-        findings: list[Finding] = []
+        findings: list[Finding | SilentWitness] = []
         if self._prober.next_due() <= now:
             findings = self._judge_probes(now)
             for relay in self._prober.pop_relays(now=now):
@@ -117,32 +129,40 @@ class FailureDetector:
         if not self._links.is_lost(target):
             self._send(target, MembershipMessage(Kind.PING, sequence=number))
         self._ask_helpers(number, probe, _WITNESSES_FACTOR * self._config.helpers)
+        probe.due = now + self._config.probe_deadline_seconds
 
     def _ask_helpers(self, number: int, probe: Probe, most: int | None = None) -> None:
         others = [peer for peer in self._dissemination.reachable() if peer != probe.target]
         probe.helpers = tuple(self._dissemination.sample(others, most or self._config.helpers))
         probe.indirect = True
-        deadline = self._config.probe_deadline_seconds * self.health.multiplier
-        probe.due = probe.started + deadline
+        probe.due = self._end_of(probe)
         claim = (self._dissemination.claim(self._table.records[probe.target]),)
         for helper in probe.helpers:
             self._send(helper, MembershipMessage(Kind.REQUEST, claim, number, probe.target))
 
-    def _judge_probes(self, now: float) -> list[Finding]:
-        findings: list[Finding] = []
+    def _end_of(self, probe: Probe) -> float:
+        """When it has failed. This device is given more time while it doubts itself."""
+        return probe.started + self._config.probe_deadline_seconds * self.health.multiplier
+
+    def _judge_probes(self, now: float) -> list[Finding | SilentWitness]:
+        findings: list[Finding | SilentWitness] = []
         for number, probe in self._prober.due_probes(now):
             if self._links.last_flow(probe.target) >= probe.started:
                 self._prober.end(number)  # it only has to wait behind data, there or back
                 continue
             if probe.again:
-                self._prober.end(number)
+                at = max(map(self._links.last_flow, probe.silent_helpers), default=-math.inf)
+                findings.append(SilentWitness(probe.target, at))
+                probe.due = self._end_of(probe)  # an answer still counts
+                if probe.due <= now:
+                    self._prober.end(number)
                 continue
             if not probe.indirect:
                 self._ask_helpers(number, probe)
                 continue
             self._prober.end(number)
             if self._config.local_health:
-                self.health.penalise(len(set(probe.helpers) - probe.nacks))
+                self.health.penalise(len(probe.silent_helpers))
             reason = f"it did not answer a probe within {now - probe.started:.1f} s"
             findings.append(Finding(probe.target, certain=False, reason=reason))
         return findings
@@ -196,7 +216,12 @@ class FailureDetector:
         due = now + config.relay_timeout_seconds
         lately = now - config.probe_deadline_seconds
         vouches = self._links.last_flow(target) >= lately or (
-            suspicion is not None and suspicion.has_sign_since(lately, config.excuse_seconds)
+            suspicion is not None
+            and (
+                suspicion.has_sign_since(lately, config.excuse_seconds)
+                # of two suspects each is asked for every second half second
+                or suspicion.lacked_witness_since(lately - config.probe_deadline_seconds)
+            )
         )
         is_asked = (
             suspicion is not None

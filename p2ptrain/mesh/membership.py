@@ -40,7 +40,7 @@ from p2ptrain.mesh.events import (
     SendTo,
     TrustChanged,
 )
-from p2ptrain.mesh.failure_detector import FailureDetector, Finding
+from p2ptrain.mesh.failure_detector import FailureDetector, Finding, SilentWitness
 from p2ptrain.mesh.interface import GONE, MemberState
 from p2ptrain.mesh.member_table import LIVE, MemberTable, supersedes
 from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
@@ -421,7 +421,10 @@ class Membership:
 
     # -- findings and suspicions -----------------------------------------------------------
 
-    def _on_finding(self, finding: Finding) -> None:
+    def _on_finding(self, finding: Finding | SilentWitness) -> None:
+        if isinstance(finding, SilentWitness):
+            self._on_silent_witness(finding)
+            return
         record = self._table.records.get(finding.target)
         if record is None or record.state in GONE:
             return
@@ -429,6 +432,13 @@ class Membership:
             self._declare_dead(record, finding.reason)
         else:
             self._accuse(record, finding.reason)
+
+    def _on_silent_witness(self, witness: SilentWitness) -> None:
+        suspicion = self._suspicions.get(witness.target)
+        if suspicion is not None:
+            config = self._config
+            seconds, most_seconds = config.evidence_seconds, config.excuse_seconds
+            suspicion.lack_witness(witness.at, self._now, seconds, most_seconds)
 
     def _accuse(self, record: MemberRecord, reason: str) -> None:
         """This device itself found `record` silent."""
@@ -458,12 +468,17 @@ class Membership:
             self._sending.spread(record, () if peer is None else (peer,))
 
     def _ask_again(self) -> None:
-        """Look for a sign of the suspect that is judged next: seldom probes are of no use to it."""
+        """Look for signs of the two suspects that are judged next, in turn.
+
+        Seldom probes are of no use to them, and there may be little room for more questions.
+        """
         if self._suspicions and self._now >= self._next_question:
             self._next_question = self._now + self._config.probe_deadline_seconds
-            suspect = min(self._suspicions, key=lambda device: self._suspicions[device].deadline)
-            if self._suspicions[suspect].is_probed:
-                self._detector.ask_again(suspect, self._now)
+            by_deadline = sorted(self._suspicions.items(), key=lambda item: item[1].deadline)
+            device, suspicion = min(by_deadline[:2], key=lambda item: item[1].asked_at)
+            suspicion.asked_at = self._now
+            if suspicion.is_probed:
+                self._detector.ask_again(device, self._now)
 
     def _judge_suspects(self) -> None:
         for device, suspicion in sorted(self._suspicions.items()):
@@ -478,12 +493,13 @@ class Membership:
                 self._declare_dead(self._table.records[device], reason)
 
     def _is_alone_with(self, device: str, suspicion: Suspicion) -> bool:
-        """Whether nobody else finds it silent, though there are others who are heard here.
+        """Whether one member alone finds it silent, though there are others, who are heard here.
 
-        They would by now: it is this device that hears too little, its cable is full.
+        They would by now: it is that member that hears too little, its cable is full. Where it is
+        this device, others may be heard seldom.
         """
-        since = self._now - self._config.evidence_seconds
-        is_alone = suspicion.accusers == (self._table.me.id,) and len(self._table.live()) > 2
+        since = self._now - 2 * self._config.evidence_seconds
+        is_alone = len(suspicion.accusers) == 1 and len(self._table.live()) > 2
         is_long = suspicion.seconds(self._now) >= self._config.excuse_seconds
         return is_alone and not is_long and self._links.others_since(since, device)
 

@@ -48,8 +48,9 @@ class MembershipConfig:
         excuse_seconds: a suspect of whom anything comes, though no answer, is given
             `evidence_seconds` more each time, for so long in all: what was lost on a full cable
             TCP sends again after up to 6.2 s (0.2, 0.4, ... 3.2 s), and what is said later waits
-            for it. Raise: a device that hears nobody is found later. Lower: one whose cable
-            becomes a hundred times slower while it is full loses its place.
+            for it. So is one that somebody might hear who says nothing and yet sends data, and one
+            that a single member finds silent. Raise: a device that hears nobody is found later.
+            Lower: one whose cable becomes a hundred times slower while it is full loses its place.
         return_seconds: for so long after it was away, what a member says of the end of others
             starts no more than a suspicion where there is a link to them: it was the one that
             heard nobody. Raise: true deaths that it has found since spread slower. Lower: those

@@ -33,6 +33,11 @@ class Probe:
     lost: set[str] = field(default_factory=set)
     again: bool = False
 
+    @property
+    def silent_helpers(self) -> set[str]:
+        """Those that have answered nothing."""
+        return set(self.helpers) - self.nacks
+
 
 @dataclass(frozen=True, slots=True)
 class Relay:

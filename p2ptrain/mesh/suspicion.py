@@ -50,6 +50,7 @@ class Suspicion:
             at most `ACCUSERS_LIMIT`, which is more than shorten the timeout.
         is_probed: whether this device asks for the suspect while it lasts; in large groups only
             some do.
+        asked_at: when it last did so through others.
     """
 
     ACCUSERS_LIMIT = 4
@@ -57,11 +58,13 @@ class Suspicion:
     def __init__(self, started: float, expected: int, bounds: tuple[float, float]) -> None:
         self.accusers: tuple[str, ...] = ()
         self.is_probed = False
+        self.asked_at = float("-inf")
         self._started = started
         self._expected = expected
         self._bounds = bounds
         self._not_before = started
         self._last_sign = float("-inf")
+        self._lacked_witness = float("-inf")
 
     @property
     def deadline(self) -> float:
@@ -108,6 +111,22 @@ class Suspicion:
         """
         last = self._last_sign
         return last >= moment and self._started < last <= self._started + most_seconds
+
+    def lack_witness(
+        self, flowed_at: float, now: float, seconds: float, most_seconds: float
+    ) -> None:
+        """A member that may hear the suspect cannot say so: data came from it then, and no answer.
+
+        No verdict for `seconds` after it, within the bound of `excuse`. Data of before the
+        suspicion says nothing: that member may be silent for the same reason.
+        """
+        if self._started < flowed_at and now < self._started + most_seconds:
+            self._lacked_witness = now
+            self.wait_until(min(flowed_at + seconds, self._started + most_seconds))
+
+    def lacked_witness_since(self, moment: float) -> bool:
+        """Whether a witness could not be heard then or later."""
+        return self._lacked_witness >= moment
 
     def wait_until(self, not_before: float) -> None:
         """No verdict before this time."""

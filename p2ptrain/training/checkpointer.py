@@ -68,9 +68,10 @@ class Checkpointer:
     """Takes the checkpoints of one run. Create it in a running event loop; `close` it.
 
     A checkpoint that cannot be written does not stop the training: `failure` tells of the last one,
-    or is None once a later one succeeded. One whose state is not to be had any more, because a
-    device has gone, is left out: training goes back to before it, or the next one comes soon. After
-    the last update none comes: `make_sure` takes that one, `conclude` tells where there is none.
+    or is None once a later one succeeded. People hear of it once, and once it works again. One
+    whose state is not to be had any more, because a device has gone, is left out: training goes
+    back to before it, or the next one comes soon. After the last update none comes: `make_sure`
+    takes that one, `conclude` tells where there is none.
 
     Attributes:
         folder: where they are written.
@@ -85,7 +86,7 @@ class Checkpointer:
         cadence: Cadence,
         gather: Gather,
         progress: Callable[[int], Progress],
-        warn: Callable[[TrainingError], None],
+        warn: Callable[[str], None],
     ) -> None:
         self.folder = folder
         self._cadence = cadence
@@ -98,6 +99,7 @@ class Checkpointer:
         self._written = -1  # newest step
         self._told = -1  # newest step of which people know that it cannot be written
         self._why_left_out = "it was never begun"
+        self._why_failed: str | None = None  # as people have heard; None: all is well
         self._due: int | None = None  # what was wanted and is not taken yet
         self.on_written: Callable[[Version, Written], None] = _nobody
         self.failure: TrainingError | None = None
@@ -157,7 +159,8 @@ class Checkpointer:
         """The job has ended with `step` updates: people hear where no checkpoint has them."""
         if max(self._written, self._told) < step:
             why = f"no checkpoint of step {step}, the last one: {self._why_left_out}"
-            self._fail(step, TrainingError(f"{why}. The trained weights are here"))
+            failure = TrainingError(f"{why}. The trained weights are here")
+            self._fail(step, failure, str(failure))
 
     async def idle(self) -> None:
         """Wait until nothing is under way. Raises what is no checkpoint's failure but a bug."""
@@ -184,19 +187,20 @@ class Checkpointer:
             written = await to_the_end(partial(save, self.folder, checkpoint))
             self._written, self.failure = version.step, None
             self.on_written(version, written)
+            self._say_that_it_works(version.step)
             if self._progress(version.step) != checkpoint.progress:  # evaluated meanwhile
                 await self._say_anew(version.step)
         except (PeerError, TimeoutError) as error:
             self._why_left_out = str(error) or "too slow"
             log.warning("checkpoint_left_out", step=version.step, why=self._why_left_out)
         except TrainingError as error:
-            self._fail(version.step, error)
+            self._fail(version.step, error, str(error))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             why = "not enough memory here for all of the model's state"
             failure = TrainingError(f"no checkpoint of step {version.step}: {why}")
-            self._fail(version.step, failure)
+            self._fail(version.step, failure, why)
         finally:
             now = monotonic()
             self._cadence.taken(now - started, now)
@@ -212,9 +216,19 @@ class Checkpointer:
         finally:
             self._idle.set()
 
-    def _fail(self, step: int, failure: TrainingError) -> None:
+    def _fail(self, step: int, failure: TrainingError, why: str) -> None:
+        """`why` says no step: what people know already is only logged."""
         self.failure, self._told = failure, step
-        self._warn(failure)
+        if why == self._why_failed:
+            log.warning("checkpoint_failed_again", step=step, why=why)
+            return
+        self._why_failed = why
+        self._warn(str(failure))
+
+    def _say_that_it_works(self, step: int) -> None:
+        if self._why_failed is not None:
+            self._why_failed = None
+            self._warn(f"checkpoints can be written again: that of step {step} is in {self.folder}")
 
 
 def _nobody(version: Version, written: Written) -> None:

@@ -369,7 +369,7 @@ class HolderRun:
             Cadence(self._options.checkpoint_every, monotonic()),
             self._gather,
             progress,
-            lambda failure: self._emit(Warned(str(failure))),
+            self._warn,
         )
 
     def _checkpointed(self, checkpointer: Checkpointer) -> Version | None:

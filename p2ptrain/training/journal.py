@@ -5,7 +5,8 @@
 
 A killed process leaves both as its last call wrote them. A power cut may lose the last second of
 `reported`, and then a step is told twice. Where something cannot be written, the journal goes: an
-old one would have epoch numbers used again, and steps told twice.
+old one would have epoch numbers used again, and steps told twice. It is written anew once the disk
+takes it again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 from p2ptrain.errors import ProtocolError, UserError
@@ -42,6 +44,8 @@ FORMAT = "p2ptrain.job/1"
 JOB_FILE = "job.json"
 REPORTED_FILE = "reported"
 SYNC_SECONDS = 1.0
+RETRY_SECONDS = 10.0
+"""Between two tries to write again, where that failed."""
 FIRST_EPOCH = 1
 
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -99,7 +103,7 @@ class Journal:
     Args:
         folder: where it stands; None = nowhere, for a job that nobody would go on with.
         entry: the job, new or found.
-        warn: tells people, once, that nothing can be written.
+        warn: tells people that nothing can be written, once, and once it can be again.
     """
 
     def __init__(
@@ -110,12 +114,13 @@ class Journal:
         self._warn = warn
         self._descriptor: int | None = None
         self._is_synced = True
+        self._failed_at: float | None = None  # when writing was last tried in vain; None: it works
         self._late: JournalEntry | None = None  # to be written with the next sync
         self._writing = threading.Lock()
 
     @property
     def writes(self) -> bool:
-        """Whether there is a journal at all, or still."""
+        """Whether there is a journal at all, though it may not be possible to write it now."""
         return self._folder is not None
 
     async def begun(self, noted: Noted, in_force: InForce | None) -> None:
@@ -132,10 +137,20 @@ class Journal:
             took_part=noted.took_part,
         )
         self._late = None
+        await self._write_whole()
+
+    async def _write_whole(self) -> None:
         try:
-            await asyncio.to_thread(self._put_down, self._entry)
+            await asyncio.to_thread(self._put_down)
         except (OSError, UserError) as error:
             self._give_up(error)
+            return
+        was_broken = self._failed_at is not None
+        if was_broken:
+            self._failed_at = None
+            self.committed(self._entry.reported)  # it may have been written before a step since
+        if was_broken and self._failed_at is None:
+            self._warn("the job's journal can be written again")
 
     def stable(self, version: Version) -> None:
         """The same for a version that is now safe; within a second, off the event loop."""
@@ -157,6 +172,8 @@ class Journal:
         """Once a second, in a thread: what was written reaches the disk. Until it is cancelled."""
         while True:
             await asyncio.sleep(SYNC_SECONDS)
+            if self._failed_at is not None and monotonic() - self._failed_at >= RETRY_SECONDS:
+                await self._write_whole()
             late, self._late = self._late, None
             if self._folder is None or (late is None and self._is_synced):
                 continue
@@ -170,17 +187,14 @@ class Journal:
         """The job is over: there is nothing to go on with, and who keeps it may hear so."""
         if self._folder is not None:
             note(self._folder, {self._entry.job})
-        self._drop()
-
-    def _drop(self) -> None:
         folder, self._folder = self._folder, None
         self._close()
         if folder is not None:
             forget(folder)
 
-    def _put_down(self, entry: JournalEntry) -> None:
+    def _put_down(self) -> None:
         with self._writing:
-            folder = self._folder
+            folder, entry = self._folder, self._entry
             if folder is None:
                 return
             if self._descriptor is None:
@@ -200,11 +214,14 @@ class Journal:
     def _give_up(self, error: Exception) -> None:
         if self._folder is None:
             return
-        self._warn(
-            f"the job's journal cannot be written ({error}): the job goes on, but would not go on "
-            "after this device's own end"
-        )
-        self._drop()
+        is_news, self._failed_at = self._failed_at is None, monotonic()
+        if is_news:
+            self._warn(
+                f"the job's journal cannot be written ({error}): the job goes on, but would not go "
+                "on after this device's own end"
+            )
+        self._close()
+        forget(self._folder)
 
     def _close(self) -> None:
         with self._writing:

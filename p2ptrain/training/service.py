@@ -123,6 +123,7 @@ class TrainingService:
         self.measures = DeviceMeasures(mesh, compute, profiles, memory_bytes, ceiling)
         self._emit = emit
         self._part: Participation | None = None
+        self._holder_names: dict[str, str] = {}  # of the last one that ended, by id
         self._surroundings = Surroundings(
             mesh=mesh,
             compute=compute,
@@ -201,7 +202,9 @@ class TrainingService:
         return None if self.parked is None else self._name(self.parked[0])
 
     def _name(self, device: str) -> str:
-        return called(self.mesh, device)
+        """A member's name, also of a holder that was removed since."""
+        known = None if device in self.mesh.members else self._holder_names.get(device)
+        return known or called(self.mesh, device)
 
     async def close(self) -> None:
         """Drop any job and stop serving."""
@@ -414,6 +417,7 @@ class TrainingService:
         elif isinstance(event, LinkUp):
             part.link_started(event.peer_id)
         elif isinstance(event, MemberChanged) and event.member.id == part.holder:
+            self._holder_names = {event.member.id: event.member.name}
             self._on_holder(part, event.member)
 
     @staticmethod

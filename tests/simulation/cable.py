@@ -43,16 +43,25 @@ class Direction:
     """One direction of a cable: first come, first carried. It begins to be slow when it is made.
 
     Args:
-        arrived: is told of every piece of data.
+        arrived: is told of every piece of data; None: nobody here sends any.
+        onto: the slow cable on which its data goes on.
     """
 
-    def __init__(self, how: Slowdown, kernel: Kernel, arrived: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        how: Slowdown,
+        kernel: Kernel,
+        arrived: Callable[[], None] | None,
+        onto: Direction | None = None,
+    ) -> None:
         self._how = how
         self._kernel = kernel
         self._arrived = arrived
+        self._onto = onto
         self._free_at = kernel.now
         self._data_bytes = 0  # waiting
-        self.is_full = True
+        self._under_way_bytes = 0  # of what is sent here: waiting here or further on
+        self.is_full = arrived is not None
         self._fill(how.waiting_bytes)
 
     def carry(self, count: int) -> float:
@@ -71,12 +80,25 @@ class Direction:
         return room is not None and (self._data_bytes > room or rng.random() < self._how.lost_share)
 
     def _fill(self, limit_bytes: int) -> None:
-        while self.is_full and self._data_bytes < limit_bytes:
-            self._data_bytes += self._how.piece_bytes
-            arrival = self.carry(self._how.piece_bytes)
-            self._kernel.at(arrival, b"piece of data", self._take)
+        while self.is_full and self._under_way_bytes < limit_bytes:
+            self._under_way_bytes += self._how.piece_bytes
+            self._pass(self._arrive if self._onto is None else self._go_on)
 
-    def _take(self) -> None:
-        self._data_bytes -= self._how.piece_bytes
+    def _pass(self, then: Callable[[], None]) -> None:
+        self._data_bytes += self._how.piece_bytes
+
+        def passed() -> None:
+            self._data_bytes -= self._how.piece_bytes
+            then()
+
+        self._kernel.at(self.carry(self._how.piece_bytes), b"piece of data", passed)
+
+    def _go_on(self) -> None:
+        assert self._onto is not None
+        self._onto._pass(self._arrive)
+
+    def _arrive(self) -> None:
+        assert self._arrived is not None
+        self._under_way_bytes -= self._how.piece_bytes
         self._arrived()
         self._fill(self._how.kept_bytes)

@@ -118,19 +118,20 @@ def measure_freezes(
 
 
 def measure_slow_cable(
-    seed: int, devices: int, build: Build | None = None, *, loses: bool = False
+    seed: int, devices: int, build: Build | None = None, *, loses: bool = False, cables: int = 1
 ) -> tuple[str, ...]:
     """Who was declared dead while a cable was a hundred times slower than before, and full.
 
     What waits on it at either end takes up to five seconds then: 50 ms of what it carried before.
 
     Args:
+        cables: so many, each device of which sends to the next.
         loses: what finds more waiting than the cable takes in 50 ms now is lost, and a tenth of
             all else.
     """
     rng = Random(f"slow cable {seed} {devices}")
     household = _settled(rng, devices, build)
-    _slow_down(rng, household, loses)
+    _slow_down(rng, household, loses, cables)
     household.run_for(25.0)
     household.network.speed_up()
     household.run_for(10.0)
@@ -154,15 +155,16 @@ def measure_freeze_on_a_slow_cable(seed: int, devices: int) -> float:
     return household.kernel.now - start
 
 
-def _slow_down(rng: Random, household: Household, loses: bool) -> Device:
+def _slow_down(rng: Random, household: Household, loses: bool, cables: int = 1) -> Device:
     mbit = rng.choice((0.2, 0.5, 1.0, 2.0))
     rate = mbit * 1e6 / 8
     piece = round(min(65_536, max(16_384, rate * 100 * 0.005)) / 2)
     waiting = round(rng.uniform(0.2, 1.0) * rate * 100 * 0.05)
     kept = max(2 * piece, 16_384)
-    slow, *others = rng.sample(household.devices, len(household.devices))
+    ring = rng.sample(household.devices, len(household.devices))
+    slow, others = ring[:cables], ring[cables:]
     before, after = (rng.choice(others).id for _ in range(2))
     room = kept + round(0.05 * rate)
     how = Slowdown(rate, waiting, piece, kept, *((room, 0.1) if loses else ()))
-    household.network.slow_down(slow.id, how, before, after)
-    return slow
+    household.network.slow_down_row([device.id for device in slow], how, before, after)
+    return slow[0]

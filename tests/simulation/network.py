@@ -9,9 +9,10 @@ no loss, but for cables that `slow_down` makes slow; no window that fills up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from random import Random
 from typing import Protocol
 
@@ -124,14 +125,25 @@ class Network:
 
     def slow_down(self, device: str, how: Slowdown, before: str, after: str) -> None:
         """A device's cable becomes slow, full of data that `before` sends and `after` gets."""
+        self.slow_down_row([device], how, before, after)
 
-        def arrived(sender: str, receiver: str) -> None:
-            if self._ends.get((receiver, sender)) is not None:
-                self._devices[receiver].on_traffic(sender)
+    def slow_down_row(self, devices: Sequence[str], how: Slowdown, before: str, after: str) -> None:
+        """The cables of such as send to one another, each to the next, become slow at once.
 
-        to, fro = partial(arrived, before, device), partial(arrived, device, after)
-        self._down[device] = Direction(how, self._kernel, to)
-        self._up[device] = Direction(how, self._kernel, fro)
+        The first gets data from `before`, the last sends some to `after`.
+        """
+        to = partial(self._data_arrived, before, devices[0])
+        self._down[devices[0]] = Direction(how, self._kernel, to)
+        for sender, receiver in pairwise(devices):
+            self._down[receiver] = onto = Direction(how, self._kernel, None)
+            between = partial(self._data_arrived, sender, receiver)
+            self._up[sender] = Direction(how, self._kernel, between, onto)
+        fro = partial(self._data_arrived, devices[-1], after)
+        self._up[devices[-1]] = Direction(how, self._kernel, fro)
+
+    def _data_arrived(self, sender: str, receiver: str) -> None:
+        if self._ends.get((receiver, sender)) is not None:
+            self._devices[receiver].on_traffic(sender)
 
     def end_data(self, device: str) -> None:
         """The device's process sends no more data; what waits at its slow cable goes on."""

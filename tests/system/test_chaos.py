@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.chaos import Chaos, Settings
+from tools.chaos import Chaos, Outcome, Settings
 from tools.chaos.__main__ import problems, report
 from tools.chaos.misfortunes import LEAST_DEVICES, Fate, Kind
 
@@ -33,6 +33,23 @@ def test_enough_devices_are_left_alone() -> None:
     misfortune = fate.next(devices[:-LEAST_DEVICES])
     assert misfortune is not None
     assert misfortune.device not in devices[:-LEAST_DEVICES]
+
+
+def _outcome(planner: str, *losses: float) -> Outcome:
+    settings = Settings(planner=planner, seconds=10.0, every=10.0)
+    return Outcome(settings, undisturbed_per_s=0.1, losses=list(losses))
+
+
+@pytest.mark.parametrize(("planner", "bar"), [("pp", 0.0), ("hybrid", 1e-8)])
+def test_losses_are_held_against_one_devices_as_exactly_as_the_planner_allows(
+    planner: str, bar: float
+) -> None:
+    assert problems(_outcome(planner, 2.0, 1.0), [2.0, 1.0]) == []
+    off = ["the losses differ from step 2 on"]
+    assert problems(_outcome(planner, 2.0, 1.0 + 3e-8), [2.0, 1.0]) == off
+    assert problems(_outcome(planner, 2.0), [2.0, 1.0]) == off
+    near = problems(_outcome(planner, 2.0, 1.0 + 3e-9), [2.0, 1.0])
+    assert near == ([] if bar else off)
 
 
 @pytest.mark.usefixtures("emulation")

@@ -18,6 +18,7 @@ SCRIPT = str(Path(__file__).parents[1] / "recovery_times_job.py")
 CODE = "48151623"
 START_SECONDS = 150.0
 MEMORY_EVERY_SECONDS = 5.0
+ONE_DEVICE_A_STAGE = frozenset({"pp", "ftpipehd", "single"})
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Settings:
         seconds: how long they go on.
         calm: seconds of training before the first, for the undisturbed speed.
         job: options of the job.
+        planner: of `train`.
         longest: seconds that one lasts at most.
         diary: where all that the holder says goes, with seconds since the first misfortune.
     """
@@ -44,6 +46,12 @@ class Settings:
     job: Sequence[str] = ("width=128", "layers=14")
     longest: float = 15.0
     diary: Path | None = None
+    planner: str = "pp"
+
+    @property
+    def is_bit_by_bit(self) -> bool:
+        """Whether its plans add up in the order of one device, as all without groups do."""
+        return self.planner in ONE_DEVICE_A_STAGE
 
     @property
     def spare(self) -> float:
@@ -127,14 +135,17 @@ class Chaos:
             return [event["loss"] for event in alone.events("step")]
 
     def _job(self) -> list[str]:
-        return [SCRIPT, *(word for option in self._settings.job for word in ("-o", option))]
+        options = list(self._settings.job)
+        if not self._settings.is_bit_by_bit:
+            options.append("double=true")  # last bits grow in float32
+        return [SCRIPT, *(word for option in options for word in ("-o", option))]
 
     async def _live(self, household: Household) -> None:
         settings, outcome = self._settings, self._outcome
         holder_name, *others = self._emulated
         await asyncio.gather(*(self._join(household, name) for name in others))
         self._emulated[holder_name].lift()
-        wait = ("--wait-for", str(settings.devices), "--code", CODE, "--planner", "pp")
+        wait = ("--wait-for", str(settings.devices), "--code", CODE, "--planner", settings.planner)
         holder = await household.start(holder_name, "train", *self._job(), *wait)
         await holder.expect("member", START_SECONDS)
         # before it is measured: it trains with that share

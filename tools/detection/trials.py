@@ -162,21 +162,34 @@ async def measure_freezes(
 
 
 async def measure_slow(
-    members: Members, rng: Random, trials: int, deadline: float, slowed: Slowed, rate: Rate
+    members: Members,
+    rng: Random,
+    trials: int,
+    deadline: float,
+    slowed: Slowed,
+    rate: Rate,
+    cables: int = 1,
 ) -> None:
-    """Make one cable after the other slow for a while, at any moment of a ring's sums."""
+    """Make one cable after the other slow for a while, at any moment of a ring's sums.
+
+    Args:
+        cables: of so many neighbours at the same moment.
+    """
     for _ in range(trials):
         await _sums(members, time.monotonic(), 2 * len(members.names))
         await asyncio.sleep(rng.uniform(0.0, 2.0))
         if time.monotonic() > deadline:
             return
-        victim = rng.choice(members.names)
+        first = rng.randrange(len(members.names))
+        victims = (2 * members.names)[first : first + cables]
         moment = time.monotonic()
-        rate(victim, True)
+        for victim in victims:
+            rate(victim, True)
         await asyncio.sleep(SLOW_SECONDS)
         slowed.sums.append(sum(len(members[name].since(moment, "sum")) for name in members.names))
         fast = time.monotonic()
-        rate(victim, False)
+        for victim in victims:
+            rate(victim, False)
         await _sums(members, fast, 2 * len(members.names))
         slowed.again.append(time.monotonic() - fast)
         slowed.deaths.append(_false_deaths(members, members.names, moment, members.names))

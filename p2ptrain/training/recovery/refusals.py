@@ -17,6 +17,9 @@ from p2ptrain.training.recovery.presence import Presence
 
 RETRY_SECONDS = 1.0
 """Between two requests where the first one failed and nothing has changed."""
+MOST_DOUBLINGS = 3
+"""Of that where the coordinator does not see whom the holder sees: each request's epoch numbers are
+on the disk first, and this may go on for hours."""
 MOST_SPOILED = 5
 """Requests in a row without a new step in which every preparation was spoiled; the wait between two
 doubles."""
@@ -61,10 +64,11 @@ class Refusals:
     def __init__(self) -> None:
         self.lowered: dict[str, int] = {}
         self._spoiled = 0  # requests in a row
+        self._unseen = 0  # the same, by the coordinator alone
 
     def progress(self) -> None:
         """A new step was made."""
-        self._spoiled = 0
+        self._spoiled = self._unseen = 0
 
     def judge(self, refused: RefusedIn, there: Presence, *, someone_leaves: bool) -> Verdict:
         """What follows from one."""
@@ -83,7 +87,11 @@ class Refusals:
         silent = there.silent.intersection(places)
         if not seen and not silent:  # they have ended for certain since that was found
             return AskAgain(RETRY_SECONDS)
-        return Await(tuple(sorted(silent or seen)), RETRY_SECONDS if seen else None)
+        if not seen:
+            return Await(tuple(sorted(silent)), None)
+        seconds = RETRY_SECONDS * 2 ** min(self._unseen, MOST_DOUBLINGS)
+        self._unseen += 1
+        return Await(tuple(sorted(silent or seen)), seconds)
 
     def _again(self, reason: str) -> Verdict:
         if self._spoiled > MOST_SPOILED:

@@ -14,6 +14,7 @@ import torch
 from p2ptrain import failpoints
 from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.failpoints import Reached
+from p2ptrain.mesh.interface import MemberChanged, MemberState, MeshEvent
 from p2ptrain.mesh.memory import memory_id
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.net.message import Message
@@ -386,6 +387,23 @@ async def test_nobody_waits_for_a_holder_that_was_removed_from_the_household(
             del household.mesh[name].seen[memory_id("a")]
         await run_of_b(household, make_job(epochs=1)).run()
         await household.until_idle("c")
+
+
+async def test_who_waits_for_a_removed_holder_still_calls_it_by_its_name(tmp_path: Path) -> None:
+    """It is a member no more when people hear of it."""
+    async with devices(2) as household:
+        mesh, service = household.mesh["b"], household.members["b"].service
+
+        def forget(event: MeshEvent) -> None:
+            if isinstance(event, MemberChanged) and event.member.state is MemberState.DEAD:
+                del mesh.seen[event.member.id]
+
+        mesh.subscribe(forget)
+        await killed(household, tmp_path, 3)
+        await household.until_waiting("b")
+        assert memory_id("a") not in mesh.members
+        assert household.waiting == [("b", "a")]
+        assert service.waiting_for == "a"
 
 
 async def test_a_late_word_for_a_holder_that_has_left_ends_no_wait(tmp_path: Path) -> None:

@@ -223,13 +223,89 @@ def test_who_gets_signs_vouches_for_a_suspect() -> None:
     assert [cluster.state(observer, "d") for observer in "abc"] == [DEAD] * 3
 
 
-def test_a_suspect_is_asked_for_again_through_the_others_however_timid_this_device_is() -> None:
+def two_go_silent(seconds: float = 0.0) -> Cluster:
+    """Of five; the last but one gets the last one's data, and a its own."""
+    cluster = last_goes_silent("abcde")
+    cluster.silent.add("d")
+    cluster.run_for(seconds)
+    return cluster
+
+
+def test_whose_neighbour_cannot_be_heard_has_time_to_be_though_not_for_ever() -> None:
+    """Both cables are full: only d gets data from e, and nobody hears d say so."""
+    cluster = two_go_silent()
+    for _ in range(75):
+        cluster.feed("a", LinkTraffic({"d": cluster.now - 0.05}))
+        cluster.run_for(0.1)
+    assert [cluster.state(observer, "e") for observer in "abc"] == [SUSPECT] * 3
+    assert "dead" not in cluster.history("a", "d")
+    for _ in range(40):
+        cluster.feed("a", LinkTraffic({"d": cluster.now - 0.05}))
+        cluster.run_for(0.1)
+    assert [cluster.state(observer, "e") for observer in "abc"] == [DEAD] * 3
+
+
+def test_a_neighbour_that_is_heard_no_more_either_puts_off_no_verdict() -> None:
+    """Both froze: what came of d was sent before."""
+    cluster = two_go_silent()
+    cluster.feed("a", LinkTraffic({"d": cluster.now}))
+    cluster.run_for(3.4)
+    assert [cluster.state(observer, "e") for observer in "abc"] == [DEAD] * 3
+
+
+def test_a_neighbour_that_answers_puts_off_no_verdict() -> None:
+    """All get data from d, which says that it does not reach e."""
+    cluster = last_goes_silent("abcde")
+    for _ in range(34):
+        cluster.feed("a", LinkTraffic({"d": cluster.now - 0.05}))
+        cluster.run_for(0.1)
+    assert [cluster.state(observer, "e") for observer in "abcd"] == [DEAD] * 4
+
+
+def test_two_suspects_are_asked_for_in_turn() -> None:
+    """Signs of the one that is judged second are needed before its time is over too."""
     cluster = Cluster("abcdefgh")
     cluster.run_for(3.0)
     member = cluster.members["a"]
+    cluster.feed("a", gossip("b", claim("g", SUSPECT), claim("h", SUSPECT)), settle=False)
+    asked: list[str] = []
+    for _ in range(18):
+        cluster.now += 0.1
+        sent = [i for i in member.tick(cluster.now) if isinstance(i, SendTo) and i.peer == "c"]
+        asked += [i.payload["target"] for i in sent if i.payload["kind"] == "req"]
+    assert min(asked.count("g"), asked.count("h")) >= 2
+
+
+def timid(cluster: Cluster, id_: str) -> Membership:
+    """That member, after it was frozen again and again."""
+    member = cluster.members[id_]
     while member.health_score < HOME_LAN.health_score_limit:
-        cluster.now += 1.0  # frozen again and again
+        cluster.now += 1.0
         member.tick(cluster.now)
+    return member
+
+
+def test_one_accuser_alone_is_doubted_by_those_who_hear_others() -> None:
+    """Others would find the same by now; this device is too timid to find anything by itself."""
+    cluster = Cluster("abcd")
+    cluster.run_for(3.0)
+    member = timid(cluster, "a")
+    cluster.feed("a", gossip("c", Claim(claim("d", SUSPECT).record, ("c",))), settle=False)
+    began = cluster.now
+    while cluster.now < began + 3.3:  # of 3 s without a second accuser
+        cluster.now += 0.1
+        out = member.tick(cluster.now)
+        words = [i.payload for i in out if isinstance(i, SendTo) and i.peer == "b"]
+        asked = [w["sequence"] for w in words if w["kind"] == "req" and cluster.now < began + 1.2]
+        for number in asked or [0]:  # at first b still reaches d
+            member.handle(MessageReceived("b", answer(number)), cluster.now)
+    assert cluster.state("a", "d") is SUSPECT
+
+
+def test_a_suspect_is_asked_for_again_through_the_others_however_timid_this_device_is() -> None:
+    cluster = Cluster("abcdefgh")
+    cluster.run_for(3.0)
+    member = timid(cluster, "a")
     cluster.feed("a", gossip("b", claim("h", SUSPECT, 1)), settle=False)
     asked: list[set[str]] = []
     for _ in range(18):  # of which nobody answers any
@@ -249,6 +325,21 @@ def test_a_suspect_is_not_probed_for_others_too() -> None:
     request = encode(MembershipMessage(Kind.REQUEST, claims, sequence=99, target="c"))
     out = member.handle(MessageReceived("b", request), cluster.now)
     assert [(i.peer, i.payload["kind"]) for i in out if isinstance(i, SendTo)] == [("b", "nack")]
+
+
+def test_who_alone_finds_somebody_silent_waits_for_others_that_are_heard_seldom() -> None:
+    """On its full cable a word that was lost twice comes seconds later."""
+    cluster = Cluster("abcd")
+    cluster.run_for(3.0)
+    member = cluster.members["a"]
+    member.handle(LinkLost("d"), cluster.now)
+    for number in range(150):
+        cluster.now += 0.05
+        if number % 70 == 30:  # 3.5 s lie between two
+            word = MessageReceived("b", encode(MembershipMessage(Kind.PING, sequence=number)))
+            member.handle(word, cluster.now)
+        member.tick(cluster.now)
+    assert cluster.state("a", "d") is SUSPECT
 
 
 def test_who_alone_finds_somebody_silent_waits_while_others_are_heard() -> None:

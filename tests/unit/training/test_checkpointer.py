@@ -24,7 +24,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.gathered: list[Version] = []
-        self.warned: list[TrainingError] = []
+        self.warned: list[str] = []
         self.refuse: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -120,7 +120,7 @@ async def test_no_memory_for_a_checkpoint_is_told_and_ends_nothing(
     assert await run.wants(2)
     run.checkpointer.take(Version(2, 1))
     await run.checkpointer.idle()
-    assert [str(one) for one in run.warned] == [str(run.checkpointer.failure)]
+    assert run.warned == [str(run.checkpointer.failure)]
     assert "not enough memory" in str(run.checkpointer.failure)
     run.refuse = None
     assert await run.wants(4)
@@ -128,6 +128,36 @@ async def test_no_memory_for_a_checkpoint_is_told_and_ends_nothing(
     await run.checkpointer.idle()
     assert run.written == 4
     assert run.checkpointer.failure is None
+
+
+async def test_a_disk_that_stays_full_is_told_of_once_and_once_it_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+
+    async def take(step: int) -> None:
+        assert await run.wants(step)
+        run.checkpointer.take(Version(step, 1))
+        await run.checkpointer.idle()
+
+    def full(folder: Path, content: Checkpoint) -> checkpoint.Written:
+        raise TrainingError(f"could not write a checkpoint to {folder}: no space left")
+
+    for first in (2, 12):  # twice
+        run.warned.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpointer, "save", full)
+            await take(first)
+            await take(first + 2)
+            assert run.warned == [f"could not write a checkpoint to {tmp_path}: no space left"]
+            run.refuse = MemoryError()  # something else
+            await take(first + 4)
+            assert len(run.warned) == 2
+            run.refuse = None
+        await take(first + 6)
+        await take(first + 8)
+        assert len(run.warned) == 3
+        assert run.warned[-1].startswith("checkpoints can be written again: that of step ")
 
 
 async def test_the_last_one_is_made_up_for_from_the_stages_themselves(tmp_path: Path) -> None:
@@ -157,7 +187,7 @@ async def test_a_last_one_that_is_not_to_be_had_is_told_once(tmp_path: Path) -> 
         assert run.warned == [], "the next epoch may have it"
     run.checkpointer.conclude(2)
     run.checkpointer.conclude(2)
-    assert [str(one) for one in run.warned] == [str(run.checkpointer.failure)]
+    assert run.warned == [str(run.checkpointer.failure)]
     assert "no checkpoint of step 2, the last one: it is gone" in str(run.checkpointer.failure)
 
 

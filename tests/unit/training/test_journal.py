@@ -162,6 +162,46 @@ def test_a_step_that_cannot_be_written_ends_the_journal(
     assert find(folder) is None
 
 
+@pytest.mark.parametrize("begins", [True, False], ids=["an epoch begins", "it is tried again"])
+async def test_a_disk_that_takes_it_again_has_the_whole_journal(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    """What happened meanwhile too; people hear of it once."""
+    monkeypatch.setattr(journal, "SYNC_SECONDS", 0.0)
+    monkeypatch.setattr(journal, "RETRY_SECONDS", 1000.0 if begins else 0.0)
+    heard = asyncio.Event()
+    warnings: list[str] = []
+
+    def warn(words: str) -> None:
+        warnings.append(words)
+        if "again" in words:
+            heard.set()
+
+    def read_only(name: str, value: object) -> None:
+        raise UserError("it cannot be written: Read-only file system")
+
+    book = Journal(folder, NEW, warn)
+    await book.begun(Noted(2, FIRST, None), IN_FORCE)
+    with monkeypatch.context() as patched:
+        for name in ("write", "write_json"):
+            patched.setattr(folder, name, read_only)
+        await book.begun(Noted(66, FIRST, None), IN_FORCE)
+        book.committed(Reported(7, 0))
+        assert find(folder) is None
+    syncing = asyncio.create_task(book.keep_synced())
+    if begins:
+        await book.begun(Noted(130, FIRST, None), IN_FORCE)
+    await heard.wait()
+    book.committed(Reported(8, 0))
+    syncing.cancel()
+    found = find(folder)
+    assert found is not None
+    assert found.next_epoch == (130 if begins else 66)
+    assert found.reported == Reported(8, 0)
+    assert len(warnings) == 2
+    assert "Read-only file system" in warnings[0]
+
+
 async def test_what_is_stable_is_written_with_the_next_sync(
     folder: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

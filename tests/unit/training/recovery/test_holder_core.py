@@ -213,6 +213,14 @@ def test_who_is_out_of_the_coordinators_sight_alone_is_named_and_asked_about_aga
     out = _feed(core, h.RefusedIn(core.number, "gone", lost), now=2.0)
     assert out == [to_do.WaitFor(("b",))]
     assert core.next_wakeup == 2.0 + RETRY_SECONDS
+    waits: list[float] = []
+    for _ in range(6):  # each time the numbers are written down
+        now = core.next_wakeup
+        core.tick(now)
+        _feed(core, h.RefusedIn(core.number, "gone", lost), now=now)
+        waits.append(core.next_wakeup - now)
+    assert waits == [2.0, 4.0, 8.0, 8.0, 8.0, 8.0]
+    assert _ask_of(_feed(core, h.Appeared("b"), now=core.next_wakeup - 7.0)), "it is not waited out"
 
 
 def test_state_that_is_gone_for_certain_ends_the_job() -> None:
