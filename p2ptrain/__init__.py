@@ -77,3 +77,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'p2ptrain' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Those too that are not loaded yet, for what completes names while people type."""
+    return sorted({*globals(), *__all__})

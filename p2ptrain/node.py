@@ -31,11 +31,11 @@ from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Event
 from p2ptrain.observe.stream import EventStream
-from p2ptrain.run import Run, start_run
+from p2ptrain.run import Run, check_asked, start_run
 from p2ptrain.training.allocator import keep_freed_memory
 from p2ptrain.training.background import in_background
 from p2ptrain.training.budget import usable_memory_bytes
-from p2ptrain.training.option_values import MOST_THREADS
+from p2ptrain.training.option_values import MOST_THREADS, whole
 from p2ptrain.training.progress import ProgressBoard
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ class Node:
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         _check_limits(threads, memory_bytes)
+        if not isinstance(name, str | None):
+            raise OptionError(f"name must be a text, not {name!r}")
+        port = whole("port", port)
         if port is not None and not 0 <= port < 65536:
             raise OptionError(f"port must be one from 0 to 65535, not {port}")
         self._events = EventStream()
@@ -178,10 +181,11 @@ class Node:
         """Start to train `job` with the household; one job at a time.
 
         Raises:
-            OptionError: a run of this node is still going on.
+            OptionError: a run of this node is still going on, or these are no job and options.
         """
         from p2ptrain.training.options import TrainOptions
 
+        check_asked(job, options)
         options = options or TrainOptions()
         if self._run is not None and not self._run.done:
             raise OptionError("this node already trains a job: wait for its result or cancel it")
@@ -328,6 +332,7 @@ def train(
         KeyboardInterrupt: Ctrl-C or a notebook's stop button; this device has left.
     """
     inspect.signature(Node).bind(**node_options)  # alone, some of them would go unheard
+    check_asked(job, options)
     main = _train_alone if options is not None and options.local else _train_together
     coroutine = main(job, options, on_event, node_options)
     try:
@@ -386,6 +391,7 @@ def _member_line(member: Member) -> dict[str, Any]:
 
 
 def _check_limits(threads: int | None, memory_bytes: int | None) -> None:
+    threads, memory_bytes = whole("threads", threads), whole("memory_bytes", memory_bytes)
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise OptionError(f"threads must be from 1 to {MOST_THREADS}, not {threads}")
     if memory_bytes is not None and memory_bytes < 1:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
+from p2ptrain.errors import OptionError
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Event, Failed
@@ -64,6 +65,17 @@ class Run:
             self._cancelled = True
             self._task.cancel()
         await asyncio.wait([self._task])
+
+
+def check_asked(job: object, options: object) -> None:
+    """OptionError where an app hands over something else than a job and options."""
+    from p2ptrain.training.job import Job
+    from p2ptrain.training.options import TrainOptions
+
+    if not isinstance(job, Job):
+        raise OptionError(f"what is trained must be a p2ptrain.Job, not {type(job).__name__}")
+    if not isinstance(options, TrainOptions | None):
+        raise OptionError(f"options must be p2ptrain.TrainOptions, not {type(options).__name__}")
 
 
 def start_run(

@@ -26,6 +26,7 @@ class Case:
     Attributes:
         model: name in the zoo.
         decay: the schedule's factor is decay ** update; 1.0 means no schedule.
+        private: the device with the data has the first and the last stage.
     """
 
     model: str
@@ -39,12 +40,14 @@ class Case:
     decay: float = 1.0
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    private: bool = False
 
     def __str__(self) -> str:
         extras = [
             f"clip {self.clip_grad_norm}" if self.clip_grad_norm else "",
             f"decay {self.decay}" if self.decay != 1.0 else "",
             "float64" if self.dtype is torch.float64 else "",
+            "private" if self.private else "",
         ]
         told = f"{self.model} on {self.devices}, micro-batch {self.micro_batch}"
         return ", ".join([told, self.optimizer.name, *filter(None, extras)])
@@ -82,9 +85,11 @@ async def with_p2ptrain(case: Case) -> Outcome:
 async def household_run(case: Case, made: zoo.Made) -> HouseholdRun:
     """As `with_p2ptrain`, on a model of one's own; says what was tied across stages."""
     async with devices(case.devices) as household:
-        options = TrainOptions(wait_for=case.devices, planner="pp", steps=case.steps)
+        options = TrainOptions(
+            wait_for=case.devices, planner="pp", steps=case.steps, private=case.private
+        )
         await household.holder_run(job_of(case, made), options).run()
-    assert len(household.plan.stages) == case.devices
+    assert len(household.plan.stages) == case.devices + case.private
     places = Counter(name for stage in household.plan.stages for name in stage.parameters)
     trainable = {
         name

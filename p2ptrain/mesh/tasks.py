@@ -50,13 +50,18 @@ class TaskScope:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Cancel what still runs; raise what failed, alone where it is one error of ours."""
+        """Cancel what still runs; raise what failed, alone where it is one error of ours.
+
+        What only the body raised goes on as it is: it is no business of these tasks.
+        """
         self._closed = True
         for task in tuple(self._tasks):
             task.cancel()
         try:
             await self._group.__aexit__(error_type, error, trace)
         except BaseExceptionGroup as group:
+            if all(failed is error for failed in group.exceptions):
+                return
             single = _only_error(group)
             if single is None:
                 raise

@@ -276,8 +276,11 @@ class EpochLinks:
     async def _send_total(
         self, device: str, stage: int, piece: Piece, names: Sequence[str]
     ) -> None:
+        totals = [self._gradient(name) for name in names]
+        if device == self._shell.mesh.self_id:  # not copied on its way; each stage clips its own
+            totals = await self._shell.compute.run((0,), lambda: _copies(totals))
         line = self._line(stage, f"summed:{self._index}")
-        await self._send_sums(device, line, piece, [self._gradient(name) for name in names])
+        await self._send_sums(device, line, piece, totals)
 
     async def _send_sums(
         self, device: str, line: Line, piece: Piece, values: Sequence[Value]
@@ -336,6 +339,10 @@ class EpochLinks:
 
     def _line(self, stage: int, flow: str) -> Line:
         return Line(self._assignment.key, stage, flow)
+
+
+def _copies(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if gradient is None else gradient.clone() for gradient in gradients]
 
 
 def separate_names(assignment: Assignment, description: ModelDescription) -> frozenset[str]:

@@ -291,6 +291,17 @@ async def test_the_page_for_apps_runs_as_it_stands(
     assert len(blocks) == 2
 
 
+async def test_an_apps_own_error_leaves_the_context_as_it_is(start: Start, tmp_path: Path) -> None:
+    """Not in an ExceptionGroup, which no `except TimeoutError` would catch."""
+    await start("other")
+    node = p2ptrain.Node(
+        name="app", code=CODE, interfaces=("127.0.0.1",), port=0, state_dir=tmp_path / "app"
+    )
+    with pytest.raises(TimeoutError):
+        async with node:
+            raise TimeoutError
+
+
 async def test_what_a_node_is_asked_outside_its_context_is_refused_in_words(tmp_path: Path) -> None:
     node = p2ptrain.Node(state_dir=str(tmp_path), interfaces="127.0.0.1", port=0)
     for ask in (node.status, node.devices, node.invite, lambda: node.window):
@@ -309,13 +320,34 @@ async def test_what_a_node_is_asked_outside_its_context_is_refused_in_words(tmp_
         ({"threads": 0}, "threads"),
         ({"threads": 2**31}, "threads"),
         ({"memory_bytes": 0}, "mem"),
+        ({"memory_bytes": "2GiB"}, "memory_bytes must be a whole number, not '2GiB'"),
+        ({"threads": 1.5}, "threads must be a whole number, not 1.5"),
+        ({"port": "4000"}, "port must be a whole number, not '4000'"),
+        ({"name": 7}, "name must be a text, not 7"),
     ],
 )
 def test_limits_of_a_node_are_looked_at(
-    tmp_path: Path, options: dict[str, int], message: str
+    tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        p2ptrain.Node(state_dir=tmp_path, **options)  # type: ignore[arg-type]
+        p2ptrain.Node(state_dir=tmp_path, **options)
+
+
+async def test_what_is_no_job_and_no_options_is_refused_at_once(tmp_path: Path) -> None:
+    node: Any = p2ptrain.Node(state_dir=tmp_path)
+    train: Any = p2ptrain.train
+    no_options = {"planner": "pp"}
+    for refused in (node.train("script.py"), node.train(make_job(), no_options)):
+        with pytest.raises(OptionError, match=r"must be (a )?p2ptrain\.(Job|TrainOptions), not"):
+            await refused
+    with pytest.raises(OptionError, match=r"must be a p2ptrain\.Job, not type"):
+        train(p2ptrain.Job)
+    with pytest.raises(OptionError, match=r"must be p2ptrain\.TrainOptions, not dict"):
+        train(make_job(), options=no_options)
+
+
+def test_names_that_are_loaded_when_used_are_listed() -> None:
+    assert set(p2ptrain.__all__) <= set(dir(p2ptrain))
 
 
 async def test_what_an_apps_function_raises_of_the_household_leaves_it_whole(

@@ -18,7 +18,7 @@ from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.grouped import GroupSearch, is_tiny
 from p2ptrain.plan.search.large import LargeSearch
 from p2ptrain.plan.search.named import named_answers
-from p2ptrain.plan.search.reasons import no_faster_than, no_gain, too_small
+from p2ptrain.plan.search.reasons import no_faster_than, no_gain, no_place, too_small
 from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.shared.infeasible import explain
 from p2ptrain.plan.shared.judge import Judge, Judged
@@ -167,4 +167,4 @@ def _reason(question: Question, best: Judged, device: int, other: Judged | None)
     if other is not None:
         return no_gain(question.cost, device, best, other)
     small = too_small(question.cost, device, question.splits[0])
-    return small or "no plan found that gives it a stage fits the memory of all devices in it"
+    return small or no_place(question)

@@ -11,12 +11,15 @@ from p2ptrain.plan.request import Mode
 from p2ptrain.plan.shared.infeasible import unit_bytes
 from p2ptrain.plan.shared.judge import Judged
 from p2ptrain.plan.shared.orders import whole_seconds
+from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.simulation.bound import interface_seconds
 from p2ptrain.plan.simulation.steady_bound import mini_batches_each
 from p2ptrain.plan.split import BatchSplit
 
 SAME = 1.005
 """Rounds within half a per cent are called equally fast."""
+PRIVATE_UNITS = 3
+"""Fewest with which something lies between the holder's first unit and its last."""
 
 
 def too_small(cost: CostModel, device: int, split: BatchSplit) -> str | None:
@@ -30,6 +33,16 @@ def too_small(cost: CostModel, device: int, split: BatchSplit) -> str | None:
         f"its memory of {_amount(memory)} holds no unit: the smallest needs {_amount(least)} "
         f"at a micro-batch of {samples}"
     )
+
+
+def no_place(question: Question) -> str:
+    """The reason, where no plan was found that uses a device which could hold some unit."""
+    units = question.cost.unit_count
+    if question.private and units < PRIVATE_UNITS:
+        holder = question.cost.name(question.cost.holder)
+        return f"--private keeps the first and the last unit on {holder}, and the model has {units}"
+    caps = " and keeps the caps" if question.caps else ""
+    return f"no plan found that gives it a stage fits the memory of all devices in it{caps}"
 
 
 def no_gain(cost: CostModel, device: int, best: Judged, other: Judged) -> str:

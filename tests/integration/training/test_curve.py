@@ -67,6 +67,14 @@ async def test_a_tied_weight_in_two_stages_is_summed_in_plain_torchs_order() -> 
     assert difference(ours, reference).state == 0.0
 
 
+async def test_two_stages_with_a_tied_weight_on_one_device_clip_it_once_each() -> None:
+    """The embedding and the head both stay with the data: the sum goes from one to the other."""
+    case = Case("gpt", devices=3, clip_grad_norm=0.1, steps=4, private=True)
+    ours, reference = await with_p2ptrain(case), plain_torch(case)
+    assert ours.losses == reference.losses
+    assert difference(ours, reference).state == 0.0
+
+
 async def test_a_large_tied_weight_is_summed_stage_by_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -84,6 +84,30 @@ def test_a_slow_device_is_left_out_for_its_speed() -> None:
     assert "it computes 400.0 times slower than laptop" in plan.left_out[0].reason
 
 
+@pytest.mark.parametrize(
+    ("request_", "units", "reason"),
+    [
+        (
+            PlanRequest(8, 1, private=True),
+            2,
+            "--private keeps the first and the last unit on laptop, and the model has 2",
+        ),
+        (
+            PlanRequest(8, 1, caps={"pi": 0.01}),
+            1,
+            "no plan found that gives it a stage fits the memory of all devices in it and keeps "
+            "the caps",
+        ),
+    ],
+)
+def test_who_cannot_have_a_part_is_not_told_that_memory_lacks(
+    request_: PlanRequest, units: int, reason: str
+) -> None:
+    cluster = Cluster(devices(laptop=1.0, pi=1.0), FAST)
+    plan = make_plan(examples.profile([(1.0, 1.0)] * units), cluster, request_)
+    assert [(out.name, out.reason) for out in plan.left_out] == [("pi", reason)]
+
+
 def test_a_device_too_small_for_any_unit_is_left_out_for_its_memory() -> None:
     watch = Device("watch", 30, 1.0)
     plan = make_plan(EIGHT, Cluster((*devices(laptop=1.0), watch), FAST), PlanRequest(8, 1))
