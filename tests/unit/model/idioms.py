@@ -66,6 +66,19 @@ class Packed(nn.Module):
         return self.out(x).sum(1) / found[:, None]
 
 
+class Turned(nn.Module):
+    """A weight that is turned over once, for a product and for something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x.mean(1)))
+        turned = self.last.weight.t()
+        return torch.addmm(self.last.bias, x, turned) + turned.square().sum(0)
+
+
 class Codebook(nn.Module):
     """The nearest of some vectors, which follow the data by way of `.data`."""
 
@@ -203,6 +216,7 @@ _MODELS: dict[str, Callable[[], nn.Module]] = {
     "kept": Kept,
     "complex": Complex,
     "experts": Experts,
+    "turned": Turned,
     "drawing": Drawing,
     "packed_lstm": lambda: Packed(nn.LSTM, "state", True, False),
     "packed_gru": lambda: Packed(nn.GRU, "last", True, False),
