@@ -53,9 +53,8 @@ _BATCH_LENGTH = (
     "batch size. Use x.shape[0] and operations on the whole batch"
 )
 _DIFFERENTIATES = (
-    "forward() or the loss differentiates by itself (torch.autograd.grad, torch.func), and "
-    "torch.export cannot follow that through operators such as tanh, exp or softmax. Write the "
-    "derivative out"
+    "forward() or the loss differentiates by itself (torch.autograd.grad), and torch.export cannot "
+    "follow that through one of the operators. Write the derivative out"
 )
 _BY_TORCH_FUNCTION = {
     ("batchnorm.py", "forward"): (
