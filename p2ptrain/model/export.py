@@ -26,10 +26,12 @@ from torch import Tensor, nn
 from torch.autograd import function
 
 from p2ptrain.errors import CaptureError
+from p2ptrain.model.above_autograd import told_eager
 from p2ptrain.model.causal_masks import CausalMasks
+from p2ptrain.model.derivatives import DifferentiatesError, derivatives_as_traced
 from p2ptrain.model.export_errors import LossRefuses, explain, next_least, refusal
 from p2ptrain.model.held import Held, joined
-from p2ptrain.model.modes import calls_as_traced, told_eager
+from p2ptrain.model.modes import calls_as_traced
 from p2ptrain.model.quiet import torch_is_quiet
 from p2ptrain.model.repeated import Twice, refuse_changing, repeats
 from p2ptrain.model.structure import Foreign, Structure, structure_of
@@ -82,6 +84,7 @@ class Scored(nn.Module):
 
     Attributes:
         as_eager: whether libraries that ask are told that nothing is exported.
+        differentiates: whether forward() or the loss is known to take derivatives.
         is_scored: whether the loss is computed in evaluation mode too; a zero stands for it if not.
     """
 
@@ -90,6 +93,7 @@ class Scored(nn.Module):
         self.module = module
         self.loss = loss
         self.as_eager = True
+        self.differentiates = False
         self.is_scored = True
         self.masks = CausalMasks()
         self._roots = {"": module, "loss": loss}
@@ -103,7 +107,11 @@ class Scored(nn.Module):
         held = self.held()
         self.unseen.begin(held)
         buffers = _Buffers(held)
-        with calls_as_traced(), told_eager() if self.as_eager else contextlib.nullcontext():
+        with (
+            calls_as_traced(),
+            told_eager() if self.as_eager else contextlib.nullcontext(),
+            derivatives_as_traced(expected=self.differentiates),
+        ):
             output = self.run(inputs)
             loss = self._loss_of(output, targets)
         self._record.regrown = buffers.write_back()
@@ -284,6 +292,16 @@ def _export(
     scored: Scored, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
     """Export `module`, of which `scored` is a part, for all batches but those too small for it."""
+    try:
+        return _export_from_least(scored, module, inputs, targets)
+    except DifferentiatesError:
+        scored.differentiates = True
+        return _export_from_least(scored, module, inputs, targets)
+
+
+def _export_from_least(
+    scored: Scored, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
+) -> torch.export.ExportedProgram:
     least = 0
     for _ in range(_MOST_BOUNDS):
         try:

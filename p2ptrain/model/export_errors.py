@@ -49,13 +49,12 @@ _SOME_BATCHES = (
     " Let nothing hang on x.shape[0]: no `if` on it, and no operator that does something else then"
 )
 _BATCH_LENGTH = (
-    "len() of a batch, or a loop over its samples, fixes the batch size. Use x.shape[0] and "
-    "operations on the whole batch"
+    "a loop over the samples of a batch, or a number that Python itself takes of it, fixes the "
+    "batch size. Use x.shape[0] and operations on the whole batch"
 )
 _DIFFERENTIATES = (
-    "forward() or the loss differentiates by itself (torch.autograd.grad, torch.func), and "
-    "torch.export cannot follow that through operators such as tanh, exp or softmax. Write the "
-    "derivative out"
+    "forward() or the loss differentiates by itself (torch.autograd.grad), and torch.export cannot "
+    "follow that through one of the operators. Write the derivative out"
 )
 _BY_TORCH_FUNCTION = {
     ("batchnorm.py", "forward"): (

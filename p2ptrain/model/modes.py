@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from p2ptrain.model.above_autograd import mapped_and_cast_as_traced
 from p2ptrain.model.export_errors import BatchLength
 from p2ptrain.model.packed import unchecked_states
 from p2ptrain.model.stand_ins import StandIns
@@ -19,7 +22,7 @@ from p2ptrain.model.unseen import DataAsDetached
 
 @contextlib.contextmanager
 def calls_as_traced() -> Iterator[None]:
-    """Everything here that stands between the model and torch, except for `told_eager`."""
+    """All that stands between the model and torch, except for `told_eager`."""
     modes = (
         NoTensorHooks(),
         NoSwitchedParameters(),
@@ -29,21 +32,10 @@ def calls_as_traced() -> Iterator[None]:
         DataAsDetached(),
     )
     with contextlib.ExitStack() as stack:
-        for mode in (*modes, unchecked_states()):
+        others = (unchecked_states(), mapped_and_cast_as_traced(), _lengths_as_sizes())
+        for mode in (*modes, *others):
             stack.enter_context(mode)
         yield
-
-
-@contextlib.contextmanager
-def told_eager() -> Iterator[None]:
-    """`torch.compiler.is_exporting()` and `is_compiling()` say no."""
-    compiler: Any = torch.compiler
-    before = compiler._is_exporting_flag, compiler._is_compiling_flag
-    compiler._is_exporting_flag = compiler._is_compiling_flag = False
-    try:
-        yield
-    finally:
-        compiler._is_exporting_flag, compiler._is_compiling_flag = before
 
 
 class _OutArguments(TorchFunctionMode):
@@ -59,15 +51,37 @@ class _OutArguments(TorchFunctionMode):
             return out.copy_(func(*args, **kwargs))
 
 
+@contextlib.contextmanager
+def _lengths_as_sizes() -> Iterator[None]:
+    """`len(x)` of a batch as `x.shape[0]`; Python itself would make a plain number of it.
+
+    So the name is given another meaning, in this thread.
+    """
+    thread = threading.get_ident()
+    measure = builtins.len
+
+    def length(value: Any, /) -> Any:
+        if isinstance(value, Tensor) and _is_batch(value) and threading.get_ident() == thread:
+            return value.shape[0]
+        return measure(value)
+
+    builtins.len = length
+    try:
+        yield
+    finally:
+        builtins.len = measure
+
+
+def _is_batch(x: Tensor) -> bool:
+    """Whether the first size of `x` is one of a trace, that stands for many."""
+    return x.dim() > 0 and isinstance(x.shape[0], torch.SymInt)
+
+
 class _BatchLengths(TorchFunctionMode):
-    """Find `len(x)` and `for row in x` on a batch: they fix its size, and export names no line."""
+    """Find `for row in x` on a batch: it fixes its size, and export names no line."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         loops = func is Tensor.unbind and args[1:] in ((), (0,)) and not kwargs
-        if (
-            (func is Tensor.__len__ or loops)
-            and args[0].dim()
-            and isinstance(args[0].shape[0], torch.SymInt)
-        ):
+        if (func is Tensor.__len__ or loops) and _is_batch(args[0]):
             raise BatchLength("the batch size is no plain number")
         return func(*args, **(kwargs or {}))

@@ -64,6 +64,11 @@ _ATEN_FAMILIES = {
         celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid
         log_softmax mish prelu relu relu6 rrelu selu silu softmax softplus softshrink threshold
         _softmax _log_softmax _safe_softmax _prelu_kernel""",
+    "derivatives": """
+        elu_backward gelu_backward hardtanh_backward leaky_relu_backward mse_loss_backward
+        select_backward sigmoid_backward silu_backward slice_backward softplus_backward
+        tanh_backward threshold_backward _softmax_backward_data _log_softmax_backward_data
+        convolution_backward native_layer_norm_backward""",
     "reductions": """
         all amax amin aminmax any argmax argmin bincount count_nonzero cummax cummin cumprod cumsum
         diff dist frobenius_norm histc kthvalue logcumsumexp logsumexp max mean median min mode

@@ -43,16 +43,20 @@ Before: TypeAlias = Callable[[int], None]
 _Registers: TypeAlias = list[Any]
 _Build: TypeAlias = Callable[[_Registers], Any]
 
-_PRODUCTS = frozenset(
-    f"aten.{name}"
+_PRODUCTS = {
+    f"aten.{name}": 2 if name == "addmm.default" else 1
     for name in (
         *("linear.default", "addmm.default", "mm.default", "matmul.default"),
         *(f"conv{d}d.{overload}" for d in (1, 2, 3) for overload in ("default", "padding")),
         *("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input"),
         "convolution.default",
     )
-)
-"""Operators that are a product of their input and a weight; see `split_backward`."""
+}
+"""Operators that are a product of their input and a weight -> the weight's position.
+
+See `split_backward`. Where the weight is what a node has made of a parameter (turned over), other
+nodes may use that too.
+"""
 
 _BATCHES_KEPT = 8
 """Batch sizes for which instructions are kept: a micro-batch, a ragged one, those of a profile."""
@@ -257,7 +261,7 @@ class Program:
             result=self._registers[NodeRef(index)],
             free=self._free.get(index, ()),
             grad_enabled=node.grad_enabled,
-            weighs=node.operator in _PRODUCTS and self._reads_parameter(node),
+            weighs=self._weighs(node),
         )
 
     def _adds_rows(self, node: Node) -> bool:
@@ -271,9 +275,12 @@ class Program:
             and table.name not in self._separate
         )
 
-    def _reads_parameter(self, node: Node) -> bool:
-        state = (r.name for r in node.references() if isinstance(r, StateRef))
-        return any(name in self.parameter_uses for name in state)
+    def _weighs(self, node: Node) -> bool:
+        position = _PRODUCTS.get(node.operator)
+        if position is None or position >= len(node.args):
+            return False
+        weight = node.args[position]
+        return isinstance(weight, StateRef) and weight.name in self.parameter_uses
 
     def _builder(self, argument: Argument, batch: int | None) -> _Build:
         """What makes an argument with values in it from the registers."""

@@ -262,10 +262,10 @@ class _Walk:
 
     def _autocast(self, args: Sequence[Any], grad_enabled: bool) -> Any:
         """(device, dtype, enabled, cache, module, *its arguments)."""
-        if args[2]:
+        if args[2] and args[0] == "cpu":  # its casts are traced: see `above_autograd`
             raise CaptureError(
-                "the model enables torch.autocast, which would compute otherwise on each device. "
-                "Remove it, or convert explicitly with .to(dtype)"
+                "the model enables torch.autocast in a way that cannot be traced. Use "
+                "`with torch.autocast(...)`, or convert explicitly with .to(dtype)"
             )
         return self.run(args[4], args[5:], grad_enabled=grad_enabled)
 

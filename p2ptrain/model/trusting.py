@@ -79,12 +79,91 @@ def _checked(maps: Tensor, sizes: Sequence[int], samples: Tensor, dimensions: in
     return samples
 
 
+def _softmax_backward(name: str) -> Callable[..., Tensor]:
+    """ATen's, for tensors of one shape and type; IndexError: others."""
+    computes = _aten(name)
+
+    def checked(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+        types = {grad_output.dtype, output.dtype, input_dtype}
+        if grad_output.shape != output.shape or len(types) != 1:
+            raise IndexError("the derivative of a softmax is not of the softmax's shape and type")
+        result: Tensor = computes(grad_output, output, dim, input_dtype)
+        return result
+
+    return checked
+
+
+def convolution_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    *settings: Any,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """ATen's, for the gradient of a result that this convolution has.
+
+    Args:
+        settings: stride, padding, dilation, transposed, output_padding, groups, output_mask.
+
+    Raises:
+        IndexError: the gradient is of another shape or type.
+    """
+    maps, filters = (torch.empty_like(tensor, device="meta") for tensor in (input, weight))
+    result = _aten("convolution")(maps, filters, None, *settings[:6])
+    types = {grad_output.dtype, input.dtype, weight.dtype}
+    channels = [grad_output.shape[1]] if grad_output.dim() > 1 else []
+    if (
+        grad_output.shape != result.shape
+        or len(types) != 1
+        or (bias_sizes is not None and [*bias_sizes] != channels)
+    ):
+        raise IndexError("the derivative of a convolution is not of its result's shape and type")
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = _aten("convolution_backward")(
+        grad_output, input, weight, bias_sizes, *settings
+    )
+    return gradients
+
+
+def native_layer_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """ATen's, for statistics (..., 1, 1) and weights (...) of this input.
+
+    Raises:
+        IndexError: something is of another shape or type.
+    """
+    shape = tuple(normalized_shape)
+    rows = input.shape[: max(input.dim() - len(shape), 0)]
+    wanted = [(grad_out, input.shape), *((s, (*rows, *(1 for _ in shape))) for s in (mean, rstd))]
+    wanted += [(tensor, shape) for tensor in (weight, bias) if tensor is not None]
+    fits = (*rows, *shape) == tuple(input.shape) and all(
+        tensor.shape == size and tensor.dtype == input.dtype for tensor, size in wanted
+    )
+    if not fits:
+        raise IndexError("the derivative of a layer norm is not of its input's shape and type")
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = _aten(
+        "native_layer_norm_backward"
+    )(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
+    return gradients
+
+
 def _aten(name: str) -> Any:
     return getattr(torch.ops.aten, name).default
 
 
 CHECKED: Mapping[str, Callable[..., Any]] = {
     "aten.segment_reduce.default": segment_reduce,
+    "aten.convolution_backward.default": convolution_backward,
+    "aten.native_layer_norm_backward.default": native_layer_norm_backward,
+    "aten._softmax_backward_data.default": _softmax_backward("_softmax_backward_data"),
+    "aten._log_softmax_backward_data.default": _softmax_backward("_log_softmax_backward_data"),
     "aten.fractional_max_pool2d.default": _fractional_max_pool(2),
     "aten.fractional_max_pool3d.default": _fractional_max_pool(3),
 }

@@ -37,8 +37,13 @@ class Unseen:
         Args:
             module: what is traced. Its parameters and buffers are followed.
             roots: the user's module and loss, by the name that paths begin with.
+
+        Raises:
+            CaptureError: they keep a sparse tensor.
         """
         self._held = list(_held_tensors(module, roots))
+        for path, _, _, tensor in self._held:
+            _refuse_sparse(path, tensor)
         self._values = {
             id(t): (t, t.detach().clone()) for *_, t in self._held if t.nbytes <= _COPIED_BYTES
         }
@@ -122,15 +127,26 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def refuse_unready(module: nn.Module) -> None:
-    """CaptureError where a tensor of `module` has no shape yet, or is sparse."""
+    """CaptureError where a tensor of `module` has no shape or no values yet, or is sparse."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     for name, tensor in tensors:
         if is_lazy(tensor):
             raise CaptureError(
                 f"{name!r} has no shape yet (a lazy module). Run the model once on a batch before"
             )
-        if tensor.layout is not torch.strided:
-            raise CaptureError(f"{name!r} is sparse, which cannot travel. Use tensor.to_dense()")
+        if tensor.is_meta:
+            raise CaptureError(
+                f"{name!r} has a shape but no values: it is on the meta device. Give it some: "
+                'model.to_empty(device="cpu"), then initialise its layers or load a state_dict. '
+                "A model that only lends its architecture to torch.func belongs in no module: "
+                'self.__dict__["shape"] = model'
+            )
+        _refuse_sparse(name, tensor)
+
+
+def _refuse_sparse(path: str, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise CaptureError(f"{path!r} is sparse, which cannot travel. Use tensor.to_dense()")
 
 
 def uses_buffer(program: torch.export.ExportedProgram, path: str, buffer: Tensor) -> bool:

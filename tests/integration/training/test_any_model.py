@@ -22,7 +22,7 @@ from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from tests import reference
 from tests.integration.training.household import devices
-from tests.unit.model.idioms import Codebook, Complex, Packed
+from tests.unit.model.idioms import Codebook, Complex, Ensemble, Packed, Penalised
 
 SGD_ARGUMENTS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 
@@ -148,6 +148,13 @@ def named_loss(output: Any, target: Any) -> Tensor:
     return cross_entropy(output.one, target.one) + cross_entropy(output.one, target.other)
 
 
+def pairs_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Each sample's target among those of all others, partly in half the bits."""
+    with torch.autocast("cpu"):
+        similar = output @ target.T
+    return cross_entropy(similar.float(), torch.arange(len(output)))
+
+
 class Unrecorded(nn.Module):
     """What `torch.no_grad()` does not record, but gives back as it was, keeps its gradient."""
 
@@ -195,6 +202,15 @@ EXAMPLES = {
     ),
     "complex": Example(Complex, lambda: (torch.randn(6, 8), torch.randn(8)), mse_loss),
     "codebook": Example(Codebook, lambda: (torch.randn(6, 8), torch.randn(8)), mse_loss),
+    "ensemble": Example(Ensemble, lambda: (torch.randn(6, 8), torch.randn(8)), mse_loss),
+    "penalised": Example(
+        lambda: Penalised(nn.LayerNorm(8), twice=False),
+        lambda: (torch.randn(6, 8), torch.randn(8)),
+        mse_loss,
+    ),
+    "pairs": Example(
+        lambda: layers(torch.float32), lambda: (torch.randn(12), torch.randn(4)), pairs_loss
+    ),
     "volumes": Example(volumes, lambda: (torch.randn(3, 8, 8), label())),
     "stateful": Example(Stateful, lambda: (torch.randn(12), label())),
     "unrecorded": Example(Unrecorded, lambda: (torch.randn(12), label())),

@@ -66,6 +66,45 @@ class Packed(nn.Module):
         return self.out(x).sum(1) / found[:, None]
 
 
+class Penalised(nn.Module):
+    """The slope of a network in its inputs, as a critic's penalty or an equation's residual has it.
+
+    And a constant slope in a weight.
+    """
+
+    def __init__(self, norm: nn.Module, twice: bool) -> None:
+        super().__init__()
+        self.twice = twice
+        parts = (nn.Linear(WIDE, WIDE), nn.Tanh(), norm, nn.Softmax(-1), nn.SiLU())
+        self.critic = nn.Sequential(nn.Conv1d(STEPS, STEPS, 3, padding=1), *parts)
+        self.last = nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        score = self.critic(x).sum((1, 2))
+        (slope,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+        if self.twice:
+            (bend,) = torch.autograd.grad(slope[:, 0].sum(), x, create_graph=True)
+            slope = slope + bend
+        out = self.last(torch.tanh(slope)).mean(1)
+        weight = self.last.weight
+        (constant,) = torch.autograd.grad(out.square().mean(), weight, retain_graph=True)
+        return out - functional.linear(out, constant * weight)
+
+
+class Turned(nn.Module):
+    """A weight that is turned over once, for a product and for something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x.mean(1)))
+        turned = self.last.weight.t()
+        return torch.addmm(self.last.bias, x, turned) + turned.square().sum(0)
+
+
 class Codebook(nn.Module):
     """The nearest of some vectors, which follow the data by way of `.data`."""
 
@@ -177,6 +216,49 @@ def _centred(x: Tensor) -> Tensor:
     return x - mean.clone() + _largest(x).clone() + again
 
 
+@torch.autocast("cpu", dtype=torch.bfloat16)
+def _cast(x: Tensor) -> Tensor:
+    """A product and, where it is switched off, none in bfloat16."""
+    y = x @ x.mT
+    with torch.autocast("cpu", enabled=False):
+        z = (y.float() @ x).cumsum(1)
+    return z * 0.1 + functional.softmax(y @ x, dim=1)
+
+
+def _mapped(x: Tensor) -> Tensor:
+    """Over samples, and over the steps of each, which are cast."""
+
+    def sample(steps: Tensor) -> Tensor:
+        with torch.autocast("cpu"):
+            return torch.vmap(lambda step: steps.T @ (steps @ step))(steps)
+
+    return torch.vmap(sample)(x).float()
+
+
+class Ensemble(nn.Module):
+    """One architecture with three models' weights at once; a layer of its own used twice, cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        models = [nn.Linear(WIDE, WIDE) for _ in range(3)]
+        weights, _ = torch.func.stack_module_state(models)
+        self.weights = nn.ParameterDict({k: nn.Parameter(v) for k, v in weights.items()})
+        self.twice, self.last = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+        self.kept = {"shape": models[0].to("meta")}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x.mean(1))
+        with torch.autocast("cpu"):
+            x = self.twice(torch.relu(self.twice(x))).float()
+
+        def call(weights: Any, x: Tensor) -> Any:
+            return torch.func.functional_call(self.kept["shape"], weights, (x,))
+
+        out = torch.vmap(call, in_dims=(0, None))(dict(self.weights), x)
+        made: Tensor = self.last(torch.tanh(out).mean(0))
+        return made
+
+
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "take_along_dim": lambda x: torch.take_along_dim(x, x.argmax(1, keepdim=True), 1),
     "two_views": lambda x: torch.cat([x, x * 2]).chunk(2)[1] + torch.cat([x, x]).chunk(2)[0],
@@ -194,6 +276,10 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "windows": lambda x: x.unfold(1, 3, 1).mean(-1),
     "norms": lambda x: functional.rms_norm(x, (WIDE,)) + functional.normalize(x, dim=-1),
     "inference_mode": _centred,
+    "autocast": _cast,
+    "mapped": _mapped,
+    "mapped_dropout": lambda x: torch.vmap(functional.dropout, randomness="different")(x),
+    "length": lambda x: x * len(x) + torch.arange(len(x))[:, None, None],
     "straight_through": lambda x: x + (x.round() - x).detach(),
 }
 
@@ -203,6 +289,10 @@ _MODELS: dict[str, Callable[[], nn.Module]] = {
     "kept": Kept,
     "complex": Complex,
     "experts": Experts,
+    "ensemble": Ensemble,
+    "turned": Turned,
+    "penalised": lambda: Penalised(nn.LayerNorm(WIDE), twice=False),
+    "penalised_twice": lambda: Penalised(nn.Identity(), twice=True),
     "drawing": Drawing,
     "packed_lstm": lambda: Packed(nn.LSTM, "state", True, False),
     "packed_gru": lambda: Packed(nn.GRU, "last", True, False),

@@ -69,13 +69,8 @@ def _leaves_torch(x: Tensor) -> Tensor:
     return torch.from_numpy(x.detach().numpy()) + x
 
 
-def _autocasts(x: Tensor) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return (x @ x.T @ x).float()
-
-
 def _counts_samples(x: Tensor) -> Tensor:
-    return x / len(x)
+    return torch.stack([x[k] + 1 for k in range(len(x))])
 
 
 def _loops_over_samples(x: Tensor) -> Tensor:
@@ -133,11 +128,10 @@ _CALLS_F = AfterLinear.forward.__code__
         (_as_threes, "only for batches that can be divided by 3"),
         (_normalises_channels, "return nn.CrossMapLRN2d(2)(x.reshape(-1, 2, 2, 2)).flatten(1)"),
         (_normalises_channels, "torch's CrossMapLRN2d takes one batch size only"),
-        (_counts_samples, "return x / len(x)"),
-        (_counts_samples, "x.shape[0]"),
+        (_counts_samples, "return torch.stack([x[k] + 1 for k in range(len(x))])"),
+        (_counts_samples, "one batch size only"),
         (_loops_over_samples, "for row in x"),
         (_leaves_torch, "return torch.from_numpy(x.detach().numpy()) + x"),
-        (_autocasts, "torch.autocast"),
         (_Straight.apply, "torch.autograd.Function"),
         (_other_operator, "aten.resize.default"),
         (_asserts, "Remove the check"),

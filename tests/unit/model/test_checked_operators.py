@@ -128,3 +128,65 @@ def test_pivots_that_are_no_rows_are_refused(pivot: int) -> None:
         resolve("aten.linalg_lu_solve.default").call(torch.eye(4), pivots, torch.ones(4, 1))
     with pytest.raises(RuntimeError, match="ivots"):
         resolve("aten.lu_unpack.default").call(torch.eye(4), pivots)
+
+
+@pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])
+@pytest.mark.parametrize(
+    ("shape", "types"),
+    [
+        ((2, 3), (torch.float32, torch.float32)),
+        ((2, 5), (torch.float64, torch.float32)),
+        ((2, 5), (torch.float32, torch.float16)),
+    ],
+)
+def test_derivatives_of_softmax_that_do_not_fit_are_refused(
+    name: str, shape: tuple[int, int], types: tuple[torch.dtype, torch.dtype]
+) -> None:
+    derivative = resolve(f"aten.{name}_backward_data.default").call
+    output = torch.rand(2, 5)
+    with pytest.raises(IndexError):
+        derivative(torch.ones(shape, dtype=types[0]), output, 1, types[1])
+    assert derivative(torch.ones(2, 5), output, 1, torch.float32).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "biases"),
+    [
+        ((2, 4, 6), torch.float32, [4]),
+        ((2, 3, 5), torch.float32, [4]),
+        ((2, 4, 5), torch.float64, [4]),
+        ((2, 4, 5), torch.float32, [400]),
+    ],
+)
+def test_derivatives_of_convolutions_that_do_not_fit_are_refused(
+    shape: tuple[int, int, int], dtype: torch.dtype, biases: list[int]
+) -> None:
+    derivative = resolve("aten.convolution_backward.default").call
+    maps, weight = torch.rand(2, 3, 7), torch.rand(4, 3, 3)
+    settings = ([1], [0], [1], False, [0], 1, [True, True, True])
+    with pytest.raises(IndexError):
+        derivative(torch.ones(shape, dtype=dtype), maps, weight, biases, *settings)
+    found = derivative(torch.ones(2, 4, 5), maps, weight, [4], *settings)
+    assert [gradient.shape for gradient in found] == [maps.shape, weight.shape, (4,)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "weight", "dtype"),
+    [
+        ((2, 4), 2, 5, torch.float32),
+        ((2, 5), 1, 5, torch.float32),
+        ((2, 5), 2, 4, torch.float32),
+        ((2, 5), 2, 5, torch.float64),
+    ],
+)
+def test_derivatives_of_layer_norms_that_do_not_fit_are_refused(
+    shape: tuple[int, int], rows: int, weight: int, dtype: torch.dtype
+) -> None:
+    derivative = resolve("aten.native_layer_norm_backward.default").call
+    x, mask = torch.rand(2, 5), [True, True, True]
+    parts = (torch.ones(rows, 1), torch.ones(rows, 1), torch.ones(weight), torch.ones(weight))
+    with pytest.raises(IndexError):
+        derivative(torch.ones(shape, dtype=dtype), x, [5], *parts, mask)
+    fitting = (torch.ones(2, 1), torch.ones(2, 1), torch.ones(5), torch.ones(5))
+    found = derivative(torch.ones(2, 5), x, [5], *fitting, mask)
+    assert [gradient.shape for gradient in found] == [x.shape, (5,), (5,)]

@@ -63,6 +63,16 @@ def _replaces_buffer(model: Any, x: Tensor) -> Tensor:
     return x
 
 
+def _slope(row: Tensor) -> Tensor:
+    made: Tensor = torch.func.jvp(torch.tanh, (row,), (row,))[1]
+    return made
+
+
+@torch.autocast("cpu")
+def _cast_slope(x: Tensor) -> Tensor:
+    return torch.autograd.grad(torch.tanh(x @ x.T).sum(), x, create_graph=True)[0]
+
+
 @pytest.mark.parametrize(
     ("f", "says"),
     [
@@ -77,7 +87,10 @@ def _replaces_buffer(model: Any, x: Tensor) -> Tensor:
         (lambda model, x: x if model.older.rand() < 0.6 else x * 2, "random numbers"),
         (lambda model, x: x * model.many[0].random(), "random numbers"),
         (lambda model, x: x * model.many[1]["own"][0].random(), "random numbers"),
-        (lambda model, x: torch.vmap(lambda row: row + row.sum())(x), "torch.vmap"),
+        (lambda model, x: torch.vmap(torch.func.grad(torch.sum))(x), "outside of torch.vmap"),
+        (lambda model, x: torch.vmap(_slope)(x), "outside of torch.vmap"),
+        (lambda model, x: _slope(x), "Use torch.autograd.grad"),
+        (lambda model, x: _cast_slope(x), "outside of them"),
     ],
 )
 def test_it_is_refused(f: Callable[[Any, Tensor], Tensor], says: str) -> None:
@@ -97,14 +110,24 @@ def test_a_large_tensor_that_is_written_to_is_refused(monkeypatch: pytest.Monkey
 
 
 def _differentiates(model: Any, x: Tensor) -> Tensor:
-    x = x.detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(torch.tanh(x).sum(), x, create_graph=True)
-    return gradient * model.weight
+    return torch.func.grad(lambda x: torch.tanh(x).sum())(x) * model.weight
 
 
-def test_a_derivative_that_cannot_be_followed_is_explained() -> None:
-    with pytest.raises(CaptureError, match="differentiates by itself"):
-        capture(_Model(_differentiates), mse_loss, _EXAMPLE)
+def _goes_backward(model: Any, x: Tensor) -> Tensor:
+    start = x.detach().requires_grad_()
+    torch.tanh(start).sum().backward()
+    return start.grad * x
+
+
+@pytest.mark.parametrize(
+    ("f", "says"),
+    [(_differentiates, "Use torch.autograd.grad"), (_goes_backward, "calls backward")],
+)
+def test_a_derivative_that_cannot_be_followed_is_explained(
+    f: Callable[[Any, Tensor], Tensor], says: str
+) -> None:
+    with pytest.raises(CaptureError, match=says):
+        capture(_Model(f), mse_loss, _EXAMPLE)
 
 
 def _only_remembers(model: Any, x: Tensor) -> Tensor:
@@ -128,10 +151,14 @@ def test_what_is_only_remembered_is_taken() -> None:
     [
         (nn.LazyLinear(8), "'weight' has no shape yet"),
         (nn.Sequential(nn.Linear(8, 8), nn.Module()), "'1.A' is sparse"),
+        (_Model(lambda model, x: torch.sparse.mm(model.kept["mean"], x.T).T), "'kept.mean' is sp"),
+        (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, device="meta")), "'1.weight' has a shape"),
     ],
 )
 def test_tensors_that_cannot_travel_are_named(model: nn.Module, says: str) -> None:
     if isinstance(model, nn.Sequential):
         model[1].register_buffer("A", torch.eye(8).to_sparse())
+    if isinstance(model, _Model):
+        model.kept["mean"] = torch.eye(8).to_sparse()
     with pytest.raises(CaptureError, match=says):
         capture(model, mse_loss, _EXAMPLE)
