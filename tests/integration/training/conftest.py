@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from p2ptrain.training import preparation
 from p2ptrain.training.recovery import choose
+from tests import captures
+
+
+@pytest.fixture(autouse=True)
+def equal_models_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs begin at once where an equal model was trained before."""
+    monkeypatch.setattr(preparation, "capture", captures.captured)
 
 
 @pytest.fixture
