@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.training import preparation
 from p2ptrain.training.recovery import choose
-from tests import captures
+from tests.unit.training.conftest import equal_models_are_captured_once
 
-
-@pytest.fixture(autouse=True)
-def equal_models_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs begin at once where an equal model was trained before."""
-    monkeypatch.setattr(preparation, "capture", captures.captured)
+__all__ = ["all_go_back", "equal_models_are_captured_once"]
 
 
 @pytest.fixture
