@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.parametrizations import weight_norm
 
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
@@ -115,6 +116,13 @@ def test_what_a_test_defines_for_itself_is_never_shared(made_anew: list[nn.Modul
         )
         assert found.description.units
     assert len(made_anew) == 2
+
+
+def test_a_model_that_refuses_to_be_written_is_captured_as_ever(made_anew: list[nn.Module]) -> None:
+    one = zoo.make("mlp")
+    weight_norm(next(m for m in one.model.modules() if isinstance(m, nn.Linear)))
+    assert _captured(one).description.units
+    assert made_anew == [one.model]
 
 
 class Noting(nn.Module):
