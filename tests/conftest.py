@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+gc.disable()  # what is loaded and collected stays: half of that time is looking through it in vain
+
 IN_CI = os.environ.get("CI") == "true"
 
 # a busy machine is no failure; in CI a failure must come again in the next run
@@ -49,6 +51,12 @@ def _namespaces_missing() -> str | None:
         return f"missing: {', '.join(missing)} (iproute2, util-linux)"
     made = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True)
     return f"root may not make them here: {made.stderr.strip()}" if made.returncode else None
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for, among what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

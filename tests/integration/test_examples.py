@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -35,16 +37,31 @@ def accuracy(job: Job) -> float:
     return job.metrics["accuracy"](job.model(x), y).item()
 
 
-async def test_trained_weights_learn_new_digits_and_come_back_to_the_old_level(
-    tmp_path: Path,
-) -> None:
+@dataclass(frozen=True)
+class Trained:
+    """A file of weights that know the old digits, and how well."""
+
+    weights: Path
+    level: float
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Trained once for all tests, which only read the file."""
     torch.set_num_threads(1)
-    old, weights = continual(("phase", "old"), ("epochs", "2")), tmp_path / "old.safetensors"
-    by_plain_torch(old)
-    save_file(old.model.state_dict(), weights)
-    level = accuracy(old)
+    job = continual(("phase", "old"), ("epochs", "2"))
+    by_plain_torch(job)
+    weights = tmp_path_factory.mktemp("old") / "old.safetensors"
+    save_file(job.model.state_dict(), weights)
+    return Trained(weights, accuracy(job))
+
+
+async def test_trained_weights_learn_new_digits_and_come_back_to_the_old_level(
+    old: Trained,
+) -> None:
+    level = old.level
     assert level > 0.85
-    start = (("start", str(weights)), ("epochs", "2"))
+    start = (("start", str(old.weights)), ("epochs", "2"))
     job, names = continual(*start), []
     before = accuracy(job)
     assert before < level - 0.2, "it does not know the new digits yet"
@@ -62,12 +79,8 @@ async def test_trained_weights_learn_new_digits_and_come_back_to_the_old_level(
     assert losses == wanted.losses
 
 
-def test_what_is_not_seen_again_is_forgotten(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    old, weights = continual(("phase", "old"), ("epochs", "2")), tmp_path / "old.safetensors"
-    by_plain_torch(old)
-    save_file(old.model.state_dict(), weights)
-    new = continual(("start", str(weights)), ("epochs", "1"), ("remembered", "0"))
+def test_what_is_not_seen_again_is_forgotten(old: Trained) -> None:
+    new = continual(("start", str(old.weights)), ("epochs", "1"), ("remembered", "0"))
     by_plain_torch(new)
     new.model.eval()
     assert accuracy(new) < 0.5

@@ -17,6 +17,8 @@ def test_training_survives_faults_and_is_never_silently_wrong(first: int) -> Non
 
 
 FOUND = {
+    "AppliesInAnyEpoch": 16,
+    "AnswersWithoutStopping": 6,
     "TrustsTheFirst": 143,
     "MixesHistories": 2008,
     "DropsTooEarly": 41,

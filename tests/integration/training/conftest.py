@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.training.recovery import choose
+from tests.unit.training.conftest import equal_models_are_captured_once
+
+__all__ = ["all_go_back", "equal_models_are_captured_once"]
 
 
 @pytest.fixture

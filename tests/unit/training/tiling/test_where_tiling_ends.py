@@ -6,19 +6,26 @@ import pytest
 import torch
 from torch import nn
 
+from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.tiles.refusal import NotTiled
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.preparation import Prepared, prepare
-from tests import zoo
-from tests.unit.model.pipeline import captured, evaluate, micro_batches, pipeline_step, plain_step
+from tests import captures, zoo
+from tests.reference import stack
+from tests.unit.model.pipeline import evaluate, micro_batches, pipeline_step, plain_step
 
 
 def prepared(made: zoo.Made, planner: str = "auto", *, local: bool = False) -> Prepared:
     sizes = {"batch_size": 4, "micro_batch": 2}
     job = Job(made.model, made.data, made.loss, SGD(lr=0.1), **sizes, eval_data=made.data)
     return prepare(job, TrainOptions(planner=planner, local=local))
+
+
+def captured(made: zoo.Made) -> Captured:
+    """As it is without planning."""
+    return captures.captured(made.model, made.loss, stack(made.data[:3]))
 
 
 def units(description: ModelDescription) -> list[str]:

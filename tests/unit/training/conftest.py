@@ -1,0 +1,14 @@
+"""What several files of these tests need."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain.training import preparation
+from tests import captures
+
+
+@pytest.fixture(autouse=True)
+def equal_models_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs are prepared at once where an equal model was captured before."""
+    monkeypatch.setattr(preparation, "capture", captures.captured)
