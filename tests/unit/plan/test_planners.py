@@ -90,7 +90,7 @@ def test_a_slow_device_is_left_out_for_its_speed() -> None:
         (
             PlanRequest(8, 1, private=True),
             2,
-            "--private keeps the first and the last unit on laptop, and the model has 2",
+            "--private keeps the first and the last units on laptop, and none lies between",
         ),
         (
             PlanRequest(8, 1, caps={"pi": 0.01}),
@@ -212,6 +212,14 @@ def test_private_ends_that_do_not_fit_are_named() -> None:
     cluster = Cluster((small, Device("b", 10**6)), FAST)
     with pytest.raises(PlanError, match=r'--private "a" keeps .*need 70 bytes, and it has 40'):
         make_plan(EIGHT, cluster, PlanRequest(16, 1, private=True))
+
+
+def test_a_private_unit_alone_that_does_not_fit_is_named_once() -> None:
+    small = Device("a", 30, holder=True)
+    model = examples.profile([(1.0, 1.0)], parameter_bytes=10, activation_bytes=5)
+    cluster = Cluster((small, Device("b", 10**6)), FAST)
+    with pytest.raises(PlanError, match=r'"a" keeps all units \("unit0"\), which need 35 bytes'):
+        make_plan(model, cluster, PlanRequest(16, 1, private=True))
 
 
 def test_pp_with_more_devices_than_units_is_refused() -> None:
