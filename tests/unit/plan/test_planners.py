@@ -148,6 +148,16 @@ def test_single_takes_the_fastest_that_fits_and_explains_the_others() -> None:
     assert reasons["slow"].startswith("planner single uses one device: 320 s a round here")
 
 
+def test_of_equally_fast_plans_that_of_least_memory_is_taken() -> None:
+    """Of a model of one unit every size and every depth takes equally long."""
+    model = examples.profile([(0.009, 0.017)], parameter_bytes=10, activation_bytes=500)
+    cluster = Cluster(devices(laptop=1.0, pi=3.3), FAST)
+    for planner in ("auto", "single"):
+        plan = make_plan(model, cluster, PlanRequest(512, None, planner, private=True))
+        assert plan.split.micro_batch == 1
+        assert [stage.warmup for stage in plan.stages] == [1]
+
+
 def test_private_keeps_both_ends_on_the_holder() -> None:
     cluster = Cluster(devices(laptop=1.0, nas=1.0), FAST)
     plan = make_plan(EIGHT, cluster, PlanRequest(64, 1, private=True))
