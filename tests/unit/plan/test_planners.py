@@ -10,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.check import check_plan
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.plan import Plan, PlannedStage
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.versions import depths_of
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.asking import sound_plan, tried
@@ -167,6 +169,18 @@ def test_private_keeps_both_ends_on_the_holder() -> None:
     assert placed(alone) == [("laptop", (0, 8))]
     pp = make_plan(EIGHT, cluster, PlanRequest(64, 1, "pp", private=True))
     assert sum(end - first for name, (first, end) in placed(pp) if name == "laptop") == 4
+
+
+@pytest.mark.parametrize("seed", [3, 9, 12])
+def test_asynchronously_a_depth_is_the_number_of_stages_behind_it(seed: int) -> None:
+    """Whatever would be faster: it is how many updates old the weights are."""
+    profile, cluster = examples.household(seed, 6, 3)
+    dealing = frozenset({Allocation.MICRO_BATCHES})
+    request = PlanRequest(
+        16, private=True, mode=Mode.ASYNC, allocations=dealing, overlap=False, effort=0.3
+    )
+    stages = make_plan(profile, cluster, request).stages
+    assert tuple(s.warmup for s in stages) == depths_of([len(s.devices) for s in stages])
 
 
 def test_only_the_devices_asked_for_are_used() -> None:
