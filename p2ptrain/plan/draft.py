@@ -160,13 +160,11 @@ def draft_groups(
 
     Depths never grow from one stage to the next. Of two ends that share one device's memory the
     first has its depth before the last; `wanted` may trade between them. None where a device cannot
-    hold its units with even one micro-batch in flight. Asynchronously never deeper than usual:
-    depth is how many updates old the weights are, which the user knows from the number of stages.
+    hold its units with even one micro-batch in flight. Asynchronously always the usual depths: they
+    are how many updates old the weights are, which the user knows from the number of stages.
     """
     usual = usual_depths(groups, split.micro_batches, cost.mode)
-    depths = list(wanted or usual)
-    if cost.mode is Mode.ASYNC:
-        depths = list(map(min, depths, usual))
+    depths = list(usual if cost.mode is Mode.ASYNC else wanted or usual)
     draft = Draft(split, tuple(borders), tuple(groups), tuple(depths))
     last, limit = len(groups) - 1, split.micro_batches
     # Ends on one device: the first is as deep as the last allows with a depth of one, and the last

@@ -1,7 +1,8 @@
 """Units that must stay together at either end, planned as one.
 
 `--private` keeps more than the outermost units on the data holder where raw inputs or labels are
-used further in. Folding them to one unit each lets every planner obey without knowing why.
+used further in. Folding them to one unit each lets every planner obey without knowing why. Where
+both ends meet there is one unit, all of the holder's.
 
     units     0 1 2 3 4 5 6 7        first = 3, last = 2
     folded    [0 1 2] 3 4 5 [6 7]
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.plan import Plan
@@ -22,7 +24,7 @@ from p2ptrain.plan.times import TimeTable, UnitTimes
 class Fold:
     """How `count` units become fewer: the first `first` are one, the last `last` are one.
 
-    `first` and `last` are at least 1, and at least one unit is left between them.
+    `first` is at least 1; `last` is 0 where `first` is all of them, else at least 1.
     """
 
     count: int
@@ -31,9 +33,7 @@ class Fold:
 
     def profile(self, profile: Profile) -> Profile:
         """The profile of the folded units."""
-        units = profile.units
-        middle = units[self.first : self.count - self.last]
-        folded = (_join(units[: self.first]), *middle, _join(units[-self.last :]))
+        folded = tuple(_join(profile.units[first:end]) for first, end in self._ranges)
         return replace(profile, units=folded, times=self._times(profile.times))
 
     def cluster(self, cluster: Cluster) -> Cluster:
@@ -47,17 +47,21 @@ class Fold:
     def unfold(self, plan: Plan) -> Plan:
         """A plan of the folded units, as one of the real ones."""
         stages = tuple(
-            replace(stage, units=(self._real(stage.units[0]), self._real(stage.units[1])))
+            replace(stage, units=(self._borders[stage.units[0]], self._borders[stage.units[1]]))
             for stage in plan.stages
         )
         return replace(plan, stages=stages)
 
-    def _real(self, boundary: int) -> int:
-        """The real boundary of a folded one."""
-        if boundary == 0:
-            return 0
-        inner = boundary - 1 + self.first
-        return self.count if inner > self.count - self.last else inner
+    @property
+    def _ranges(self) -> tuple[tuple[int, int], ...]:
+        """[first, end) in real units of every folded one."""
+        return tuple(pairwise(self._borders))
+
+    @property
+    def _borders(self) -> tuple[int, ...]:
+        """The real boundary of every folded one."""
+        inner = range(self.first, self.count - self.last + 1)
+        return (0, *inner, self.count) if self.last else (0, *inner)
 
     def _times(self, table: TimeTable) -> TimeTable:
         times = tuple(
@@ -71,8 +75,7 @@ class Fold:
         return TimeTable(table.sizes, times)
 
     def _sums(self, values: Sequence[float]) -> tuple[float, ...]:
-        middle = values[self.first : self.count - self.last]
-        return (sum(values[: self.first]), *middle, sum(values[-self.last :]))
+        return tuple(sum(values[first:end]) for first, end in self._ranges)
 
 
 def _join(units: Sequence[Unit]) -> Unit:

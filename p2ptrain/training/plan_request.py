@@ -30,8 +30,8 @@ class PlanningRequest:
         optimizer_state_ratio: optimizer bytes per parameter byte.
         micro_batch: samples, or 0 to let the planner choose.
         least_piece: fewest samples of a micro-batch, where the planner chooses its size.
-        private_first, private_last: units that must stay on the holder at either end; 0, 0 unless
-            the job is private.
+        private_first, private_last: units that must stay on the holder at either end, as in `Fold`;
+            0, 0 unless the job is private.
         sharing: how stages may be shared among devices.
         first_step: updates that the first weights have behind them.
         wire: how activations, gradients and the parts of all-reduces travel.

@@ -1,12 +1,12 @@
 """`--private`: which units must stay on the device that holds the data.
 
 The first stage must reach so far that no raw input crosses its end or any later cut, and the last
-stage must start before the first unit that sees a label.
+stage must start before the first unit that sees a label. Where nothing lies between, the holder has
+the whole model, as with `plan --private`.
 """
 
 from __future__ import annotations
 
-from p2ptrain.errors import PlanError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.training.rounds import Mode
 
@@ -14,18 +14,12 @@ from p2ptrain.training.rounds import Mode
 def private_units(description: ModelDescription) -> tuple[int, int]:
     """(units at the beginning, units at the end) that only the holder may have.
 
-    Raises:
-        PlanError: a raw input is used up to the end, so nothing could leave this device.
+    (all, 0) where they meet.
     """
     count = len(description.units)
     first = max((_last_raw_boundary(description, mode) for mode in Mode), default=0) + 1
     last = count - min(_first_target_unit(description, mode) for mode in Mode)
-    if first + last >= count:
-        raise PlanError(
-            "--private: units from the first to the last need raw inputs or labels, so no other "
-            "device could take a part; train with --local, or without --private"
-        )
-    return max(first, 1), max(last, 1)
+    return (first, last) if first + last < count else (count, 0)
 
 
 def _last_raw_boundary(description: ModelDescription, mode: Mode) -> int:

@@ -114,7 +114,8 @@ class _Annealing:
             seconds = judge.seconds(draft)
             if seconds < slowest:
                 now = Judged(seconds, draft)
-                best = min(best, now, key=lambda judged: judged.seconds)
+                if now.beats(best):
+                    best = now
         return climb_fine(judge, self.drafter, best, reserve_tasks=0)
 
     def _drawn(self, draft: Draft) -> Draft | None:

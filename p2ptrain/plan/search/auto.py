@@ -17,6 +17,7 @@ from p2ptrain.plan.search.divider import Divider
 from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.grouped import GroupSearch, is_tiny
 from p2ptrain.plan.search.large import LargeSearch
+from p2ptrain.plan.search.leaner import leaner
 from p2ptrain.plan.search.named import named_answers
 from p2ptrain.plan.search.reasons import no_faster_than, no_gain, no_place, too_small
 from p2ptrain.plan.search.straight import StraightSearch
@@ -58,8 +59,7 @@ def plan_auto(question: Question) -> Answer:
     if split is not best.judged:
         best = _Found(split, SEARCHED)
     better = _annealed(question, rules, best.judged)
-    if better.seconds < best.judged.seconds:
-        best = _Found(better, SEARCHED)
+    best = _faster(best, _Found(better, SEARCHED))
     return _explained(question, search, best)
 
 
@@ -99,12 +99,14 @@ def _annealed(question: Question, rules: Rules, best: Judged) -> Judged:
 
 
 def _best_named(question: Question, rules: Rules) -> _Found | None:
-    found = [_Found(judged, name) for name, judged in named_answers(question, rules)]
-    return min(found, key=lambda one: one.judged.seconds, default=None)
+    best = None
+    for name, judged in named_answers(question, rules):
+        best = _faster(best, _Found(judged, name))
+    return best
 
 
 def _faster(best: _Found | None, other: _Found) -> _Found:
-    return other if best is None or other.judged.seconds < best.judged.seconds else best
+    return other if best is None or other.judged.beats(best.judged) else best
 
 
 def _explained(question: Question, search: GroupSearch | LargeSearch, best: _Found) -> Answer:
@@ -119,7 +121,7 @@ def _explained(question: Question, search: GroupSearch | LargeSearch, best: _Fou
             if (judged := _with_device(question, search, best.judged, device))
         }
         better = min(others.values(), key=lambda one: one.seconds, default=best.judged)
-        if better.seconds >= best.judged.seconds:
+        if not better.beats(best.judged):
             break
         if not better.draft.held:  # changes would make it whole again
             better = climb_fine(question.judge, search.drafter, better, reserve_tasks=0)
@@ -131,7 +133,7 @@ def _explained(question: Question, search: GroupSearch | LargeSearch, best: _Fou
         else _as_others(question, device, looked_at[0])
         for device in unused
     }
-    return Answer(best.judged.draft, reasons, best.found_by)
+    return Answer(leaner(question.judge, best.judged).draft, reasons, best.found_by)
 
 
 def _with_device(

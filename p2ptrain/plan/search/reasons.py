@@ -40,7 +40,7 @@ def no_place(question: Question) -> str:
     units = question.cost.unit_count
     if question.private and units < PRIVATE_UNITS:
         holder = question.cost.name(question.cost.holder)
-        return f"--private keeps the first and the last unit on {holder}, and the model has {units}"
+        return f"--private keeps the first and the last units on {holder}, and none lies between"
     caps = " and keeps the caps" if question.caps else ""
     return f"no plan found that gives it a stage fits the memory of all devices in it{caps}"
 

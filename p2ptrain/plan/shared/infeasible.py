@@ -88,10 +88,12 @@ def _ends(question: Question, samples: int) -> str | None:
     if needed <= holder.memory_bytes:
         return None
     units = cost.profile.units
+    kept = f'the first and the last unit ("{units[0].name}" and "{units[last].name}")'
+    if not last:
+        kept = f'all units ("{units[0].name}")'
     return (
-        f'with --private "{holder.name}" keeps the first and the last unit ("{units[0].name}" and '
-        f'"{units[last].name}"), which need {needed} bytes, and it has {holder.memory_bytes}: '
-        f"{needed - holder.memory_bytes} bytes missing"
+        f'with --private "{holder.name}" keeps {kept}, which need {needed} bytes, and it has '
+        f"{holder.memory_bytes}: {needed - holder.memory_bytes} bytes missing"
     )
 
 

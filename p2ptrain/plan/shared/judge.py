@@ -22,6 +22,8 @@ LONG_ROUND_TASKS = 1200
 """Rounds of more tasks are extrapolated while drafts are compared."""
 WORTH = 0.999
 """A deeper warm-up costs memory: it must gain a thousandth."""
+ROUNDING = 1e-9
+"""Rounds that differ by so small a part take equally long: times are sums in different orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,10 @@ class Judged:
 
     seconds: float
     draft: Draft
+
+    def beats(self, other: Judged) -> bool:
+        """Whether its round is faster by more than rounding."""
+        return self.seconds < other.seconds * (1 - ROUNDING)
 
 
 class Judge:
@@ -109,18 +115,18 @@ class Judge:
     def best_of(
         self, drafts: Iterable[Draft], best: Judged | None = None, reserve_tasks: int = 0
     ) -> Judged | None:
-        """The fastest of `drafts`, or `best` where none is faster.
+        """The fastest of `drafts`, of equally fast ones the first, or `best` where none is faster.
 
         Drafts are simulated in order of their bounds until the next bound shows that no other can
         win, or the budget falls to `reserve_tasks` (the first is always simulated).
         """
-        for draft in sorted(drafts, key=self.bound):
+        for draft in sorted(drafts, key=lambda draft: float(f"{self.bound(draft):.9e}")):
             spent = self.budget_tasks <= reserve_tasks
             if best is not None and (self.bound(draft) >= best.seconds or spent):
                 break
-            seconds = self.seconds(draft)
-            if best is None or seconds < best.seconds:
-                best = Judged(seconds, draft)
+            judged = Judged(self.seconds(draft), draft)
+            if best is None or judged.beats(best):
+                best = judged
         return best
 
     def _screened(self, draft: Draft) -> float:

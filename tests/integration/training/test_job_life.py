@@ -280,6 +280,19 @@ async def test_private_keeps_both_ends_on_the_holder() -> None:
         assert household.losses == undisturbed(make_job("cnn"), 3).losses
 
 
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_private_model_of_which_nothing_may_leave_stays_on_the_holder(count: int) -> None:
+    def job() -> Job:
+        torch.manual_seed(1)
+        return make_job(model=torch.nn.Sequential(torch.nn.Linear(12, 10)))
+
+    async with devices(count) as household:
+        options = TrainOptions(wait_for=count, private=True)
+        await household.holder_run(job(), options).run()
+        assert [[d.name for d in stage.devices] for stage in household.plan.stages] == [["a"]]
+        assert household.losses == undisturbed(job(), 6).losses
+
+
 async def test_done_says_what_was_reached_and_where_the_weights_are(tmp_path: Path) -> None:
     out = tmp_path / "w.safetensors"
     async with devices(2) as household:

@@ -43,6 +43,19 @@ def test_a_private_plan_keeps_the_folded_ends_on_the_holder(first: int, last: in
     assert plan.stages[0].devices[0].name == plan.stages[-1].devices[0].name == "a"
 
 
+def test_ends_that_meet_are_one_unit_of_the_holder() -> None:
+    fold = Fold(COUNT, COUNT, 0)
+    folded = fold.profile(PROFILE)
+    assert [unit.name for unit in folded.units] == ["u0..u7"]
+    assert folded.times.times[0].backward == (pytest.approx(COUNT * 0.02),)
+    plan = make_plan(folded, fold.cluster(CLUSTER), PlanRequest(16, 4, "auto", private=True))
+    (stage,) = fold.unfold(plan).stages
+    assert stage.units == (0, COUNT)
+    assert [device.name for device in stage.devices] == ["a"]
+    nothing_between = "--private keeps the first and the last units on a, and none lies between"
+    assert [out.reason for out in plan.left_out] == [nothing_between] * 2
+
+
 def test_nothing_is_lost() -> None:
     folded = Fold(COUNT, 3, 2).profile(PROFILE)
     assert len(folded.units) == 5

@@ -10,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.check import check_plan
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.plan import Plan, PlannedStage
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.versions import depths_of
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.asking import sound_plan, tried
@@ -90,7 +92,7 @@ def test_a_slow_device_is_left_out_for_its_speed() -> None:
         (
             PlanRequest(8, 1, private=True),
             2,
-            "--private keeps the first and the last unit on laptop, and the model has 2",
+            "--private keeps the first and the last units on laptop, and none lies between",
         ),
         (
             PlanRequest(8, 1, caps={"pi": 0.01}),
@@ -148,6 +150,16 @@ def test_single_takes_the_fastest_that_fits_and_explains_the_others() -> None:
     assert reasons["slow"].startswith("planner single uses one device: 320 s a round here")
 
 
+def test_of_equally_fast_plans_that_of_least_memory_is_taken() -> None:
+    """Of a model of one unit every size and every depth takes equally long."""
+    model = examples.profile([(0.009, 0.017)], parameter_bytes=10, activation_bytes=500)
+    cluster = Cluster(devices(laptop=1.0, pi=3.3), FAST)
+    for planner in ("auto", "single"):
+        plan = make_plan(model, cluster, PlanRequest(512, None, planner, private=True))
+        assert plan.split.micro_batch == 1
+        assert [stage.warmup for stage in plan.stages] == [1]
+
+
 def test_private_keeps_both_ends_on_the_holder() -> None:
     cluster = Cluster(devices(laptop=1.0, nas=1.0), FAST)
     plan = make_plan(EIGHT, cluster, PlanRequest(64, 1, private=True))
@@ -157,6 +169,18 @@ def test_private_keeps_both_ends_on_the_holder() -> None:
     assert placed(alone) == [("laptop", (0, 8))]
     pp = make_plan(EIGHT, cluster, PlanRequest(64, 1, "pp", private=True))
     assert sum(end - first for name, (first, end) in placed(pp) if name == "laptop") == 4
+
+
+@pytest.mark.parametrize("seed", [3, 9, 12])
+def test_asynchronously_a_depth_is_the_number_of_stages_behind_it(seed: int) -> None:
+    """Whatever would be faster: it is how many updates old the weights are."""
+    profile, cluster = examples.household(seed, 6, 3)
+    dealing = frozenset({Allocation.MICRO_BATCHES})
+    request = PlanRequest(
+        16, private=True, mode=Mode.ASYNC, allocations=dealing, overlap=False, effort=0.3
+    )
+    stages = make_plan(profile, cluster, request).stages
+    assert tuple(s.warmup for s in stages) == depths_of([len(s.devices) for s in stages])
 
 
 def test_only_the_devices_asked_for_are_used() -> None:
@@ -212,6 +236,14 @@ def test_private_ends_that_do_not_fit_are_named() -> None:
     cluster = Cluster((small, Device("b", 10**6)), FAST)
     with pytest.raises(PlanError, match=r'--private "a" keeps .*need 70 bytes, and it has 40'):
         make_plan(EIGHT, cluster, PlanRequest(16, 1, private=True))
+
+
+def test_a_private_unit_alone_that_does_not_fit_is_named_once() -> None:
+    small = Device("a", 30, holder=True)
+    model = examples.profile([(1.0, 1.0)], parameter_bytes=10, activation_bytes=5)
+    cluster = Cluster((small, Device("b", 10**6)), FAST)
+    with pytest.raises(PlanError, match=r'"a" keeps all units \("unit0"\), which need 35 bytes'):
+        make_plan(model, cluster, PlanRequest(16, 1, private=True))
 
 
 def test_pp_with_more_devices_than_units_is_refused() -> None:
