@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from p2ptrain.errors import CaptureError
+from p2ptrain.model.replaced import replaced_in_this_thread
 
 _modes: Any = _ops
 _DETACH = torch.ops.aten.detach.default
@@ -40,10 +41,7 @@ class _Derivatives(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if func is Tensor.backward:
-            raise CaptureError(
-                "forward() or the loss calls backward(), which would add to gradients of its own. "
-                "Use torch.autograd.grad(value, tensors)"
-            )
+            _refuse_backward()
         if func is not torch.autograd.grad:
             return func(*args, **given)
         if self._traced and _recorder() is None:
@@ -53,10 +51,16 @@ class _Derivatives(TorchFunctionMode):
             )
         if self._traced and not self._expected:
             raise DifferentiatesError
-        if given.get("create_graph", args[4] if len(args) > 4 else False):
+        learns = bool(given.get("create_graph", args[4] if len(args) > 4 else False))
+        with torch.set_grad_enabled(learns):  # it would compute so anyway: here it is recorded
             return func(*args, **given)
-        with torch.no_grad():  # it would compute so anyway: here it is recorded
-            return func(*args, **given)
+
+
+def _refuse_backward(*_: Any, **__: Any) -> None:
+    raise CaptureError(
+        "forward() or the loss calls backward(), which would add to gradients of its own. "
+        "Use torch.autograd.grad(value, tensors)"
+    )
 
 
 class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -119,4 +123,5 @@ def derivatives_as_traced(*, expected: bool) -> Iterator[None]:
             stack.callback(setattr, recorder, "pre_dispatch", recorder.pre_dispatch)
             recorder.pre_dispatch = False  # composite operators are taken apart
         stack.enter_context(_Derivatives(traced=recorder is not None, expected=expected))
+        stack.enter_context(replaced_in_this_thread(torch.autograd, "backward", _refuse_backward))
         yield

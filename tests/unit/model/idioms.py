@@ -92,6 +92,37 @@ class Penalised(nn.Module):
         return out - functional.linear(out, constant * weight)
 
 
+class Derived(nn.Module):
+    """Derivatives through checkpoints, and under `no_grad`, which plain torch follows all the same.
+
+    And a weight that is cast where there are no gradients, then used where there are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+        self.cast = nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def energy(x: Tensor) -> Tensor:
+            return torch.tanh(self.first(x)).square()
+
+        def slope(x: Tensor) -> Tensor:
+            (made,) = torch.autograd.grad(energy(x).sum(), x, create_graph=True)
+            return made
+
+        x = torch.tanh(self.last(x.mean(1)))
+        whole = checkpoint(energy, x, use_reentrant=False).sum()
+        with torch.no_grad():
+            (through,) = torch.autograd.grad(whole, x, create_graph=True)
+        with torch.autograd.graph.save_on_cpu():
+            x = through * x + checkpoint(slope, x, use_reentrant=False)
+        with torch.autocast("cpu"):
+            with torch.no_grad():
+                seen = self.cast(x)
+            return (self.cast(x) * seen).float()
+
+
 class Turned(nn.Module):
     """A weight that is turned over once, for a product and for something else."""
 
@@ -293,6 +324,7 @@ _MODELS: dict[str, Callable[[], nn.Module]] = {
     "turned": Turned,
     "penalised": lambda: Penalised(nn.LayerNorm(WIDE), twice=False),
     "penalised_twice": lambda: Penalised(nn.Identity(), twice=True),
+    "derived": Derived,
     "drawing": Drawing,
     "packed_lstm": lambda: Packed(nn.LSTM, "state", True, False),
     "packed_gru": lambda: Packed(nn.GRU, "last", True, False),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy, ctc_loss, mse_loss
 from torch.utils.checkpoint import checkpoint
 
@@ -202,6 +203,14 @@ def _hooked(x: Tensor) -> Tensor:
     return x
 
 
+def _node_hooked(x: Tensor) -> Tensor:
+    made = torch.tanh(x)
+    assert made.grad_fn is not None
+    assert made.grad_fn.name() == "TanhBackward0"
+    made.grad_fn.register_hook(lambda given, got: [gradient * 2 for gradient in given])
+    return made
+
+
 def _with_module_hook() -> nn.Module:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[0].register_full_backward_hook(lambda module, given, got: None)
@@ -218,6 +227,7 @@ def _with_parameter_hook() -> nn.Module:
     ("model", "says"),
     [
         (AfterLinear(_hooked), r"forward\(\) changes or reads"),
+        (AfterLinear(_node_hooked), r"forward\(\) changes or reads"),
         (_with_module_hook(), "0 changes or reads"),
         (_with_parameter_hook(), "weight changes or reads"),
     ],
@@ -225,6 +235,27 @@ def _with_parameter_hook() -> nn.Module:
 def test_hooks_on_gradients_are_refused(model: nn.Module, says: str) -> None:
     with pytest.raises(CaptureError, match=f"{says} gradients in a backward hook"):
         capture(model, mse_loss, _EXAMPLE)
+
+
+def test_packing_what_autograd_keeps_is_refused() -> None:
+    def packs(x: Tensor) -> Tensor:
+        with saved_tensors_hooks(lambda kept: kept.half(), lambda kept: kept.float()):
+            return torch.tanh(x)
+
+    with pytest.raises(CaptureError, match="Remove the hooks"):
+        capture(AfterLinear(packs), mse_loss, _EXAMPLE)
+
+
+def test_switching_autocast_by_hand_is_refused() -> None:
+    def switches(x: Tensor) -> Tensor:
+        torch.set_autocast_enabled("cpu", True)
+        try:
+            return (x @ x.T @ x).float()
+        finally:
+            torch.set_autocast_enabled("cpu", False)
+
+    with pytest.raises(CaptureError, match=r"Use `with torch\.autocast"):
+        capture(AfterLinear(switches), mse_loss, _EXAMPLE)
 
 
 class _Freezes(nn.Module):

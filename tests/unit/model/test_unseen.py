@@ -119,9 +119,18 @@ def _goes_backward(model: Any, x: Tensor) -> Tensor:
     return start.grad * x
 
 
+def _goes_backward_together(model: Any, x: Tensor) -> Tensor:
+    torch.autograd.backward([torch.tanh(model.weight * x).sum()])
+    return x
+
+
 @pytest.mark.parametrize(
     ("f", "says"),
-    [(_differentiates, "Use torch.autograd.grad"), (_goes_backward, "calls backward")],
+    [
+        (_differentiates, "Use torch.autograd.grad"),
+        (_goes_backward, "calls backward"),
+        (_goes_backward_together, "calls backward"),
+    ],
 )
 def test_a_derivative_that_cannot_be_followed_is_explained(
     f: Callable[[Any, Tensor], Tensor], says: str
