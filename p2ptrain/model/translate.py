@@ -31,6 +31,7 @@ from p2ptrain.model.graph import (
     StateRef,
     TargetRef,
 )
+from p2ptrain.model.instead import instead_of
 from p2ptrain.model.polynomials import BatchSymbol
 from p2ptrain.model.stand_ins import aten_name
 from p2ptrain.model.values import Polynomial
@@ -273,9 +274,11 @@ class _Walk:
         self, node: fx.Node, name: str | None, args: Any, kwargs: Any, grad_enabled: bool
     ) -> NodeRef:
         if name is None or not operators.is_allowed(name):
+            called = name or _called(node.target)
+            told = instead_of(called)
             raise CaptureError(
-                f"the model uses {name or _called(node.target)}, which p2ptrain does not carry to "
-                f"other devices{_where(node)}"
+                f"the model uses {called}, which p2ptrain does not carry to other devices"
+                f"{_where(node)}{f'. {told}' if told else ''}"
             )
         arguments = tuple(_argument(argument) for argument in _dense(name, args))
         named = tuple(

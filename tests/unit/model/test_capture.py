@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy, ctc_loss, mse_loss
 from torch.utils.checkpoint import checkpoint
@@ -104,6 +106,27 @@ def _branches(x: Tensor) -> Tensor:
     return out
 
 
+def _loops_until(x: Tensor) -> Tensor:
+    out: Tensor = while_loop(lambda x: x.norm() > 1, lambda x: (x * 0.5,), (x,))[0]
+    return out
+
+
+def _scans(x: Tensor) -> Tensor:
+    out: Tensor = associative_scan(lambda a, b: a * b, x, 1, combine_mode="generic")
+    return out
+
+
+def _skips_experts(x: Tensor) -> Tensor:
+    chosen = (x[:, 0] > 0).nonzero()[:, 0]
+    if chosen.numel() == 0:
+        return x
+    return x.index_add(0, chosen, x[chosen])
+
+
+def _lists_a_number_for_each(x: Tensor) -> Tensor:
+    return x * torch.tensor([2.0] * x.shape[0])[:, None]
+
+
 def _other_operator(x: Tensor) -> Tensor:
     return torch.ops.aten.resize.default(x, [x.shape[0], 8])
 
@@ -138,6 +161,15 @@ _CALLS_F = AfterLinear.forward.__code__
         (_asserts, "Remove the check"),
         (_raises, "Remove the check"),
         (_raises_or_computes, "torch.where"),
+        (_branches, "torch.where(condition, one, other)"),
+        (_loops_until, "a Python loop with as many steps as may be needed"),
+        (_scans, "combine_mode="),
+        (_scans, "not carry associative_scan to other devices. Use torch.cumsum"),
+        (_skips_experts, "if chosen.numel() == 0:"),
+        (_skips_experts, "can be left out: operations on no elements do nothing"),
+        (_lists_a_number_for_each, "return x * torch.tensor([2.0] * x.shape[0])[:, None]"),
+        (_lists_a_number_for_each, "torch.full((n,), value)"),
+        (_counts_samples, "Python itself takes it as a plain number"),
         (_branches, f'File "{_CALLS_F.co_filename}", line {_CALLS_F.co_firstlineno + 1}'),
     ],
 )
