@@ -123,6 +123,24 @@ class Derived(nn.Module):
             return (self.cast(x) * seen).float()
 
 
+class Adapting(nn.Module):
+    """Classifies after a step of an inner training, as learning to learn does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x.mean(1)))
+        labels = x.detach().argmax(1)
+        scores = self.last(x)
+        inner = functional.cross_entropy(scores, labels) + functional.huber_loss(scores, x)
+        inner = inner + functional.smooth_l1_loss(scores, x) - functional.logsigmoid(scores).mean()
+        (slope,) = torch.autograd.grad(inner, self.last.weight, create_graph=True)
+        scores = functional.linear(x, self.last.weight - slope)
+        return scores * functional.cross_entropy(scores, labels)
+
+
 class Turned(nn.Module):
     """A weight that is turned over once, for a product and for something else."""
 
@@ -325,6 +343,7 @@ _MODELS: dict[str, Callable[[], nn.Module]] = {
     "penalised": lambda: Penalised(nn.LayerNorm(WIDE), twice=False),
     "penalised_twice": lambda: Penalised(nn.Identity(), twice=True),
     "derived": Derived,
+    "adapting": Adapting,
     "drawing": Drawing,
     "packed_lstm": lambda: Packed(nn.LSTM, "state", True, False),
     "packed_gru": lambda: Packed(nn.GRU, "last", True, False),
