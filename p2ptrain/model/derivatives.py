@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, _ops
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -51,6 +52,12 @@ class _Derivatives(TorchFunctionMode):
             )
         if self._traced and not self._expected:
             raise DifferentiatesError
+        if given.get("is_grads_batched", args[6] if len(args) > 6 else False):
+            raise CaptureError(
+                "forward() or the loss takes many derivatives at once (is_grads_batched, "
+                "vectorize=True), which a trace cannot follow. Take them one by one: a Python loop "
+                "over torch.autograd.grad, vectorize=False"
+            )
         learns = bool(given.get("create_graph", args[4] if len(args) > 4 else False))
         with torch.set_grad_enabled(learns):  # it would compute so anyway: here it is recorded
             return func(*args, **given)
@@ -60,6 +67,14 @@ def _refuse_backward(*_: Any, **__: Any) -> None:
     raise CaptureError(
         "forward() or the loss calls backward(), which would add to gradients of its own. "
         "Use torch.autograd.grad(value, tensors)"
+    )
+
+
+def _refuse_forward_mode(*_: Any, **__: Any) -> None:
+    raise CaptureError(
+        "forward() or the loss takes a derivative in forward mode (make_dual), which a trace "
+        "cannot follow. Use torch.autograd.grad or torch.autograd.functional.jvp, or write the "
+        "derivative out"
     )
 
 
@@ -124,4 +139,5 @@ def derivatives_as_traced(*, expected: bool) -> Iterator[None]:
             recorder.pre_dispatch = False  # composite operators are taken apart
         stack.enter_context(_Derivatives(traced=recorder is not None, expected=expected))
         stack.enter_context(replaced_in_this_thread(torch.autograd, "backward", _refuse_backward))
+        stack.enter_context(replaced_in_this_thread(forward_ad, "make_dual", _refuse_forward_mode))
         yield

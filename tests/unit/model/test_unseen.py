@@ -10,6 +10,8 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.functional import jacobian
 from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
@@ -124,12 +126,28 @@ def _goes_backward_together(model: Any, x: Tensor) -> Tensor:
     return x
 
 
+def _many_at_once(model: Any, x: Tensor) -> Tensor:
+    def loss(weight: Tensor) -> Tensor:
+        return torch.tanh(weight * x).sum(0)
+
+    made: Tensor = jacobian(loss, model.weight, create_graph=True, vectorize=True)
+    return x * made.sum(0)
+
+
+def _forward_mode(model: Any, x: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        moved = torch.tanh(model.linear(forward_ad.make_dual(x, torch.ones_like(x))))
+        return x + forward_ad.unpack_dual(moved).tangent
+
+
 @pytest.mark.parametrize(
     ("f", "says"),
     [
         (_differentiates, "Use torch.autograd.grad"),
         (_goes_backward, "calls backward"),
         (_goes_backward_together, "calls backward"),
+        (_many_at_once, "Take them one by one"),
+        (_forward_mode, "in forward mode"),
     ],
 )
 def test_a_derivative_that_cannot_be_followed_is_explained(
