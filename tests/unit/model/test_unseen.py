@@ -70,6 +70,15 @@ def _slope(row: Tensor) -> Tensor:
     return made
 
 
+def _seeds(model: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return x + torch.randn(8)
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
 @torch.autocast("cpu")
 def _cast_slope(x: Tensor) -> Tensor:
     return torch.autograd.grad(torch.tanh(x @ x.T).sum(), x, create_graph=True)[0]
@@ -89,6 +98,9 @@ def _cast_slope(x: Tensor) -> Tensor:
         (lambda model, x: x if model.older.rand() < 0.6 else x * 2, "random numbers"),
         (lambda model, x: x * model.many[0].random(), "random numbers"),
         (lambda model, x: x * model.many[1]["own"][0].random(), "random numbers"),
+        (_seeds, "Draw them once"),
+        (lambda model, x: x + torch.randn(8, generator=_seeded()), "Draw them once"),
+        (lambda model, x: x + torch.zeros(8).normal_(generator=_seeded()), "Draw them once"),
         (lambda model, x: torch.vmap(torch.func.grad(torch.sum))(x), "outside of torch.vmap"),
         (lambda model, x: torch.vmap(_slope)(x), "outside of torch.vmap"),
         (lambda model, x: _slope(x), "Use torch.autograd.grad"),
@@ -155,6 +167,12 @@ def test_a_derivative_that_cannot_be_followed_is_explained(
 ) -> None:
     with pytest.raises(CaptureError, match=says):
         capture(_Model(f), mse_loss, _EXAMPLE)
+
+
+def test_generators_that_a_model_keeps_are_taken() -> None:
+    model = _Model(lambda model, x: x + torch.randn(8, generator=model.kept["noise"]))
+    model.kept["noise"] = torch.Generator()  # type: ignore[assignment]
+    assert capture(model, mse_loss, _EXAMPLE).description.units
 
 
 def _only_remembers(model: Any, x: Tensor) -> Tensor:
