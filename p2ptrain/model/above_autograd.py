@@ -20,9 +20,11 @@ from torch._functorch import apis, eager_transforms
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from p2ptrain.errors import CaptureError
+from p2ptrain.model.replaced import replaced_in_this_thread
 
 _tls: Any = torch._C
 _modes: Any = _ops
+_SWITCH: Any = _tls._set_grad_enabled
 
 _DERIVATIVES = (
     "forward() or the loss takes a derivative of torch.func (grad, jacrev, jvp), which a trace "
@@ -38,8 +40,26 @@ class _CalledAgain(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recorded = recorded
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with self._recorded():
+        with self._recorded(), _gradients_as_they_are():
             return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _gradients_as_they_are() -> Iterator[None]:
+    """Record that gradients are switched on where autocast does so: a weight is cast for later too.
+
+    It does so beneath what is recorded.
+    """
+    recorder = _modes.mode_stack_state_for_pre_dispatch().get(0)
+    switches = recorder.tracer.graph.find_nodes(op="call_function", target=_SWITCH)
+    if not torch.is_grad_enabled() or not switches or switches[-1].args[0]:
+        yield
+        return
+    recorder.tracer.create_node("call_function", _SWITCH, (True,), {})
+    try:
+        yield
+    finally:
+        recorder.tracer.create_node("call_function", _SWITCH, (False,), {})
 
 
 class _Beneath:
@@ -132,6 +152,39 @@ def _vmap(beneath: _Beneath, original: Callable[..., Any]) -> Callable[..., Any]
     return vmap
 
 
+class _Switches:
+    """Refuse `torch.set_autocast_enabled` but from `torch.autocast`: nothing records it."""
+
+    def __init__(self, beneath: _Beneath) -> None:
+        self._beneath = beneath
+        self._is_allowed = False
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Called by torch.autocast."""
+        before, self._is_allowed = self._is_allowed, True
+        try:
+            yield
+        finally:
+            self._is_allowed = before
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """For one trace."""
+        original: Any = torch.set_autocast_enabled
+
+        def switch(*args: Any) -> None:
+            if self._beneath.applies() and not self._is_allowed and args[0] in ("cpu", True, False):
+                raise CaptureError(
+                    "forward() or the loss calls torch.set_autocast_enabled, which a trace does "
+                    "not see. Use `with torch.autocast(...)`"
+                )
+            original(*args)
+
+        with replaced_in_this_thread(torch, "set_autocast_enabled", switch):
+            yield
+
+
 @contextlib.contextmanager
 def _autocast(beneath: _Beneath) -> Iterator[None]:
     """Enter and leave `torch.autocast` of the processor without telling the trace.
@@ -144,26 +197,30 @@ def _autocast(beneath: _Beneath) -> Iterator[None]:
     enter, leave = autocast.__enter__, autocast.__exit__
     inside: list[tuple[object, contextlib.ExitStack]] = []
     casts_once = torch.is_autocast_cache_enabled()
+    switches = _Switches(beneath)
 
     def entered(mode: Any) -> Any:
         if mode.device != "cpu" or not beneath.applies() or not (mode._enabled or inside):
-            return enter(mode)
+            with switches.allowed():
+                return enter(mode)
         stack = contextlib.ExitStack()
         stack.enter_context(beneath.entered())
         inside.append((mode, stack))
-        with _tls.DisableTorchFunction():
+        with _tls.DisableTorchFunction(), switches.allowed():
             return enter(mode)
 
     def left(mode: Any, *error: Any) -> Any:
         if not inside or inside[-1][0] is not mode:
-            return leave(mode, *error)
-        with inside.pop()[1], _tls.DisableTorchFunction():
+            with switches.allowed():
+                return leave(mode, *error)
+        with inside.pop()[1], _tls.DisableTorchFunction(), switches.allowed():
             return leave(mode, *error)
 
     autocast.__enter__, autocast.__exit__ = entered, left
     torch.set_autocast_cache_enabled(True)
     try:
-        yield
+        with switches.watched():
+            yield
     finally:
         torch.set_autocast_cache_enabled(casts_once)
         autocast.__enter__, autocast.__exit__ = enter, leave

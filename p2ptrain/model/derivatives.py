@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, _ops
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from p2ptrain.errors import CaptureError
+from p2ptrain.model.replaced import replaced_in_this_thread
 
 _modes: Any = _ops
 _DETACH = torch.ops.aten.detach.default
@@ -40,10 +42,7 @@ class _Derivatives(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if func is Tensor.backward:
-            raise CaptureError(
-                "forward() or the loss calls backward(), which would add to gradients of its own. "
-                "Use torch.autograd.grad(value, tensors)"
-            )
+            _refuse_backward()
         if func is not torch.autograd.grad:
             return func(*args, **given)
         if self._traced and _recorder() is None:
@@ -53,10 +52,30 @@ class _Derivatives(TorchFunctionMode):
             )
         if self._traced and not self._expected:
             raise DifferentiatesError
-        if given.get("create_graph", args[4] if len(args) > 4 else False):
+        if given.get("is_grads_batched", args[6] if len(args) > 6 else False):
+            raise CaptureError(
+                "forward() or the loss takes many derivatives at once (is_grads_batched, "
+                "vectorize=True), which a trace cannot follow. Take them one by one: a Python loop "
+                "over torch.autograd.grad, vectorize=False"
+            )
+        learns = bool(given.get("create_graph", args[4] if len(args) > 4 else False))
+        with torch.set_grad_enabled(learns):  # it would compute so anyway: here it is recorded
             return func(*args, **given)
-        with torch.no_grad():  # it would compute so anyway: here it is recorded
-            return func(*args, **given)
+
+
+def _refuse_backward(*_: Any, **__: Any) -> None:
+    raise CaptureError(
+        "forward() or the loss calls backward(), which would add to gradients of its own. "
+        "Use torch.autograd.grad(value, tensors)"
+    )
+
+
+def _refuse_forward_mode(*_: Any, **__: Any) -> None:
+    raise CaptureError(
+        "forward() or the loss takes a derivative in forward mode (make_dual), which a trace "
+        "cannot follow. Use torch.autograd.grad or torch.autograd.functional.jvp, or write the "
+        "derivative out"
+    )
 
 
 class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -119,4 +138,6 @@ def derivatives_as_traced(*, expected: bool) -> Iterator[None]:
             stack.callback(setattr, recorder, "pre_dispatch", recorder.pre_dispatch)
             recorder.pre_dispatch = False  # composite operators are taken apart
         stack.enter_context(_Derivatives(traced=recorder is not None, expected=expected))
+        stack.enter_context(replaced_in_this_thread(torch.autograd, "backward", _refuse_backward))
+        stack.enter_context(replaced_in_this_thread(forward_ad, "make_dual", _refuse_forward_mode))
         yield

@@ -34,6 +34,7 @@ from p2ptrain.model.held import Held, joined
 from p2ptrain.model.modes import calls_as_traced
 from p2ptrain.model.quiet import torch_is_quiet
 from p2ptrain.model.repeated import Twice, refuse_changing, repeats
+from p2ptrain.model.seeded import unseeded
 from p2ptrain.model.structure import Foreign, Structure, structure_of
 from p2ptrain.model.tracing import as_written, refuse_gradient_hooks
 from p2ptrain.model.trial_runs import TrialRuns, resized
@@ -109,6 +110,7 @@ class Scored(nn.Module):
         buffers = _Buffers(held)
         with (
             calls_as_traced(),
+            unseeded(value for *_, value in held.values()),
             told_eager() if self.as_eager else contextlib.nullcontext(),
             derivatives_as_traced(expected=self.differentiates),
         ):

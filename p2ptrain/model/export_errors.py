@@ -10,7 +10,8 @@ import linecache
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -21,7 +22,8 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.trial_runs import TrialRuns
+from p2ptrain.model.instead import control_flow_in, instead_of
+from p2ptrain.model.trial_runs import Asking, TrialRuns
 from p2ptrain.model.value_checks import only_checks
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -35,6 +37,12 @@ _DATA_DEPENDENT = (
     "the model decides in Python on the values of a tensor (an `if`, a loop, an index), which "
     "differ from batch to batch. Use torch.where, a mask, or a shape that does not depend on values"
 )
+_SELECTED = (
+    "the model decides in Python on how many elements of a tensor are selected (by nonzero, "
+    "torch.where or a mask), which differs from batch to batch. An `if` that skips the work where "
+    "none is can be left out: operations on no elements do nothing. Else compute for all samples "
+    "and choose with torch.where"
+)
 _CHECKS_VALUES = (
     "the model checks the values of a tensor in Python (an assertion, an `if` that raises), and a "
     "trace has no values. Remove the check: a loss that is no finite number ends the training by "
@@ -43,6 +51,11 @@ _CHECKS_VALUES = (
 _FIXED_BATCH = (
     "the model works for one batch size only. Use x.shape[0] or -1 where the batch size is written "
     "as a number, and no `if` on it"
+)
+_PYTHON_NUMBER = (
+    "the model works for one batch size only: Python itself takes it as a plain number here (a "
+    "list as long as the batch, range(), int()). Make a tensor of that length instead: "
+    "torch.arange(n), torch.full((n,), value), x.new_zeros(n), row.expand(n, -1)"
 )
 _SOME_BATCHES = (
     "the model does not do the same for all batch sizes, if it is not made for one batch size only."
@@ -71,6 +84,7 @@ _NOT_TRACEABLE = (
 _SUGGESTED_LEAST = re.compile(r"batch = Dim\('batch', min=(\d+)")
 _GUARD, _CONSTANT = "satisfy the generated guard", "specialized it to be a constant"
 _TRIED_LEAST = (3, 8)
+_MAKES_NUMBER = ("__index__", "__int__")
 _SIZE = re.compile(r"L\['(?:inputs|targets)'\]\[\d+\]\.size\(\)\[0\]")
 
 
@@ -97,7 +111,7 @@ def explain(error: Exception, trials: TrialRuns) -> CaptureError:
         where = _where_asked(trials, fixes=False) or where
     if cause is _FIXED_BATCH:
         place = _at(_place_of_other_batch(trials))
-        cause = cause if place else _of_fixing_layer(trials)
+        cause = cause if place else _of_fixing(trials.asking(fixes=True))
         where = place or _where_asked(trials, fixes=True) or where
     if cause in (_NOT_TRACEABLE, _FIXED_BATCH) and (divisor := trials.divisor()) is not None:
         cause = _multiples_only(divisor)
@@ -163,7 +177,9 @@ def _cause(error: BaseException) -> str:
         if isinstance(link, BatchLength):
             return _BATCH_LENGTH
         if isinstance(link, GuardOnDataDependentSymNode) or "data-dependent" in text:
-            return _of_torch_layer(link) or _of_values(error)
+            return _of_torch_layer(link) or _of_values(
+                error, is_number="Size-like symbols: u" in text
+            )
         if "found a fake tensor in the exported program" in text or "functorch" in text:
             return _DIFFERENTIATES
         if isinstance(link, ConstraintViolationError) or "Constraints violated" in text:
@@ -173,10 +189,12 @@ def _cause(error: BaseException) -> str:
     return _NOT_TRACEABLE
 
 
-def _of_values(error: BaseException) -> str:
+def _of_values(error: BaseException, *, is_number: bool) -> str:
+    """Of an `error` over the values of a tensor; `is_number`: over how many were selected."""
     frame = _user_frame(_raised_in(error))
-    is_check = frame is not None and only_checks(frame.filename, frame.lineno or 0)
-    return _CHECKS_VALUES if is_check else _DATA_DEPENDENT
+    if frame is not None and only_checks(frame.filename, frame.lineno or 0):
+        return _CHECKS_VALUES
+    return _SELECTED if is_number else _DATA_DEPENDENT
 
 
 def _of_torch_layer(error: BaseException) -> str | None:
@@ -198,14 +216,29 @@ def _where_asked(trials: TrialRuns, *, fixes: bool) -> str:
     return "" if asking is None else _at(_place(asking.stack))
 
 
-def _of_fixing_layer(trials: TrialRuns) -> str:
-    asking = trials.asking(fixes=True)
-    layer = type(asking.module) if asking is not None else type(None)
+def _of_fixing(asking: Asking | None) -> str:
+    """Why the batch size is one number, where no line of the user's own fails with another one."""
+    if asking is None:
+        return _FIXED_BATCH
+    operator = control_flow_in(asking.stack)
+    if operator is not None:
+        return f"p2ptrain does not carry {operator} to other devices. {instead_of(operator)}"
+    if _is_taken_by_python(asking.stack):
+        return _PYTHON_NUMBER
+    layer = type(asking.module)
     if not layer.__module__.startswith("torch.nn."):
         return _FIXED_BATCH
     return (
         f"torch's {layer.__name__} takes one batch size only when torch.export sees it. Use "
         "another layer, or write what it does with torch's operators"
+    )
+
+
+def _is_taken_by_python(stack: Sequence[traceback.FrameSummary]) -> bool:
+    """Whether a line of the user's makes a plain number of a size."""
+    return any(
+        is_own(caller.filename) and called.name in _MAKES_NUMBER
+        for caller, called in pairwise(stack)
     )
 
 

@@ -22,7 +22,14 @@ DEFAULT_IGNORED = -100
 _MEAN = 1
 _CLASS_LOSSES = frozenset(
     f"aten.{name}.default"
-    for name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d")
+    for name in (
+        "cross_entropy_loss",
+        "nll_loss",
+        "nll_loss_nd",
+        "nll_loss2d",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+    )
 )
 _SAME_VALUES = words(
     """

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from p2ptrain.model.above_autograd import mapped_and_cast_as_traced
 from p2ptrain.model.export_errors import BatchLength
 from p2ptrain.model.packed import unchecked_states
+from p2ptrain.model.packed_positions import positions_as_counted
 from p2ptrain.model.stand_ins import StandIns
 from p2ptrain.model.tracing import NoSwitchedParameters, NoTensorHooks
 from p2ptrain.model.unseen import DataAsDetached
@@ -32,7 +33,12 @@ def calls_as_traced() -> Iterator[None]:
         DataAsDetached(),
     )
     with contextlib.ExitStack() as stack:
-        others = (unchecked_states(), mapped_and_cast_as_traced(), _lengths_as_sizes())
+        others = (
+            unchecked_states(),
+            mapped_and_cast_as_traced(),
+            positions_as_counted(),
+            _lengths_as_sizes(),
+        )
         for mode in (*modes, *others):
             stack.enter_context(mode)
         yield

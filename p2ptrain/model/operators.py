@@ -62,13 +62,14 @@ _ATEN_FAMILIES = {
         fake_quantize_per_tensor_affine fake_quantize_per_channel_affine""",
     "activations": """
         celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid
-        log_softmax mish prelu relu relu6 rrelu selu silu softmax softplus softshrink threshold
-        _softmax _log_softmax _safe_softmax _prelu_kernel""",
+        log_sigmoid_forward log_softmax mish prelu relu relu6 rrelu selu silu softmax softplus
+        softshrink threshold _softmax _log_softmax _safe_softmax _prelu_kernel""",
     "derivatives": """
         elu_backward gelu_backward hardtanh_backward leaky_relu_backward mse_loss_backward
         select_backward sigmoid_backward silu_backward slice_backward softplus_backward
         tanh_backward threshold_backward _softmax_backward_data _log_softmax_backward_data
-        convolution_backward native_layer_norm_backward""",
+        convolution_backward native_layer_norm_backward nll_loss_backward log_sigmoid_backward
+        huber_loss_backward smooth_l1_loss_backward""",
     "reductions": """
         all amax amin aminmax any argmax argmin bincount count_nonzero cummax cummin cumprod cumsum
         diff dist frobenius_norm histc kthvalue logcumsumexp logsumexp max mean median min mode
@@ -106,7 +107,8 @@ _ATEN_FAMILIES = {
         binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
         cross_entropy_loss ctc_loss hinge_embedding_loss huber_loss kl_div l1_loss
         margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss nll_loss nll_loss2d
-        nll_loss_nd poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss""",
+        nll_loss_forward nll_loss2d_forward nll_loss_nd poisson_nll_loss smooth_l1_loss
+        soft_margin_loss triplet_margin_loss""",
     "sequences": """
         embedding embedding_bag embedding_renorm gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell
         rnn_tanh rnn_tanh_cell scaled_dot_product_attention _scaled_dot_product_attention_math

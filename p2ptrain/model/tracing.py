@@ -1,10 +1,10 @@
 """What a model does besides tensor operations, which a trace would take wrongly without a word.
 
-Each was seen with torch 2.13: hooks that change gradients are lost, so is the freezing of a
-parameter, and TorchScript that has run before is traced with its own autodiff, which detaches what
-it computes with. What a reentrant checkpoint holds is traced without gradients, and inference mode
-leaves nothing in a graph, so that gradients would flow through it. Put right where possible,
-refused otherwise.
+Each was seen with torch 2.13: hooks that change gradients, or what is kept for them, are lost, so
+is the freezing of a parameter, and TorchScript that has run before is traced with its own autodiff,
+which detaches what it computes with. What a reentrant checkpoint holds is traced without gradients,
+and inference mode leaves nothing in a graph, so that gradients would flow through it. Put right
+where possible, refused otherwise.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_impls
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from p2ptrain.errors import CaptureError
+from p2ptrain.model.replaced import replaced_in_this_thread
 
 
 def _traced_ctc(mode: Any, func: Any, log_probs: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -44,6 +46,7 @@ threads, and so are the mode and the tensors that a traced module has for a whil
 caller was cancelled may still be under way when the next one, of the same module, begins."""
 
 _SET_REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+_GRAD_FN: Any = vars(torch._C.TensorBase)["grad_fn"].__get__
 _MODULE_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _LOST = (
@@ -93,12 +96,48 @@ class NoSwitchedParameters(TorchFunctionMode):
 
 
 class NoTensorHooks(TorchFunctionMode):
-    """Refuse `activation.register_hook(...)`."""
+    """Refuse `activation.register_hook(...)` and `activation.grad_fn.register_hook(...)`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook):
             raise CaptureError(f"forward() {_LOST}")
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        return _NoNodeHooks(result) if func == _GRAD_FN and result is not None else result
+
+
+class _NoNodeHooks:
+    """A node of autograd's that takes no hooks."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("register_hook", "register_prehook"):
+            raise CaptureError(f"forward() {_LOST}")
+        return getattr(self._node, name)
+
+
+@contextlib.contextmanager
+def _nothing_packed() -> Iterator[None]:
+    """What autograd keeps stays as it is: that changes nothing where torch's own hooks are for it.
+
+    A checkpoint's would compute again what a derivative inside forward() needs, which is no part
+    of the model. Others are refused.
+    """
+    hooks: Any = saved_tensors_hooks
+    with (
+        replaced_in_this_thread(hooks, "__enter__", _refuse_packing),
+        replaced_in_this_thread(hooks, "__exit__", lambda *_: None),
+    ):
+        yield
+
+
+def _refuse_packing(hooks: Any) -> None:
+    if type(hooks) is saved_tensors_hooks or not type(hooks).__module__.startswith("torch."):
+        raise CaptureError(
+            "forward() or the loss packs what autograd keeps (saved_tensors_hooks), which other "
+            "devices would not do. Remove the hooks; to keep less, use torch.utils.checkpoint"
+        )
 
 
 @contextlib.contextmanager
@@ -121,7 +160,7 @@ def as_written() -> Iterator[None]:
     for kind in compiled:
         kind.__call__ = _afresh(kind.__call__)
     try:
-        with jit.optimized_execution(False):
+        with jit.optimized_execution(False), _nothing_packed():
             yield
     finally:
         for kind, original in zip(compiled, originals, strict=True):

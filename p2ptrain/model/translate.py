@@ -31,6 +31,7 @@ from p2ptrain.model.graph import (
     StateRef,
     TargetRef,
 )
+from p2ptrain.model.instead import instead_of
 from p2ptrain.model.polynomials import BatchSymbol
 from p2ptrain.model.stand_ins import aten_name
 from p2ptrain.model.values import Polynomial
@@ -107,7 +108,8 @@ def translate(
     fakes: list[Tensor] = []
     state: dict[Reference, Tensor] = {}
     placeholders = program.graph.find_nodes(op="placeholder")
-    written = _written_storages(program.graph_module)
+    modules = program.graph_module.modules()
+    written = written_storages(m.graph for m in modules if isinstance(m, fx.GraphModule))
     for spec, placeholder in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if spec.kind is InputKind.USER_INPUT:
             index = len(fakes)
@@ -118,7 +120,7 @@ def translate(
         else:
             fake = placeholder.meta["val"]
             reference = StateRef(
-                _state_name(program, spec, state_names, not written.isdisjoint(_storages(fake)))
+                _state_name(program, spec, state_names, not written.isdisjoint(storages(fake)))
             )
             bindings.append(reference)
             state[reference] = fake
@@ -162,20 +164,19 @@ def _state_name(
     return state_names(target, tensor, written)
 
 
-def _written_storages(program: torch.nn.Module) -> frozenset[int]:
-    """The memory of all tensors that in-place operators of `program` write to."""
+def written_storages(graphs: Iterable[fx.Graph]) -> frozenset[int]:
+    """The memory of all tensors that in-place operators of `graphs` write to."""
     found: set[int] = set()
-    for module in program.modules():
-        nodes = module.graph.nodes if isinstance(module, fx.GraphModule) else ()
-        for node in nodes:
-            arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
-            for argument, value in zip(arguments, node.args, strict=False):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    found.update(_storages(getattr(value, "meta", {}).get("val")))
+    for node in (node for graph in graphs for node in graph.nodes):
+        arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+        for argument, value in zip(arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found.update(storages(getattr(value, "meta", {}).get("val")))
     return frozenset(found)
 
 
-def _storages(value: Any) -> set[int]:
+def storages(value: Any) -> set[int]:
+    """The memory of the tensors in a traced value."""
     return {int(tensor.untyped_storage()._cdata) for tensor in tensors_in(value)}
 
 
@@ -273,9 +274,11 @@ class _Walk:
         self, node: fx.Node, name: str | None, args: Any, kwargs: Any, grad_enabled: bool
     ) -> NodeRef:
         if name is None or not operators.is_allowed(name):
+            called = name or _called(node.target)
+            told = instead_of(called)
             raise CaptureError(
-                f"the model uses {name or _called(node.target)}, which p2ptrain does not carry to "
-                f"other devices{_where(node)}"
+                f"the model uses {called}, which p2ptrain does not carry to other devices"
+                f"{_where(node)}{f'. {told}' if told else ''}"
             )
         arguments = tuple(_argument(argument) for argument in _dense(name, args))
         named = tuple(

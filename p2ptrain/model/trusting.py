@@ -154,6 +154,42 @@ def native_layer_norm_backward(
     return gradients
 
 
+def nll_loss_backward(
+    grad_output: Tensor,
+    self: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+) -> Tensor:
+    """ATen's, for targets that are classes: the loss itself has looked, its derivative does not.
+
+    Args:
+        self: (class) or (sample, class).
+
+    Raises:
+        IndexError: a target is no class, or something is of another shape or type.
+    """
+    each = self.shape[:-1]
+    shapes = [(grad_output, () if reduction else each), (total_weight, ())]
+    shapes += [] if weight is None else [(weight, self.shape[-1:])]
+    if (
+        self.dim() not in (1, 2)
+        or target.shape != each
+        or target.dtype not in (torch.int64, torch.uint8)
+        or any(part.shape != shape or part.dtype != self.dtype for part, shape in shapes)
+    ):
+        raise IndexError("the derivative of a loss is not of the loss's shape and type")
+    inside = (target >= 0) & (target < self.shape[-1])
+    if not bool((inside | (target == ignore_index)).all()):
+        raise IndexError("a target of the derivative of a loss is no class")
+    gradient: Tensor = _aten("nll_loss_backward")(
+        grad_output, self, target, weight, reduction, ignore_index, total_weight
+    )
+    return gradient
+
+
 def _aten(name: str) -> Any:
     return getattr(torch.ops.aten, name).default
 
@@ -162,6 +198,7 @@ CHECKED: Mapping[str, Callable[..., Any]] = {
     "aten.segment_reduce.default": segment_reduce,
     "aten.convolution_backward.default": convolution_backward,
     "aten.native_layer_norm_backward.default": native_layer_norm_backward,
+    "aten.nll_loss_backward.default": nll_loss_backward,
     "aten._softmax_backward_data.default": _softmax_backward("_softmax_backward_data"),
     "aten._log_softmax_backward_data.default": _softmax_backward("_log_softmax_backward_data"),
     "aten.fractional_max_pool2d.default": _fractional_max_pool(2),

@@ -92,6 +92,55 @@ class Penalised(nn.Module):
         return out - functional.linear(out, constant * weight)
 
 
+class Derived(nn.Module):
+    """Derivatives through checkpoints, and under `no_grad`, which plain torch follows all the same.
+
+    And a weight that is cast where there are no gradients, then used where there are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+        self.cast = nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def energy(x: Tensor) -> Tensor:
+            return torch.tanh(self.first(x)).square()
+
+        def slope(x: Tensor) -> Tensor:
+            (made,) = torch.autograd.grad(energy(x).sum(), x, create_graph=True)
+            return made
+
+        x = torch.tanh(self.last(x.mean(1)))
+        whole = checkpoint(energy, x, use_reentrant=False).sum()
+        with torch.no_grad():
+            (through,) = torch.autograd.grad(whole, x, create_graph=True)
+        with torch.autograd.graph.save_on_cpu():
+            x = through * x + checkpoint(slope, x, use_reentrant=False)
+        with torch.autocast("cpu"):
+            with torch.no_grad():
+                seen = self.cast(x)
+            return (self.cast(x) * seen).float()
+
+
+class Adapting(nn.Module):
+    """Classifies after a step of an inner training, as learning to learn does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x.mean(1)))
+        labels = x.detach().argmax(1)
+        scores = self.last(x)
+        inner = functional.cross_entropy(scores, labels) + functional.huber_loss(scores, x)
+        inner = inner + functional.smooth_l1_loss(scores, x) - functional.logsigmoid(scores).mean()
+        (slope,) = torch.autograd.grad(inner, self.last.weight, create_graph=True)
+        scores = functional.linear(x, self.last.weight - slope)
+        return scores * functional.cross_entropy(scores, labels)
+
+
 class Turned(nn.Module):
     """A weight that is turned over once, for a product and for something else."""
 
@@ -293,6 +342,8 @@ _MODELS: dict[str, Callable[[], nn.Module]] = {
     "turned": Turned,
     "penalised": lambda: Penalised(nn.LayerNorm(WIDE), twice=False),
     "penalised_twice": lambda: Penalised(nn.Identity(), twice=True),
+    "derived": Derived,
+    "adapting": Adapting,
     "drawing": Drawing,
     "packed_lstm": lambda: Packed(nn.LSTM, "state", True, False),
     "packed_gru": lambda: Packed(nn.GRU, "last", True, False),

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy, ctc_loss, mse_loss
 from torch.utils.checkpoint import checkpoint
 
@@ -103,6 +106,27 @@ def _branches(x: Tensor) -> Tensor:
     return out
 
 
+def _loops_until(x: Tensor) -> Tensor:
+    out: Tensor = while_loop(lambda x: x.norm() > 1, lambda x: (x * 0.5,), (x,))[0]
+    return out
+
+
+def _scans(x: Tensor) -> Tensor:
+    out: Tensor = associative_scan(lambda a, b: a * b, x, 1, combine_mode="generic")
+    return out
+
+
+def _skips_experts(x: Tensor) -> Tensor:
+    chosen = (x[:, 0] > 0).nonzero()[:, 0]
+    if chosen.numel() == 0:
+        return x
+    return x.index_add(0, chosen, x[chosen])
+
+
+def _lists_a_number_for_each(x: Tensor) -> Tensor:
+    return x * torch.tensor([2.0] * x.shape[0])[:, None]
+
+
 def _other_operator(x: Tensor) -> Tensor:
     return torch.ops.aten.resize.default(x, [x.shape[0], 8])
 
@@ -137,6 +161,15 @@ _CALLS_F = AfterLinear.forward.__code__
         (_asserts, "Remove the check"),
         (_raises, "Remove the check"),
         (_raises_or_computes, "torch.where"),
+        (_branches, "torch.where(condition, one, other)"),
+        (_loops_until, "a Python loop with as many steps as may be needed"),
+        (_scans, "combine_mode="),
+        (_scans, "not carry associative_scan to other devices. Use torch.cumsum"),
+        (_skips_experts, "if chosen.numel() == 0:"),
+        (_skips_experts, "can be left out: operations on no elements do nothing"),
+        (_lists_a_number_for_each, "return x * torch.tensor([2.0] * x.shape[0])[:, None]"),
+        (_lists_a_number_for_each, "torch.full((n,), value)"),
+        (_counts_samples, "Python itself takes it as a plain number"),
         (_branches, f'File "{_CALLS_F.co_filename}", line {_CALLS_F.co_firstlineno + 1}'),
     ],
 )
@@ -202,6 +235,14 @@ def _hooked(x: Tensor) -> Tensor:
     return x
 
 
+def _node_hooked(x: Tensor) -> Tensor:
+    made = torch.tanh(x)
+    assert made.grad_fn is not None
+    assert made.grad_fn.name() == "TanhBackward0"
+    made.grad_fn.register_hook(lambda given, got: [gradient * 2 for gradient in given])
+    return made
+
+
 def _with_module_hook() -> nn.Module:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[0].register_full_backward_hook(lambda module, given, got: None)
@@ -218,6 +259,7 @@ def _with_parameter_hook() -> nn.Module:
     ("model", "says"),
     [
         (AfterLinear(_hooked), r"forward\(\) changes or reads"),
+        (AfterLinear(_node_hooked), r"forward\(\) changes or reads"),
         (_with_module_hook(), "0 changes or reads"),
         (_with_parameter_hook(), "weight changes or reads"),
     ],
@@ -225,6 +267,27 @@ def _with_parameter_hook() -> nn.Module:
 def test_hooks_on_gradients_are_refused(model: nn.Module, says: str) -> None:
     with pytest.raises(CaptureError, match=f"{says} gradients in a backward hook"):
         capture(model, mse_loss, _EXAMPLE)
+
+
+def test_packing_what_autograd_keeps_is_refused() -> None:
+    def packs(x: Tensor) -> Tensor:
+        with saved_tensors_hooks(lambda kept: kept.half(), lambda kept: kept.float()):
+            return torch.tanh(x)
+
+    with pytest.raises(CaptureError, match="Remove the hooks"):
+        capture(AfterLinear(packs), mse_loss, _EXAMPLE)
+
+
+def test_switching_autocast_by_hand_is_refused() -> None:
+    def switches(x: Tensor) -> Tensor:
+        torch.set_autocast_enabled("cpu", True)
+        try:
+            return (x @ x.T @ x).float()
+        finally:
+            torch.set_autocast_enabled("cpu", False)
+
+    with pytest.raises(CaptureError, match=r"Use `with torch\.autocast"):
+        capture(AfterLinear(switches), mse_loss, _EXAMPLE)
 
 
 class _Freezes(nn.Module):

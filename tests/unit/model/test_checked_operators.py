@@ -190,3 +190,26 @@ def test_derivatives_of_layer_norms_that_do_not_fit_are_refused(
     fitting = (torch.ones(2, 1), torch.ones(2, 1), torch.ones(5), torch.ones(5))
     found = derivative(torch.ones(2, 5), x, [5], *fitting, mask)
     assert [gradient.shape for gradient in found] == [x.shape, (5,), (5,)]
+
+
+@pytest.mark.parametrize(
+    ("targets", "classes", "weights", "gradient"),
+    [
+        ([0, 5], 5, 5, torch.ones(())),
+        ([0, -1], 5, 5, torch.ones(())),
+        ([0], 5, 5, torch.ones(())),
+        ([0, 1], 5, 4, torch.ones(())),
+        ([0, 1], 5, 5, torch.ones(2)),
+        ([0, 1], 5, 5, torch.ones((), dtype=torch.float64)),
+    ],
+)
+def test_derivatives_of_losses_over_no_classes_are_refused(
+    targets: list[int], classes: int, weights: int, gradient: torch.Tensor
+) -> None:
+    derivative = resolve("aten.nll_loss_backward.default").call
+    scores, total = torch.rand(2, classes), torch.ones(())
+    with pytest.raises(IndexError):
+        derivative(gradient, scores, torch.tensor(targets), torch.ones(weights), 1, -100, total)
+    fitting = torch.tensor([0, -100]), torch.ones(classes), 1, -100, total
+    made = derivative(torch.ones(()), scores, *fitting)
+    assert torch.equal(made, torch.tensor([[-1.0, 0, 0, 0, 0], [0.0] * 5]))

@@ -8,7 +8,12 @@ from torch.nn.functional import cross_entropy, pad
 
 from p2ptrain.model.capture import capture
 from p2ptrain.model.graph import InputRef, TargetRef
-from p2ptrain.model.left_out import DefaultIgnored, telling_values
+from p2ptrain.model.left_out import (
+    DefaultIgnored,
+    leaves_out_a_class,
+    telling_values,
+    weighs_classes,
+)
 
 
 class _Labelled(nn.Module):
@@ -49,3 +54,18 @@ def test_what_targets_and_inputs_are_compared_with_tells() -> None:
     example = torch.randn(4, 3), torch.arange(4)
     found = telling_values(capture(Padded(3, 1), loss, example).description)
     assert found == {InputRef(0): [7], TargetRef(0): [1, 2, 3]}
+
+
+def test_losses_of_models_that_differentiate_are_known() -> None:
+    class Adapted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            scores = super().forward(x)
+            (slope,) = torch.autograd.grad(scores.square().sum(), self.weight, create_graph=True)
+            return scores * slope.mean()
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(output, target, torch.arange(1.0, 5), ignore_index=2)
+
+    nodes = capture(Adapted(3, 4), loss, (torch.randn(4, 3), torch.arange(4))).description.train
+    assert any(map(weighs_classes, nodes.nodes))
+    assert any(map(leaves_out_a_class, nodes.nodes))

@@ -10,6 +10,8 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.functional import jacobian
 from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
@@ -68,6 +70,15 @@ def _slope(row: Tensor) -> Tensor:
     return made
 
 
+def _seeds(model: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return x + torch.randn(8)
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
 @torch.autocast("cpu")
 def _cast_slope(x: Tensor) -> Tensor:
     return torch.autograd.grad(torch.tanh(x @ x.T).sum(), x, create_graph=True)[0]
@@ -87,6 +98,9 @@ def _cast_slope(x: Tensor) -> Tensor:
         (lambda model, x: x if model.older.rand() < 0.6 else x * 2, "random numbers"),
         (lambda model, x: x * model.many[0].random(), "random numbers"),
         (lambda model, x: x * model.many[1]["own"][0].random(), "random numbers"),
+        (_seeds, "Draw them once"),
+        (lambda model, x: x + torch.randn(8, generator=_seeded()), "Draw them once"),
+        (lambda model, x: x + torch.zeros(8).normal_(generator=_seeded()), "Draw them once"),
         (lambda model, x: torch.vmap(torch.func.grad(torch.sum))(x), "outside of torch.vmap"),
         (lambda model, x: torch.vmap(_slope)(x), "outside of torch.vmap"),
         (lambda model, x: _slope(x), "Use torch.autograd.grad"),
@@ -119,15 +133,46 @@ def _goes_backward(model: Any, x: Tensor) -> Tensor:
     return start.grad * x
 
 
+def _goes_backward_together(model: Any, x: Tensor) -> Tensor:
+    torch.autograd.backward([torch.tanh(model.weight * x).sum()])
+    return x
+
+
+def _many_at_once(model: Any, x: Tensor) -> Tensor:
+    def loss(weight: Tensor) -> Tensor:
+        return torch.tanh(weight * x).sum(0)
+
+    made: Tensor = jacobian(loss, model.weight, create_graph=True, vectorize=True)
+    return x * made.sum(0)
+
+
+def _forward_mode(model: Any, x: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        moved = torch.tanh(model.linear(forward_ad.make_dual(x, torch.ones_like(x))))
+        return x + forward_ad.unpack_dual(moved).tangent
+
+
 @pytest.mark.parametrize(
     ("f", "says"),
-    [(_differentiates, "Use torch.autograd.grad"), (_goes_backward, "calls backward")],
+    [
+        (_differentiates, "Use torch.autograd.grad"),
+        (_goes_backward, "calls backward"),
+        (_goes_backward_together, "calls backward"),
+        (_many_at_once, "Take them one by one"),
+        (_forward_mode, "in forward mode"),
+    ],
 )
 def test_a_derivative_that_cannot_be_followed_is_explained(
     f: Callable[[Any, Tensor], Tensor], says: str
 ) -> None:
     with pytest.raises(CaptureError, match=says):
         capture(_Model(f), mse_loss, _EXAMPLE)
+
+
+def test_generators_that_a_model_keeps_are_taken() -> None:
+    model = _Model(lambda model, x: x + torch.randn(8, generator=model.kept["noise"]))
+    model.kept["noise"] = torch.Generator()  # type: ignore[assignment]
+    assert capture(model, mse_loss, _EXAMPLE).description.units
 
 
 def _only_remembers(model: Any, x: Tensor) -> Tensor:
