@@ -8,20 +8,27 @@ is short. For given columns the best rows are known: the least T for which
 
 and the other way round; both are improved in turns, which never makes T larger. Where that ends
 depends on where it began, so it begins from several columns: by the sums of the speeds, by those of
-each row alone, equal ones, and by memory.
+each row alone, equal ones, and by memory. What is best of these need not be the best of all, which
+`corners` finds: rows and columns that hold more than everything in time T are where a smaller T
+begins, and where there are none, T is the least.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from p2ptrain.errors import PlanError
-
-Table = Sequence[Sequence[float]]
-"""By row and column of the grid."""
+from p2ptrain.plan.tiling.corners import Table, best_corner
 
 TURNS = 30
+BEST_CORNERS = 10
+"""Begun from, one after the other; two or three do."""
+MOST_TILES = 32
+"""Of a grid whose corners are looked at: 126 at most. Those of 8 x 8 would be 3432."""
+LEAST_GAIN = 1e-6
+"""Of T, relative: less is not worth other lines."""
 ROUNDING = 1e-12
 LEAST_PART = 1e-6
 """Of a row or column: less is no line of any map, and no plan has what is next to nothing."""
@@ -51,14 +58,25 @@ def balanced_shares(speeds: Table, caps: Table | None = None) -> Shares:
         PlanError: the tiles' memory together does not hold the maps.
     """
     caps = caps or [[1.0] * len(row) for row in speeds]
-    found = [
-        shares
-        for start in _starts(speeds, caps)
-        if (shares := _improved(speeds, caps, start)) is not None
-    ]
-    if not found:
+    found = [_improved(speeds, caps, start) for start in _starts(speeds, caps)]
+    fitting = [shares for shares in found if shares is not None]
+    best = min(fitting, key=lambda shares: shares.slowest, default=None)
+    if len(speeds) * len(speeds[0]) <= MOST_TILES:
+        best = _best(speeds, caps, best)
+    if best is None:
         raise PlanError("the maps do not fit: no lines leave every tile what its memory holds")
-    return min(found, key=lambda shares: shares.slowest)
+    return best
+
+
+def _best(speeds: Table, caps: Table, best: Shares | None) -> Shares | None:
+    """From the best so far to the best of all; None where no lines are within memory."""
+    for _ in range(BEST_CORNERS):
+        slowest = inf if best is None else best.slowest
+        better = _improved(speeds, caps, _corner(speeds, caps, slowest))
+        if better is None or better.slowest > slowest * (1.0 - LEAST_GAIN):
+            break
+        best = better
+    return best
 
 
 def _starts(speeds: Table, caps: Table) -> list[list[float]]:
@@ -66,6 +84,16 @@ def _starts(speeds: Table, caps: Table) -> list[list[float]]:
     slowest = [min(column) for column in _turned(speeds)]
     tried = [_sums(_turned(speeds)), equal, slowest, *map(list, speeds), _sums(_turned(caps))]
     return [list(columns) for columns in dict.fromkeys(tuple(_normalised(one)) for one in tried)]
+
+
+def _corner(speeds: Table, caps: Table, slowest: float) -> list[float]:
+    """The columns that, with their rows, hold most of what devices have memory and time for."""
+    most = [
+        [max(min(slowest * speed, cap), LEAST_PART**2) for speed, cap in zip(*lines, strict=True)]
+        for lines in zip(speeds, caps, strict=True)
+    ]
+    _, columns = best_corner(most)
+    return _normalised([max(column, LEAST_PART) for column in columns])
 
 
 def _improved(speeds: Table, caps: Table, columns: list[float]) -> Shares | None:
