@@ -11,6 +11,7 @@ for another leads from each to the next.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import exp, log, sin
 
 Table = Sequence[Sequence[float]]
@@ -19,25 +20,38 @@ Tree = frozenset[tuple[int, int]]
 """Tiles (row, column) that are filled to their bounds."""
 
 NUDGE = 1e-9
-"""Of bounds, relative: no two are equal, so that a corner is one tree and not thousands."""
+"""Of bounds, relative: each is a little less and no two are equal, so that a corner is one tree."""
 
 
-def best_corner(most: Table) -> tuple[list[float], list[float]]:
-    """The rows and the columns, each without a common factor: the largest is 1.
+@dataclass(frozen=True, slots=True)
+class Corner:
+    """Rows and columns, the largest of each as 1, and what all tiles hold together.
+
+    Attributes:
+        log_area: the logarithm of sum h times sum w.
+    """
+
+    rows: list[float]
+    columns: list[float]
+    log_area: float
+
+
+def best_corner(most: Table) -> Corner:
+    """The one that holds most.
 
     Args:
         most: of each tile, above zero.
     """
     logs = _logs(most)
-    corners = (_levels(logs, tree) for tree in _trees(logs))
-    rows, lines = max(corners, key=lambda corner: _log_sum(corner[0]) + _log_sum(corner[1]))
-    return _parts(rows), _parts(lines)
+    return max(
+        (_corner(*_levels(logs, tree)) for tree in _trees(logs)), key=lambda found: found.log_area
+    )
 
 
 def _logs(most: Table) -> Table:
     columns = len(most[0])
     return [
-        [log(area) + NUDGE * sin(r * columns + c) for c, area in enumerate(line)]
+        [log(area) - NUDGE * (1.0 + sin(r * columns + c)) for c, area in enumerate(line)]
         for r, line in enumerate(most)
     ]
 
@@ -104,10 +118,8 @@ def _levels(logs: Table, tree: Tree) -> tuple[list[float], list[float]]:
     return [rows[r] for r in range(len(logs))], [columns[c] for c in range(len(logs[0]))]
 
 
-def _log_sum(levels: Sequence[float]) -> float:
-    return max(levels) + log(sum(_parts(levels)))
-
-
-def _parts(levels: Sequence[float]) -> list[float]:
-    highest = max(levels)
-    return [exp(level - highest) for level in levels]
+def _corner(rows: Sequence[float], columns: Sequence[float]) -> Corner:
+    """Of logarithms, which may be too large for their powers."""
+    heights, widths = ([exp(level - max(line)) for level in line] for line in (rows, columns))
+    log_area = max(rows) + log(sum(heights)) + max(columns) + log(sum(widths))
+    return Corner(heights, widths, log_area)

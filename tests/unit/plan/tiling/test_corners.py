@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from itertools import combinations
-from math import comb
+from math import comb, exp
 
 import pytest
 from hypothesis import given, settings
@@ -20,26 +20,31 @@ def tables(rows: int, columns: int) -> st.SearchStrategy[list[list[float]]]:
 
 
 def test_one_row_fills_every_tile() -> None:
-    assert best_corner([[0.1, 0.4]]) == ([1.0], pytest.approx([0.25, 1.0]))
+    corner = best_corner([[0.1, 0.4]])
+    assert corner.rows == [1.0]
+    assert corner.columns == pytest.approx([0.25, 1.0])
+    assert exp(corner.log_area) == pytest.approx(0.5)
 
 
 def test_of_two_crossing_lines_one_is_thin() -> None:
-    rows, columns = best_corner([[0.01, 1.0], [1.0, 0.01]])
-    assert sorted(rows) == pytest.approx([0.01, 1.0])
-    assert sorted(columns) == pytest.approx([0.01, 1.0])
+    corner = best_corner([[0.01, 1.0], [1.0, 0.01]])
+    assert sorted(corner.rows) == pytest.approx([0.01, 1.0])
+    assert sorted(corner.columns) == pytest.approx([0.01, 1.0])
 
 
 @settings(max_examples=examples_of(20), deadline=None)
 @given(tables(2, 3) | tables(3, 2) | tables(3, 3))
 def test_nothing_holds_more(most: list[list[float]]) -> None:
     """Against every way to fill as many tiles as a spanning tree has."""
-    rows, columns = best_corner(most)
+    corner = best_corner(most)
     factor = min(
         bound / (h * w)
-        for h, line in zip(rows, most, strict=True)
-        for w, bound in zip(columns, line, strict=True)
+        for h, line in zip(corner.rows, most, strict=True)
+        for w, bound in zip(corner.columns, line, strict=True)
     )
-    assert factor * sum(rows) * sum(columns) == pytest.approx(held_at_most(most), rel=1e-6)
+    held = factor * sum(corner.rows) * sum(corner.columns)
+    assert held == pytest.approx(held_at_most(most), rel=1e-6)
+    assert exp(corner.log_area) == pytest.approx(held, rel=1e-6)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (2, 2), (2, 7), (3, 3), (3, 5), (4, 4)])
@@ -51,10 +56,10 @@ def test_equal_bounds_have_no_more_corners_than_others(rows: int, columns: int) 
 def held_at_most(most: Table) -> float:
     tiles = [(r, c) for r in range(len(most)) for c in range(len(most[0]))]
     joining = combinations(tiles, len(most) + len(most[0]) - 1)
-    return max(held(most, filled) for filled in joining)
+    return max(held_by(most, filled) for filled in joining)
 
 
-def held(most: Table, filled: tuple[tuple[int, int], ...]) -> float:
+def held_by(most: Table, filled: tuple[tuple[int, int], ...]) -> float:
     """Sum h times sum w where these tiles are filled, 0 where that bounds no line or fits not."""
     rows, columns = {0: 1.0}, dict[int, float]()
     for _ in filled:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan import fields
-from p2ptrain.plan.tiling.shares import balanced_shares
+from p2ptrain.plan.tiling.shares import LEAST_GAIN, balanced_shares
 from tests.thorough import examples_of
 
 
@@ -85,7 +85,7 @@ def test_no_lines_of_a_fine_grid_are_better(speeds: list[list[float]], cap: floa
         for columns in lines(3)
         if max(rows) * max(columns) <= cap
     )
-    assert shares.slowest <= best * (1 + 1e-5)
+    assert shares.slowest <= best * (1 + LEAST_GAIN)
 
 
 def lines(count: int) -> list[tuple[float, ...]]:
