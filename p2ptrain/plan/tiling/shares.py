@@ -8,20 +8,25 @@ is short. For given columns the best rows are known: the least T for which
 
 and the other way round; both are improved in turns, which never makes T larger. Where that ends
 depends on where it began, so it begins from several columns: by the sums of the speeds, by those of
-each row alone, equal ones, and by memory.
+each row alone, equal ones, and by memory. What is best of these need not be the best of all, which
+`corners` tells: T can be smaller as long as tiles that are done in time T can hold more than the
+maps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, sqrt
 
 from p2ptrain.errors import PlanError
-
-Table = Sequence[Sequence[float]]
-"""By row and column of the grid."""
+from p2ptrain.plan.tiling.corners import Corner, Table, best_corner
 
 TURNS = 30
+MOST_TILES = 25
+"""Of a grid whose corners are looked at: 70 at most. Those of 8 x 8 would be 3432."""
+LEAST_GAIN = 1e-4
+"""Of T, relative: less is not worth other lines."""
 ROUNDING = 1e-12
 LEAST_PART = 1e-6
 """Of a row or column: less is no line of any map, and no plan has what is next to nothing."""
@@ -51,14 +56,35 @@ def balanced_shares(speeds: Table, caps: Table | None = None) -> Shares:
         PlanError: the tiles' memory together does not hold the maps.
     """
     caps = caps or [[1.0] * len(row) for row in speeds]
-    found = [
-        shares
-        for start in _starts(speeds, caps)
-        if (shares := _improved(speeds, caps, start)) is not None
-    ]
-    if not found:
+    found = [_improved(speeds, caps, start) for start in _starts(speeds, caps)]
+    fitting = [shares for shares in found if shares is not None]
+    best = min(fitting, key=lambda shares: shares.slowest, default=None)
+    if len(speeds) * len(speeds[0]) <= MOST_TILES:
+        best = _best(speeds, caps, best)
+    if best is None:
         raise PlanError("the maps do not fit: no lines leave every tile what its memory holds")
-    return min(found, key=lambda shares: shares.slowest)
+    return best
+
+
+def _best(speeds: Table, caps: Table, found: Shares | None) -> Shares | None:
+    """From what was found to the best of all; None where no lines are within memory."""
+    enough = inf if found is None else found.slowest * (1.0 - LEAST_GAIN)
+    corner = _corner(speeds, caps, enough)
+    if corner.log_area < 0.0:
+        return found
+    least = 1.0 / sum(map(sum, speeds))
+    if found is None:
+        enough = max(1.0 / speed for line in speeds for speed in line)
+    while enough > least * (1.0 + LEAST_GAIN):
+        between = sqrt(least) * sqrt(enough)
+        tried = _corner(speeds, caps, between)
+        if tried.log_area < 0.0:
+            least = between
+        else:
+            corner, enough = tried, between
+    columns = _normalised([max(column, LEAST_PART) for column in corner.columns])
+    best = _improved(speeds, caps, columns)
+    return found if best is None or (found and found.slowest <= best.slowest) else best
 
 
 def _starts(speeds: Table, caps: Table) -> list[list[float]]:
@@ -66,6 +92,19 @@ def _starts(speeds: Table, caps: Table) -> list[list[float]]:
     slowest = [min(column) for column in _turned(speeds)]
     tried = [_sums(_turned(speeds)), equal, slowest, *map(list, speeds), _sums(_turned(caps))]
     return [list(columns) for columns in dict.fromkeys(tuple(_normalised(one)) for one in tried)]
+
+
+def _corner(speeds: Table, caps: Table, slowest: float) -> Corner:
+    """The rows and columns that hold most of what devices have memory and time for."""
+    return best_corner(
+        [
+            [
+                max(min(slowest * speed, cap), LEAST_PART**2)
+                for speed, cap in zip(*line, strict=True)
+            ]
+            for line in zip(speeds, caps, strict=True)
+        ]
+    )
 
 
 def _improved(speeds: Table, caps: Table, columns: list[float]) -> Shares | None:
