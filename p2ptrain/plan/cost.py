@@ -34,6 +34,7 @@ class CostModel:
         overlap: what the runtime does beyond the plain model; None = the plain model.
         mode: whether rounds are timed, or steady asynchronous running.
         weights: asynchronously, which versions stages keep.
+        full_depths: asynchronously, whether no stage's depth may be lowered to save memory.
         updates_ahead: with `overlap`, whether stages update before all are done with the round.
     """
 
@@ -45,6 +46,7 @@ class CostModel:
         overlap: bool = False,
         mode: Mode = Mode.SYNC,
         weights: Weights = Weights.STASHED,
+        full_depths: bool = False,
         updates_ahead: bool = True,
     ) -> None:
         if overlap and mode is Mode.ASYNC:
@@ -52,6 +54,7 @@ class CostModel:
         self.profile = profile
         self.mode = mode
         self.weights = weights
+        self.full_depths = full_depths and mode is Mode.ASYNC
         self.updates_ahead = overlap and updates_ahead
         self.devices: tuple[Device, ...] = tuple(sorted(cluster.devices, key=lambda d: d.name))
         self.holder = next(i for i, device in enumerate(self.devices) if device.holder)

@@ -160,7 +160,8 @@ def draft_groups(
 
     Depths never grow from one stage to the next. Of two ends that share one device's memory the
     first has its depth before the last; `wanted` may trade between them. None where a device cannot
-    hold its units with even one micro-batch in flight. Asynchronously always the usual depths: they
+    hold its units with even one micro-batch in flight (with `full_depths`, as many as are wanted).
+    Asynchronously always the usual depths: they
     are how many updates old the weights are, which the user knows from the number of stages.
     """
     usual = usual_depths(groups, split.micro_batches, cost.mode)
@@ -176,7 +177,7 @@ def draft_groups(
             other, depth = (last, 1) if p == 0 else (0, depths[0])
             taken = _place_bytes(cost, draft, other, depth, 0)
         limit = depths[p] = _deepest_that_fits(cost, draft, p, limit, taken)
-        if limit < 1:
+        if limit < (usual[p] if cost.full_depths else 1):
             return None
     return replace(draft, warmup=tuple(depths))
 

@@ -71,6 +71,7 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
         overlap=request.overlap,
         mode=request.mode,
         weights=request.weights,
+        full_depths=request.full_depths,
         updates_ahead=request.updates_ahead,
     )
     if request.schedule is Schedule.ZERO_BUBBLE and not cost.can_split:

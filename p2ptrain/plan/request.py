@@ -56,6 +56,8 @@ class PlanRequest:
             them changes what it learns, and dealing whole micro-batches does not.
         mode: synchronous rounds, or steady asynchronous running.
         weights: asynchronously, which versions of their weights stages keep.
+        full_depths: asynchronously, whether every stage needs memory for its usual depth: with less
+            in flight weights are not as many updates old as the number of stages says.
         overlap: judge by what the runtime does, not by the plain cost model.
         updates_ahead: with `overlap`, whether stages update before they know that all are done
             with the round; they cannot where gradients are clipped by the whole model's norm.
@@ -84,6 +86,7 @@ class PlanRequest:
     allocations: frozenset[Allocation] = EVERY_ALLOCATION
     mode: Mode = Mode.SYNC
     weights: Weights = Weights.STASHED
+    full_depths: bool = False
     overlap: bool = False
     updates_ahead: bool = True
     schedule: Schedule | None = None

@@ -30,7 +30,7 @@ from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.tiling.tiled_plan import simulate_tiled
 from p2ptrain.plan.times import TimeTable, bytes_by_flop
 from p2ptrain.plan.trusted import trusted_change, trusted_plan
-from p2ptrain.plan.versions import Weights, depths_of
+from p2ptrain.plan.versions import Weights
 from p2ptrain.training.alike import Measured, shared
 from p2ptrain.training.memory_needs import (
     PROCESS_BYTES,
@@ -333,6 +333,7 @@ def _request(
         allocations=allocations if how is None else frozenset({Allocation.MICRO_BATCHES}),
         mode=Mode.SYNC if how is None else Mode.ASYNC,
         weights=Weights.STASHED if how is None else how.weights,
+        full_depths=how is not None,
         overlap=how is None,
         updates_ahead=not request.clip,
         effort=PLANNING_EFFORT,
@@ -367,13 +368,6 @@ def _check_delays(plan: Plan, request: PlanningRequest) -> None:
     if request.asynchrony is None:
         return
     count = len(plan.stages)
-    depths = depths_of([len(stage.devices) for stage in plan.stages])
-    for stage, depth in zip(plan.stages, depths, strict=True):
-        if stage.warmup < depth:
-            raise PlanError(
-                f'device "{stage.devices[0].name}" has too little memory for {depth} '
-                "mini-batches under way: offer more with --memory, or use a smaller --batch-size"
-            )
     if request.asynchrony.weights is Weights.DOUBLE:
         pieces = -(-request.batch_size // plan.micro_batch)
         if pieces < count:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.shared.question import Question
 
 
@@ -45,9 +46,14 @@ def unit_bytes(cost: CostModel, unit: int, samples: int) -> int:
 
 def _what(cost: CostModel, samples: int) -> str:
     state = 2 + cost.profile.optimizer_state_ratio
+    piece, option = f"a micro-batch of {samples}", "--micro-batch"
+    if cost.mode is Mode.ASYNC:
+        piece, option = f"a mini-batch of {samples}", "--batch-size"
+    if cost.full_depths:
+        piece += ", and both again for each more that is under way"
     return (
-        f"parameters x {state:g} for weights, gradients and optimizer, and activations for a "
-        f"micro-batch of {samples}; try a smaller --micro-batch, a leaner optimizer or more devices"
+        f"parameters x {state:g} for weights, gradients and optimizer, and activations for "
+        f"{piece}; try a smaller {option}, a leaner optimizer or more devices"
     )
 
 
