@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -29,14 +30,19 @@ THREE = examples.cluster("a", "b", "c", link=Link(12.5e6, 0.001))
 REQUEST = PlanRequest(64, micro_batch=8, groups=False, overlap=True)
 
 
+@cache
+def planned(**changes: object) -> Plan:
+    """For the three devices, by a request that differs so from `REQUEST`."""
+    return make_plan(TWELVE, THREE, replace(REQUEST, **changes))  # type: ignore[arg-type]
+
+
 def without_weights(profile: Profile) -> Profile:
     times = tuple(replace(entry, weight=()) for entry in profile.times.times)
     return replace(profile, times=TimeTable(profile.times.sizes, times))
 
 
 def test_auto_splits_where_the_runtime_gains_by_it() -> None:
-    split = make_plan(TWELVE, THREE, REQUEST)
-    whole = make_plan(TWELVE, THREE, replace(REQUEST, schedule=Schedule.ONE_F_ONE_B))
+    split, whole = planned(), planned(schedule=Schedule.ONE_F_ONE_B)
     assert [stage.held is not None for stage in split.stages] == [False, True, True]
     assert not whole.is_split
     assert split.predicted.round_seconds < 0.95 * whole.predicted.round_seconds
@@ -45,14 +51,13 @@ def test_auto_splits_where_the_runtime_gains_by_it() -> None:
 
 
 def test_the_plain_model_never_splits_by_itself() -> None:
-    plain = replace(REQUEST, overlap=False)
-    assert not make_plan(TWELVE, THREE, plain).is_split
-    assert make_plan(TWELVE, THREE, replace(plain, schedule=Schedule.AUTO)).is_split
+    assert not planned(overlap=False).is_split
+    assert planned(overlap=False, schedule=Schedule.AUTO).is_split
 
 
 def test_weight_times_change_no_plan_that_is_not_split() -> None:
     plain = replace(REQUEST, overlap=False)
-    assert make_plan(TWELVE, THREE, plain) == make_plan(without_weights(TWELVE), THREE, plain)
+    assert planned(overlap=False) == make_plan(without_weights(TWELVE), THREE, plain)
 
 
 def test_nothing_is_split_without_weight_times() -> None:
@@ -70,17 +75,15 @@ def test_splitting_that_gains_nothing_is_not_taken() -> None:
 
 
 def test_a_named_planner_is_split_only_when_asked_and_keeps_its_layout() -> None:
-    request = replace(REQUEST, planner="pp")
-    published = make_plan(TWELVE, THREE, request)
-    asked = make_plan(TWELVE, THREE, replace(request, schedule=Schedule.ZERO_BUBBLE))
+    published = planned(planner="pp")
+    asked = planned(planner="pp", schedule=Schedule.ZERO_BUBBLE)
     assert not published.is_split
     assert [stage.held for stage in asked.stages] == [None, 5, 5]
     assert published.stages == tuple(replace(stage, held=None) for stage in asked.stages)
 
 
 def test_a_device_alone_has_nothing_to_split() -> None:
-    request = replace(REQUEST, planner="single", schedule=Schedule.ZERO_BUBBLE)
-    assert not make_plan(TWELVE, THREE, request).is_split
+    assert not planned(planner="single", schedule=Schedule.ZERO_BUBBLE).is_split
 
 
 @pytest.mark.parametrize("memory_bytes", [33_000, 40_000, 70_000, 100_000, 10**9])
@@ -109,7 +112,7 @@ def test_a_private_holder_has_room_for_both_of_its_ends() -> None:
 
 
 def test_what_a_stage_holds_goes_through_json() -> None:
-    plan = make_plan(TWELVE, THREE, replace(REQUEST, schedule=Schedule.ZERO_BUBBLE))
+    plan = planned(schedule=Schedule.ZERO_BUBBLE)
     content = plan.to_json()
     assert "held" not in content["stages"][0]
     assert content["stages"][1]["held"] == plan.stages[1].held
@@ -122,7 +125,7 @@ def test_what_a_stage_holds_goes_through_json() -> None:
 def test_asynchronous_backwards_are_not_split() -> None:
     with pytest.raises(OptionError, match="not mode async"):
         PlanRequest(8, mode=Mode.ASYNC, schedule=Schedule.AUTO)
-    plan = make_plan(TWELVE, THREE, PlanRequest(8, mode=Mode.ASYNC))
+    plan = make_plan(TWELVE, THREE, PlanRequest(8, planner="pp", mode=Mode.ASYNC))
     content = plan.to_json()
     content["stages"][0]["held"] = content["stages"][0]["warmup"]
     with pytest.raises(OptionError, match="held: the backward is split in mode sync only"):
@@ -130,8 +133,8 @@ def test_asynchronous_backwards_are_not_split() -> None:
 
 
 def test_a_simulation_follows_the_plan_or_the_schedule_asked_for() -> None:
-    plan = make_plan(TWELVE, THREE, replace(REQUEST, planner="pp"))
-    split = make_plan(TWELVE, THREE, replace(REQUEST, planner="pp", schedule=Schedule.ZERO_BUBBLE))
+    plan = planned(planner="pp")
+    split = planned(planner="pp", schedule=Schedule.ZERO_BUBBLE)
 
     def seconds(plan: Plan, schedule: Schedule | None) -> float:
         return simulate(plan, TWELVE, THREE, schedule=schedule).round_seconds
@@ -143,7 +146,7 @@ def test_a_simulation_follows_the_plan_or_the_schedule_asked_for() -> None:
 
 
 def test_a_chart_shows_weight_gradients_in_a_colour_of_their_own() -> None:
-    plan = make_plan(TWELVE, THREE, replace(REQUEST, schedule=Schedule.ZERO_BUBBLE))
+    plan = planned(schedule=Schedule.ZERO_BUBBLE)
     chart = draw_gantt(simulate(plan, TWELVE, THREE))
     assert chart.count('class="weight"') == 2 * 8 + 1  # two split stages, and the legend
     assert 'class="weight"' not in draw_gantt(

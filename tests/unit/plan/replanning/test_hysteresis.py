@@ -35,7 +35,7 @@ def household(b_slowdown: float = 1.0, bytes_per_s: float = 1e9) -> Cluster:
     return Cluster(devices, Link(bytes_per_s, 0.0))
 
 
-@pytest.fixture(name="plan")
+@pytest.fixture(name="plan", scope="module")
 def _plan() -> Plan:
     return make_plan(TWELVE, household(), REQUEST)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 from hypothesis import assume, given, settings
@@ -43,6 +43,7 @@ def three(**memory: int) -> Cluster:
     return Cluster(devices, FAST)
 
 
+@cache
 def thirds() -> Plan:
     plan = make_plan(TWELVE, three(), REQUEST)
     assert [stage.units for stage in plan.stages] == [(0, 4), (4, 8), (8, 12)]
