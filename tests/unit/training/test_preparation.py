@@ -25,7 +25,9 @@ def prepared(
     optimizer: SGD | Adam = SGD(lr=0.1, momentum=0.9),  # noqa: B008
     frozen: bool = False,
 ) -> Prepared:
-    model = nn.Sequential(nn.Linear(5, 33), nn.Tanh(), nn.Linear(33, 13), nn.Linear(13, 3))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # equal models are captured once
+        model = nn.Sequential(nn.Linear(5, 33), nn.Tanh(), nn.Linear(33, 13), nn.Linear(13, 3))
     model[2].weight = nn.Parameter(torch.zeros(33, 13).t())  # lies by columns
     model[0].requires_grad_(not frozen)
     data = [(torch.full((5,), float(n)), n % 3) for n in range(8)]
