@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from p2ptrain.training.recovery.cadence import (
@@ -49,7 +49,12 @@ def test_what_is_computed_again_is_bounded_and_else_the_cost(cost: CopyCost) -> 
                 assert transfer.seconds <= IDLE_SHARE * rounds * free * (1 + 1e-9)
 
 
+UNRECKONED = CopyCost(0.0, (), round_seconds=31.0)
+SHORTER_AND_SHORTER = [(31.0, True), (30.0, True), (1.0, False), (21.0, True), (1.0, False)]
+
+
 @given(costs, st.lists(st.tuples(seconds, st.booleans()), max_size=60))
+@example(UNRECKONED, SHORTER_AND_SHORTER)
 def test_never_two_at_once_and_never_more_often_than_it_says(
     cost: CopyCost, course: list[tuple[float, bool]]
 ) -> None:
@@ -69,7 +74,7 @@ def test_never_two_at_once_and_never_more_often_than_it_says(
             cadence.ended(whole=True)
             under_way = False
         reckoned = cost.reckoned_seconds
-        least, most = LEAST_OF_RECKONED * reckoned, MOST_OF_RECKONED * reckoned
+        least, most = LEAST_OF_RECKONED * reckoned, MOST_OF_RECKONED * reckoned or math.inf
         assert least * (1 - 1e-9) <= cadence.cost_seconds <= most * (1 + 1e-9)
 
 
