@@ -19,16 +19,10 @@ from tests.delayed_reference import Names, Recipe
 from tests.integration.training.household import Devices
 from tests.integration.training.jobs import assert_same_weights, make_job
 from tests.reference import Outcome
+from tests.unit.training.asynchronous.pipelines import LAGS
 
 OPTIMIZER = SGD(lr=0.02, momentum=0.9, weight_decay=1e-4)
 BATCH = 8
-LAGS: Mapping[Weights, Callable[[int, int], int]] = {
-    Weights.STASHED: lambda stage, n: n - 1 - stage,
-    Weights.UNSTASHED: lambda stage, n: n - 1 - stage,
-    Weights.VERTICAL: lambda stage, n: n - 1,
-    Weights.DOUBLE: lambda stage, n: min(n - 1, 1),
-}
-"""(stage, number of stages) -> how many updates old the weights of its mini-batches are."""
 
 
 def delayed_job(name: str = "mlp", **changes: object) -> Job:

@@ -22,7 +22,7 @@ from p2ptrain.plan.request import Mode
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.versions import Weights
 from tests.delayed_reference import Recipe
-from tests.integration.training.delayed import LAGS
+from tests.unit.training.asynchronous.pipelines import LAGS
 
 STASHED = Weights.STASHED
 SECONDS = st.floats(1e-3, 1e3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -17,7 +17,7 @@ from p2ptrain.model.captured import Captured
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.stage import Stage
 from p2ptrain.plan.schedule import Action, one_f_one_b
-from p2ptrain.plan.versions import depths_of
+from p2ptrain.plan.versions import Weights, depths_of
 from p2ptrain.training.asynchronous.delayed_stage import DelayedStage
 from p2ptrain.training.asynchronous.delays import Asynchrony, Delays
 from p2ptrain.training.job import SGD
@@ -28,6 +28,13 @@ BATCH = 8
 SAMPLES = 64
 OPTIMIZER = SGD(lr=0.02, momentum=0.9, weight_decay=1e-4)
 EPOCH = 5
+LAGS: Mapping[Weights, Callable[[int, int], int]] = {
+    Weights.STASHED: lambda stage, n: n - 1 - stage,
+    Weights.UNSTASHED: lambda stage, n: n - 1 - stage,
+    Weights.VERTICAL: lambda stage, n: n - 1,
+    Weights.DOUBLE: lambda stage, n: min(n - 1, 1),
+}
+"""(stage, number of stages) -> how many updates old the weights of its mini-batches are."""
 
 
 class Net(nn.Module):

@@ -19,6 +19,7 @@ from tests.reference import Outcome
 from tests.unit.training.asynchronous.pipelines import (
     BATCH,
     EPOCH,
+    LAGS,
     OPTIMIZER,
     Cut,
     Pipeline,
@@ -37,17 +38,11 @@ DOUBLE = Asynchrony(Weights.DOUBLE)
 
 def by_formula(pipeline: Pipeline, how: Asynchrony, steps: int = STEPS, **more: object) -> Outcome:
     """Plain torch with the same delays."""
-    lags: dict[Weights, Callable[[int, int], int]] = {
-        Weights.STASHED: lambda stage, n: n - 1 - stage,
-        Weights.UNSTASHED: lambda stage, n: n - 1 - stage,
-        Weights.VERTICAL: lambda stage, n: n - 1,
-        Weights.DOUBLE: lambda stage, n: min(n - 1, 1),
-    }
     recipe = Recipe(
         OPTIMIZER.build,
         BATCH,
         steps,
-        lags[how.weights],
+        LAGS[how.weights],
         aggregate=how.aggregate,
         stashes=how.weights is not Weights.UNSTASHED,
         **more,  # type: ignore[arg-type]
