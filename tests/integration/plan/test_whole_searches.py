@@ -11,6 +11,7 @@ from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.search import auto
 from p2ptrain.plan.times import TimeTable, UnitTimes
 from tests.unit.plan import examples
 from tests.unit.plan.asking import tried
@@ -90,6 +91,19 @@ def test_the_last_stage_of_a_private_plan_is_as_deep_as_helps(seed: int) -> None
     found = gap(seed, options)
     assert found is not None
     assert found.gap <= 0.02
+
+
+def test_by_annealing_plans_become_faster_and_none_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    gained = []
+    for seed in range(3):
+        profile, cluster = examples.household(seed, 12, 6)
+        request = PlanRequest(64, micro_batch=8, effort=0.3)
+        with monkeypatch.context() as without:
+            without.setattr(auto, "annealing_tasks", lambda question: 0)
+            before = make_plan(profile, cluster, request).predicted.round_seconds
+        gained.append(before / make_plan(profile, cluster, request).predicted.round_seconds)
+    assert min(gained) >= 1.0
+    assert max(gained) > 1.0
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
