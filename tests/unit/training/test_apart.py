@@ -1,17 +1,13 @@
-"""A function in a process of its own answers as it would here, or is called here."""
+"""A function is called here where no process of its own can be had, or need be."""
 
 from __future__ import annotations
 
-import asyncio
-import operator
 import os
 import pickle
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -19,9 +15,6 @@ import pytest
 from p2ptrain.errors import PlanError
 from p2ptrain.training import apart
 from p2ptrain.training.apart import Apart, GivenUp, Haste
-from p2ptrain.training.apart_process import LENGTH, NICENESS, RESTS, SLICE_SECONDS
-
-BESIDE = [Haste.PROMPT, Haste.IDLE]
 
 T = TypeVar("T")
 
@@ -30,54 +23,13 @@ def run(function: Callable[[], T], haste: Haste) -> T:
     return Apart(haste)(function)
 
 
-@pytest.mark.parametrize("haste", BESIDE)
-def test_another_process_answers(haste: Haste) -> None:
-    assert run(os.getpid, haste) != os.getpid()
-
-
-def test_a_search_that_nobody_waits_for_yields_to_training() -> None:
-    niceness = partial(os.nice, 0)
-    assert run(niceness, Haste.IDLE) == run(niceness, Haste.PROMPT) + NICENESS
-
-
-def computed() -> tuple[float, float]:
-    """Seconds of the processor, and of the clock, that computing takes."""
-    started, ended = time.monotonic(), time.process_time() + 10 * SLICE_SECONDS
-    while time.process_time() < ended:
-        pass
-    return 10 * SLICE_SECONDS, time.monotonic() - started
-
-
-def test_and_rests_most_of_the_time() -> None:
-    busy_seconds, seconds = run(computed, Haste.IDLE)
-    assert seconds > 0.7 * RESTS * busy_seconds
-
-
 def test_where_nobody_trains_it_stays_here() -> None:
     assert run(os.getpid, Haste.ALONE) == os.getpid()
-
-
-def test_what_is_raised_there_is_raised_here() -> None:
-    with pytest.raises(OSError, match="No such file"):
-        run(partial(os.stat, "/no/such/file"), Haste.PROMPT)
-    with pytest.raises(ZeroDivisionError):
-        run(partial(operator.floordiv, 1, 0), Haste.PROMPT)
 
 
 def test_errors_of_planners_keep_their_kind_and_their_text() -> None:
     told = pickle.loads(pickle.dumps(PlanError("1024 bytes are missing")))
     assert (type(told), str(told)) == (PlanError, "1024 bytes are missing")
-
-
-def only_in(process: int) -> int:
-    """Kills every other process that calls it."""
-    if os.getpid() != process:
-        os._exit(1)
-    return process
-
-
-def test_where_that_process_dies_it_is_called_here() -> None:
-    assert run(partial(only_in, os.getpid()), Haste.PROMPT) == os.getpid()
 
 
 def test_where_that_process_cannot_be_started_it_is_called_here(
@@ -100,45 +52,8 @@ def test_with_little_memory_it_stays_here(monkeypatch: pytest.MonkeyPatch) -> No
     assert run(os.getpid, Haste.PROMPT) == os.getpid()
 
 
-def test_it_ends_with_who_asked() -> None:
-    question = pickle.dumps(partial(time.sleep, 600))
-    with subprocess.Popen(
-        [sys.executable, "-m", "p2ptrain.training.apart_process"], stdin=subprocess.PIPE
-    ) as process:
-        assert process.stdin is not None
-        process.stdin.write(LENGTH.pack(len(question)) + question)
-        process.stdin.close()
-        assert process.wait(timeout=30) == 1
-
-
-def opened(pipe: str) -> None:
-    """Never returns; who reads `pipe` sees this process begin and end."""
-    with Path(pipe).open("w") as here:
-        here.write("here")
-        here.flush()
-        time.sleep(600)
-
-
-@pytest.mark.parametrize("haste", BESIDE)
-async def test_it_ends_with_the_wish_for_its_answer(tmp_path: Path, haste: Haste) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    work = partial(opened, str(pipe))
-    waiting = asyncio.create_task(apart.apart(lambda run: run(work), haste))
-    with await asyncio.to_thread(pipe.open) as there:
-        assert await asyncio.to_thread(there.read, 4) == "here"
-        waiting.cancel()
-        assert await asyncio.to_thread(there.read) == ""  # its end is closed: it is gone
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-
-
 def test_and_what_was_stopped_before_is_not_called_here_instead() -> None:
     stopped = Apart(Haste.PROMPT)
     stopped.stop()
     with pytest.raises(GivenUp):
         stopped(partial(time.sleep, 600))
-
-
-async def test_what_is_found_in_time_comes_back() -> None:
-    assert await apart.apart(lambda run: run(os.getpid) != os.getpid(), Haste.PROMPT)

@@ -43,7 +43,7 @@ def measured_alike(slowdown: float) -> dict[str, object]:
     return {"units": units, "times": times, "overheads": overheads.to_json()}
 
 
-def _household(ids: dict[str, str], **slowdowns: float) -> MeasuredHousehold:
+def measured_household(ids: dict[str, str], **slowdowns: float) -> MeasuredHousehold:
     candidates = [
         Candidate(ids[name], name, measured_alike(slowdowns.get(name, 1.0)), 2 << 30, 1 << 20)
         for name in NAMES
@@ -58,7 +58,7 @@ async def mesh() -> AsyncIterator[MemoryHousehold]:
         yield household
 
 
-def _route(mesh: Mesh, act: Callable[[], object] = lambda: None) -> PlanSearch:
+def routed(mesh: Mesh, act: Callable[[], object] = lambda: None) -> PlanSearch:
     """A search whose device calls `act` before it answers another's question."""
     search = PlanSearch(mesh)
     route = search.routes[SEARCH_PLAN]
@@ -71,12 +71,12 @@ def _route(mesh: Mesh, act: Callable[[], object] = lambda: None) -> PlanSearch:
     return search
 
 
-def _ids(mesh: MemoryHousehold) -> dict[str, str]:
+def ids_of(mesh: MemoryHousehold) -> dict[str, str]:
     return {name: mesh[name].self_id for name in NAMES}
 
 
 def test_a_question_and_its_plan_travel_unchanged() -> None:
-    household = _household({"a": "1", "b": "2", "c": "3"}, b=3.0)
+    household = measured_household({"a": "1", "b": "2", "c": "3"}, b=3.0)
     asked, read = from_bytes(to_bytes(REQUEST, household))
     assert (asked, read) == (REQUEST, household)
     plan = plan_household(asked, read)
@@ -86,13 +86,13 @@ def test_a_question_and_its_plan_travel_unchanged() -> None:
 
 def test_the_fastest_is_asked_where_it_is_clearly_faster() -> None:
     ids = {"a": "1", "b": "2", "c": "3"}
-    assert fastest(_household(ids, a=5.0, c=0.9), here="1") == "3"
-    assert fastest(_household(ids, c=0.9), here="1") == "1"
-    assert fastest(_household(ids), here="somebody who is no candidate") != "4"
+    assert fastest(measured_household(ids, a=5.0, c=0.9), here="1") == "3"
+    assert fastest(measured_household(ids, c=0.9), here="1") == "1"
+    assert fastest(measured_household(ids), here="somebody who is no candidate") != "4"
 
 
 def test_a_device_of_a_version_without_overheads_is_not_asked() -> None:
-    household = _household({"a": "1", "b": "2", "c": "3"}, a=5.0)
+    household = measured_household({"a": "1", "b": "2", "c": "3"}, a=5.0)
     old = [
         dataclasses.replace(c, measured={"units": [], "times": {}}) if c.name != "a" else c
         for c in household.candidates
@@ -105,30 +105,12 @@ async def test_the_fastest_searches_and_finds_what_the_coordinator_would(
 ) -> None:
     asked: list[str] = []
     searches = {
-        name: _route(mesh[name], lambda name=name: asked.append(name))  # type: ignore[misc]
+        name: routed(mesh[name], lambda name=name: asked.append(name))  # type: ignore[misc]
         for name in NAMES
     }
-    household = _household(_ids(mesh), b=0.2)
+    household = measured_household(ids_of(mesh), b=0.2)
     plan = await searches["c"].plan(REQUEST, household)
     assert asked == ["b"]
-    assert plan == plan_household(REQUEST, household)
-
-
-async def test_beside_training_a_process_of_the_fastest_finds_the_same(
-    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hastes: list[Haste] = []
-
-    async def apart(work: Callable[[Apart], Plan], haste: Haste) -> Plan:
-        hastes.append(haste)
-        return await real(work, haste)
-
-    real = plan_search.apart
-    monkeypatch.setattr(plan_search, "apart", apart)
-    searches = {name: _route(mesh[name]) for name in NAMES}
-    household = _household(_ids(mesh), b=0.2)
-    plan = await searches["c"].plan(REQUEST, household, Haste.IDLE)
-    assert hastes == [Haste.IDLE]  # the coordinator has not searched itself
     assert plan == plan_household(REQUEST, household)
 
 
@@ -152,8 +134,8 @@ class Endless:
 async def test_a_search_ends_with_the_wish_for_it_or_with_whoever_asked(
     mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch, *, asker_dies: bool
 ) -> None:
-    searches, endless = {name: _route(mesh[name]) for name in NAMES}, Endless(monkeypatch)
-    household = _household(_ids(mesh), b=0.2)
+    searches, endless = {name: routed(mesh[name]) for name in NAMES}, Endless(monkeypatch)
+    household = measured_household(ids_of(mesh), b=0.2)
     wanted = asyncio.create_task(searches["c"].plan(REQUEST, household, Haste.IDLE))
     await endless.begun.wait()
     if asker_dies:
@@ -172,9 +154,9 @@ async def test_the_coordinator_searches_where_the_fastest_does_not(
     def refuse() -> None:
         raise error
 
-    _route(mesh["b"], refuse)
-    household = _household(_ids(mesh), b=0.2)
-    plan = await _route(mesh["c"]).plan(REQUEST, household)
+    routed(mesh["b"], refuse)
+    household = measured_household(ids_of(mesh), b=0.2)
+    plan = await routed(mesh["c"]).plan(REQUEST, household)
     assert plan == plan_household(REQUEST, household)
 
 
@@ -183,15 +165,15 @@ async def test_an_answer_without_a_plan_is_not_the_end_of_it(mesh: MemoryHouseho
         return Message(SEARCH_PLAN)
 
     mesh["b"].route(SEARCH_PLAN, answer, limited(1 << 20))
-    household = _household(_ids(mesh), b=0.2)
-    plan = await _route(mesh["c"]).plan(REQUEST, household)
+    household = measured_household(ids_of(mesh), b=0.2)
+    plan = await routed(mesh["c"]).plan(REQUEST, household)
     assert plan == plan_household(REQUEST, household)
 
 
 async def test_a_plan_of_strangers_is_not_taken(
     mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    household = _household(_ids(mesh), b=0.2)
+    household = measured_household(ids_of(mesh), b=0.2)
     right = plan_household(REQUEST, household)
     stage, *others = right.stages
     stranger = dataclasses.replace(stage.devices[0], name="mallory")
@@ -204,16 +186,16 @@ async def test_a_plan_of_strangers_is_not_taken(
     )
     answers = iter([wrong, right])
     monkeypatch.setattr(plan_search, "plan_household", lambda *_question: next(answers))
-    _route(mesh["b"])
-    assert await _route(mesh["c"]).plan(REQUEST, household) == right
+    routed(mesh["b"])
+    assert await routed(mesh["c"]).plan(REQUEST, household) == right
 
 
 async def test_that_no_plan_fits_is_the_answer(mesh: MemoryHousehold) -> None:
-    _route(mesh["b"])
-    household = _household(_ids(mesh), b=0.2)
+    routed(mesh["b"])
+    household = measured_household(ids_of(mesh), b=0.2)
     small = [dataclasses.replace(c, memory_bytes=1000) for c in household.candidates]
     with pytest.raises(PlanError):
-        await _route(mesh["c"]).plan(REQUEST, dataclasses.replace(household, candidates=small))
+        await routed(mesh["c"]).plan(REQUEST, dataclasses.replace(household, candidates=small))
     no_question = Message(SEARCH_PLAN, {"haste": 0}, (memoryview(cbor.dumps({"request": b""})),))
     with pytest.raises(PeerError, match="a question for a plan"):
         await mesh["c"].call(mesh["b"].self_id, no_question, timeout_seconds=5.0)

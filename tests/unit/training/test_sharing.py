@@ -16,9 +16,7 @@ from p2ptrain.plan.request import PlanRequest
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.preparation import prepare
-from p2ptrain.training.sharing import Sharing, sharing_of
-from tests import zoo
-from tests.unit.model import odd_models, pipeline
+from p2ptrain.training.sharing import Sharing
 from tests.unit.plan import examples
 
 DEALING = frozenset({Allocation.MICRO_BATCHES})
@@ -68,17 +66,6 @@ def test_it_travels_and_is_checked() -> None:
     for wrong in (None, {}, {**told, "divisible": 1}, {**told, "effects": ["x" * 2000]}):
         with pytest.raises(ProtocolError):
             Sharing.read(wrong)
-
-
-def test_models_are_read() -> None:
-    plain = sharing_of(pipeline.captured(zoo.make("mlp")).description)
-    assert plain == Sharing()
-    normed = sharing_of(pipeline.captured(zoo.make("cnn")).description)
-    assert not normed.unshared
-    assert len(normed.effects) == 1
-    pairs = sharing_of(pipeline.captured(odd_models.make("pairwise_in_batch")).description)
-    assert not pairs.divisible
-    assert sharing_of(pipeline.captured(odd_models.make("normalised_weights")).description).unshared
 
 
 def _prepared(model: nn.Module, reduction: str = "mean") -> Sharing:

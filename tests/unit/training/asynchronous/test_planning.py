@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
-from p2ptrain.model.capture import capture
-from p2ptrain.model.description import ModelDescription
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
@@ -22,7 +20,6 @@ from p2ptrain.training.assigning import assignment_of
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
-from p2ptrain.training.asynchronous.refusals import check_asynchronous, unshared
 from p2ptrain.training.expectations import corrected, expected_of
 from p2ptrain.training.household_plan import (
     Candidate,
@@ -32,16 +29,12 @@ from p2ptrain.training.household_plan import (
     question,
     with_times_of,
 )
-from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.recovery.corrections import Corrections
 from p2ptrain.training.recovery.holdings import Inventory
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.version import Version
-from tests import zoo
-from tests.integration.training.jobs import make_job
-from tests.reference import stack
 from tests.unit.training.test_memory_needs import MIB, measured, request
 
 STASHED = Asynchrony()
@@ -188,52 +181,3 @@ def test_an_assignment_that_cannot_keep_to_its_delays_is_refused() -> None:
     ):
         with pytest.raises(ProtocolError, match=words):
             Assignment.from_bytes(bad.to_bytes())
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "words"),
-    [
-        ("mlp", {"clip_grad_norm": 1.0}, "clip_grad_norm needs the gradients of all stages"),
-        ("gpt", {}, "is used by several units"),
-    ],
-)
-def test_what_has_no_meaning_without_a_barrier_is_refused_with_the_reason(
-    name: str, changes: dict[str, object], words: str
-) -> None:
-    job = make_job(name, micro_batch=None, **changes)
-    description = capture_of(name)
-    chosen = TrainOptions(asynchrony=STASHED)
-    with pytest.raises(OptionError, match=words):
-        check_asynchronous(job, description, chosen)
-
-
-def test_an_ordinary_job_is_not_refused() -> None:
-    job = make_job("cnn", micro_batch=None)
-    check_asynchronous(job, capture_of("cnn"), TrainOptions(asynchrony=STASHED))
-
-
-def test_devices_take_turns_where_the_weights_kept_allow_it() -> None:
-    mlp, cnn = (capture_of(name) for name in ("mlp", "cnn"))
-    assert unshared(STASHED, mlp) == ""
-    assert "running statistics" in unshared(STASHED, cnn)
-    for how, name in (
-        (VERTICAL, "vertical sync"),
-        (DOUBLE, "two versions"),
-        (UNSTASHED, "no stashing"),
-        (Asynchrony(aggregate=2), "aggregation"),
-    ):
-        assert f"with {name} has one device a stage" in unshared(how, mlp)
-        alone = replace(asked(how, "dp").sharing, unshared=unshared(how, mlp))
-        with pytest.raises(PlanError, match="planner dp gives stages to several devices"):
-            plan_household(asked(how, "dp", sharing=alone), household())
-    plan = plan_household(asked(STASHED, "dp"), household())
-    assert [(len(s.devices), s.warmup, s.allocation) for s in plan.stages] == [(3, 3, DEALT)]
-    sent = assignment(plan, STASHED)
-    assert Assignment.from_bytes(sent.to_bytes()) == sent
-    with pytest.raises(ProtocolError, match="single devices"):
-        Assignment.from_bytes(replace(sent, asynchrony=VERTICAL).to_bytes())
-
-
-def capture_of(name: str) -> ModelDescription:
-    job = make_job(name, micro_batch=None)
-    return capture(job.model, job.loss, stack(zoo.make(name).data[:2])).description

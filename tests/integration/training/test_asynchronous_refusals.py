@@ -1,0 +1,77 @@
+"""What a job without a barrier may not ask for, with models as they are captured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.errors import OptionError, PlanError, ProtocolError
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.asynchronous.refusals import check_asynchronous, unshared
+from p2ptrain.training.household_plan import plan_household
+from p2ptrain.training.options import TrainOptions
+from tests import captures, zoo
+from tests.integration.training.jobs import make_job
+from tests.reference import stack
+from tests.unit.training.asynchronous.test_planning import (
+    DEALT,
+    DOUBLE,
+    STASHED,
+    UNSTASHED,
+    VERTICAL,
+    asked,
+    assignment,
+    household,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("mlp", {"clip_grad_norm": 1.0}, "clip_grad_norm needs the gradients of all stages"),
+        ("gpt", {}, "is used by several units"),
+    ],
+)
+def test_what_has_no_meaning_without_a_barrier_is_refused_with_the_reason(
+    name: str, changes: dict[str, object], words: str
+) -> None:
+    job = make_job(name, micro_batch=None, **changes)
+    description = capture_of(name)
+    chosen = TrainOptions(asynchrony=STASHED)
+    with pytest.raises(OptionError, match=words):
+        check_asynchronous(job, description, chosen)
+
+
+def test_an_ordinary_job_is_not_refused() -> None:
+    job = make_job("cnn", micro_batch=None)
+    check_asynchronous(job, capture_of("cnn"), TrainOptions(asynchrony=STASHED))
+
+
+def test_devices_take_turns_where_the_weights_kept_allow_it() -> None:
+    mlp, cnn = (capture_of(name) for name in ("mlp", "cnn"))
+    assert unshared(STASHED, mlp) == ""
+    assert "running statistics" in unshared(STASHED, cnn)
+    for how, name in (
+        (VERTICAL, "vertical sync"),
+        (DOUBLE, "two versions"),
+        (UNSTASHED, "no stashing"),
+        (Asynchrony(aggregate=2), "aggregation"),
+    ):
+        assert f"with {name} has one device a stage" in unshared(how, mlp)
+        alone = replace(asked(how, "dp").sharing, unshared=unshared(how, mlp))
+        with pytest.raises(PlanError, match="planner dp gives stages to several devices"):
+            plan_household(asked(how, "dp", sharing=alone), household())
+    plan = plan_household(asked(STASHED, "dp"), household())
+    assert [(len(s.devices), s.warmup, s.allocation) for s in plan.stages] == [(3, 3, DEALT)]
+    sent = assignment(plan, STASHED)
+    assert Assignment.from_bytes(sent.to_bytes()) == sent
+    with pytest.raises(ProtocolError, match="single devices"):
+        Assignment.from_bytes(replace(sent, asynchrony=VERTICAL).to_bytes())
+
+
+def capture_of(name: str) -> ModelDescription:
+    job = make_job(name, micro_batch=None)
+    return captures.captured(job.model, job.loss, stack(zoo.make(name).data[:2])).description

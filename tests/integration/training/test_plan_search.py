@@ -1,0 +1,41 @@
+"""Beside training a plan is searched for in a process of its own, on the fastest device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.plan.plan import Plan
+from p2ptrain.training import plan_search
+from p2ptrain.training.apart import Apart, Haste
+from p2ptrain.training.household_plan import plan_household
+from tests.unit.training.test_plan_search import (
+    NAMES,
+    REQUEST,
+    ids_of,
+    measured_household,
+    mesh,
+    routed,
+)
+
+__all__ = ["mesh"]
+
+
+async def test_beside_training_a_process_of_the_fastest_finds_the_same(
+    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hastes: list[Haste] = []
+
+    async def apart(work: Callable[[Apart], Plan], haste: Haste) -> Plan:
+        hastes.append(haste)
+        return await real(work, haste)
+
+    real = plan_search.apart
+    monkeypatch.setattr(plan_search, "apart", apart)
+    searches = {name: routed(mesh[name]) for name in NAMES}
+    household = measured_household(ids_of(mesh), b=0.2)
+    plan = await searches["c"].plan(REQUEST, household, Haste.IDLE)
+    assert hastes == [Haste.IDLE]  # the coordinator has not searched itself
+    assert plan == plan_household(REQUEST, household)

@@ -1,0 +1,18 @@
+"""What plans a job allows, read from models as they are captured."""
+
+from __future__ import annotations
+
+from p2ptrain.training.sharing import Sharing, sharing_of
+from tests import zoo
+from tests.unit.model import odd_models, pipeline
+
+
+def test_models_are_read() -> None:
+    plain = sharing_of(pipeline.captured(zoo.make("mlp")).description)
+    assert plain == Sharing()
+    normed = sharing_of(pipeline.captured(zoo.make("cnn")).description)
+    assert not normed.unshared
+    assert len(normed.effects) == 1
+    pairs = sharing_of(pipeline.captured(odd_models.make("pairwise_in_batch")).description)
+    assert not pairs.divisible
+    assert sharing_of(pipeline.captured(odd_models.make("normalised_weights")).description).unshared
