@@ -32,11 +32,11 @@ settings.load_profile("ci" if IN_CI else "here")
 
 _NEEDED_TOOLS = ("ip", "tc", "nsenter", "unshare")
 _TESTS = Path(__file__).parent
-_ROOMS = ("system", "unit/model", "simulation", "integration", "unit")
+_ROOMS = ("system", "integration/model", "unit/model", "simulation", "integration", "unit")
 """In the order in which they begin, what takes longest first (`pytest -n 2`)."""
-_TOGETHER = ("unit/model", "system")
-"""Their tests share what is costly to make, or must not run side by side; others go by file. One
-process has the real devices, the other all that computes beside them."""
+_TOGETHER = ("integration/model", "unit/model", "system")
+"""Their tests share models that are captured once, or must not run side by side; others go by file.
+One process has the real devices, the other all that computes beside them."""
 
 
 @functools.cache

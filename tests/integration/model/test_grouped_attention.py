@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from tests import zoo
 from tests.unit.model import pipeline
-from tests.unit.model.test_stage import assert_same
+from tests.unit.model.pipeline import assert_same
 
 _TOKENS = 12
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.integration.model.test_stage import SLOW, assert_evaluates
 from tests.unit.model import pipeline
-from tests.unit.model.test_stage import SLOW, Get, assert_evaluates, assert_same
+from tests.unit.model.conftest import Get
+from tests.unit.model.pipeline import assert_same
 
 CLOSE = {"rtol": 1.3e-6, "atol": 1e-5}
 """Torch's own encoder takes another path without gradients: there only the digits agree."""

@@ -7,7 +7,8 @@ import torch
 
 from tests import reference, zoo
 from tests.unit.model import pipeline
-from tests.unit.model.test_stage import Get, assert_same
+from tests.unit.model.conftest import Get
+from tests.unit.model.pipeline import assert_same
 from tests.zoo_transformers import TRANSFORMERS
 
 _IN_FLOAT64 = [name for name in TRANSFORMERS if name != "mixtral"]

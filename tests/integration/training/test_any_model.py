@@ -1,7 +1,7 @@
 """What people's modules are made of, trained on several devices, bit for bit as plain torch does.
 
-The stages alone are tested in tests/unit/model; here everything runs, from the user's data set to
-the weights in the user's own module.
+The stages alone are tested in tests/integration/model; here everything runs, from the user's data
+set to the weights in the user's own module.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from p2ptrain.observe.events import Eval
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
 from tests import reference
+from tests.integration.model.idioms import Codebook, Complex, Ensemble, Packed, Penalised
 from tests.integration.training.household import devices
-from tests.unit.model.idioms import Codebook, Complex, Ensemble, Packed, Penalised
 
 SGD_ARGUMENTS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 

@@ -28,6 +28,8 @@ class Prepared:
         return len(self.model.description.units)
 
 
+Get = Callable[..., Prepared]
+"""What the fixture `prepared` gives."""
 _PREPARED: dict[tuple[str, torch.dtype], Prepared] = {}
 
 
@@ -44,6 +46,6 @@ def prepare(name: str, dtype: torch.dtype = torch.float32) -> Prepared:
 
 
 @pytest.fixture
-def prepared() -> Callable[..., Prepared]:
+def prepared() -> Get:
     """`prepare`."""
     return prepare

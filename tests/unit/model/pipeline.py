@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from p2ptrain.model.capture import capture
@@ -29,6 +30,17 @@ class Result:
     losses: list[Tensor]
     gradients: dict[str, Tensor | None]
     state: dict[str, Tensor]
+
+
+def assert_same(plain: Result, ours: Result) -> None:
+    """Losses, gradients and state, bit for bit."""
+    assert [float(a) for a in ours.losses] == [float(b) for b in plain.losses]
+    for name, gradient in plain.gradients.items():
+        mine = ours.gradients.get(name)
+        assert (mine is None) == (gradient is None), name
+        assert gradient is None or torch.equal(mine, gradient), name
+    for name in ours.state.keys() & plain.state.keys():
+        assert torch.equal(ours.state[name], plain.state[name]), name
 
 
 def captured(made: zoo.Made) -> Captured:

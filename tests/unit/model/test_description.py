@@ -15,9 +15,7 @@ from p2ptrain.model.decoding import LIMIT_BYTES, is_dense
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.division import sample_dimension
 from p2ptrain.net import cbor
-from tests.unit.model.conftest import Prepared
-
-Get = Callable[..., Prepared]
+from tests.unit.model.conftest import Get
 
 
 @pytest.mark.parametrize("name", ["cnn", "gpt", "views", "constant_parts", "unet"])

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from p2ptrain.model.capture import capture
 from p2ptrain.model.division import division_effects, indivisible_boundaries, sample_dimension
 from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
-from tests.unit.model.conftest import Prepared
-
-Get = Callable[..., Prepared]
+from tests.unit.model.conftest import Get
 
 
 @pytest.mark.parametrize(
@@ -52,11 +50,17 @@ def test_what_looks_across_samples_is_named_with_its_unit(prepared: Get) -> None
     assert random.startswith("dropout and its like draw other random numbers (unit ")
 
 
+def _effects_of(
+    model: nn.Module, loss: Callable[..., Tensor], example: tuple[Tensor, Tensor]
+) -> tuple[str, ...]:
+    return division_effects(capture(model, loss, example, evaluation=False).description)
+
+
 def test_gradients_scaled_by_how_often_an_index_comes_up_are_named() -> None:
     def effects(**options: Any) -> tuple[str, ...]:
         model = nn.Sequential(nn.Embedding(6, 4, **options), nn.Flatten(), nn.Linear(8, 4))
         example = torch.arange(8).view(4, 2) % 6, torch.arange(4)
-        return division_effects(capture(model, nn.CrossEntropyLoss(), example).description)
+        return _effects_of(model, nn.CrossEntropyLoss(), example)
 
     assert effects() == ()
     (effect,) = effects(scale_grad_by_freq=True)
@@ -65,7 +69,7 @@ def test_gradients_scaled_by_how_often_an_index_comes_up_are_named() -> None:
 
 def _effects(loss: Callable[..., Tensor]) -> tuple[str, ...]:
     example = torch.randn(4, 6), torch.arange(4)
-    return division_effects(capture(nn.Linear(6, 4), loss, example).description)
+    return _effects_of(nn.Linear(6, 4), loss, example)
 
 
 @pytest.mark.parametrize(

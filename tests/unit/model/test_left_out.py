@@ -36,7 +36,7 @@ def _own_loss(output: Tensor, target: Tensor) -> Tensor:
 def test_labels_among_the_inputs_are_looked_at() -> None:
     tokens, nothing = torch.randint(0, 9, (4, 5)), torch.zeros(4)
     example = {"tokens": tokens, "labels": tokens}, nothing
-    looks = DefaultIgnored(capture(_Labelled(), _own_loss, example).description)
+    looks = DefaultIgnored(capture(_Labelled(), _own_loss, example, evaluation=False).description)
     masked = tokens.index_fill(1, torch.tensor([2]), -100)
     assert not looks.found_in([tokens, tokens], [nothing])
     assert looks.found_in([tokens, masked], [nothing])
@@ -52,7 +52,7 @@ def test_what_targets_and_inputs_are_compared_with_tells() -> None:
         return (output.squeeze(1) * (target.view(-1) >= 2)).mean()
 
     example = torch.randn(4, 3), torch.arange(4)
-    found = telling_values(capture(Padded(3, 1), loss, example).description)
+    found = telling_values(capture(Padded(3, 1), loss, example, evaluation=False).description)
     assert found == {InputRef(0): [7], TargetRef(0): [1, 2, 3]}
 
 
@@ -66,6 +66,7 @@ def test_losses_of_models_that_differentiate_are_known() -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         return cross_entropy(output, target, torch.arange(1.0, 5), ignore_index=2)
 
-    nodes = capture(Adapted(3, 4), loss, (torch.randn(4, 3), torch.arange(4))).description.train
+    example = torch.randn(4, 3), torch.arange(4)
+    nodes = capture(Adapted(3, 4), loss, example, evaluation=False).description.train
     assert any(map(weighs_classes, nodes.nodes))
     assert any(map(leaves_out_a_class, nodes.nodes))

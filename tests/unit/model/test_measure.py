@@ -221,14 +221,6 @@ def test_working_on_runs_one_unit_after_the_other_again_and_again(
     assert run == [one for unit in each for one in unit]
 
 
-@pytest.mark.parametrize("name", ["cnn", "bert"])
-def test_working_on_needs_no_more_than_a_unit_where_memory_is_short(name: str) -> None:
-    description = described(name)
-    steps = work_on(description, 2, 1)
-    for _ in range(len(description.units) + 1):
-        next(steps)
-
-
 def test_measuring_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     measured("mlp", 2)

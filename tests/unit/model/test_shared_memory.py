@@ -12,8 +12,14 @@ from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture import capture
+from p2ptrain.model.captured import Captured
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
+
+
+def _captured(model: nn.Module, loss: Callable[..., Tensor] = mse_loss) -> Captured:
+    """For training: whether it is evaluated too makes no difference here."""
+    return capture(model, loss, _EXAMPLE, evaluation=False)
 
 
 class _Model(nn.Module):
@@ -91,7 +97,7 @@ def test_memory_of_two_tensors_that_is_written_to_is_refused(
     setup: Callable[[Any], object], f: Callable[[Any, Tensor], Tensor], names: tuple[str, str]
 ) -> None:
     with pytest.raises(CaptureError, match="lie in the same memory") as caught:
-        capture(_Model(setup, f), mse_loss, _EXAMPLE)
+        _captured(_Model(setup, f))
     assert all(name in str(caught.value) for name in names)
 
 
@@ -106,11 +112,11 @@ def test_a_tensor_that_repeats_its_memory_is_refused_where_it_is_written_to(
     setup: Callable[[Any], object], f: Callable[[Any, Tensor], Tensor], name: str
 ) -> None:
     with pytest.raises(CaptureError, match=f"elements of {name} lie in the same memory"):
-        capture(_Model(setup, f), mse_loss, _EXAMPLE)
+        _captured(_Model(setup, f))
 
 
 def test_one_that_nothing_writes_to_is_as_it_was_when_the_weights_come_home() -> None:
-    captured = capture(_Model(_repeats, lambda m, x: x * m.seen * m.frozen), mse_loss, _EXAMPLE)
+    captured = _captured(_Model(_repeats, lambda m, x: x * m.seen * m.frozen))
     captured.load_state({name: tensor + 0 for name, tensor in captured.state().items()})
     assert captured.state()["frozen"].tolist() == [1.0] * 8
 
@@ -119,7 +125,7 @@ def test_a_view_of_a_parameter_in_the_loss_is_refused() -> None:
     model = _Model(lambda m: None)
     turned = model.one.weight.data.t()
     with pytest.raises(CaptureError, match="a tensor outside the model"):
-        capture(model, lambda output, target: mse_loss(output @ turned, target), _EXAMPLE)
+        _captured(model, lambda output, target: mse_loss(output @ turned, target))
 
 
 def _ties_the_parameter(model: Any) -> None:
@@ -155,4 +161,4 @@ def _cuts_one_matrix_in_two(model: Any) -> None:
 def test_other_memory_may_be_common(
     setup: Callable[[Any], object], f: Callable[[Any, Tensor], Tensor]
 ) -> None:
-    assert capture(_Model(setup, f), mse_loss, _EXAMPLE).description.units
+    assert _captured(_Model(setup, f)).description.units

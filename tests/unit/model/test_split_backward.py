@@ -1,8 +1,6 @@
-"""A backward in two parts gives the bits of a whole one, and keeps what its second part needs."""
+"""A backward in two parts keeps what its second part needs, and no more of the graph."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,24 +12,8 @@ from p2ptrain.errors import InternalError
 from p2ptrain.model.split_backward import WeightGradients, accumulate, compute_together
 from p2ptrain.model.stage import Stage
 from tests.unit.model import pipeline
-from tests.unit.model.conftest import Prepared
-from tests.unit.model.test_stage import _PLAIN, assert_same
-
-Get = Callable[..., Prepared]
-
-
-@pytest.mark.parametrize("name", _PLAIN)
-def test_every_unit_a_stage_gives_plain_torch_bits(prepared: Get, name: str) -> None:
-    case = prepared(name)
-    boundaries = range(case.units + 1)
-    assert_same(case.plain, pipeline.pipeline_step(case.made, case.model, boundaries, split=True))
-
-
-@pytest.mark.parametrize("name", _PLAIN)
-def test_one_stage_gives_plain_torch_bits(prepared: Get, name: str) -> None:
-    case = prepared(name)
-    whole = (0, case.units)
-    assert_same(case.plain, pipeline.pipeline_step(case.made, case.model, whole, split=True))
+from tests.unit.model.conftest import Get, Prepared
+from tests.unit.model.pipeline import assert_same
 
 
 def test_dropout_draws_the_same_masks(prepared: Get) -> None:

@@ -1,108 +1,19 @@
-"""Stages give the bits that plain torch gives, wherever the model is cut."""
+"""A stage: what it keeps of a step, what it draws, refuses and blames, wherever the model is cut.
+
+That stages give the bits of plain torch is tried with every model in tests/integration/model.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from torch.utils import _pytree as pytree
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.stage import Stage
-from tests import zoo
-from tests.reference import call, stack
-from tests.unit.model import odd_models, pipeline
-from tests.unit.model.conftest import Prepared
-
-Get = Callable[..., Prepared]
-
-SLOW = ("recurrent", "attention")
-"""Captured in seconds: tests/integration/model does what is done here with the others."""
-_PLAIN = tuple(n for n in (*zoo.OWN, *odd_models.NAMES) if n not in ("dropout", *SLOW))
-
-
-def assert_same(plain: pipeline.Result, ours: pipeline.Result) -> None:
-    """Losses, gradients and state, bit for bit."""
-    assert [float(a) for a in ours.losses] == [float(b) for b in plain.losses]
-    for name, gradient in plain.gradients.items():
-        mine = ours.gradients.get(name)
-        assert (mine is None) == (gradient is None), name
-        assert gradient is None or torch.equal(mine, gradient), name
-    for name in ours.state.keys() & plain.state.keys():
-        assert torch.equal(ours.state[name], plain.state[name]), name
-
-
-@pytest.mark.parametrize("name", _PLAIN)
-def test_every_unit_a_stage_gives_plain_torch_bits(prepared: Get, name: str) -> None:
-    case = prepared(name)
-    ours = pipeline.pipeline_step(case.made, case.model, range(case.units + 1))
-    assert_same(case.plain, ours)
-
-
-@pytest.mark.parametrize("name", _PLAIN)
-def test_one_stage_gives_plain_torch_bits(prepared: Get, name: str) -> None:
-    case = prepared(name)
-    assert_same(case.plain, pipeline.pipeline_step(case.made, case.model, (0, case.units)))
-
-
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("name", _PLAIN)
-def test_forwards_ahead_of_the_backwards_give_plain_torch_bits(
-    prepared: Get, name: str, split: bool
-) -> None:
-    """What a forward writes does not reach the backwards of those before it."""
-    case = prepared(name)
-    stages = range(case.units + 1)
-    ours = pipeline.pipeline_step(case.made, case.model, stages, split=split, ahead=True)
-    assert_same(case.plain, ours)
-
-
-@pytest.mark.parametrize("name", ["cnn", "gpt"])
-def test_float64(prepared: Get, name: str) -> None:
-    case = prepared(name, torch.float64)
-    assert_same(case.plain, pipeline.pipeline_step(case.made, case.model, range(case.units + 1)))
-
-
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    data=st.data(),
-    name=st.sampled_from(("residual", "unet", "frozen", "gpt", "long_skips", "views", "in_place")),
-)
-def test_any_cuts_give_plain_torch_bits(prepared: Get, data: st.DataObject, name: str) -> None:
-    case = prepared(name)
-    inner = data.draw(st.sets(st.integers(1, case.units - 1)))
-    boundaries = sorted({0, case.units, *inner})
-    assert_same(case.plain, pipeline.pipeline_step(case.made, case.model, boundaries))
-
-
-@pytest.mark.parametrize("name", _PLAIN)
-def test_evaluation_gives_plain_torch_bits(prepared: Get, name: str) -> None:
-    assert_evaluates(prepared(name))
-
-
-def assert_evaluates(case: Prepared, **exact: float) -> None:
-    """As plain torch does, to the bit unless `exact` says otherwise (of `assert_close`)."""
-    exact = exact or {"rtol": 0.0, "atol": 0.0}
-    x, y = stack(case.made.data[:5])
-    module = copy.deepcopy(case.made.model).eval()
-    with torch.no_grad():
-        expected = call(module, pytree.tree_map(torch.clone, x))
-        expected_loss = case.made.loss(expected, y)
-    loss, *leaves = pipeline.evaluate(case.model, range(case.units + 1), x, y)
-    torch.testing.assert_close(loss, expected_loss, **exact)
-    output = case.model.unflatten_output(leaves)
-    assert pytree.tree_structure(output) == pytree.tree_structure(expected)
-    for mine, theirs in zip(*map(pytree.tree_leaves, (output, expected)), strict=True):
-        if isinstance(theirs, torch.Tensor):
-            torch.testing.assert_close(mine, theirs, **exact)
-        else:
-            assert mine == theirs
+from tests.reference import stack
+from tests.unit.model import pipeline
+from tests.unit.model.conftest import Get
+from tests.unit.model.pipeline import assert_same
 
 
 def test_dropout_is_the_same_for_any_cuts_and_leaves_the_generator_alone(prepared: Get) -> None:

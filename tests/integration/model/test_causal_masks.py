@@ -13,7 +13,7 @@ from torch.nn.modules import transformer
 from p2ptrain.model.capture import capture
 from tests import zoo
 from tests.unit.model import pipeline
-from tests.unit.model.test_stage import assert_same
+from tests.unit.model.pipeline import assert_same
 
 
 class _Masked(nn.Module):

@@ -12,9 +12,10 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.effects import draws_random_numbers
 from p2ptrain.model.measure import measure_units
 from tests import zoo
+from tests.integration.model import idioms
 from tests.reference import call, stack
-from tests.unit.model import idioms, pipeline
-from tests.unit.model.test_stage import assert_same
+from tests.unit.model import pipeline
+from tests.unit.model.pipeline import assert_same
 
 torch.set_num_threads(1)
 

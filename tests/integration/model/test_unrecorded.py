@@ -12,7 +12,7 @@ from torch.nn.functional import alpha_dropout, mse_loss
 
 from tests import zoo
 from tests.unit.model import pipeline
-from tests.unit.model.test_stage import assert_same
+from tests.unit.model.pipeline import assert_same
 
 WIDE = 6
 ITSELF: Mapping[str, Callable[[Tensor], Tensor]] = {
