@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 test: $(INSTALLED)
 	$(PYTEST)
 
-# about two minutes: what one runs while working
+# less than a minute: what one runs while working
 test-unit: $(INSTALLED)
 	$(PYTEST) tests/unit
 

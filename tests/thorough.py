@@ -1,6 +1,6 @@
 """How many examples the slower property tests draw: a sample, or many times as many.
 
-P2PTRAIN_EXAMPLES=10 make test-unit
+P2PTRAIN_EXAMPLES=10 make test
 """
 
 from __future__ import annotations
