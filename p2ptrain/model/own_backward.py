@@ -25,7 +25,7 @@ def own_backward(
     """`outputs`, computed without gradients; theirs for `inputs` are what `backward` says.
 
     Args:
-        outputs: any shapes; the same tensors are returned, in the same memory.
+        outputs: any shapes; what is returned lies in the same memory.
         inputs: what takes gradients; whatever requires none here gets none.
         kept: tensors and other values that `backward` needs.
     """
@@ -46,7 +46,7 @@ class _Joined(torch.autograd.Function):
         ctx.save_for_backward(*(v for v, tensor in zip(kept, are_tensors, strict=True) if tensor))
         ctx.others = [None if tensor else v for v, tensor in zip(kept, are_tensors, strict=True)]
         ctx.are_tensors, ctx.own = are_tensors, backward
-        return tuple(outputs)
+        return tuple(output.detach() for output in outputs)  # for what arrived stays as it is
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor) -> tuple[Tensor | None, ...]:

@@ -29,16 +29,6 @@ Get = Callable[..., Prepared]
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
 
 
-class _Straight(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sign()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
-
-
 def _decides(x: Tensor) -> Tensor:
     return x + 1 if x.sum() > 0 else x
 
@@ -156,7 +146,6 @@ _CALLS_F = AfterLinear.forward.__code__
         (_counts_samples, "one batch size only"),
         (_loops_over_samples, "for row in x"),
         (_leaves_torch, "return torch.from_numpy(x.detach().numpy()) + x"),
-        (_Straight.apply, "torch.autograd.Function"),
         (_other_operator, "aten.resize.default"),
         (_asserts, "Remove the check"),
         (_raises, "Remove the check"),
