@@ -211,7 +211,8 @@ def _completed(arriving: Mapping[int, Tensor], outputs: Iterable[Any]) -> list[T
 def _backward(cls: Any, ctx: Any, arriving: Sequence[Any], count: int) -> Sequence[Any]:
     """What the user's backward gives, one for each of `count` arguments."""
     call = cls.backward if cls.vjp is Function.vjp else cls.vjp
-    given = call(ctx, [*arriving]) if cls.boxed_grads_call else call(ctx, *arriving)
+    boxed = getattr(cls, "boxed_grads_call", False)  # torch 2.9 has no such switch
+    given = call(ctx, [*arriving]) if boxed else call(ctx, *arriving)
     given = given if isinstance(given, tuple) else (given,)
     if len(given) < count:
         raise CaptureError(
