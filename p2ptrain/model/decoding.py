@@ -25,6 +25,7 @@ from p2ptrain.model.description import (
 from p2ptrain.model.encoding import FORMAT, name_of
 from p2ptrain.model.graph import (
     Argument,
+    BackwardGraph,
     Graph,
     InputRef,
     Node,
@@ -34,6 +35,7 @@ from p2ptrain.model.graph import (
     TargetRef,
 )
 from p2ptrain.model.operators import resolve
+from p2ptrain.model.own_backward import OWN_BACKWARD
 from p2ptrain.model.polynomials import CROSSING_DTYPES
 from p2ptrain.model.values import MAXIMUM_DEGREE, Polynomial, ValueDescription, ValueKind
 from p2ptrain.net import cbor
@@ -122,21 +124,29 @@ def _check_crossings(model: ModelDescription, mode: str) -> None:
 
 
 class _GraphReader:
-    def __init__(self, inputs: int, targets: int, states: frozenset[str]) -> None:
+    """Reads one graph; a backward is one whose inputs are what it is given."""
+
+    def __init__(
+        self, inputs: int, targets: int, states: frozenset[str], *, is_backward: bool = False
+    ) -> None:
         self._inputs = inputs
         self._targets = targets
         self._states = states
+        self._is_backward = is_backward
 
     def graph(self, value: Any) -> Graph:
         fields = _map(value)
-        listed = _items(fields.get("nodes"), _NODES)
-        nodes = tuple(self._node(item, index) for index, item in enumerate(listed))
-        if len({node.name for node in nodes}) < len(nodes):
-            _refuse("two nodes have one name")
-        outputs = _list(fields.get("outputs"), lambda o: self._output(o, len(nodes)), _LEAVES)
+        nodes = self.nodes(fields.get("nodes"))
+        outputs = _list(fields.get("outputs"), lambda o: self.output(o, len(nodes)), _LEAVES)
         values = dict(_list(fields.get("values"), lambda v: _node_value(v, len(nodes)), _NODES))
         last_uses(nodes, outputs)
         return Graph(nodes, outputs, values)
+
+    def nodes(self, value: Any) -> tuple[Node, ...]:
+        nodes = tuple(self._node(item, k) for k, item in enumerate(_items(value, _NODES)))
+        if len({node.name for node in nodes}) < len(nodes):
+            _refuse("two nodes have one name")
+        return nodes
 
     def _node(self, value: Any, index: int) -> Node:
         name, operator, args, kwargs, grad_enabled = _fields(value, 5)
@@ -144,6 +154,9 @@ class _GraphReader:
             _refuse("a node's name is no identifier")
         if not isinstance(operator, str) or not isinstance(grad_enabled, bool):
             _refuse("a node is malformed")
+        if operator == OWN_BACKWARD:
+            given = self._own_backward(args, kwargs, index)
+            return Node(name, operator, given, (), grad_enabled)
         allowed = resolve(operator)
         node = Node(
             name,
@@ -159,11 +172,26 @@ class _GraphReader:
             _refuse(f"{operator} gets an argument that it does not have")
         return node
 
+    def _own_backward(self, args: Any, kwargs: Any, index: int) -> tuple[Argument, ...]:
+        *listed, backward = _fields(args, 4)
+        if self._is_backward or _items(kwargs, 0):
+            _refuse("a backward is in the wrong place, or gets arguments that it does not have")
+        outputs, inputs, kept = (
+            _list(values, lambda value: self._reference_in(value, index), _LIST_ITEMS)
+            for values in listed
+        )
+        return outputs, inputs, kept, _backward(backward, len(outputs) + len(kept), len(inputs))
+
+    def _reference_in(self, value: Any, before: int) -> Reference:
+        if not isinstance(value, dict) or len(value) != 1:
+            _refuse("an argument is malformed")
+        return self._reference(*next(iter(value.items())), before)
+
     def _named(self, value: Any, index: int) -> tuple[str, Argument]:
         name, argument = _fields(value, 2)
         return _name(name), self._argument(argument, index, 4)
 
-    def _output(self, value: Any, nodes: int) -> InputRef | NodeRef:
+    def output(self, value: Any, nodes: int) -> InputRef | NodeRef:
         argument = self._argument(value, nodes, 1)
         if not isinstance(argument, InputRef | NodeRef):
             _refuse("an output is neither a node nor an input")
@@ -197,6 +225,18 @@ class _GraphReader:
         if kind == "n":
             return NodeRef(_integer(content, 0, before - 1))
         return _refuse("an argument refers to nothing")
+
+
+def _backward(value: Any, given: int, inputs: int) -> BackwardGraph:
+    if not isinstance(value, dict) or value.keys() != {"b"}:
+        _refuse("a backward is malformed")
+    listed, results = _fields(value["b"], 2)
+    reader = _GraphReader(given, 0, frozenset(), is_backward=True)
+    nodes = reader.nodes(listed)
+    gradients = [
+        None if g is None else reader.output(g, len(nodes)) for g in _fields(results, inputs)
+    ]
+    return BackwardGraph(nodes, tuple(gradients))
 
 
 def _plain(kind: str, content: Any) -> Argument:

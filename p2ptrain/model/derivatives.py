@@ -45,7 +45,7 @@ class _Derivatives(TorchFunctionMode):
             _refuse_backward()
         if func is not torch.autograd.grad:
             return func(*args, **given)
-        if self._traced and _recorder() is None:
+        if self._traced and recorder() is None:
             raise CaptureError(
                 "forward() or the loss takes a derivative inside torch.vmap or torch.autocast, "
                 "where it cannot be followed. Call torch.autograd.grad outside of them"
@@ -79,21 +79,21 @@ def _refuse_forward_mode(*_: Any, **__: Any) -> None:
 
 
 class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tell the trace of `recorder` what autograd's copies of tensors are copies of.
+    """Tell the trace of `recording` what autograd's copies of tensors are copies of.
 
     They are made by `detach`, beneath what is recorded, before the trace has seen the original. In
     a derivative they come from above it: there the call must not be recorded either.
     """
 
-    def __init__(self, recorder: Any) -> None:
+    def __init__(self, recording: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._known = recorder.tracer.tensor_tracker
+        self._known = recording.tracer.tensor_tracker
         self._originals: Any = WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not _DETACH:
             return func(*args, **(kwargs or {}))
-        with _unrecorded():
+        with unrecorded():
             result = func(*args)
             original = self._originals.get(args[0], args[0])
             self._originals[result] = original
@@ -103,7 +103,8 @@ class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _unrecorded() -> Iterator[None]:
+def unrecorded() -> Iterator[None]:
+    """Calls in here are made, but no trace has them."""
     modes = [
         _modes._pop_mode_from_pre_dispatch()
         for _ in range(_modes._len_torch_dispatch_stack_pre_dispatch())
@@ -115,7 +116,7 @@ def _unrecorded() -> Iterator[None]:
             _modes._set_mode_pre_dispatch(mode)
 
 
-def _recorder() -> Any:
+def recorder() -> Any:
     """What records calls here; None where no trace is under way, or inside vmap and autocast."""
     return _modes.mode_stack_state_for_pre_dispatch().get(0)
 
@@ -132,12 +133,12 @@ def derivatives_as_traced(*, expected: bool) -> Iterator[None]:
         CaptureError: it cannot be followed, or backward() is called.
     """
     with contextlib.ExitStack() as stack:
-        recorder = _recorder()
-        if expected and recorder is not None:
-            stack.enter_context(_Copies(recorder))
-            stack.callback(setattr, recorder, "pre_dispatch", recorder.pre_dispatch)
-            recorder.pre_dispatch = False  # composite operators are taken apart
-        stack.enter_context(_Derivatives(traced=recorder is not None, expected=expected))
+        recording = recorder()
+        if expected and recording is not None:
+            stack.enter_context(_Copies(recording))
+            stack.callback(setattr, recording, "pre_dispatch", recording.pre_dispatch)
+            recording.pre_dispatch = False  # composite operators are taken apart
+        stack.enter_context(_Derivatives(traced=recording is not None, expected=expected))
         stack.enter_context(replaced_in_this_thread(torch.autograd, "backward", _refuse_backward))
         stack.enter_context(replaced_in_this_thread(forward_ad, "make_dual", _refuse_forward_mode))
         yield

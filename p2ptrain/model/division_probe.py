@@ -2,7 +2,8 @@
 
 A graph shows batch normalisation and dropout (`division`), but not that some sum or product runs
 over the samples: a batch's mean taken by hand, contrastive losses, losses that are sums. So a few
-samples go through the model together and in parts, unit by unit, and must give the same.
+samples go through the model together and in parts, unit by unit, and must give the same; where a
+model has backwards of its own, so must their gradients.
 
 A loss may have a small part that looks across samples, as what balances a mixture's experts: a
 hundredth of it, less than what rounding makes of a deep model. So from where targets come in, the
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.division import sample_dimension
+from p2ptrain.model.division_gradients import close, gradients_agree, has_own_backward
 from p2ptrain.model.doubled import computing_in_double, in_double
 from p2ptrain.model.graph import InputRef, TargetRef
 from p2ptrain.model.left_out import telling_values
@@ -129,12 +131,18 @@ class _Probe:
                 state = {name: in_double(tensor) for name, tensor in state.items()}
             program = Program(described, unit, unit + 1, "train", state)
             uses = described.target_uses(unit, unit + 1, "train")
+            seen = wanted if uses else [[], [], []]
+            entering = list(values)
             with torch.no_grad():
                 values[:] = [
-                    program.run(given, target if uses else (), NO_SEED)
-                    for given, target in zip(values, wanted, strict=True)
+                    program.run(given, target, NO_SEED)
+                    for given, target in zip(entering, seen, strict=True)
                 ]
             if not _agree(program.outputs, *values):
+                return unit
+            if has_own_backward(described, unit) and not gradients_agree(
+                described, unit, state, entering, seen
+            ):
                 return unit
         return None
 
@@ -178,12 +186,7 @@ def _agree(
 
 
 def _same(dimension: int | None, whole: Tensor, first: Tensor, second: Tensor) -> bool:
-    """Up to rounding, which differs with the batch size; what is not finite shows nothing."""
     if not whole.is_floating_point():
         return True
     joined = (first + second) / 2 if dimension is None else torch.cat([first, second], dimension)
-    scale = whole.abs().amax() if whole.numel() else torch.ones(())
-    if not scale.isfinite() or not joined.isfinite().all():
-        return True
-    tolerance = torch.finfo(whole.dtype).eps ** 0.5
-    return bool((whole - joined).abs().le(tolerance * scale).all())
+    return close(whole, joined)

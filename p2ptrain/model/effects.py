@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from p2ptrain.model.graph import Argument, Node, Reference, references_in
+from p2ptrain.model.graph import (
+    Argument,
+    InputRef,
+    Node,
+    NodeRef,
+    Reference,
+    TargetRef,
+    references_in,
+)
 from p2ptrain.model.operators import Operator, resolve
 
 _SWITCHES = ("train", "training", "use_input_stats")
@@ -76,3 +84,20 @@ def named_arguments(node: Node) -> Iterator[tuple[str, Argument]]:
     """The arguments that `node` gives, by the names of its operator's schema."""
     yield from zip(resolve(node.operator).schema_arguments, node.args, strict=False)
     yield from node.kwargs
+
+
+def written_leaves(nodes: Sequence[Node], start: int) -> frozenset[Reference]:
+    """Leaves of the batch that some node writes to, directly or through a view."""
+    source: dict[Reference, set[Reference]] = {}
+    written: set[Reference] = set()
+
+    def leaves(reference: Reference) -> set[Reference]:
+        if isinstance(reference, InputRef | TargetRef):
+            return {reference}
+        return source.get(reference, set())
+
+    for index, node in enumerate(nodes, start):
+        for reference in mutated_references(node):
+            written |= leaves(reference)
+        source[NodeRef(index)] = set().union(*map(leaves, aliased_references(node)))
+    return frozenset(written)

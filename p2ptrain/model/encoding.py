@@ -6,6 +6,7 @@ everything else is a map with one key that says what it is. `decoding` is the ot
     {"i": 0} input   {"t": 0} target    {"s": name} state   {"n": 3} node   {"p": [0, 1]} polynomial
     {"d": "float32"} dtype   {"m": "channels_last"} memory format   {"l": "strided"} layout
     {"c": "cpu"} device   {"z": [0.0, 1.0]} complex number
+    {"b": [[node, ...], [{"n": 3}, null]]} a backward, with {"i": 0} for what it is given
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from p2ptrain.model.graph import Argument, Graph, InputRef, Node, NodeRef, StateRef, TargetRef
+from p2ptrain.model.graph import (
+    Argument,
+    BackwardGraph,
+    Graph,
+    InputRef,
+    Node,
+    NodeRef,
+    StateRef,
+    TargetRef,
+)
 from p2ptrain.model.values import Polynomial, ValueDescription
 from p2ptrain.net import cbor
 
@@ -108,6 +118,9 @@ def _argument(argument: Argument) -> Any:
             return {"l": name_of(argument)}
         case torch.device():
             return {"c": argument.type}
+        case BackwardGraph():
+            gradients = [_argument(gradient) for gradient in argument.gradients]
+            return {"b": [[_node(node) for node in argument.nodes], gradients]}
         case complex():
             return {"z": [argument.real, argument.imag]}
         case _:

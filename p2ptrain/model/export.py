@@ -1,10 +1,9 @@
 """Model and loss through `torch.export`, in train and in evaluation mode.
 
-The two travel as one graph, so that the last stage computes the loss wherever it is. Three things
-that torch.export gets wrong silently are put right or refused here, each seen with torch 2.13: a
-buffer that is reassigned (`self.ema = ...`) or written through `out=` keeps its old value, a
-`torch.autograd.Function` loses its own backward, and attributes that forward() assigns stay
-symbolic in the user's module.
+The two travel as one graph, so that the last stage computes the loss wherever it is. Two things
+that torch.export gets wrong silently are put right here, each seen with torch 2.13: a buffer that
+is reassigned (`self.ema = ...`) or written through `out=` keeps its old value, and attributes that
+forward() assigns stay symbolic in the user's module.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import enum
 import gc
 import io
 import logging
-import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import function
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.above_autograd import told_eager
@@ -36,6 +32,7 @@ from p2ptrain.model.quiet import torch_is_quiet
 from p2ptrain.model.repeated import Twice, refuse_changing, repeats
 from p2ptrain.model.seeded import unseeded
 from p2ptrain.model.structure import Foreign, Structure, structure_of
+from p2ptrain.model.traced_functions import own_backwards_as_traced
 from p2ptrain.model.tracing import as_written, refuse_gradient_hooks
 from p2ptrain.model.trial_runs import TrialRuns, resized
 from p2ptrain.model.unseen import Unseen, uses_buffer
@@ -113,6 +110,7 @@ class Scored(nn.Module):
             unseeded(value for *_, value in held.values()),
             told_eager() if self.as_eager else contextlib.nullcontext(),
             derivatives_as_traced(expected=self.differentiates),
+            own_backwards_as_traced(),
         ):
             output = self.run(inputs)
             loss = self._loss_of(output, targets)
@@ -199,7 +197,6 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
     trials = _trials(scored, example)
     with (
         _undisturbed(scored, training),
-        _no_custom_gradients(),
         _no_collections(),
         as_written(),
         scored.masks.known(),
@@ -438,31 +435,3 @@ def _no_collections() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextlib.contextmanager
-def _no_custom_gradients() -> Iterator[None]:
-    """Refuse `torch.autograd.Function` in this thread: its backward would be lost silently.
-
-    Replacing `Function.apply` would not do: people write `f = MyFunction.apply` once and for all.
-    So a helper is replaced that every `apply` asks first, with its own class.
-    """
-    original: Any = function._is_setup_context_defined
-    thread = threading.get_ident()
-
-    def ask(setup_context: Any) -> Any:
-        if threading.get_ident() == thread:
-            cls = sys._getframe(1).f_locals.get("cls", torch.autograd.Function)
-            if not cls.__module__.startswith("torch."):
-                raise CaptureError(
-                    f"the model uses {cls.__module__}.{cls.__qualname__}, a "
-                    "torch.autograd.Function with its own backward, which cannot travel. Write it "
-                    "with torch's operators"
-                )
-        return original(setup_context)
-
-    function._is_setup_context_defined = ask
-    try:
-        yield
-    finally:
-        function._is_setup_context_defined = original

@@ -43,6 +43,20 @@ class NodeRef:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class BackwardGraph:
+    """The backward of a `torch.autograd.Function`, as the argument of the node that applies it.
+
+    Attributes:
+        nodes: each refers to earlier ones of these, or to what the backward is given: as inputs
+            first the gradients that arrive, then what the node keeps for it.
+        gradients: what it gives, one for each input that takes a gradient; None = no gradient.
+    """
+
+    nodes: tuple[Node, ...]
+    gradients: tuple[InputRef | NodeRef | None, ...]
+
+
 Reference: TypeAlias = InputRef | TargetRef | StateRef | NodeRef
 Scalar: TypeAlias = int | float | complex | bool | str | None
 Argument: TypeAlias = (
@@ -53,6 +67,7 @@ Argument: TypeAlias = (
     | torch.memory_format
     | torch.layout
     | torch.device
+    | BackwardGraph
     | tuple["Argument", ...]
 )
 """A `Polynomial` stands for the whole number it gives for the batch at hand."""
@@ -85,7 +100,7 @@ class Node:
 
 
 def references_in(argument: Argument) -> Iterator[Reference]:
-    """The references inside one argument."""
+    """The references inside one argument; not those in a backward, which are not of its graph."""
     if isinstance(argument, tuple):
         for item in argument:
             yield from references_in(item)

@@ -24,6 +24,7 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.model import packed, trusting
 from p2ptrain.model.fake_quantized import know_shapes
 from p2ptrain.model.grouped import GROUPED_MM, grouped_mm
+from p2ptrain.model.own_backward import ARGUMENTS, OWN_BACKWARD, own_backward
 
 know_shapes()
 
@@ -241,6 +242,8 @@ def resolve(name: str) -> Operator:
         views = name == "operator.getitem"
         returned = frozenset({0}) if views else frozenset[int]()
         return Operator(name, _PYTHON[name], (), frozenset(), returned, False, views)
+    if name == OWN_BACKWARD:
+        return Operator(name, own_backward, ARGUMENTS, frozenset(), frozenset({0}), False, True)
     overload = _aten_overload(name)
     if overload is None:
         raise ProtocolError(f"a model may not apply the operator {name[:80]!r}")
@@ -249,7 +252,7 @@ def resolve(name: str) -> Operator:
 
 def is_allowed(name: str) -> bool:
     """Whether `resolve` knows `name`."""
-    return name in _PYTHON or _aten_overload(name) is not None
+    return name in _PYTHON or name == OWN_BACKWARD or _aten_overload(name) is not None
 
 
 def name_of(target: object) -> str | None:

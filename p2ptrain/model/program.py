@@ -1,8 +1,7 @@
 """A range of a graph's nodes, prepared to be run again and again.
 
-A small interpreter instead of generated code: names from another device never become Python. Values
-live in numbered registers and are freed after their last use, so that memory is what plain torch
-would take.
+A small interpreter (`instructions`) instead of generated code: names from another device never
+become Python.
 """
 
 from __future__ import annotations
@@ -11,37 +10,26 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.description import Mode, ModelDescription
-from p2ptrain.model.effects import aliased_references, draws_random_numbers, mutated_references
-from p2ptrain.model.graph import (
-    Argument,
-    InputRef,
-    Node,
-    NodeRef,
-    Reference,
-    StateRef,
-    TargetRef,
-)
+from p2ptrain.model.effects import draws_random_numbers, mutated_references, written_leaves
+from p2ptrain.model.graph import Node, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.instructions import Instruction, Registers, allocate, bind, frees
 from p2ptrain.model.operators import resolve
 from p2ptrain.model.randomness import seeded
 from p2ptrain.model.rewritten import hidden
 from p2ptrain.model.row_gradients import EMBEDDING, embedding
-from p2ptrain.model.values import Polynomial
 from p2ptrain.model.written import state_views
 
 Seed: TypeAlias = tuple[int, int, int]
 """(the job's seed, step, micro-batch)."""
 Watch: TypeAlias = Callable[[Tensor], None]
 Before: TypeAlias = Callable[[int], None]
-_Registers: TypeAlias = list[Any]
-_Build: TypeAlias = Callable[[_Registers], Any]
 
 _PRODUCTS = {
     f"aten.{name}": 2 if name == "addmm.default" else 1
@@ -60,48 +48,6 @@ nodes may use that too.
 
 _BATCHES_KEPT = 8
 """Batch sizes for which instructions are kept: a micro-batch, a ragged one, those of a profile."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Instruction:
-    """One node, ready to run.
-
-    Attributes:
-        call: the operator.
-        args: its positional arguments, with holes.
-        holes: (position, register) of the holes that a register fills.
-        built: (position, builder) of lists that hold values.
-        kwargs, built_kwargs: the same by name.
-        result: register for what it gives.
-        free: registers that nothing reads any more afterwards.
-        grad_enabled: whether autograd records it.
-        weighs: whether it is a product with a parameter that takes gradients.
-    """
-
-    call: Callable[..., Any]
-    args: list[Any]
-    holes: tuple[tuple[int, int], ...]
-    built: tuple[tuple[int, _Build], ...]
-    kwargs: dict[str, Any]
-    built_kwargs: tuple[tuple[str, _Build], ...]
-    result: int
-    free: tuple[int, ...]
-    grad_enabled: bool
-    weighs: bool
-
-    def run(self, registers: _Registers) -> None:
-        """Read registers, call, write one, free some."""
-        args = self.args.copy()
-        for position, register in self.holes:
-            args[position] = registers[register]
-        for position, build in self.built:
-            args[position] = build(registers)
-        kwargs = self.kwargs
-        if self.built_kwargs:
-            kwargs = kwargs | {name: build(registers) for name, build in self.built_kwargs}
-        registers[self.result] = self.call(*args, **kwargs)
-        for register in self.free:
-            registers[register] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +98,16 @@ class Program:
             _unit_nodes(self._nodes, u, *description.units[u].nodes(mode))
             for u in range(first, end)
         ]
-        self._registers = _allocate(self._nodes[start:stop], start, self._entering, state)
-        self._initial: _Registers = [None] * len(self._registers)
+        _refuse_missing(self._nodes[start:stop], state)
+        self._registers = allocate(self._nodes[start:stop], start, self._entering)
+        self._initial: Registers = [None] * len(self._registers)
         for reference, register in self._registers.items():
             if isinstance(reference, StateRef):
                 self._initial[register] = state[reference.name]
-        self._free = _frees(self._nodes, start, stop, self._registers, self._leaving)
-        self._written = _written_leaves(self._nodes[start:stop], start)
+        self._free = frees(self._nodes, start, stop, self._registers, self._leaving)
+        self._written = written_leaves(self._nodes[start:stop], start)
         self._hidden = _writes_to(frozenset(hiding), self._nodes, start, stop)
-        self._bound: dict[int | None, list[tuple[_UnitNodes, list[_Instruction]]]] = {}
+        self._bound: dict[int | None, list[tuple[_UnitNodes, list[Instruction]]]] = {}
 
     def run(
         self,
@@ -203,7 +150,7 @@ class Program:
         return [registers[self._registers[value]] for value in self._leaving]
 
     def _enter(
-        self, registers: _Registers, inputs: Sequence[Tensor], targets: Sequence[Tensor]
+        self, registers: Registers, inputs: Sequence[Tensor], targets: Sequence[Tensor]
     ) -> None:
         for reference, value in zip(self._entering, inputs, strict=True):
             registers[self._registers[reference]] = self._private(reference, value)
@@ -222,7 +169,7 @@ class Program:
         sizes = (value.batch_of(tuple(tensor.shape)) for value, tensor in described)
         return next((size for size in sizes if size is not None), None)
 
-    def _instructions(self, batch: int | None) -> list[tuple[_UnitNodes, list[_Instruction]]]:
+    def _instructions(self, batch: int | None) -> list[tuple[_UnitNodes, list[Instruction]]]:
         if batch not in self._bound:
             if len(self._bound) >= _BATCHES_KEPT:
                 del self._bound[next(iter(self._bound))]
@@ -232,37 +179,14 @@ class Program:
             ]
         return self._bound[batch]
 
-    def _instruction(self, index: int, batch: int | None) -> _Instruction:
+    def _instruction(self, index: int, batch: int | None) -> Instruction:
         node = self._nodes[index]
-        constants: list[Any] = []
-        holes: list[tuple[int, int]] = []
-        built: list[tuple[int, _Build]] = []
-        for position, argument in enumerate(node.args):
-            constants.append(None)
-            if isinstance(argument, InputRef | TargetRef | StateRef | NodeRef):
-                holes.append((position, self._registers[argument]))
-            elif _is_constant(argument):
-                constants[position] = _constant(argument, batch)
-            else:
-                built.append((position, self._builder(argument, batch)))
-        fixed = {k: _constant(a, batch) for k, a in node.kwargs if _is_constant(a)}
-        dynamic = [(k, self._builder(a, batch)) for k, a in node.kwargs if not _is_constant(a)]
         call = embedding if self._adds_rows(node) else resolve(node.operator).call
-        call = call._op if isinstance(call, OpOverload) else call
         for position in self._hidden.get(index, ()):
             call = hidden(call, position)
-        return _Instruction(
-            call=call,
-            args=constants,
-            holes=tuple(holes),
-            built=tuple(built),
-            kwargs=fixed,
-            built_kwargs=tuple(dynamic),
-            result=self._registers[NodeRef(index)],
-            free=self._free.get(index, ()),
-            grad_enabled=node.grad_enabled,
-            weighs=self._weighs(node),
-        )
+        free = self._free.get(index, ())
+        weighs = self._weighs(node)
+        return bind(node, index, self._registers, batch, free, call=call, weighs=weighs)
 
     def _adds_rows(self, node: Node) -> bool:
         """Whether it reads a table that takes gradients, and is all that does."""
@@ -282,21 +206,10 @@ class Program:
         weight = node.args[position]
         return isinstance(weight, StateRef) and weight.name in self.parameter_uses
 
-    def _builder(self, argument: Argument, batch: int | None) -> _Build:
-        """What makes an argument with values in it from the registers."""
-        if isinstance(argument, tuple):
-            parts = [self._builder(item, batch) for item in argument]
-            return lambda registers: [part(registers) for part in parts]
-        if isinstance(argument, InputRef | TargetRef | StateRef | NodeRef):
-            register = self._registers[argument]
-            return lambda registers: registers[register]
-        constant = _constant(argument, batch)
-        return lambda registers: constant
-
 
 def _execute(
-    instructions: Iterable[_Instruction],
-    registers: _Registers,
+    instructions: Iterable[Instruction],
+    registers: Registers,
     recording: bool,
     watch: Watch | None,
 ) -> None:
@@ -315,22 +228,6 @@ def _execute(
             torch.set_grad_enabled(True)
 
 
-def _is_constant(argument: Argument) -> bool:
-    if isinstance(argument, tuple):
-        return all(_is_constant(item) for item in argument)
-    return not isinstance(argument, InputRef | TargetRef | StateRef | NodeRef)
-
-
-def _constant(argument: Argument, batch: int | None) -> Any:
-    if isinstance(argument, tuple):
-        return [_constant(item, batch) for item in argument]
-    if isinstance(argument, Polynomial):
-        if batch is None:
-            raise InternalError("the batch size does not follow from what this stage receives")
-        return argument(batch)
-    return argument
-
-
 def _parameter_uses(nodes: Iterable[Node], state: Mapping[str, Tensor]) -> Mapping[str, int]:
     read = [r.name for node in nodes for r in node.references() if isinstance(r, StateRef)]
     return Counter(name for name in read if name in state and state[name].requires_grad)
@@ -341,44 +238,11 @@ def _unit_nodes(nodes: Sequence[Node], unit: int, first: int, end: int) -> _Unit
     return _UnitNodes(unit, first, end, next(random, None))
 
 
-def _allocate(
-    nodes: Sequence[Node],
-    start: int,
-    entering: Iterable[InputRef | NodeRef],
-    state: Mapping[str, Tensor],
-) -> dict[Reference, int]:
-    """A register for everything that enters, is read or is made."""
-    registers: dict[Reference, int] = {}
-    for value in entering:
-        registers.setdefault(value, len(registers))
-    for index, node in enumerate(nodes, start):
-        for reference in node.references():
-            if isinstance(reference, StateRef) and reference.name not in state:
-                raise InternalError(f"tensor {reference.name!r} of this stage is missing")
-            registers.setdefault(reference, len(registers))
-        registers[NodeRef(index)] = len(registers)
-    return registers
-
-
-def _frees(
-    nodes: Sequence[Node],
-    start: int,
-    stop: int,
-    registers: Mapping[Reference, int],
-    leaving: Iterable[InputRef | NodeRef],
-) -> dict[int, tuple[int, ...]]:
-    """Node -> registers that nothing reads after it."""
-    last: dict[Reference, int] = {}
-    for index in range(start, stop):
-        last[NodeRef(index)] = index
-        last.update(dict.fromkeys(nodes[index].references(), index))
-    for value in leaving:
-        last.pop(value, None)
-    free: dict[int, list[int]] = {}
-    for reference, index in last.items():
-        if not isinstance(reference, StateRef):
-            free.setdefault(index, []).append(registers[reference])
-    return {index: tuple(freed) for index, freed in free.items()}
+def _refuse_missing(nodes: Iterable[Node], state: Mapping[str, Tensor]) -> None:
+    read = (reference for node in nodes for reference in node.references())
+    for reference in read:
+        if isinstance(reference, StateRef) and reference.name not in state:
+            raise InternalError(f"tensor {reference.name!r} of this stage is missing")
 
 
 def _writes_to(
@@ -399,20 +263,3 @@ def _writes_to(
             ):
                 found.setdefault(index, []).append(position)
     return found
-
-
-def _written_leaves(nodes: Sequence[Node], start: int) -> frozenset[Reference]:
-    """Leaves of the batch that some node writes to, directly or through a view."""
-    source: dict[Reference, set[Reference]] = {}
-    written: set[Reference] = set()
-
-    def leaves(reference: Reference) -> set[Reference]:
-        if isinstance(reference, InputRef | TargetRef):
-            return {reference}
-        return source.get(reference, set())
-
-    for index, node in enumerate(nodes, start):
-        for reference in mutated_references(node):
-            written |= leaves(reference)
-        source[NodeRef(index)] = set().union(*map(leaves, aliased_references(node)))
-    return frozenset(written)

@@ -25,6 +25,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.effects import aliased_references, mutated_references
 from p2ptrain.model.graph import Node
+from p2ptrain.model.own_backward import OWN_BACKWARD
 from p2ptrain.model.row_gradients import EMBEDDING
 from p2ptrain.model.written import names_written, state_views
 
@@ -52,7 +53,8 @@ def rewritten_names(description: ModelDescription, first: int, end: int) -> froz
 def _may_be_kept(node: Node) -> bool:
     """Whether autograd may keep what it reads: it records it, and it is no mere view."""
     is_view = bool(aliased_references(node)) and not mutated_references(node)
-    return node.grad_enabled and not is_view and node.operator != EMBEDDING
+    keeps = node.operator == OWN_BACKWARD or not is_view
+    return node.grad_enabled and keeps and node.operator != EMBEDDING
 
 
 def hidden(call: Callable[..., Any], position: int) -> Callable[..., Any]:

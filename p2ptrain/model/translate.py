@@ -9,7 +9,7 @@ that nothing uses and that only check something are dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -19,7 +19,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model import operators
+from p2ptrain.model import operators, traced_functions
+from p2ptrain.model.backward_graph import ARRIVING, backward_graph
 from p2ptrain.model.effects import draws_random_numbers, mutated_references
 from p2ptrain.model.export_errors import is_own
 from p2ptrain.model.graph import (
@@ -32,6 +33,7 @@ from p2ptrain.model.graph import (
     TargetRef,
 )
 from p2ptrain.model.instead import instead_of
+from p2ptrain.model.own_backward import OWN_BACKWARD
 from p2ptrain.model.polynomials import BatchSymbol
 from p2ptrain.model.stand_ins import aten_name
 from p2ptrain.model.values import Polynomial
@@ -137,7 +139,7 @@ def translate(
     results = walk.run(program.graph_module, bindings, grad_enabled=True)
     _check_outputs(program)
     outputs = walk.as_outputs(results)
-    nodes, traced, outputs = _without_unused(walk.nodes, walk.traced, outputs)
+    nodes, traced, outputs = _without_unused(walk.nodes, walk.traced, outputs, walk.moved)
     return Translated(
         nodes,
         traced,
@@ -199,6 +201,8 @@ class _Walk:
         self.nodes: list[Node] = []
         self.traced: list[Traced] = []
         self.batch = batch
+        self.moved: set[int] = set()
+        """Nodes of which others have been made that count."""
         self._names: set[str] = set()
         self._known = known
         self._returned = returned
@@ -249,6 +253,10 @@ class _Walk:
             return self.run(args[1], args[2:], grad_enabled=grad_enabled and args[0])
         if target is torch.ops.higher_order.wrap_with_autocast:
             return self._autocast(args, grad_enabled)
+        if target is traced_functions.ARRIVING:
+            return self._add(node, ARRIVING, args, (), grad_enabled)
+        if target is traced_functions.JOINED:
+            return self._own_backward(node, args)
         name = aten_name(operators.name_of(target))
         if name is not None and _CHECKS.match(name):
             return None
@@ -284,11 +292,33 @@ class _Walk:
         named = tuple(
             (key, _argument(argument)) for key, argument in kwargs.items() if key != "generator"
         )
-        reference = self._append(node.name, name, arguments, named, grad_enabled)
-        self.traced.append(Traced(node.meta.get("val"), module_path(node)))
+        reference = self._add(node, name, arguments, named, grad_enabled)
         for used in self.nodes[reference.index].references():
             if isinstance(used, StateRef) and used in self._returned:
                 self._give(used)  # beside its first use: at the end it would keep all in one unit
+        return reference
+
+    def _own_backward(self, node: fx.Node, args: Sequence[Any]) -> NodeRef:
+        """A node for a function with its own backward, whose nodes are the last ones."""
+        outputs, inputs, arriving, gradients = args
+        (first,) = self.nodes[arriving[0].index].references()
+        assert isinstance(first, NodeRef)
+        name = str(self.nodes[first.index].args[1])
+        graph, kept = backward_graph(name, self.nodes, first.index, arriving, gradients)
+        self.moved.update(range(first.index, len(self.nodes)))
+        arguments = (tuple(outputs), tuple(inputs), kept, graph)
+        return self._add(node, OWN_BACKWARD, arguments, (), True)
+
+    def _add(
+        self,
+        node: fx.Node,
+        operator: str,
+        args: tuple[Argument, ...],
+        kwargs: tuple[tuple[str, Argument], ...],
+        grad_enabled: bool,
+    ) -> NodeRef:
+        reference = self._append(node.name, operator, args, kwargs, grad_enabled)
+        self.traced.append(Traced(node.meta.get("val"), module_path(node)))
         return reference
 
     def _append(
@@ -368,28 +398,39 @@ def _where(node: fx.Node) -> str:
 
 
 def _without_unused(
-    nodes: Sequence[Node], traced: Sequence[Traced], outputs: tuple[InputRef | NodeRef, ...]
+    nodes: Sequence[Node],
+    traced: Sequence[Traced],
+    outputs: tuple[InputRef | NodeRef, ...],
+    moved: Collection[int],
 ) -> tuple[tuple[Node, ...], tuple[Traced, ...], tuple[InputRef | NodeRef, ...]]:
-    """Drop nodes that nothing uses, unless they write to something or draw random numbers."""
+    """Drop nodes that nothing uses, unless they write to something or draw random numbers.
+
+    Those of `moved` do so elsewhere.
+    """
     needed = {output.index for output in outputs if isinstance(output, NodeRef)}
     for index in range(len(nodes) - 1, -1, -1):
         node = nodes[index]
-        if index in needed or mutated_references(node) or draws_random_numbers(node):
+        acts = index not in moved and (mutated_references(node) or draws_random_numbers(node))
+        if index in needed or acts:
+            if node.operator == ARRIVING:
+                raise CaptureError(
+                    f"what {node.args[1]}.backward computes is used outside of it; return it"
+                )
             needed.add(index)
             needed.update(r.index for r in node.references() if isinstance(r, NodeRef))
     kept = sorted(needed)
     position = {old: new for new, old in enumerate(kept)}
 
-    def moved(argument: Argument) -> Argument:
+    def renumbered_in(argument: Argument) -> Argument:
         if isinstance(argument, tuple):
-            return tuple(moved(item) for item in argument)
+            return tuple(renumbered_in(item) for item in argument)
         return NodeRef(position[argument.index]) if isinstance(argument, NodeRef) else argument
 
     renumbered = tuple(
         replace(
             nodes[old],
-            args=tuple(moved(argument) for argument in nodes[old].args),
-            kwargs=tuple((key, moved(argument)) for key, argument in nodes[old].kwargs),
+            args=tuple(renumbered_in(argument) for argument in nodes[old].args),
+            kwargs=tuple((key, renumbered_in(argument)) for key, argument in nodes[old].kwargs),
         )
         for old in kept
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -19,16 +18,6 @@ from p2ptrain.model.capture import capture
 from tests.unit.model.odd_models import AfterLinear
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
-
-
-class _Straight(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sign()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
 
 
 def _decides(x: Tensor) -> Tensor:
@@ -156,7 +145,6 @@ def _refusal(f: Callable[[Tensor], Tensor]) -> str:
         (_counts_samples, "one batch size only"),
         (_loops_over_samples, "for row in x"),
         (_leaves_torch, "return torch.from_numpy(x.detach().numpy()) + x"),
-        (_Straight.apply, "torch.autograd.Function"),
         (_other_operator, "aten.resize.default"),
         (_asserts, "Remove the check"),
         (_raises, "Remove the check"),

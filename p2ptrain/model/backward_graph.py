@@ -1,0 +1,109 @@
+"""The backward of a user's function, out of the nodes that a trace has recorded behind its forward.
+
+forward ... | arriving  g0  backward ...  | own_backward
+              start                         what is made here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.model.effects import draws_random_numbers, mutated_references, written_leaves
+from p2ptrain.model.graph import (
+    Argument,
+    BackwardGraph,
+    InputRef,
+    Node,
+    NodeRef,
+    Reference,
+    StateRef,
+    TargetRef,
+)
+
+ARRIVING = "p2ptrain.arriving"
+"""What stands for the gradients, while a graph is translated; no operator: it never runs."""
+
+
+def backward_graph(
+    name: str,
+    nodes: Sequence[Node],
+    start: int,
+    arriving: Sequence[NodeRef],
+    gradients: Sequence[Reference | None],
+) -> tuple[BackwardGraph, tuple[Reference, ...]]:
+    """The backward that nodes from `start` on compute, and what it takes of the graph around it.
+
+    Args:
+        name: of the user's function.
+        nodes: all that there are so far; that at `start` makes `arriving`.
+        gradients: the results, one for each input.
+
+    Raises:
+        CaptureError: it draws random numbers, or writes to what it does not make itself.
+    """
+    made = _needed(nodes, start, arriving, gradients)
+    places: dict[Reference, InputRef | NodeRef] = {
+        reference: InputRef(index) for index, reference in enumerate(arriving)
+    }
+    inside = {index: number for number, index in enumerate(made)}
+    outside: list[Reference] = []
+    read = [reference for index in made for reference in nodes[index].references()]
+    for reference in [*read, *(g for g in gradients if g is not None)]:
+        if isinstance(reference, NodeRef) and reference.index in inside:
+            places[reference] = NodeRef(inside[reference.index])
+        elif reference not in places:
+            places[reference] = InputRef(len(arriving) + len(outside))
+            outside.append(reference)
+    graph = BackwardGraph(
+        tuple(_renamed(nodes[index], f"n{number}", places) for number, index in enumerate(made)),
+        tuple(None if g is None else places[g] for g in gradients),
+    )
+    _check(name, graph, len(arriving))
+    return graph, tuple(outside)
+
+
+def _needed(
+    nodes: Sequence[Node],
+    start: int,
+    arriving: Sequence[NodeRef],
+    gradients: Sequence[Reference | None],
+) -> list[int]:
+    """Those behind `start` that the gradients follow from, or that write to something."""
+    given = {start, *(reference.index for reference in arriving)}
+    needed = {g.index for g in gradients if isinstance(g, NodeRef)}
+    for index in range(len(nodes) - 1, start, -1):
+        if index in given or not (index in needed or mutated_references(nodes[index])):
+            continue
+        needed.add(index)
+        needed.update(r.index for r in nodes[index].references() if isinstance(r, NodeRef))
+    return sorted(index for index in needed - given if index > start)
+
+
+def _renamed(node: Node, name: str, places: Mapping[Reference, InputRef | NodeRef]) -> Node:
+    named = tuple((key, _moved(argument, places)) for key, argument in node.kwargs)
+    args = tuple(_moved(argument, places) for argument in node.args)
+    return replace(node, name=name, args=args, kwargs=named, grad_enabled=False)
+
+
+def _moved(argument: Argument, places: Mapping[Reference, InputRef | NodeRef]) -> Argument:
+    if isinstance(argument, tuple):
+        return tuple(_moved(item, places) for item in argument)
+    if isinstance(argument, InputRef | TargetRef | StateRef | NodeRef):
+        return places[argument]
+    return argument
+
+
+def _check(name: str, graph: BackwardGraph, arriving: int) -> None:
+    if any(map(draws_random_numbers, graph.nodes)):
+        raise CaptureError(
+            f"{name}.backward draws random numbers, which other devices would draw otherwise. Draw "
+            "them in its forward, and save them for the backward"
+        )
+    kept = {leaf for leaf in written_leaves(graph.nodes, 0) if isinstance(leaf, InputRef)}
+    if any(leaf.index >= arriving for leaf in kept):
+        raise CaptureError(
+            f"{name}.backward writes to a tensor that it does not make itself, which other devices "
+            "would not follow. Return gradients, and write in forward()"
+        )

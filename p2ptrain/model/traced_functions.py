@@ -1,0 +1,246 @@
+"""`torch.autograd.Function` while a model is traced: its backward is recorded behind its forward.
+
+torch.export calls the forward and forgets the backward. So here both are called:
+
+    y  = forward(x)                                    without gradients, as autograd calls it
+    g  = p2ptrain_trace.arriving([y], "Name")          stands for the gradients that will arrive
+    h  = backward(g)
+    y' = p2ptrain_trace.own_backward([y], [x], g, [h])
+
+What lies between the two operators becomes a graph of its own (`backward_graph`). Inside a trace
+y' has the user's backward too, for models that differentiate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, function
+from torch.fx.experimental import proxy_tensor
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.model.derivatives import recorder, unrecorded
+from p2ptrain.model.replaced import replaced_in_this_thread
+
+_library: Any = torch.library.Library("p2ptrain_trace", "DEF")  # type: ignore[no-untyped-call]
+_library.define("arriving(Tensor[] outputs, str name) -> Tensor[]")
+_library.define(
+    "own_backward(Tensor[] outputs, Tensor[] inputs, Tensor[] arriving, Tensor?[] gradients)"
+    " -> Tensor[]"
+)
+ARRIVING = torch.ops.p2ptrain_trace.arriving.default
+JOINED = torch.ops.p2ptrain_trace.own_backward.default
+
+_Base: Any = function._SingleLevelFunction
+"""Where every `apply` goes on after it has looked at its arguments, also one that was kept."""
+
+
+@contextlib.contextmanager
+def own_backwards_as_traced() -> Iterator[None]:
+    """For one call of forward() and the loss; where nothing is traced nothing changes."""
+    if recorder() is None:
+        yield
+        return
+    thread = threading.get_ident()
+
+    def apply(cls: Any, *args: Any) -> Any:
+        own = threading.get_ident() == thread and not cls.__module__.startswith(_NOT_THE_USERS)
+        return _traced(cls, args) if own else super(_Base, cls).apply(*args)
+
+    _Base.apply = classmethod(apply)
+    try:
+        with replaced_in_this_thread(function, "custom_function_call", _refuse):
+            yield
+    finally:
+        del _Base.apply
+
+
+_NOT_THE_USERS = ("torch.", "p2ptrain.model.")
+
+
+def _refuse(cls: Any, *_: Any) -> None:
+    raise CaptureError(
+        f"the model uses {_name(cls)}, a torch.autograd.Function with its own backward, inside "
+        "torch.vmap or torch.autocast, where that cannot be followed. Call it outside of them"
+    )
+
+
+def _name(cls: Any) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+class _Context(function.FunctionCtx):
+    """What forward and backward get: the tensors that were saved are the very ones."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.to_save: tuple[Tensor, ...] = ()
+        self.dirty_tensors: tuple[Tensor, ...] = ()
+        self.non_differentiable: tuple[Tensor, ...] = ()
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return tuple(self.to_save)
+
+
+def _traced(cls: Any, args: tuple[Any, ...]) -> Any:
+    """The results of `cls.apply(*args)`."""
+    recording = recorder()
+    if recording is None:
+        _refuse(cls)
+    tracer = recording.tracer
+    ctx = _Context(tuple(isinstance(arg, Tensor) and arg.requires_grad for arg in args))
+    learns = torch.is_grad_enabled() and any(ctx.needs_input_grad)
+    with _known_as_before(tracer, args):
+        call = _Call(cls, ctx, args, tracer)
+        with torch.no_grad():
+            made = _forward(cls, ctx, args)
+            outputs = made if isinstance(made, tuple) else (made,)
+            outputs = tuple(_unlike(output, args) for output in outputs)
+            differentiable = {
+                k: output for k, output in enumerate(outputs) if _takes_gradient(output, ctx)
+            }
+            if learns and differentiable:
+                call.record_backward(outputs, differentiable)
+        if learns and differentiable:
+            joined = call.record_join(outputs, differentiable)
+            outputs = tuple(joined.get(k, output) for k, output in enumerate(outputs))
+    return outputs if isinstance(made, tuple) else outputs[0]
+
+
+@contextlib.contextmanager
+def _known_as_before(tracer: Any, args: Sequence[Any]) -> Iterator[None]:
+    """What returns an argument as it is, such as `flatten`, makes a trace take it for the result.
+
+    In here that is nothing that the model should go on with.
+    """
+    known = tracer.tensor_tracker
+    before = [(arg, known[arg]) for arg in args if isinstance(arg, Tensor) and arg in known]
+    yield
+    for arg, proxy in before:
+        known[arg] = proxy
+
+
+def _forward(cls: Any, ctx: _Context, args: tuple[Any, ...]) -> Any:
+    if cls.setup_context is _Base.setup_context:
+        made = cls.forward(ctx, *args)
+    else:
+        made = cls.forward(*args)
+        cls.setup_context(ctx, args, made)
+    if ctx.dirty_tensors:
+        raise CaptureError(
+            f"{_name(cls)}.forward writes to its arguments (mark_dirty), which other devices would "
+            "not follow. Return new tensors"
+        )
+    return made
+
+
+def _unlike(output: Any, args: tuple[Any, ...]) -> Any:
+    """An argument that is returned is a view of it, as autograd has it."""
+    return output.view_as(output) if any(output is arg for arg in args) else output
+
+
+def _takes_gradient(output: Any, ctx: _Context) -> bool:
+    return (
+        isinstance(output, Tensor)
+        and (output.is_floating_point() or output.is_complex())
+        and not any(output is other for other in ctx.non_differentiable)
+    )
+
+
+class _Call:
+    """One application of a user's function, on its way into a trace."""
+
+    def __init__(self, cls: Any, ctx: _Context, args: tuple[Any, ...], tracer: Any) -> None:
+        self._cls, self._ctx, self._args, self._tracer = cls, ctx, args, tracer
+        self._learning = [k for k, needed in enumerate(ctx.needs_input_grad) if needed]
+        self._inputs = self._proxies([args[k] for k in self._learning])
+        self._outputs: Any = []
+        self._arriving: Any = []
+        self._gradients: Any = []
+
+    def record_backward(self, outputs: Sequence[Any], differentiable: Mapping[int, Tensor]) -> None:
+        """Behind the forward, with gradients off as there."""
+        self._outputs = self._proxies([*differentiable.values()])
+        with unrecorded():
+            gradients = [torch.empty_like(output) for output in differentiable.values()]
+        self._record(ARRIVING, (self._outputs, _name(self._cls)), gradients)
+        self._arriving = self._proxies(gradients)
+        arriving = _completed(dict(zip(differentiable, gradients, strict=True)), outputs)
+        given = _backward(self._cls, self._ctx, arriving, len(self._args))
+        self._gradients = self._proxies([given[k] for k in self._learning])
+
+    def record_join(
+        self, outputs: Sequence[Any], differentiable: Mapping[int, Tensor]
+    ) -> Mapping[int, Tensor]:
+        """Behind the backward, with gradients on; the outputs as the model goes on with them."""
+        others = {k: output for k, output in enumerate(outputs) if k not in differentiable}
+        with unrecorded():
+            results: Sequence[Tensor] = _Differentiated.apply(  # type: ignore[no-untyped-call]
+                self._cls, self._ctx, differentiable, others, *self._args
+            )
+        operands = self._outputs, self._inputs, self._arriving, self._gradients
+        self._record(JOINED, operands, list(results))
+        return dict(zip(differentiable, results, strict=True))
+
+    def _record(self, operator: Any, operands: tuple[Any, ...], results: list[Tensor]) -> None:
+        proxy = self._tracer.create_proxy("call_function", operator, operands, {})
+        proxy_tensor.track_tensor_tree(results, proxy, constant=None, tracer=self._tracer)
+
+    def _proxies(self, values: Sequence[Any]) -> list[Any]:
+        return [self._tracer.unwrap_proxy(v) if isinstance(v, Tensor) else v for v in values]
+
+
+def _completed(arriving: Mapping[int, Tensor], outputs: Iterable[Any]) -> list[Tensor | None]:
+    """One for each output: what takes no gradient gets zeros, as from autograd; no tensor none."""
+    return [
+        arriving[k]
+        if k in arriving
+        else torch.zeros_like(output)
+        if isinstance(output, Tensor)
+        else None
+        for k, output in enumerate(outputs)
+    ]
+
+
+def _backward(cls: Any, ctx: Any, arriving: Sequence[Any], count: int) -> Sequence[Any]:
+    """What the user's backward gives, one for each of `count` arguments."""
+    call = cls.backward if cls.vjp is Function.vjp else cls.vjp
+    boxed = getattr(cls, "boxed_grads_call", False)  # torch 2.9 has no such switch
+    given = call(ctx, [*arriving]) if boxed else call(ctx, *arriving)
+    given = given if isinstance(given, tuple) else (given,)
+    if len(given) < count:
+        raise CaptureError(
+            f"{_name(cls)}.backward gives {len(given)} gradients for {count} arguments"
+        )
+    return given
+
+
+class _Differentiated(Function):
+    """The user's backward on results of a trace: derivatives that the model takes go on there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cls: Any,
+        own: _Context,
+        differentiable: Mapping[int, Tensor],
+        others: Mapping[int, Any],
+        *args: Any,
+    ) -> tuple[Tensor, ...]:
+        ctx.cls, ctx.own, ctx.others, ctx.count = cls, own, others, len(args)
+        ctx.differentiable = [*differentiable]
+        return tuple(differentiable.values())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        given = dict(zip(ctx.differentiable, gradients, strict=True))
+        places = range(len(given) + len(ctx.others))
+        arriving = _completed(given, [ctx.others.get(k) for k in places])
+        found = _backward(ctx.cls, ctx.own, arriving, ctx.count)
+        return (None, None, None, None, *found[: ctx.count])
