@@ -101,10 +101,9 @@ def _traced(cls: Any, args: tuple[Any, ...]) -> Any:
         with torch.no_grad():
             made = _forward(cls, ctx, args)
             outputs = made if isinstance(made, tuple) else (made,)
+            learning = [k for k, output in enumerate(outputs) if _takes_gradient(output, ctx)]
             outputs = tuple(_unlike(output, args) for output in outputs)
-            differentiable = {
-                k: output for k, output in enumerate(outputs) if _takes_gradient(output, ctx)
-            }
+            differentiable = {k: outputs[k] for k in learning}
             if learns and differentiable:
                 call.record_backward(outputs, differentiable)
         if learns and differentiable:
@@ -214,10 +213,16 @@ def _backward(cls: Any, ctx: Any, arriving: Sequence[Any], count: int) -> Sequen
     boxed = getattr(cls, "boxed_grads_call", False)  # torch 2.9 has no such switch
     given = call(ctx, [*arriving]) if boxed else call(ctx, *arriving)
     given = given if isinstance(given, tuple) else (given,)
-    if len(given) < count:
+    if len(given) < count or any(gradient is not None for gradient in given[count:]):
         raise CaptureError(
             f"{_name(cls)}.backward gives {len(given)} gradients for {count} arguments"
         )
+    for gradient in given:
+        if not isinstance(gradient, Tensor | None):
+            raise CaptureError(
+                f"{_name(cls)}.backward gives a {type(gradient).__name__} where a gradient is due, "
+                "which is a tensor or None"
+            )
     return given
 
 

@@ -108,6 +108,19 @@ class Largest(Function):
         return torch.zeros(ctx.shape, dtype=one.dtype).scatter(-1, place, one + 2 * two)
 
 
+class Marked(Function):
+    """Returns an argument as it is, without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.mark_non_differentiable(x)
+        return 2 * x, x
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return 2 * arriving[0] + arriving[1]
+
+
 class Product(Function):
     """Asks which gradients there are, and returns something that is no tensor."""
 
@@ -193,6 +206,11 @@ def _without_gradient(model: Model, x: Tensor) -> Tensor:
     return x * signs
 
 
+def _marked(model: Model, x: Tensor) -> Tensor:
+    one, other = Marked.apply(x)
+    return one * other
+
+
 def _largest(model: Model, x: Tensor) -> Tensor:
     one, place, two = Largest.apply(x)
     return x + one * place + two
@@ -206,6 +224,7 @@ IN_MODELS: dict[str, Callable[[Model, Tensor], Any]] = {
     "weighted twice": lambda model, x: Weighted.apply(x, model.weight, model.bias) @ model.weight,
     "largest": _largest,
     "largest alone": lambda model, x: x + Largest.apply(x)[0],
+    "marked": _marked,
     "product": lambda model, x: Product.apply(x, x.sin())[0] * Product.apply(x, x.cos())[1],
     "again": lambda model, x: Again.apply(x, model.weight),
     "written afterwards": lambda model, x: Again.apply(x, model.weight).mul_(2),
@@ -289,6 +308,18 @@ class TooFew(Reversed):
         return arriving[0]
 
 
+class TooMany(Reversed):
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0], None, arriving[0]
+
+
+class Number(Weighted):
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0], None, 0
+
+
 def _cast(model: Model, x: Tensor) -> Any:
     with torch.autocast("cpu"):
         return Reversed.apply(x, 2.0)
@@ -304,6 +335,8 @@ def _cast(model: Model, x: Tensor) -> Any:
             r"Remembered.backward writes to a tensor that it does not make",
         ),
         (lambda model, x: TooFew.apply(x, 2.0), r"TooFew.backward gives 1 gradients for 2"),
+        (lambda model, x: TooMany.apply(x, 2.0), r"TooMany.backward gives 3 gradients for 2"),
+        (lambda model, x: Number.apply(x, model.weight, model.bias), r"Number.* gives a int where"),
         (_cast, r"Reversed.* inside torch.vmap or torch.autocast"),
     ],
 )
