@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, overrides
 from torch.autograd import Function, function
 from torch.fx.experimental import proxy_tensor
 
@@ -27,6 +27,7 @@ from p2ptrain.errors import CaptureError
 from p2ptrain.model.derivatives import recorder, unrecorded
 from p2ptrain.model.replaced import replaced_in_this_thread
 
+_overrides: Any = overrides
 _library: Any = torch.library.Library("p2ptrain_trace", "DEF")  # type: ignore[no-untyped-call]
 _library.define("arriving(Tensor[] outputs, str name) -> Tensor[]")
 _library.define(
@@ -226,6 +227,18 @@ def _backward(cls: Any, ctx: Any, arriving: Sequence[Any], count: int) -> Sequen
     return given
 
 
+@contextlib.contextmanager
+def _watched_by(modes: Sequence[Any]) -> Iterator[None]:
+    """In the modes of forward(): a trace learns by them where gradients are switched on and off.
+
+    torch.autograd.grad runs without any.
+    """
+    with contextlib.ExitStack() as stack:
+        for mode in modes[len(_overrides._get_current_function_mode_stack()) :]:
+            stack.enter_context(mode)
+        yield
+
+
 class _Differentiated(Function):
     """The user's backward on results of a trace: derivatives that the model takes go on there."""
 
@@ -240,6 +253,7 @@ class _Differentiated(Function):
     ) -> tuple[Tensor, ...]:
         ctx.cls, ctx.own, ctx.others, ctx.count = cls, own, others, len(args)
         ctx.differentiable = [*differentiable]
+        ctx.modes = _overrides._get_current_function_mode_stack()
         return tuple(differentiable.values())
 
     @staticmethod
@@ -247,5 +261,6 @@ class _Differentiated(Function):
         given = dict(zip(ctx.differentiable, gradients, strict=True))
         places = range(len(given) + len(ctx.others))
         arriving = _completed(given, [ctx.others.get(k) for k in places])
-        found = _backward(ctx.cls, ctx.own, arriving, ctx.count)
+        with _watched_by(ctx.modes):
+            found = _backward(ctx.cls, ctx.own, arriving, ctx.count)
         return (None, None, None, None, *found[: ctx.count])

@@ -193,6 +193,13 @@ def _penalised(model: Model, x: Tensor) -> Tensor:
     return made + gradient
 
 
+def _penalised_once(model: Model, x: Tensor) -> Tensor:
+    """A derivative that is a constant, as its function can be differentiated only once."""
+    made = Swish.apply(x)
+    (gradient,) = torch.autograd.grad(made.sum(), x, create_graph=True)
+    return made + gradient * gradient
+
+
 def _kept_and_changed(model: Model, x: Tensor) -> Tensor:
     """A weight that a backward keeps, and that the forward clamps afterwards."""
     made = Weighted.apply(x, model.weight, model.bias)
@@ -230,6 +237,7 @@ IN_MODELS: dict[str, Callable[[Model, Tensor], Any]] = {
     "written afterwards": lambda model, x: Again.apply(x, model.weight).mul_(2),
     "as it is": lambda model, x: Straight.apply(x.flatten(1)) + x,
     "penalised": _penalised,
+    "penalised once": _penalised_once,
     "kept and changed": _kept_and_changed,
     "without gradient": _without_gradient,
 }
