@@ -32,7 +32,11 @@ from p2ptrain.model.quiet import torch_is_quiet
 from p2ptrain.model.repeated import Twice, refuse_changing, repeats
 from p2ptrain.model.seeded import unseeded
 from p2ptrain.model.structure import Foreign, Structure, structure_of
-from p2ptrain.model.traced_functions import own_backwards_as_traced
+from p2ptrain.model.traced_functions import (
+    Place,
+    UndefinedGradientsError,
+    own_backwards_as_traced,
+)
 from p2ptrain.model.tracing import as_written, refuse_gradient_hooks
 from p2ptrain.model.trial_runs import TrialRuns, resized
 from p2ptrain.model.unseen import Unseen, uses_buffer
@@ -45,6 +49,8 @@ _EXPORT_BATCHES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 """Batch sizes to trace with: odd ones, so that no other dimension is mistaken for the batch."""
 _LARGE = (211, 223, 227, 229, 233, 239)
 """The same, for models that need many samples."""
+_MOST_GUESSES = 8
+"""Times that a model is traced, each with what the last time has shown of its gradients."""
 _MOST_BOUNDS = 4
 """Lower bounds of the batch size that are tried before the last."""
 
@@ -83,6 +89,7 @@ class Scored(nn.Module):
     Attributes:
         as_eager: whether libraries that ask are told that nothing is exported.
         differentiates: whether forward() or the loss is known to take derivatives.
+        undefined: outputs of functions with their own backward for which no gradient arrives.
         is_scored: whether the loss is computed in evaluation mode too; a zero stands for it if not.
     """
 
@@ -92,6 +99,7 @@ class Scored(nn.Module):
         self.loss = loss
         self.as_eager = True
         self.differentiates = False
+        self.undefined = frozenset[Place]()
         self.is_scored = True
         self.masks = CausalMasks()
         self._roots = {"": module, "loss": loss}
@@ -110,10 +118,12 @@ class Scored(nn.Module):
             unseeded(value for *_, value in held.values()),
             told_eager() if self.as_eager else contextlib.nullcontext(),
             derivatives_as_traced(expected=self.differentiates),
-            own_backwards_as_traced(),
+            own_backwards_as_traced(self.undefined) as calls,
         ):
             output = self.run(inputs)
             loss = self._loss_of(output, targets)
+            if self.module.training:
+                calls.check(loss)
         self._record.regrown = buffers.write_back()
         self.unseen.end()
         self._record.changed = held.changed()
@@ -291,11 +301,15 @@ def _export(
     scored: Scored, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
     """Export `module`, of which `scored` is a part, for all batches but those too small for it."""
-    try:
-        return _export_from_least(scored, module, inputs, targets)
-    except DifferentiatesError:
-        scored.differentiates = True
-        return _export_from_least(scored, module, inputs, targets)
+    scored.undefined = frozenset()
+    for _ in range(_MOST_GUESSES):
+        try:
+            return _export_from_least(scored, module, inputs, targets)
+        except DifferentiatesError:
+            scored.differentiates = True
+        except UndefinedGradientsError as error:
+            scored.undefined = error.places
+    return _export_from_least(scored, module, inputs, targets)
 
 
 def _export_from_least(

@@ -142,6 +142,20 @@ class Product(Function):
         return tuple(found)
 
 
+class Either(Function):
+    """Two results; the second argument gets no gradient where the second result gets none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        return 2 * x, 3 * weight
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor | None) -> Any:
+        one, other = arriving
+        return None if one is None else 2 * one, None if other is None else 3 * other
+
+
 class Again(Function):
     """Keeps its arguments only, and has autograd compute the rest again."""
 
@@ -155,6 +169,23 @@ class Again(Function):
         with torch.enable_grad():
             x, weight = (kept.detach().requires_grad_() for kept in ctx.saved_tensors)
             made = torch.tanh(x @ weight)
+        return torch.autograd.grad(made, (x, weight), arriving)
+
+
+class Block(Function):
+    """Computes its layer again, with a function of its own inside."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        made: Tensor = Swish.apply(x @ weight)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        with torch.enable_grad():
+            x, weight = (kept.detach().requires_grad_() for kept in ctx.saved_tensors)
+            made = Swish.apply(x @ weight)
         return torch.autograd.grad(made, (x, weight), arriving)
 
 
@@ -218,6 +249,13 @@ def _marked(model: Model, x: Tensor) -> Tensor:
     return one * other
 
 
+def _either_of_either(model: Model, x: Tensor) -> Tensor:
+    """Neither weight nor bias get a gradient: the second call gives none to the first one."""
+    one, other = Either.apply(x, model.weight)
+    made, _ = Either.apply(one, other @ model.bias)
+    return made
+
+
 def _largest(model: Model, x: Tensor) -> Tensor:
     one, place, two = Largest.apply(x)
     return x + one * place + two
@@ -233,6 +271,9 @@ IN_MODELS: dict[str, Callable[[Model, Tensor], Any]] = {
     "largest alone": lambda model, x: x + Largest.apply(x)[0],
     "marked": _marked,
     "product": lambda model, x: Product.apply(x, x.sin())[0] * Product.apply(x, x.cos())[1],
+    "either": lambda model, x: Either.apply(x, model.weight)[0],
+    "either of either": _either_of_either,
+    "block": lambda model, x: Block.apply(x, model.weight),
     "again": lambda model, x: Again.apply(x, model.weight),
     "written afterwards": lambda model, x: Again.apply(x, model.weight).mul_(2),
     "as it is": lambda model, x: Straight.apply(x.flatten(1)) + x,
