@@ -52,10 +52,12 @@ class Traced:
     Attributes:
         value: what it gave: a fake tensor, a symbolic number, or a tuple of them.
         module: dotted path of the user's module it ran in; "" for the model itself and the loss.
+        function: name of the user's function whose backward it applies; "" for all others.
     """
 
     value: Any
     module: str
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +309,9 @@ class _Walk:
         graph, kept = backward_graph(name, self.nodes, first.index, arriving, gradients)
         self.moved.update(range(first.index, len(self.nodes)))
         arguments = (tuple(outputs), tuple(inputs), kept, graph)
-        return self._add(node, OWN_BACKWARD, arguments, (), True)
+        reference = self._add(node, OWN_BACKWARD, arguments, (), True)
+        self.traced[-1] = replace(self.traced[-1], function=name)
+        return reference
 
     def _add(
         self,

@@ -189,6 +189,19 @@ class Block(Function):
         return torch.autograd.grad(made, (x, weight), arriving)
 
 
+class Scaled(Function):
+    """Computes its gradient in the forward, and scales it where it lies."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.cos())
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return ctx.saved_tensors[0].mul_(arriving[0])
+
+
 class Squares(Function):
     """A loss: the mean of squared differences."""
 
@@ -274,6 +287,7 @@ IN_MODELS: dict[str, Callable[[Model, Tensor], Any]] = {
     "either": lambda model, x: Either.apply(x, model.weight)[0],
     "either of either": _either_of_either,
     "block": lambda model, x: Block.apply(x, model.weight),
+    "scaled": lambda model, x: Scaled.apply(x),
     "again": lambda model, x: Again.apply(x, model.weight),
     "written afterwards": lambda model, x: Again.apply(x, model.weight).mul_(2),
     "as it is": lambda model, x: Straight.apply(x.flatten(1)) + x,
@@ -351,6 +365,20 @@ class Remembered(Weighted):
         return arriving[0], None, None
 
 
+class Arriving(Reversed):
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0].mul_(2), None
+
+
+class Kept(Straight):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        made = x.tanh()
+        ctx.save_for_backward(made)
+        return made
+
+
 class TooFew(Reversed):
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor) -> Any:
@@ -381,8 +409,10 @@ def _cast(model: Model, x: Tensor) -> Any:
         (lambda model, x: Drawn.apply(x, 2.0), r"Drawn.backward draws random numbers"),
         (
             lambda model, x: Remembered.apply(x, model.weight, model.bias),
-            r"Remembered.backward writes to a tensor that it does not make",
+            r"Remembered.backward writes to a tensor that is not its own",
         ),
+        (lambda model, x: Arriving.apply(x, 2.0) + x, r"Arriving.backward writes to a gradient"),
+        (lambda model, x: Kept.apply(x).mul_(2), r"Kept keeps a tensor .* written to after"),
         (lambda model, x: TooFew.apply(x, 2.0), r"TooFew.backward gives 1 gradients for 2"),
         (lambda model, x: TooMany.apply(x, 2.0), r"TooMany.backward gives 3 gradients for 2"),
         (lambda model, x: Number.apply(x, model.weight, model.bias), r"Number.* gives a int where"),
