@@ -27,6 +27,7 @@ from torch.autograd import Function, function
 from torch.fx.experimental import proxy_tensor
 
 from p2ptrain.errors import CaptureError
+from p2ptrain.model.any_layout import AnyLayout
 from p2ptrain.model.derivatives import recorder, unrecorded
 from p2ptrain.model.replaced import replaced_in_this_thread
 
@@ -274,7 +275,8 @@ class _Call:
         known = zip(differentiable, gradients, strict=True)
         given = {k: None if k in undefined else gradient for k, gradient in known}
         arriving = _completed(self._ctx, given, outputs)
-        found = _backward(self._cls, self._ctx, arriving, len(self._args))
+        with AnyLayout(_name(self._cls), gradients):
+            found = _backward(self._cls, self._ctx, arriving, len(self._args))
         self._gradients = self._proxies([found[k] for k in self._learning])
 
     def join(

@@ -189,6 +189,24 @@ class Block(Function):
         return torch.autograd.grad(made, (x, weight), arriving)
 
 
+class Laid(Reversed):
+    """Lays out what arrives, for a view."""
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        flat = arriving[0].contiguous().view(-1)
+        return (ctx.by * flat).view_as(arriving[0]) + arriving[0].cumsum(0), None
+
+
+class Flat(Again):
+    """Lays out what arrives, in a model that differentiates."""
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        flat = arriving[0].contiguous().view(-1) + arriving[0].reshape(-1)
+        return Again.backward(ctx, flat.view_as(arriving[0]))
+
+
 class Scaled(Function):
     """Computes its gradient in the forward, and scales it where it lies."""
 
@@ -288,6 +306,8 @@ IN_MODELS: dict[str, Callable[[Model, Tensor], Any]] = {
     "either of either": _either_of_either,
     "block": lambda model, x: Block.apply(x, model.weight),
     "scaled": lambda model, x: Scaled.apply(x),
+    "laid": lambda model, x: x + Laid.apply(x, 2.0).sum(0),
+    "flat": lambda model, x: x + Flat.apply(x, model.weight).sum(0),
     "again": lambda model, x: Again.apply(x, model.weight),
     "written afterwards": lambda model, x: Again.apply(x, model.weight).mul_(2),
     "as it is": lambda model, x: Straight.apply(x.flatten(1)) + x,
@@ -371,6 +391,13 @@ class Arriving(Reversed):
         return arriving[0].mul_(2), None
 
 
+class Asking(Reversed):
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        (gradient,) = arriving
+        return gradient if gradient.is_contiguous() else gradient.contiguous(), None
+
+
 class Kept(Straight):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -412,6 +439,7 @@ def _cast(model: Model, x: Tensor) -> Any:
             r"Remembered.backward writes to a tensor that is not its own",
         ),
         (lambda model, x: Arriving.apply(x, 2.0) + x, r"Arriving.backward writes to a gradient"),
+        (lambda model, x: Asking.apply(x, 2.0), r"Asking.backward decides on how a gradient lies"),
         (lambda model, x: Kept.apply(x).mul_(2), r"Kept keeps a tensor .* written to after"),
         (lambda model, x: TooFew.apply(x, 2.0), r"TooFew.backward gives 1 gradients for 2"),
         (lambda model, x: TooMany.apply(x, 2.0), r"TooMany.backward gives 3 gradients for 2"),
