@@ -463,6 +463,14 @@ class Normalised(Reversed):
         return arriving[0] / arriving[0].abs().mean(), None
 
 
+class Clipped(Reversed):
+    """Gradients of at most that norm, which is larger than most."""
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0] * (ctx.by / arriving[0].norm()).clamp(max=1), None
+
+
 class Summed(Squares):
     """Gradients of the sum, for the mean."""
 
@@ -478,6 +486,7 @@ class Summed(Squares):
         *((IN_MODELS[name], mse_loss, False) for name in ("reversed", "weighted", "largest")),
         (IN_MODELS["swish"], Squares.apply, False),
         (lambda model, x: Normalised.apply(x, 1.0), mse_loss, True),
+        (lambda model, x: Clipped.apply(x, 100.0), mse_loss, True),
         (IN_MODELS["swish"], Summed.apply, True),
     ],
 )
