@@ -118,7 +118,7 @@ class Scored(nn.Module):
             unseeded(value for *_, value in held.values()),
             told_eager() if self.as_eager else contextlib.nullcontext(),
             derivatives_as_traced(expected=self.differentiates),
-            own_backwards_as_traced(self.undefined) as calls,
+            own_backwards_as_traced(self.undefined, training=self.module.training) as calls,
         ):
             output = self.run(inputs)
             loss = self._loss_of(output, targets)

@@ -66,17 +66,19 @@ class Calls:
     """The calls of functions in one forward() and loss.
 
     Attributes:
-        are_nested: while a backward is recorded: that has no backward.
+        records: whether backwards are recorded; not inside of one, which has none.
     """
 
-    def __init__(self, undefined: frozenset[Place]) -> None:
-        """`undefined`: outputs for which no gradient will arrive, where a function asks for that.
+    def __init__(self, undefined: frozenset[Place], *, records: bool) -> None:
+        """Of a model that is trained, or of one that is evaluated, which `records` nothing.
 
-        It is the first guess that all arrive; `check` makes a better one.
+        Args:
+            undefined: outputs for which no gradient will arrive, where a function asks for that.
+                It is the first guess that all arrive; `check` makes a better one.
         """
+        self.records = records
         self._undefined = undefined
         self._made: list[_Call] = []
-        self.are_nested = False
 
     def add(self, call: _Call) -> frozenset[int]:
         """The outputs of this one for which none will arrive."""
@@ -128,12 +130,17 @@ def _reached(loss: Tensor) -> set[Edge]:
 
 
 @contextlib.contextmanager
-def own_backwards_as_traced(undefined: frozenset[Place]) -> Iterator[Calls]:
-    """For one call of forward() and the loss; where nothing is traced nothing changes."""
+def own_backwards_as_traced(undefined: frozenset[Place], *, training: bool) -> Iterator[Calls]:
+    """For one call of forward() and the loss; where nothing is traced nothing changes.
+
+    Args:
+        undefined: as for `Calls`.
+        training: whether gradients will be asked for.
+    """
     if recorder() is None:
-        yield Calls(frozenset())
+        yield Calls(frozenset(), records=False)
         return
-    calls = Calls(undefined)
+    calls = Calls(undefined, records=training)
     thread = threading.get_ident()
 
     def apply(cls: Any, *args: Any) -> Any:
@@ -187,7 +194,7 @@ def _traced(calls: Calls, cls: Any, args: tuple[Any, ...]) -> Any:
     learns = torch.is_grad_enabled() and any(ctx.needs_input_grad)
     with _known_as_before(tracer, args):
         call = _Call(cls, ctx, args, tracer)
-        is_recorded = not calls.are_nested
+        is_recorded = calls.records
         with torch.no_grad():
             made = _forward(cls, ctx, args)
             outputs = made if isinstance(made, tuple) else (made,)
@@ -195,9 +202,9 @@ def _traced(calls: Calls, cls: Any, args: tuple[Any, ...]) -> Any:
             outputs = tuple(_unlike(output, args) for output in outputs)
             differentiable = {k: outputs[k] for k in learning}
             if learns and differentiable and is_recorded:
-                calls.are_nested = True
+                calls.records = False
                 call.record_backward(outputs, differentiable, calls.add(call))
-                calls.are_nested = False
+                calls.records = True
         if learns and differentiable:
             joined = call.join(outputs, differentiable, is_recorded=is_recorded)
             outputs = tuple(joined.get(k, output) for k, output in enumerate(outputs))
@@ -284,7 +291,7 @@ class _Call:
     ) -> Mapping[int, Tensor]:
         """Behind the backward, with gradients on; the outputs as the model goes on with them.
 
-        Inside another's backward nothing is recorded: all that there is are the operations.
+        Inside another's backward, and in evaluation mode, all that there is are the operations.
         """
         others = {k: output for k, output in enumerate(outputs) if k not in differentiable}
         with unrecorded():

@@ -354,6 +354,31 @@ def test_a_loss_may_have_its_own() -> None:
     assert torch.equal(loss, mse_loss(output, y))
 
 
+class Trained(Straight):
+    """Keeps nothing in evaluation mode."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, training: bool) -> Tensor:
+        if training:
+            ctx.save_for_backward(x)
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return Straight.backward(ctx, *arriving), None
+
+
+def test_nothing_is_asked_of_a_backward_in_evaluation_mode() -> None:
+    made = _made(lambda model, x: Trained.apply(x, model.training))
+    model = _received(made)
+    units = range(len(model.description.units) + 1)
+    assert_same(pipeline.plain_step(made), pipeline.pipeline_step(made, model, units))
+    assert all(node.operator != OWN_BACKWARD for node in model.description.evaluate.nodes)
+    x, y = stack(made.data[:5])
+    _, output = pipeline.evaluate(model, units, x, y)
+    assert torch.equal(output, made.model.eval()(x))
+
+
 def test_the_users_functions_are_their_own_again() -> None:
     """Other threads, and plain torch afterwards, call what the user wrote."""
     pipeline.captured(_made(IN_MODELS["reversed"]))
