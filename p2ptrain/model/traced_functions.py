@@ -284,6 +284,12 @@ class _Call:
         arriving = _completed(self._ctx, given, outputs)
         with AnyLayout(_name(self._cls), gradients):
             found = _backward(self._cls, self._ctx, arriving, len(self._args))
+        for k in self._learning:
+            if not _fits(found[k], self._args[k]):
+                raise CaptureError(
+                    f"{_name(self._cls)}.backward gives a gradient of another shape than argument "
+                    f"{k + 1} has: {_shape(found[k])} for {_shape(self._args[k])}"
+                )
         self._gradients = self._proxies([found[k] for k in self._learning])
 
     def join(
@@ -321,6 +327,20 @@ class _Call:
 
     def _proxies(self, values: Sequence[Any]) -> list[Any]:
         return [self._tracer.unwrap_proxy(v) if isinstance(v, Tensor) else v for v in values]
+
+
+def _fits(gradient: Tensor | None, argument: Tensor) -> bool:
+    """Whether autograd takes it: at most it is added up along dimensions that `argument` lacks."""
+    if gradient is None or gradient.dim() < argument.dim():
+        return gradient is None
+    sizes = zip(reversed(gradient.shape), reversed(argument.shape), strict=False)
+    # sizes that hang on the batch are no plain numbers, and two of those are not compared
+    known = ((n, m) for n, m in sizes if type(m) is int or type(n) is int)
+    return all(type(m) is int and (m == 1 or (type(n) is int and n == m)) for n, m in known)
+
+
+def _shape(tensor: Tensor | None) -> list[int | str]:
+    return [size if type(size) is int else "batch" for size in getattr(tensor, "shape", ())]
 
 
 def _completed(

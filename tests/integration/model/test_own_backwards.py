@@ -443,6 +443,12 @@ class TooMany(Reversed):
         return arriving[0], None, arriving[0]
 
 
+class Misshapen(Weighted):
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0], None, arriving[0].sum(1)
+
+
 class Number(Weighted):
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor) -> Any:
@@ -468,6 +474,10 @@ def _cast(model: Model, x: Tensor) -> Any:
         (lambda model, x: Kept.apply(x).mul_(2), r"Kept keeps a tensor .* written to after"),
         (lambda model, x: TooFew.apply(x, 2.0), r"TooFew.backward gives 1 gradients for 2"),
         (lambda model, x: TooMany.apply(x, 2.0), r"TooMany.backward gives 3 gradients for 2"),
+        (
+            lambda model, x: Misshapen.apply(x, model.weight, model.bias),
+            r"Misshapen.backward gives .* argument 3 has: \['batch'\] for \[8\]",
+        ),
         (lambda model, x: Number.apply(x, model.weight, model.bias), r"Number.* gives a int where"),
         (_cast, r"Reversed.* inside torch.vmap or torch.autocast"),
     ],
