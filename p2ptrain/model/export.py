@@ -27,6 +27,7 @@ from p2ptrain.model.causal_masks import CausalMasks
 from p2ptrain.model.derivatives import DifferentiatesError, derivatives_as_traced
 from p2ptrain.model.export_errors import LossRefuses, explain, next_least, refusal
 from p2ptrain.model.held import Held, joined
+from p2ptrain.model.kept_memory import kept_memory, memory_of
 from p2ptrain.model.modes import calls_as_traced
 from p2ptrain.model.quiet import torch_is_quiet
 from p2ptrain.model.repeated import Twice, refuse_changing, repeats
@@ -124,7 +125,7 @@ class Scored(nn.Module):
             loss = self._loss_of(output, targets)
             if self.module.training:
                 calls.check(loss)
-        self._record.regrown = buffers.write_back()
+        self._record.regrown = buffers.write_back(loss)
         self.unseen.end()
         self._record.changed = held.changed()
         leaves, structure = structure_of(output, _kept, is_leaf=_is_cache)
@@ -395,17 +396,27 @@ class _Buffers:
             if tensor is not None
         ]
 
-    def write_back(self) -> list[tuple[str, Tensor]]:
+    def write_back(self, loss: Tensor) -> list[tuple[str, Tensor]]:
         """Write what was assigned into the buffers themselves, as part of the graph.
 
         Returns:
             Paths of those that got another shape or type, and what they keep.
+
+        Raises:
+            CaptureError: the backward of `loss` needs what was there before.
         """
         regrown = []
+        kept = kept_memory(loss) if self._any_assigned() else frozenset[int]()
         for path, owner, name, before in self._before:
             after = owner._buffers.get(name)
             if after is before:
                 continue
+            if memory_of(before) in kept:
+                raise CaptureError(
+                    f"forward() replaces the buffer {joined(path, name)!r} after it has computed "
+                    "with it, and the backward needs what was there before. Compute with a copy: "
+                    "buffer.clone()"
+                )
             if after is None or after.shape != before.shape or after.dtype != before.dtype:
                 regrown.append((joined(path, name), before))
             else:
@@ -413,6 +424,9 @@ class _Buffers:
                     before.copy_(after)
             owner._buffers[name] = before
         return regrown
+
+    def _any_assigned(self) -> bool:
+        return any(o._buffers.get(name) is not before for _, o, name, before in self._before)
 
 
 @contextlib.contextmanager

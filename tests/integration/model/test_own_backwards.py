@@ -460,6 +460,62 @@ def _cast(model: Model, x: Tensor) -> Any:
         return Reversed.apply(x, 2.0)
 
 
+class Averaging(Model):
+    """Keeps an average that it replaces after it has computed with it."""
+
+    average: Tensor
+
+    def __init__(self, f: Callable[[Model, Tensor], Tensor]) -> None:
+        super().__init__(f)
+        self.register_buffer("average", torch.ones(WIDE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = super().forward(x)
+        self.average = 0.9 * self.average + 0.1 * x.mean(0)
+        return made
+
+
+def _averaging(f: Callable[[Any, Tensor], Any]) -> Made:
+    made = _made(f)
+    return Made("averaging", Averaging(f), made.data, made.loss)
+
+
+class Times(Function):
+    """Keeps its second argument unnoticed by autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: Tensor) -> Tensor:
+        ctx.by = by
+        return x * by
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0] * ctx.by, None
+
+
+@pytest.mark.parametrize(
+    "f", [lambda model, x: Times.apply(x, model.average), lambda model, x: x * model.average]
+)
+def test_what_a_backward_needs_of_a_buffer_is_not_replaced(f: Callable[[Any, Tensor], Any]) -> None:
+    with pytest.raises(CaptureError, match=r"replaces the buffer 'average' after"):
+        pipeline.captured(_averaging(f))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda model, x: Times.apply(x, model.average.clone()),
+        lambda model, x: x * model.average.clone(),
+        lambda model, x: x - model.average,
+    ],
+)
+def test_what_it_does_not_need_is(f: Callable[[Any, Tensor], Any]) -> None:
+    made = _averaging(f)
+    model = _received(made)
+    units = range(len(model.description.units) + 1)
+    assert_same(pipeline.plain_step(made), pipeline.pipeline_step(made, model, units, ahead=True))
+
+
 @pytest.mark.parametrize(
     ("f", "says"),
     [
