@@ -14,7 +14,7 @@ import gc
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,11 @@ from torch import Tensor, nn
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.above_autograd import told_eager
 from p2ptrain.model.causal_masks import CausalMasks
-from p2ptrain.model.derivatives import DifferentiatesError, derivatives_as_traced
+from p2ptrain.model.derivatives import (
+    DifferentiatesError,
+    derivatives_as_traced,
+    recorder,
+)
 from p2ptrain.model.export_errors import LossRefuses, explain, next_least, refusal
 from p2ptrain.model.held import Held, joined
 from p2ptrain.model.kept_memory import kept_memory, memory_of
@@ -91,6 +95,8 @@ class Scored(nn.Module):
         as_eager: whether libraries that ask are told that nothing is exported.
         differentiates: whether forward() or the loss is known to take derivatives.
         undefined: outputs of functions with their own backward for which no gradient arrives.
+        copied: paths of buffers that the model computes with a copy of: it replaces them, and its
+            backward needs what was there before.
         is_scored: whether the loss is computed in evaluation mode too; a zero stands for it if not.
     """
 
@@ -101,6 +107,7 @@ class Scored(nn.Module):
         self.as_eager = True
         self.differentiates = False
         self.undefined = frozenset[Place]()
+        self.copied = frozenset[str]()
         self.is_scored = True
         self.masks = CausalMasks()
         self._roots = {"": module, "loss": loss}
@@ -113,7 +120,7 @@ class Scored(nn.Module):
         self.masks.begin()
         held = self.held()
         self.unseen.begin(held)
-        buffers = _Buffers(held)
+        buffers = _Buffers(held, self.copied)
         with (
             calls_as_traced(),
             unseeded(value for *_, value in held.values()),
@@ -125,7 +132,8 @@ class Scored(nn.Module):
             loss = self._loss_of(output, targets)
             if self.module.training:
                 calls.check(loss)
-        self._record.regrown = buffers.write_back(loss)
+                buffers.check(loss)
+        self._record.regrown = buffers.write_back()
         self.unseen.end()
         self._record.changed = held.changed()
         leaves, structure = structure_of(output, _kept, is_leaf=_is_cache)
@@ -310,6 +318,8 @@ def _export(
             scored.differentiates = True
         except UndefinedGradientsError as error:
             scored.undefined = error.places
+        except _KeptBuffersError as error:
+            scored.copied |= error.paths
     return _export_from_least(scored, module, inputs, targets)
 
 
@@ -385,38 +395,61 @@ def _is_cache(value: Any) -> bool:
     return hasattr(value, "get_seq_length") or type(value).__name__.endswith("Cache")
 
 
+class _KeptBuffersError(Exception):
+    """forward() replaces buffers of which the backward needs what was there before."""
+
+    def __init__(self, paths: frozenset[str]) -> None:
+        super().__init__(f"the backward needs {sorted(paths)} as they were")
+        self.paths = paths
+
+
 class _Buffers:
     """Buffers as they were before forward(), to find those that it reassigned."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: Held, copied: Collection[str]) -> None:
+        """`copied`: paths of those of which forward() is given a copy."""
+        self._copied = copied
         self._before = [
             (path, owner, name, tensor)
             for path, owner in held.modules()
             for name, tensor in owner._buffers.items()
             if tensor is not None
         ]
+        for path, owner, name, tensor in self._before:
+            if joined(path, name) in copied:
+                owner._buffers[name] = tensor.clone()
 
-    def write_back(self, loss: Tensor) -> list[tuple[str, Tensor]]:
+    def check(self, loss: Tensor) -> None:
+        """Look whether the backward of `loss` needs what was there before, while it is traced.
+
+        Raises:
+            _KeptBuffersError: the buffers of which it does.
+            CaptureError: it does, and a copy was not enough.
+        """
+        assigned = [b for b in self._before if b[1]._buffers.get(b[2]) is not b[3]]
+        if recorder() is None:
+            return
+        kept = kept_memory(loss) if assigned else frozenset[int]()
+        paths = frozenset(joined(p, name) for p, _, name, b in assigned if memory_of(b) in kept)
+        for path in sorted(paths.intersection(self._copied)):
+            raise CaptureError(
+                f"forward() replaces the buffer {path!r} after it has computed with it, and the "
+                "backward needs what was there before. Compute with a copy: buffer.clone()"
+            )
+        if paths:
+            raise _KeptBuffersError(paths)
+
+    def write_back(self) -> list[tuple[str, Tensor]]:
         """Write what was assigned into the buffers themselves, as part of the graph.
 
         Returns:
             Paths of those that got another shape or type, and what they keep.
-
-        Raises:
-            CaptureError: the backward of `loss` needs what was there before.
         """
         regrown = []
-        kept = kept_memory(loss) if self._any_assigned() else frozenset[int]()
         for path, owner, name, before in self._before:
             after = owner._buffers.get(name)
             if after is before:
                 continue
-            if memory_of(before) in kept:
-                raise CaptureError(
-                    f"forward() replaces the buffer {joined(path, name)!r} after it has computed "
-                    "with it, and the backward needs what was there before. Compute with a copy: "
-                    "buffer.clone()"
-                )
             if after is None or after.shape != before.shape or after.dtype != before.dtype:
                 regrown.append((joined(path, name), before))
             else:
@@ -424,9 +457,6 @@ class _Buffers:
                     before.copy_(after)
             owner._buffers[name] = before
         return regrown
-
-    def _any_assigned(self) -> bool:
-        return any(o._buffers.get(name) is not before for _, o, name, before in self._before)
 
 
 @contextlib.contextmanager

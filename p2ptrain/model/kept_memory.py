@@ -9,21 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from p2ptrain.model.derivatives import recorder, unrecorded
+from p2ptrain.model.derivatives import unrecorded
 
 _tls: Any = torch._C
 
 
 def kept_memory(loss: Tensor) -> frozenset[int]:
-    """The memory of all tensors that nodes of autograd's have saved, also those of the user's."""
-    if recorder() is None:
-        return _kept_memory(loss)
-    with unrecorded():
-        return _kept_memory(loss)
+    """The memory of all tensors that nodes of autograd's have saved, also those of the user's.
 
-
-def _kept_memory(loss: Tensor) -> frozenset[int]:
-    with _tls.DisableTorchFunction():
+    To be called while a model is traced.
+    """
+    with unrecorded(), _tls.DisableTorchFunction():
         return frozenset(
             memory_of(leaf)
             for node in _nodes(loss.grad_fn)
