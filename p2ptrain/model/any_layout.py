@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.derivatives import recorder
+from p2ptrain.model.storage import storage_of
 
 _ASK = frozenset({Tensor.is_contiguous, Tensor.stride})
 _HANG_ON_IT = frozenset(
@@ -37,11 +38,11 @@ class AnyLayout(TorchFunctionMode):
         """`function`: the name of the user's, which is given `arriving`."""
         super().__init__()
         self._function = function
-        self._memory = {_memory(gradient) for gradient in arriving}
+        self._memory = {storage_of(gradient) for gradient in arriving}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        if func in _ASK and _memory(args[0]) in self._memory and not _is_torch(sys._getframe(1)):
+        if func in _ASK and storage_of(args[0]) in self._memory and not _is_torch(sys._getframe(1)):
             raise CaptureError(
                 f"{self._function}.backward decides on how a gradient lies in memory, which hangs "
                 "on what comes after it. Call gradient.contiguous() in any case: where there is "
@@ -65,10 +66,6 @@ def _contiguous(tensor: Tensor, memory_format: Any = torch.contiguous_format) ->
     """
     view = tensor.view_as(tensor)
     return torch.ops.aten.contiguous.default(view, memory_format=memory_format)
-
-
-def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _is_torch(caller: Any) -> bool:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.above_autograd import told_eager
+from p2ptrain.model.autograd_graph import kept_memory
 from p2ptrain.model.causal_masks import CausalMasks
 from p2ptrain.model.derivatives import (
     DifferentiatesError,
@@ -31,11 +32,11 @@ from p2ptrain.model.derivatives import (
 )
 from p2ptrain.model.export_errors import LossRefuses, explain, next_least, refusal
 from p2ptrain.model.held import Held, joined
-from p2ptrain.model.kept_memory import kept_memory, memory_of
 from p2ptrain.model.modes import calls_as_traced
 from p2ptrain.model.quiet import torch_is_quiet
 from p2ptrain.model.repeated import Twice, refuse_changing, repeats
 from p2ptrain.model.seeded import unseeded
+from p2ptrain.model.storage import storage_of
 from p2ptrain.model.structure import Foreign, Structure, structure_of
 from p2ptrain.model.traced_functions import (
     Place,
@@ -430,7 +431,7 @@ class _Buffers:
         if recorder() is None:
             return
         kept = kept_memory(loss) if assigned else frozenset[int]()
-        paths = frozenset(joined(p, name) for p, _, name, b in assigned if memory_of(b) in kept)
+        paths = frozenset(joined(p, name) for p, _, name, b in assigned if storage_of(b) in kept)
         for path in sorted(paths.intersection(self._copied)):
             raise CaptureError(
                 f"forward() replaces the buffer {path!r} after it has computed with it, and the "

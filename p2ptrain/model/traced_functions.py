@@ -28,11 +28,11 @@ from torch.fx.experimental import proxy_tensor
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.any_layout import AnyLayout
+from p2ptrain.model.autograd_graph import Edge, edge_of, edges_reached
 from p2ptrain.model.derivatives import recorder, unrecorded
 from p2ptrain.model.replaced import replaced_in_this_thread
 
 _overrides: Any = overrides
-_tls: Any = torch._C
 _library: Any = torch.library.Library("p2ptrain_trace", "DEF")  # type: ignore[no-untyped-call]
 _library.define("arriving(Tensor[] outputs, str name) -> Tensor[]")
 _library.define(
@@ -92,7 +92,7 @@ class Calls:
         Raises:
             UndefinedGradientsError: others than was thought.
         """
-        reached = _reached(loss)
+        reached = edges_reached(loss)
         found = frozenset(
             (number, k)
             for number, call in enumerate(self._made)
@@ -101,32 +101,6 @@ class Calls:
         )
         if found != self._undefined:
             raise UndefinedGradientsError(found)
-
-
-Edge: TypeAlias = tuple[Any, int]
-"""Where a gradient arrives: a node of autograd's, or None; the number of its output."""
-
-
-def _edge(value: Tensor) -> Edge:
-    with _tls.DisableTorchFunction():  # what is in force during a trace would wrap the node
-        return value.grad_fn, value.output_nr
-
-
-def _reached(loss: Tensor) -> set[Edge]:
-    """Where gradients arrive."""
-    edges = [_edge(loss)]
-    reached: set[Edge] = set()
-    passed: set[Any] = set()
-    while edges:
-        node, number = edges.pop()
-        if node is None:
-            continue
-        reached.add((node, number))
-        if node not in passed:
-            passed.add(node)
-            gives = getattr(node, "gives", None) or [True] * len(node.next_functions)
-            edges += [e for e, given in zip(node.next_functions, gives, strict=True) if given]
-    return reached
 
 
 @contextlib.contextmanager
@@ -304,12 +278,14 @@ class _Call:
             results: Sequence[Tensor] = _Differentiated.apply(  # type: ignore[no-untyped-call]
                 self._cls, self._ctx, differentiable, others, *self._args
             )
-        self._edges = {k: _edge(result) for k, result in zip(differentiable, results, strict=True)}
+        self._edges = {
+            k: edge_of(result) for k, result in zip(differentiable, results, strict=True)
+        }
         if is_recorded:
             operands = self._outputs, self._inputs, self._arriving, self._gradients
             self._record(JOINED, operands, list(results))
             given = dict(zip(self._learning, self._gradients, strict=True))
-            node, _ = _edge(results[0])
+            node, _ = edge_of(results[0])
             node.gives = [
                 given.get(k) is not None
                 for k, arg in enumerate(self._args)

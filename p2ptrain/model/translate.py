@@ -36,6 +36,7 @@ from p2ptrain.model.instead import instead_of
 from p2ptrain.model.own_backward import OWN_BACKWARD
 from p2ptrain.model.polynomials import BatchSymbol
 from p2ptrain.model.stand_ins import aten_name
+from p2ptrain.model.storage import storage_of
 from p2ptrain.model.values import Polynomial
 
 StateNames: TypeAlias = Callable[[str, Tensor, bool], str]
@@ -181,7 +182,7 @@ def written_storages(graphs: Iterable[fx.Graph]) -> frozenset[int]:
 
 def storages(value: Any) -> set[int]:
     """The memory of the tensors in a traced value."""
-    return {int(tensor.untyped_storage()._cdata) for tensor in tensors_in(value)}
+    return {storage_of(tensor) for tensor in tensors_in(value)}
 
 
 def _check_outputs(program: torch.export.ExportedProgram) -> None:
