@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from torch import Tensor
-
 from p2ptrain.model.effects import aliased_references, mutated_references
 from p2ptrain.model.graph import InputRef, Node, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.storage import storage_of
 from p2ptrain.model.translate import Translated, tensors_in
 
 
@@ -113,8 +112,3 @@ def _declared(nodes: Sequence[Node]) -> _Classes:
         for reference in aliased_references(node):
             classes.join(NodeRef(index), reference)
     return classes
-
-
-def storage_of(tensor: Tensor) -> int:
-    """The same for tensors that share memory."""
-    return int(tensor.untyped_storage()._cdata)

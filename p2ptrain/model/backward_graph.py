@@ -41,7 +41,7 @@ def backward_graph(
         gradients: the results, one for each input.
 
     Raises:
-        CaptureError: it draws random numbers, or writes to what it does not make itself.
+        CaptureError: it draws random numbers, or writes to gradients that arrive.
     """
     made = _needed(nodes, start, arriving, gradients)
     places: dict[Reference, InputRef | NodeRef] = {
@@ -101,9 +101,14 @@ def _check(name: str, graph: BackwardGraph, arriving: int) -> None:
             f"{name}.backward draws random numbers, which other devices would draw otherwise. Draw "
             "them in its forward, and save them for the backward"
         )
-    kept = {leaf for leaf in written_leaves(graph.nodes, 0) if isinstance(leaf, InputRef)}
-    if any(leaf.index >= arriving for leaf in kept):
+    if any(index < arriving for index in inputs_written(graph)):
         raise CaptureError(
-            f"{name}.backward writes to a tensor that it does not make itself, which other devices "
-            "would not follow. Return gradients, and write in forward()"
+            f"{name}.backward writes to a gradient that arrives, which plain torch may have given "
+            "to others too. Write to a copy: gradient.clone()"
         )
+
+
+def inputs_written(graph: BackwardGraph) -> list[int]:
+    """Which of what it is given a backward writes to."""
+    leaves = written_leaves(graph.nodes, 0)
+    return sorted(leaf.index for leaf in leaves if isinstance(leaf, InputRef))

@@ -21,6 +21,7 @@ from p2ptrain.model.export import Example, Exported, Loss, Scored, export
 from p2ptrain.model.export_errors import LossRefuses
 from p2ptrain.model.flops import is_heavy, node_flops
 from p2ptrain.model.graph import Graph, NodeRef, Reference, StateRef
+from p2ptrain.model.kept import refuse_written
 from p2ptrain.model.least_samples import least_samples
 from p2ptrain.model.lone_sample import refuses_one_sample
 from p2ptrain.model.matching import Matched, match_cuts
@@ -128,6 +129,7 @@ def _describe(
     inputs = _leaves("input", example.input_leaves)
     trainable = table.trainable_names()
     aliases = traced_aliases(train)
+    refuse_written(train, aliases)
     train_cuts = possible_cuts(train, aliases, inputs, trainable)
     _refuse_without_gradient(train, train_cuts)
     evaluate_cuts = possible_cuts(evaluate, traced_aliases(evaluate), inputs, frozenset())

@@ -18,6 +18,9 @@ from p2ptrain.model.program import Program
 from p2ptrain.model.stage import NO_SEED
 from p2ptrain.model.values import ValueDescription
 
+_SCALES = (1.0, 2.0**20, 2.0**-20)
+"""Of the gradients that arrive: one that clips by their norm shows with large ones only."""
+
 
 def has_own_backward(description: ModelDescription, unit: int) -> bool:
     """Whether a user's backward is part of that unit."""
@@ -44,17 +47,24 @@ def gradients_agree(
         for name, tensor in state.items()
     }
     program = Program(description, unit, unit + 1, "train", leaves)
-    arriving = _Arriving(program.outputs)
-    whole, first, second = (
-        _gradients(program, leaves, given, target, arriving, part)
-        for part, (given, target) in enumerate(zip(entering, targets, strict=True))
-    )
     described = [value for value in program.inputs if value.may_require_grad]
-    dimensions = [*map(sample_dimension, described), *([None] * (len(whole) - len(described)))]
-    return all(
-        close(all_of_them, halves[0] + halves[1] if k is None else torch.cat(halves, k))
-        for k, all_of_them, *halves in zip(dimensions, whole, first, second, strict=True)
-    )
+    dimensions = [sample_dimension(value) for value in described]
+    for scale in _SCALES:
+        arriving = _Arriving(program.outputs, scale)
+        whole, first, second = (
+            _gradients(program, leaves, given, target, arriving, part)
+            for part, (given, target) in enumerate(zip(entering, targets, strict=True))
+        )
+        adding = [None] * (len(whole) - len(dimensions))
+        agree = all(
+            close(all_of_them, halves[0] + halves[1] if k is None else torch.cat(halves, k))
+            for k, all_of_them, *halves in zip(
+                [*dimensions, *adding], whole, first, second, strict=True
+            )
+        )
+        if not agree:
+            return False
+    return True
 
 
 def close(whole: Tensor, joined: Tensor) -> bool:
@@ -67,9 +77,10 @@ def close(whole: Tensor, joined: Tensor) -> bool:
 
 
 class _Arriving:
-    """Gradients for what comes out of a unit, different for each sample."""
+    """Gradients for what comes out of a unit, different for each sample, about `scale` large."""
 
-    def __init__(self, described: Sequence[ValueDescription]) -> None:
+    def __init__(self, described: Sequence[ValueDescription], scale: float) -> None:
+        self._scale = scale
         self._dimensions = [sample_dimension(value) for value in described]
         self._whole: list[Tensor] = []
 
@@ -78,7 +89,9 @@ class _Arriving:
         if part == 0:
             generator = torch.Generator().manual_seed(0)
             self._whole = [
-                torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype)
+                torch.randn(o.shape, generator=generator, dtype=torch.float64)
+                .mul_(self._scale)
+                .to(o.dtype)
                 for o in outputs
             ]
             return self._whole

@@ -14,7 +14,7 @@ import gc
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,16 +23,26 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.above_autograd import told_eager
+from p2ptrain.model.autograd_graph import kept_memory
 from p2ptrain.model.causal_masks import CausalMasks
-from p2ptrain.model.derivatives import DifferentiatesError, derivatives_as_traced
+from p2ptrain.model.derivatives import (
+    DifferentiatesError,
+    derivatives_as_traced,
+    recorder,
+)
 from p2ptrain.model.export_errors import LossRefuses, explain, next_least, refusal
 from p2ptrain.model.held import Held, joined
 from p2ptrain.model.modes import calls_as_traced
 from p2ptrain.model.quiet import torch_is_quiet
 from p2ptrain.model.repeated import Twice, refuse_changing, repeats
 from p2ptrain.model.seeded import unseeded
+from p2ptrain.model.storage import storage_of
 from p2ptrain.model.structure import Foreign, Structure, structure_of
-from p2ptrain.model.traced_functions import own_backwards_as_traced
+from p2ptrain.model.traced_functions import (
+    Place,
+    UndefinedGradientsError,
+    own_backwards_as_traced,
+)
 from p2ptrain.model.tracing import as_written, refuse_gradient_hooks
 from p2ptrain.model.trial_runs import TrialRuns, resized
 from p2ptrain.model.unseen import Unseen, uses_buffer
@@ -45,6 +55,8 @@ _EXPORT_BATCHES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 """Batch sizes to trace with: odd ones, so that no other dimension is mistaken for the batch."""
 _LARGE = (211, 223, 227, 229, 233, 239)
 """The same, for models that need many samples."""
+_MOST_GUESSES = 8
+"""Times that a model is traced, each with what the last time has shown of its gradients."""
 _MOST_BOUNDS = 4
 """Lower bounds of the batch size that are tried before the last."""
 
@@ -83,6 +95,9 @@ class Scored(nn.Module):
     Attributes:
         as_eager: whether libraries that ask are told that nothing is exported.
         differentiates: whether forward() or the loss is known to take derivatives.
+        undefined: outputs of functions with their own backward for which no gradient arrives.
+        copied: paths of buffers that the model computes with a copy of: it replaces them, and its
+            backward needs what was there before.
         is_scored: whether the loss is computed in evaluation mode too; a zero stands for it if not.
     """
 
@@ -92,6 +107,8 @@ class Scored(nn.Module):
         self.loss = loss
         self.as_eager = True
         self.differentiates = False
+        self.undefined = frozenset[Place]()
+        self.copied = frozenset[str]()
         self.is_scored = True
         self.masks = CausalMasks()
         self._roots = {"": module, "loss": loss}
@@ -104,16 +121,19 @@ class Scored(nn.Module):
         self.masks.begin()
         held = self.held()
         self.unseen.begin(held)
-        buffers = _Buffers(held)
+        buffers = _Buffers(held, self.copied)
         with (
             calls_as_traced(),
             unseeded(value for *_, value in held.values()),
             told_eager() if self.as_eager else contextlib.nullcontext(),
             derivatives_as_traced(expected=self.differentiates),
-            own_backwards_as_traced(),
+            own_backwards_as_traced(self.undefined, training=self.module.training) as calls,
         ):
             output = self.run(inputs)
             loss = self._loss_of(output, targets)
+            if self.module.training:
+                calls.check(loss)
+                buffers.check(loss)
         self._record.regrown = buffers.write_back()
         self.unseen.end()
         self._record.changed = held.changed()
@@ -291,11 +311,17 @@ def _export(
     scored: Scored, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
     """Export `module`, of which `scored` is a part, for all batches but those too small for it."""
-    try:
-        return _export_from_least(scored, module, inputs, targets)
-    except DifferentiatesError:
-        scored.differentiates = True
-        return _export_from_least(scored, module, inputs, targets)
+    scored.undefined = frozenset()
+    for _ in range(_MOST_GUESSES):
+        try:
+            return _export_from_least(scored, module, inputs, targets)
+        except DifferentiatesError:
+            scored.differentiates = True
+        except UndefinedGradientsError as error:
+            scored.undefined = error.places
+        except _KeptBuffersError as error:
+            scored.copied |= error.paths
+    return _export_from_least(scored, module, inputs, targets)
 
 
 def _export_from_least(
@@ -370,16 +396,49 @@ def _is_cache(value: Any) -> bool:
     return hasattr(value, "get_seq_length") or type(value).__name__.endswith("Cache")
 
 
+class _KeptBuffersError(Exception):
+    """forward() replaces buffers of which the backward needs what was there before."""
+
+    def __init__(self, paths: frozenset[str]) -> None:
+        super().__init__(f"the backward needs {sorted(paths)} as they were")
+        self.paths = paths
+
+
 class _Buffers:
     """Buffers as they were before forward(), to find those that it reassigned."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: Held, copied: Collection[str]) -> None:
+        """`copied`: paths of those of which forward() is given a copy."""
+        self._copied = copied
         self._before = [
             (path, owner, name, tensor)
             for path, owner in held.modules()
             for name, tensor in owner._buffers.items()
             if tensor is not None
         ]
+        for path, owner, name, tensor in self._before:
+            if joined(path, name) in copied:
+                owner._buffers[name] = tensor.clone()
+
+    def check(self, loss: Tensor) -> None:
+        """Look whether the backward of `loss` needs what was there before, while it is traced.
+
+        Raises:
+            _KeptBuffersError: the buffers of which it does.
+            CaptureError: it does, and a copy was not enough.
+        """
+        assigned = [b for b in self._before if b[1]._buffers.get(b[2]) is not b[3]]
+        if recorder() is None:
+            return
+        kept = kept_memory(loss) if assigned else frozenset[int]()
+        paths = frozenset(joined(p, name) for p, _, name, b in assigned if storage_of(b) in kept)
+        for path in sorted(paths.intersection(self._copied)):
+            raise CaptureError(
+                f"forward() replaces the buffer {path!r} after it has computed with it, and the "
+                "backward needs what was there before. Compute with a copy: buffer.clone()"
+            )
+        if paths:
+            raise _KeptBuffersError(paths)
 
     def write_back(self) -> list[tuple[str, Tensor]]:
         """Write what was assigned into the buffers themselves, as part of the graph.

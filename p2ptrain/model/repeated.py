@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.aliases import storage_of, traced_aliases
+from p2ptrain.model.aliases import traced_aliases
 from p2ptrain.model.effects import draws_random_numbers, mutated_references
 from p2ptrain.model.graph import InputRef, Node, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.operators import resolve, words
+from p2ptrain.model.storage import storage_of
 from p2ptrain.model.translate import Translated, translate
 
 _Term: TypeAlias = tuple[object, ...]

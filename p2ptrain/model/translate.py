@@ -36,6 +36,7 @@ from p2ptrain.model.instead import instead_of
 from p2ptrain.model.own_backward import OWN_BACKWARD
 from p2ptrain.model.polynomials import BatchSymbol
 from p2ptrain.model.stand_ins import aten_name
+from p2ptrain.model.storage import storage_of
 from p2ptrain.model.values import Polynomial
 
 StateNames: TypeAlias = Callable[[str, Tensor, bool], str]
@@ -52,10 +53,12 @@ class Traced:
     Attributes:
         value: what it gave: a fake tensor, a symbolic number, or a tuple of them.
         module: dotted path of the user's module it ran in; "" for the model itself and the loss.
+        function: name of the user's function whose backward it applies; "" for all others.
     """
 
     value: Any
     module: str
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,7 @@ def written_storages(graphs: Iterable[fx.Graph]) -> frozenset[int]:
 
 def storages(value: Any) -> set[int]:
     """The memory of the tensors in a traced value."""
-    return {int(tensor.untyped_storage()._cdata) for tensor in tensors_in(value)}
+    return {storage_of(tensor) for tensor in tensors_in(value)}
 
 
 def _check_outputs(program: torch.export.ExportedProgram) -> None:
@@ -307,7 +310,9 @@ class _Walk:
         graph, kept = backward_graph(name, self.nodes, first.index, arriving, gradients)
         self.moved.update(range(first.index, len(self.nodes)))
         arguments = (tuple(outputs), tuple(inputs), kept, graph)
-        return self._add(node, OWN_BACKWARD, arguments, (), True)
+        reference = self._add(node, OWN_BACKWARD, arguments, (), True)
+        self.traced[-1] = replace(self.traced[-1], function=name)
+        return reference
 
     def _add(
         self,

@@ -108,6 +108,19 @@ class Largest(Function):
         return torch.zeros(ctx.shape, dtype=one.dtype).scatter(-1, place, one + 2 * two)
 
 
+class Marked(Function):
+    """Returns an argument as it is, without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.mark_non_differentiable(x)
+        return 2 * x, x
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return 2 * arriving[0] + arriving[1]
+
+
 class Product(Function):
     """Asks which gradients there are, and returns something that is no tensor."""
 
@@ -129,6 +142,20 @@ class Product(Function):
         return tuple(found)
 
 
+class Either(Function):
+    """Two results; the second argument gets no gradient where the second result gets none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        return 2 * x, 3 * weight
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor | None) -> Any:
+        one, other = arriving
+        return None if one is None else 2 * one, None if other is None else 3 * other
+
+
 class Again(Function):
     """Keeps its arguments only, and has autograd compute the rest again."""
 
@@ -143,6 +170,54 @@ class Again(Function):
             x, weight = (kept.detach().requires_grad_() for kept in ctx.saved_tensors)
             made = torch.tanh(x @ weight)
         return torch.autograd.grad(made, (x, weight), arriving)
+
+
+class Block(Function):
+    """Computes its layer again, with a function of its own inside."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        made: Tensor = Swish.apply(x @ weight)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        with torch.enable_grad():
+            x, weight = (kept.detach().requires_grad_() for kept in ctx.saved_tensors)
+            made = Swish.apply(x @ weight)
+        return torch.autograd.grad(made, (x, weight), arriving)
+
+
+class Laid(Reversed):
+    """Lays out what arrives, for a view."""
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        flat = arriving[0].contiguous().view(-1)
+        return (ctx.by * flat).view_as(arriving[0]) + arriving[0].cumsum(0), None
+
+
+class Flat(Again):
+    """Lays out what arrives, in a model that differentiates."""
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        flat = arriving[0].contiguous().view(-1) + arriving[0].reshape(-1)
+        return Again.backward(ctx, flat.view_as(arriving[0]))
+
+
+class Scaled(Function):
+    """Computes its gradient in the forward, and scales it where it lies."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.cos())
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return ctx.saved_tensors[0].mul_(arriving[0])
 
 
 class Squares(Function):
@@ -180,6 +255,13 @@ def _penalised(model: Model, x: Tensor) -> Tensor:
     return made + gradient
 
 
+def _penalised_once(model: Model, x: Tensor) -> Tensor:
+    """A derivative that is a constant, as its function can be differentiated only once."""
+    made = Swish.apply(x)
+    (gradient,) = torch.autograd.grad(made.sum(), x, create_graph=True)
+    return made + gradient * gradient
+
+
 def _kept_and_changed(model: Model, x: Tensor) -> Tensor:
     """A weight that a backward keeps, and that the forward clamps afterwards."""
     made = Weighted.apply(x, model.weight, model.bias)
@@ -191,6 +273,18 @@ def _without_gradient(model: Model, x: Tensor) -> Tensor:
     with torch.no_grad():
         signs = Straight.apply(x)
     return x * signs
+
+
+def _marked(model: Model, x: Tensor) -> Tensor:
+    one, other = Marked.apply(x)
+    return one * other
+
+
+def _either_of_either(model: Model, x: Tensor) -> Tensor:
+    """Neither weight nor bias get a gradient: the second call gives none to the first one."""
+    one, other = Either.apply(x, model.weight)
+    made, _ = Either.apply(one, other @ model.bias)
+    return made
 
 
 def _largest(model: Model, x: Tensor) -> Tensor:
@@ -206,11 +300,19 @@ IN_MODELS: dict[str, Callable[[Model, Tensor], Any]] = {
     "weighted twice": lambda model, x: Weighted.apply(x, model.weight, model.bias) @ model.weight,
     "largest": _largest,
     "largest alone": lambda model, x: x + Largest.apply(x)[0],
+    "marked": _marked,
     "product": lambda model, x: Product.apply(x, x.sin())[0] * Product.apply(x, x.cos())[1],
+    "either": lambda model, x: Either.apply(x, model.weight)[0],
+    "either of either": _either_of_either,
+    "block": lambda model, x: Block.apply(x, model.weight),
+    "scaled": lambda model, x: Scaled.apply(x),
+    "laid": lambda model, x: x + Laid.apply(x, 2.0).sum(0),
+    "flat": lambda model, x: x + Flat.apply(x, model.weight).sum(0),
     "again": lambda model, x: Again.apply(x, model.weight),
     "written afterwards": lambda model, x: Again.apply(x, model.weight).mul_(2),
     "as it is": lambda model, x: Straight.apply(x.flatten(1)) + x,
     "penalised": _penalised,
+    "penalised once": _penalised_once,
     "kept and changed": _kept_and_changed,
     "without gradient": _without_gradient,
 }
@@ -252,6 +354,31 @@ def test_a_loss_may_have_its_own() -> None:
     assert torch.equal(loss, mse_loss(output, y))
 
 
+class Trained(Straight):
+    """Keeps nothing in evaluation mode."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, training: bool) -> Tensor:
+        if training:
+            ctx.save_for_backward(x)
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return Straight.backward(ctx, *arriving), None
+
+
+def test_nothing_is_asked_of_a_backward_in_evaluation_mode() -> None:
+    made = _made(lambda model, x: Trained.apply(x, model.training))
+    model = _received(made)
+    units = range(len(model.description.units) + 1)
+    assert_same(pipeline.plain_step(made), pipeline.pipeline_step(made, model, units))
+    assert all(node.operator != OWN_BACKWARD for node in model.description.evaluate.nodes)
+    x, y = stack(made.data[:5])
+    _, output = pipeline.evaluate(model, units, x, y)
+    assert torch.equal(output, made.model.eval()(x))
+
+
 def test_the_users_functions_are_their_own_again() -> None:
     """Other threads, and plain torch afterwards, call what the user wrote."""
     pipeline.captured(_made(IN_MODELS["reversed"]))
@@ -283,15 +410,108 @@ class Remembered(Weighted):
         return arriving[0], None, None
 
 
+class Arriving(Reversed):
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0].mul_(2), None
+
+
+class Asking(Reversed):
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        (gradient,) = arriving
+        return gradient if gradient.is_contiguous() else gradient.contiguous(), None
+
+
+class Kept(Straight):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        made = x.tanh()
+        ctx.save_for_backward(made)
+        return made
+
+
 class TooFew(Reversed):
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor) -> Any:
         return arriving[0]
 
 
+class TooMany(Reversed):
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0], None, arriving[0]
+
+
+class Misshapen(Weighted):
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0], None, arriving[0].sum(1)
+
+
+class Number(Weighted):
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0], None, 0
+
+
 def _cast(model: Model, x: Tensor) -> Any:
     with torch.autocast("cpu"):
         return Reversed.apply(x, 2.0)
+
+
+class Averaging(Model):
+    """Keeps an average that it replaces after it has computed with it."""
+
+    average: Tensor
+
+    def __init__(self, f: Callable[[Model, Tensor], Tensor]) -> None:
+        super().__init__(f)
+        self.register_buffer("average", torch.ones(WIDE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = super().forward(x)
+        self.average = 0.9 * self.average + 0.1 * x.mean(0)
+        return made
+
+
+def _averaging(f: Callable[[Any, Tensor], Any]) -> Made:
+    made = _made(f)
+    return Made("averaging", Averaging(f), made.data, made.loss)
+
+
+class Times(Function):
+    """Keeps its second argument unnoticed by autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: Tensor) -> Tensor:
+        ctx.by = by
+        return x * by
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0] * ctx.by, None
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda model, x: Times.apply(x, model.average),
+        lambda model, x: x * model.average,
+        lambda model, x: x * model.average.mul_(1.1) * x,
+        lambda model, x: x - model.average,
+        lambda model, x: x * model.average.clone(),
+    ],
+)
+def test_a_backward_has_a_buffer_as_it_was_before_it_was_replaced(
+    f: Callable[[Any, Tensor], Any],
+) -> None:
+    made = _averaging(f)
+    model = _received(made)
+    units = range(len(model.description.units) + 1)
+    plain = pipeline.plain_step(made)
+    assert_same(plain, pipeline.pipeline_step(made, model, (0, units[-1])))
+    assert_same(plain, pipeline.pipeline_step(made, model, units, ahead=True))
 
 
 @pytest.mark.parametrize(
@@ -301,9 +521,18 @@ def _cast(model: Model, x: Tensor) -> Any:
         (lambda model, x: Drawn.apply(x, 2.0), r"Drawn.backward draws random numbers"),
         (
             lambda model, x: Remembered.apply(x, model.weight, model.bias),
-            r"Remembered.backward writes to a tensor that it does not make",
+            r"Remembered.backward writes to a tensor that is not its own",
         ),
+        (lambda model, x: Arriving.apply(x, 2.0) + x, r"Arriving.backward writes to a gradient"),
+        (lambda model, x: Asking.apply(x, 2.0), r"Asking.backward decides on how a gradient lies"),
+        (lambda model, x: Kept.apply(x).mul_(2), r"Kept keeps a tensor .* written to after"),
         (lambda model, x: TooFew.apply(x, 2.0), r"TooFew.backward gives 1 gradients for 2"),
+        (lambda model, x: TooMany.apply(x, 2.0), r"TooMany.backward gives 3 gradients for 2"),
+        (
+            lambda model, x: Misshapen.apply(x, model.weight, model.bias),
+            r"Misshapen.backward gives .* argument 3 has: \['batch'\] for \[8\]",
+        ),
+        (lambda model, x: Number.apply(x, model.weight, model.bias), r"Number.* gives a int where"),
         (_cast, r"Reversed.* inside torch.vmap or torch.autocast"),
     ],
 )
@@ -323,6 +552,14 @@ class Normalised(Reversed):
         return arriving[0] / arriving[0].abs().mean(), None
 
 
+class Clipped(Reversed):
+    """Gradients of at most that norm, which is larger than most."""
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor) -> Any:
+        return arriving[0] * (ctx.by / arriving[0].norm()).clamp(max=1), None
+
+
 class Summed(Squares):
     """Gradients of the sum, for the mean."""
 
@@ -338,6 +575,7 @@ class Summed(Squares):
         *((IN_MODELS[name], mse_loss, False) for name in ("reversed", "weighted", "largest")),
         (IN_MODELS["swish"], Squares.apply, False),
         (lambda model, x: Normalised.apply(x, 1.0), mse_loss, True),
+        (lambda model, x: Clipped.apply(x, 100.0), mse_loss, True),
         (IN_MODELS["swish"], Summed.apply, True),
     ],
 )
