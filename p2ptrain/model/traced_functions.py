@@ -92,6 +92,8 @@ class Calls:
         Raises:
             UndefinedGradientsError: others than was thought.
         """
+        if not self._made:
+            return
         reached = edges_reached(loss)
         found = frozenset(
             (number, k)
