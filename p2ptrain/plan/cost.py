@@ -19,7 +19,7 @@ from p2ptrain.plan.cluster import Cluster, Device, Link, unknown_device
 from p2ptrain.plan.links import LinkTable
 from p2ptrain.plan.overlap import SPLIT_FACTOR, Carriage, Direction, OverlapCosts
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.times import TimeTable, UnitTimes
 from p2ptrain.plan.versions import Weights
 
@@ -210,6 +210,18 @@ class CostModel:
             return -1
         activations = self.activation_bytes(first, end)
         return left // activations if activations else sys.maxsize
+
+
+def cost_model(profile: Profile, cluster: Cluster, request: PlanRequest) -> CostModel:
+    """What plans are judged by: as `request` says, synchronous or not, with overlap or not."""
+    return CostModel(
+        *(profile, cluster),
+        overlap=request.overlap,
+        mode=request.mode,
+        weights=request.weights,
+        full_depths=request.full_depths,
+        updates_ahead=request.updates_ahead,
+    )
 
 
 def _table(profile: Profile, device: Device) -> TimeTable:

@@ -10,7 +10,7 @@ from math import inf
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.check import check_memory, check_plan, check_request
 from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.cost import CostModel, cost_model
 from p2ptrain.plan.draft import Draft, Group
 from p2ptrain.plan.overlap import Direction
 from p2ptrain.plan.papers.dp import plan_dp
@@ -66,14 +66,7 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     if planner is None:
         known = ", ".join(sorted(NAMES))
         raise OptionError(f'unknown planner "{request.planner}" (known: {known})')
-    cost = CostModel(
-        *(profile, cluster),
-        overlap=request.overlap,
-        mode=request.mode,
-        weights=request.weights,
-        full_depths=request.full_depths,
-        updates_ahead=request.updates_ahead,
-    )
+    cost = cost_model(profile, cluster, request)
     if request.schedule is Schedule.ZERO_BUBBLE and not cost.can_split:
         raise OptionError(
             "schedule zero-bubble: no profile says what part of a backward is gradients of weights "

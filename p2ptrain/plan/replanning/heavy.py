@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.check import check_memory, check_plan
 from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.cost import CostModel, cost_model
 from p2ptrain.plan.draft import Group, draft_groups
 from p2ptrain.plan.plan import Plan, PlannedStage
 from p2ptrain.plan.planners import make_plan, plan_of
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.replanning.migration import Migration, deliver, placed, plan_migration
-from p2ptrain.plan.replanning.replan import Replanned, cost_model, fixed, living
+from p2ptrain.plan.replanning.replan import Replanned, fixed, living
 from p2ptrain.plan.replanning.replicas import Replicas, place_replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.search.part import Part, balanced

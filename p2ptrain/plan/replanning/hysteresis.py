@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.cost import CostModel, cost_model
 from p2ptrain.plan.draft import peak_bytes
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.replanning.migration import NOTHING, Migration
-from p2ptrain.plan.replanning.replan import Replanned, cost_model, living, replan
+from p2ptrain.plan.replanning.replan import Replanned, living, replan
 from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.check import check_memory, check_plan
 from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.cost import cost_model
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan, plan_of
 from p2ptrain.plan.profile import Profile
@@ -106,17 +106,6 @@ def living(cluster: Cluster, dead: Iterable[str]) -> Cluster:
     devices = tuple(device for device in cluster.devices if device.name not in gone)
     links = {pair: link for pair, link in cluster.links.items() if not gone & set(pair)}
     return replace(cluster, devices=devices, links=links)
-
-
-def cost_model(profile: Profile, cluster: Cluster, request: PlanRequest) -> CostModel:
-    """What plans are judged by: as `request` says, synchronous or not, with overlap or not."""
-    return CostModel(
-        *(profile, cluster),
-        overlap=request.overlap,
-        mode=request.mode,
-        weights=request.weights,
-        updates_ahead=request.updates_ahead,
-    )
 
 
 def fixed(plan: Plan, request: PlanRequest) -> PlanRequest:

@@ -161,3 +161,17 @@ def household(seed: int, units: int, devices: int) -> tuple[Profile, Cluster]:
     members = tuple(Device(n, 10**9, random.uniform(1, 4), n == names[0]) for n in names)
     profile = Profile("random", 12288, 8, model, 1.0, TimeTable(sizes, times))
     return profile, Cluster(members, Link(12.5e6, 0.001), links)
+
+
+def tight_household(
+    seed: int, units: int, devices: int, least_part: float = 0.25
+) -> tuple[Profile, Cluster]:
+    """The same with memory for a part of the model each, with 8 samples of it."""
+    profile, cluster = household(seed, units, devices)
+    random = Random(seed)
+    whole = sum(3 * unit.parameter_bytes + 8 * unit.activation_bytes for unit in profile.units)
+    members = tuple(
+        replace(device, memory_bytes=int(whole * random.uniform(least_part, 1.0)))
+        for device in cluster.devices
+    )
+    return profile, replace(cluster, devices=members)

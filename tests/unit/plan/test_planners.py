@@ -186,15 +186,10 @@ def test_asynchronously_a_depth_is_the_number_of_stages_behind_it(seed: int) -> 
 @pytest.mark.parametrize("seed", [15, 36, 40, 50, 67])
 def test_where_depths_are_to_be_full_others_are_no_plan(seed: int) -> None:
     """The fastest plan has a lowered depth; there is one that needs none."""
-    profile, cluster = examples.household(seed, 5, 3)
-    random = Random(seed)
-    whole = sum(3 * unit.parameter_bytes + 8 * unit.activation_bytes for unit in profile.units)
-    devices = tuple(
-        replace(d, memory_bytes=int(whole * random.uniform(0.25, 1.0))) for d in cluster.devices
-    )
+    profile, cluster = examples.tight_household(seed, 5, 3)
     request = PlanRequest(8, mode=Mode.ASYNC, groups=False, effort=0.3)
     free, full = (
-        make_plan(profile, replace(cluster, devices=devices), replace(request, full_depths=wanted))
+        make_plan(profile, cluster, replace(request, full_depths=wanted))
         for wanted in (False, True)
     )
     usual = [depths_of([1] * len(plan.stages)) for plan in (free, full)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 
@@ -18,11 +19,12 @@ from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.replanning import pause
 from p2ptrain.plan.replanning.heavy import heavy, respipe
-from p2ptrain.plan.replanning.replan import living, replan
+from p2ptrain.plan.replanning.replan import Replanned, living, replan
 from p2ptrain.plan.replanning.replicas import place_replicas
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.versions import depths_of
 from p2ptrain.plan.work import Work
 from tests.thorough import examples_of
 from tests.unit.plan import examples
@@ -48,6 +50,23 @@ def thirds() -> Plan:
     plan = make_plan(TWELVE, three(), REQUEST)
     assert [stage.units for stage in plan.stages] == [(0, 4), (4, 8), (8, 12)]
     return plan
+
+
+@pytest.mark.parametrize("change", [replan, respipe])
+def test_where_depths_are_to_be_full_they_stay_so(change: Callable[..., Replanned]) -> None:
+    """A stage that has less in flight for want of memory would have other delays than before."""
+    request = PlanRequest(8, mode=Mode.ASYNC, full_depths=True, groups=False, effort=0.1)
+    found = []
+    for seed in range(6):
+        profile, cluster = examples.tight_household(seed, 6, 4, least_part=0.3)
+        with suppress(PlanError):
+            plan = make_plan(profile, cluster, request)
+            for dead in plan.device_names - {cluster.holder.name}:
+                with suppress(PlanError):
+                    found.append(change(profile, cluster, plan, request, dead=[dead]).plan)
+    assert found
+    for plan in found:
+        assert tuple(s.warmup for s in plan.stages) == depths_of([1] * len(plan.stages))
 
 
 def test_the_dead_devices_work_is_spread_evenly_and_few_units_travel() -> None:
