@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -42,24 +41,14 @@ def edges_reached(loss: Tensor) -> set[Edge]:
 
 
 def kept_memory(loss: Tensor) -> frozenset[int]:
-    """The memory of all tensors that nodes of autograd's have saved, also those of the user's."""
+    """The memory of all tensors that the nodes on the way of gradients have saved."""
     with unrecorded(), _tls.DisableTorchFunction():
         return frozenset(
             storage_of(leaf)
-            for node in _nodes(loss.grad_fn)
+            for node in {node for node, _ in edges_reached(loss)}
             for leaf in pytree.tree_leaves(_saved(node))
             if isinstance(leaf, Tensor)
         )
-
-
-def _nodes(last: Any) -> Iterator[Any]:
-    waiting, passed = [last], set[Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in passed:
-            passed.add(node)
-            waiting += [before for before, _ in node.next_functions]
-            yield node
 
 
 def _saved(node: Any) -> list[Any]:

@@ -6,21 +6,12 @@ forward ... | arriving  g0  backward ...  | own_backward
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.effects import draws_random_numbers, mutated_references, written_leaves
-from p2ptrain.model.graph import (
-    Argument,
-    BackwardGraph,
-    InputRef,
-    Node,
-    NodeRef,
-    Reference,
-    StateRef,
-    TargetRef,
-)
+from p2ptrain.model.graph import BackwardGraph, InputRef, Node, NodeRef, Reference
 
 ARRIVING = "p2ptrain.arriving"
 """What stands for the gradients, while a graph is translated; no operator: it never runs."""
@@ -56,8 +47,9 @@ def backward_graph(
         elif reference not in places:
             places[reference] = InputRef(len(arriving) + len(outside))
             outside.append(reference)
+    moved = (nodes[index].reading(places.__getitem__) for index in made)
     graph = BackwardGraph(
-        tuple(_renamed(nodes[index], f"n{number}", places) for number, index in enumerate(made)),
+        tuple(replace(n, name=f"n{k}", grad_enabled=False) for k, n in enumerate(moved)),
         tuple(None if g is None else places[g] for g in gradients),
     )
     _check(name, graph, len(arriving))
@@ -79,20 +71,6 @@ def _needed(
         needed.add(index)
         needed.update(r.index for r in nodes[index].references() if isinstance(r, NodeRef))
     return sorted(index for index in needed - given if index > start)
-
-
-def _renamed(node: Node, name: str, places: Mapping[Reference, InputRef | NodeRef]) -> Node:
-    named = tuple((key, _moved(argument, places)) for key, argument in node.kwargs)
-    args = tuple(_moved(argument, places) for argument in node.args)
-    return replace(node, name=name, args=args, kwargs=named, grad_enabled=False)
-
-
-def _moved(argument: Argument, places: Mapping[Reference, InputRef | NodeRef]) -> Argument:
-    if isinstance(argument, tuple):
-        return tuple(_moved(item, places) for item in argument)
-    if isinstance(argument, InputRef | TargetRef | StateRef | NodeRef):
-        return places[argument]
-    return argument
 
 
 def _check(name: str, graph: BackwardGraph, arriving: int) -> None:

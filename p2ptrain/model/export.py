@@ -14,7 +14,7 @@ import gc
 import io
 import logging
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,20 +23,15 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.above_autograd import told_eager
-from p2ptrain.model.autograd_graph import kept_memory
 from p2ptrain.model.causal_masks import CausalMasks
-from p2ptrain.model.derivatives import (
-    DifferentiatesError,
-    derivatives_as_traced,
-    recorder,
-)
+from p2ptrain.model.derivatives import DifferentiatesError, derivatives_as_traced
 from p2ptrain.model.export_errors import LossRefuses, explain, next_least, refusal
-from p2ptrain.model.held import Held, joined
+from p2ptrain.model.held import Held
 from p2ptrain.model.modes import calls_as_traced
 from p2ptrain.model.quiet import torch_is_quiet
+from p2ptrain.model.reassigned_buffers import KeptBuffersError, ReassignedBuffers
 from p2ptrain.model.repeated import Twice, refuse_changing, repeats
 from p2ptrain.model.seeded import unseeded
-from p2ptrain.model.storage import storage_of
 from p2ptrain.model.structure import Foreign, Structure, structure_of
 from p2ptrain.model.traced_functions import (
     Place,
@@ -121,7 +116,7 @@ class Scored(nn.Module):
         self.masks.begin()
         held = self.held()
         self.unseen.begin(held)
-        buffers = _Buffers(held, self.copied)
+        buffers = ReassignedBuffers(held, self.copied)
         with (
             calls_as_traced(),
             unseeded(value for *_, value in held.values()),
@@ -319,7 +314,7 @@ def _export(
             scored.differentiates = True
         except UndefinedGradientsError as error:
             scored.undefined = error.places
-        except _KeptBuffersError as error:
+        except KeptBuffersError as error:
             scored.copied |= error.paths
     return _export_from_least(scored, module, inputs, targets)
 
@@ -394,70 +389,6 @@ def _kept(leaf: object) -> object:
 def _is_cache(value: Any) -> bool:
     """Key/value caches of text generation: they serve no metric and would travel at each eval."""
     return hasattr(value, "get_seq_length") or type(value).__name__.endswith("Cache")
-
-
-class _KeptBuffersError(Exception):
-    """forward() replaces buffers of which the backward needs what was there before."""
-
-    def __init__(self, paths: frozenset[str]) -> None:
-        super().__init__(f"the backward needs {sorted(paths)} as they were")
-        self.paths = paths
-
-
-class _Buffers:
-    """Buffers as they were before forward(), to find those that it reassigned."""
-
-    def __init__(self, held: Held, copied: Collection[str]) -> None:
-        """`copied`: paths of those of which forward() is given a copy."""
-        self._copied = copied
-        self._before = [
-            (path, owner, name, tensor)
-            for path, owner in held.modules()
-            for name, tensor in owner._buffers.items()
-            if tensor is not None
-        ]
-        for path, owner, name, tensor in self._before:
-            if joined(path, name) in copied:
-                owner._buffers[name] = tensor.clone()
-
-    def check(self, loss: Tensor) -> None:
-        """Look whether the backward of `loss` needs what was there before, while it is traced.
-
-        Raises:
-            _KeptBuffersError: the buffers of which it does.
-            CaptureError: it does, and a copy was not enough.
-        """
-        assigned = [b for b in self._before if b[1]._buffers.get(b[2]) is not b[3]]
-        if recorder() is None:
-            return
-        kept = kept_memory(loss) if assigned else frozenset[int]()
-        paths = frozenset(joined(p, name) for p, _, name, b in assigned if storage_of(b) in kept)
-        for path in sorted(paths.intersection(self._copied)):
-            raise CaptureError(
-                f"forward() replaces the buffer {path!r} after it has computed with it, and the "
-                "backward needs what was there before. Compute with a copy: buffer.clone()"
-            )
-        if paths:
-            raise _KeptBuffersError(paths)
-
-    def write_back(self) -> list[tuple[str, Tensor]]:
-        """Write what was assigned into the buffers themselves, as part of the graph.
-
-        Returns:
-            Paths of those that got another shape or type, and what they keep.
-        """
-        regrown = []
-        for path, owner, name, before in self._before:
-            after = owner._buffers.get(name)
-            if after is before:
-                continue
-            if after is None or after.shape != before.shape or after.dtype != before.dtype:
-                regrown.append((joined(path, name), before))
-            else:
-                with torch.no_grad():
-                    before.copy_(after)
-            owner._buffers[name] = before
-        return regrown
 
 
 @contextlib.contextmanager

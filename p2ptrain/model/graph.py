@@ -6,8 +6,8 @@ It is what `torch.export` produces, without the Python: operator names, not func
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -98,6 +98,12 @@ class Node:
         for _, argument in self.kwargs:
             yield from references_in(argument)
 
+    def reading(self, other: Callable[[Reference], Reference]) -> Node:
+        """The same node with `other` of each of its references in its place."""
+        args = tuple(_reading(argument, other) for argument in self.args)
+        kwargs = tuple((name, _reading(argument, other)) for name, argument in self.kwargs)
+        return replace(self, args=args, kwargs=kwargs)
+
 
 def references_in(argument: Argument) -> Iterator[Reference]:
     """The references inside one argument; not those in a backward, which are not of its graph."""
@@ -106,6 +112,14 @@ def references_in(argument: Argument) -> Iterator[Reference]:
             yield from references_in(item)
     elif isinstance(argument, InputRef | TargetRef | StateRef | NodeRef):
         yield argument
+
+
+def _reading(argument: Argument, other: Callable[[Reference], Reference]) -> Argument:
+    if isinstance(argument, tuple):
+        return tuple(_reading(item, other) for item in argument)
+    if isinstance(argument, InputRef | TargetRef | StateRef | NodeRef):
+        return other(argument)
+    return argument
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,12 @@ class BoundBackward:
         return [None if g is None else registers[self._registers[g]] for g in self._gradients]
 
 
+def call_of(node: Node) -> Callable[..., Any]:
+    """Its operator, without what torch puts around one."""
+    call = resolve(node.operator).call
+    return call._op if isinstance(call, OpOverload) else call
+
+
 def bind(
     node: Node,
     index: int,
@@ -136,9 +142,8 @@ def bind(
             built.append((position, _builder(argument, registers, batch)))
     fixed = {k: _constant(a, batch) for k, a in node.kwargs if _is_constant(a)}
     dynamic = [(k, _builder(a, registers, batch)) for k, a in node.kwargs if not _is_constant(a)]
-    call = call or resolve(node.operator).call
     return Instruction(
-        call=call._op if isinstance(call, OpOverload) else call,
+        call=call or call_of(node),
         args=constants,
         holes=tuple(holes),
         built=tuple(built),

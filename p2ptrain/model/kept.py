@@ -27,9 +27,10 @@ def refuse_written(graph: Translated, aliases: Aliases) -> None:
         CaptureError: a tensor that is kept is written to after the forward, or by a backward though
             it is not its own.
     """
-    written = aliases.written()
+    all_kept = _all_kept(graph)
+    written = aliases.written() if all_kept else {}
     keepers: Counter[Reference] = Counter()
-    for index, kept in _all_kept(graph):
+    for index, kept in all_kept:
         keepers.update(map(aliases.find, kept))
         for reference in kept:
             root = aliases.find(reference)
@@ -39,7 +40,7 @@ def refuse_written(graph: Translated, aliases: Aliases) -> None:
                     f"{graph.traced[index].function} keeps a tensor for its backward that is "
                     "written to after its forward. Keep a copy: tensor.clone()"
                 )
-    for index, kept in _all_kept(graph):
+    for index, kept in all_kept:
         outputs, *_, backward = graph.nodes[index].args
         assert isinstance(outputs, tuple)
         assert isinstance(backward, BackwardGraph)
@@ -56,8 +57,8 @@ def refuse_written(graph: Translated, aliases: Aliases) -> None:
 
 def _all_kept(graph: Translated) -> list[tuple[int, tuple[Reference, ...]]]:
     """Nodes that apply a backward of the user's, with what it is given besides gradients."""
-    found: list[tuple[int, tuple[Reference, ...]]] = []
-    for index, node in enumerate(graph.nodes):
-        if node.operator == OWN_BACKWARD:
-            found.append((index, tuple(references_in(node.args[2]))))
-    return found
+    return [
+        (index, tuple(references_in(node.args[2])))
+        for index, node in enumerate(graph.nodes)
+        if node.operator == OWN_BACKWARD
+    ]

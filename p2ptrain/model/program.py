@@ -19,8 +19,7 @@ from p2ptrain.errors import InternalError
 from p2ptrain.model.description import Mode, ModelDescription
 from p2ptrain.model.effects import draws_random_numbers, mutated_references, written_leaves
 from p2ptrain.model.graph import Node, NodeRef, Reference, StateRef, TargetRef
-from p2ptrain.model.instructions import Instruction, Registers, allocate, bind, frees
-from p2ptrain.model.operators import resolve
+from p2ptrain.model.instructions import Instruction, Registers, allocate, bind, call_of, frees
 from p2ptrain.model.randomness import seeded
 from p2ptrain.model.rewritten import hidden
 from p2ptrain.model.row_gradients import EMBEDDING, embedding
@@ -181,7 +180,7 @@ class Program:
 
     def _instruction(self, index: int, batch: int | None) -> Instruction:
         node = self._nodes[index]
-        call = embedding if self._adds_rows(node) else resolve(node.operator).call
+        call = embedding if self._adds_rows(node) else call_of(node)
         for position in self._hidden.get(index, ()):
             call = hidden(call, position)
         free = self._free.get(index, ())

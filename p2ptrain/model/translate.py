@@ -426,21 +426,12 @@ def _without_unused(
     kept = sorted(needed)
     position = {old: new for new, old in enumerate(kept)}
 
-    def renumbered_in(argument: Argument) -> Argument:
-        if isinstance(argument, tuple):
-            return tuple(renumbered_in(item) for item in argument)
-        return NodeRef(position[argument.index]) if isinstance(argument, NodeRef) else argument
+    def renumbered(reference: Reference) -> Reference:
+        return NodeRef(position[reference.index]) if isinstance(reference, NodeRef) else reference
 
-    renumbered = tuple(
-        replace(
-            nodes[old],
-            args=tuple(renumbered_in(argument) for argument in nodes[old].args),
-            kwargs=tuple((key, renumbered_in(argument)) for key, argument in nodes[old].kwargs),
-        )
-        for old in kept
-    )
     results = tuple(NodeRef(position[o.index]) if isinstance(o, NodeRef) else o for o in outputs)
-    return renumbered, tuple(traced[old] for old in kept), results
+    left = tuple(nodes[old].reading(renumbered) for old in kept)
+    return left, tuple(traced[old] for old in kept), results
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -161,8 +161,8 @@ def draft_groups(
     Depths never grow from one stage to the next. Of two ends that share one device's memory the
     first has its depth before the last; `wanted` may trade between them. None where a device cannot
     hold its units with even one micro-batch in flight (with `full_depths`, as many as are wanted).
-    Asynchronously always the usual depths: they
-    are how many updates old the weights are, which the user knows from the number of stages.
+    Asynchronously always the usual depths: they are how many updates old the weights are, which the
+    user knows from the number of stages.
     """
     usual = usual_depths(groups, split.micro_batches, cost.mode)
     depths = list(usual if cost.mode is Mode.ASYNC else wanted or usual)
