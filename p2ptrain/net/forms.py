@@ -1,0 +1,126 @@
+"""What a peer or a file may say, declared: frozen dataclasses whose annotations are the limits.
+
+    @dataclass(frozen=True, slots=True)
+    class Stock:
+        device: Annotated[str, Text(64)]
+        epoch: Annotated[int, Range(0, 2**53)]
+        linked: Annotated[tuple[str, ...], Length(256)] = ()
+        kind: Kind | None = None                              # an Enum, by its value
+
+    stock = read_form(Stock, cbor.loads(blob, LIMIT_BYTES), "stock")
+    blob = cbor.dumps(write_form(stock))
+
+A form declares int, float, str, bytes, bool, enums, dataclasses, `X | None`, `Literal`, tuples,
+frozensets and mappings with text keys of these, and `Any` for plain data that is checked elsewhere.
+Nothing is converted: True is no int, 1.0 neither, and NaN is no float. Whatever does not fit is one
+error, which names the place by its path. Unknown keys are refused, missing ones take the default.
+
+A form's `__post_init__` raises ValueError, or an error of ours, where its fields do not fit each
+other; readers turn it into their error. It runs for forms made here too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+LENGTH_LIMIT = 4096
+"""Most items of a tuple, a set or a mapping that declares no `Length`."""
+TEXT_LIMIT_CHARACTERS = 256
+"""Longest text that declares no `Text`."""
+
+T = TypeVar("T")
+Convert = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Of a number: from `least` to `most`; with `above`, not `least` itself.
+
+    An infinite or missing number passes only where `finite` is False.
+    """
+
+    least: float = -(2**63)
+    most: float = 2**64 - 1
+    above: bool = False
+    finite: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Of a str: one line of at most `most` characters, and nothing that a terminal obeys.
+
+    With `clean`, a text for people: what could not be shown is replaced, and not refused.
+    """
+
+    most: int
+    least: int = 0
+    clean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Of bytes, a tuple, a frozenset or a mapping: how many."""
+
+    most: int
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The field's key, where it is not its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Of a dataclass: its keys stand beside those of the form that holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of a dataclass: it travels as the list of its fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """Of any type: `read` makes it of plain data, or raises our errors or ValueError."""
+
+    read: Convert
+    write: Convert
+
+
+# -- for the codec -------------------------------------------------------------------------------
+
+
+def declared(form: type) -> list[tuple[dataclasses.Field[Any], Any, tuple[Any, ...]]]:
+    """Each field with its type and its marks."""
+    hints = get_type_hints(form, include_extras=True)
+    found = []
+    for field in dataclasses.fields(form):
+        if field.init:
+            hint = hints[field.name]
+            marks = tuple(hint.__metadata__) if get_origin(hint) is Annotated else ()
+            found.append((field, get_args(hint)[0] if marks else hint, marks))
+    return found
+
+
+def keys_of(form: type) -> set[str]:
+    return {key_of(field, marks) for field, _, marks in declared(form)}
+
+
+def key_of(field: dataclasses.Field[Any], marks: tuple[Any, ...]) -> str:
+    key = mark(marks, Key)
+    return field.name if key is None else key.name
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
+
+
+def mark(marks: tuple[Any, ...], kind: type[T]) -> T | None:
+    return next((mark for mark in marks if isinstance(mark, kind)), None)
