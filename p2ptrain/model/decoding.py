@@ -44,6 +44,7 @@ T = TypeVar("T")
 
 LIMIT_BYTES = 4 << 20
 """A graph of 10,000 nodes takes 1.5 MB; decoding takes up to 70 times as much memory."""
+_ITEMS = 1 << 20
 _NODES = 50_000
 _LEAVES = 4_096
 _TENSORS = 20_000
@@ -69,7 +70,7 @@ _MEMORY_FORMATS = {
 
 def decode(blob: bytes) -> ModelDescription:
     """What `ModelDescription.from_bytes` gives."""
-    fields = _map(cbor.loads(blob, LIMIT_BYTES))
+    fields = _map(cbor.loads(blob, LIMIT_BYTES, items_limit=_ITEMS))
     if fields.get("format") != FORMAT:
         _refuse("it is of another format")
     inputs = _list(fields.get("inputs"), _value, _LEAVES)

@@ -17,10 +17,23 @@ import cbor2
 from p2ptrain.errors import InternalError, ProtocolError
 
 BLOB_DEPTH_LIMIT = 32
+ITEMS_LIMIT = 16_384
+"""Most items of a blob whose reader expects no more: an item of a byte takes up to 72 of memory."""
 INTEGER_MIN = -(2**63)
 INTEGER_MAX = 2**64 - 1
 
 _LEAVES = frozenset({type(None), bool, float, str, bytes})
+
+
+def _bytes_of_item(head: int) -> int:
+    """Of an item, or of a container's head, that begins with `head`; 0 = its length follows."""
+    major, low = head >> 5, head & 31
+    if major in (2, 3):  # bytes, text
+        return 1 + low if low < 24 else 0
+    return 1 + (1 << (low - 24)) if 24 <= low <= 27 else 1
+
+
+_BYTES_OF_ITEM = tuple(map(_bytes_of_item, range(256)))
 
 
 class _EveryTagRefused(Mapping[int, Callable[[Any, bool], Any]]):
@@ -43,21 +56,27 @@ def _refuse_tag(*_: object) -> NoReturn:
 _NO_TAGS = _EveryTagRefused()
 
 
-def loads(data: bytes, limit_bytes: int, depth_limit: int = BLOB_DEPTH_LIMIT) -> Any:
+def loads(
+    data: bytes,
+    limit_bytes: int,
+    depth_limit: int = BLOB_DEPTH_LIMIT,
+    items_limit: int = ITEMS_LIMIT,
+) -> Any:
     """Decode one CBOR item that must fill `data` exactly.
-
-    Decoded objects may take some 70 times the memory of `data`: choose `limit_bytes` accordingly.
 
     Args:
         data: at most `limit_bytes`, checked before anything is decoded.
         limit_bytes: the caller's cap for this kind of blob.
         depth_limit: most containers within one another.
+        items_limit: most items, those within one another included; counted before any is made.
 
     Raises:
         ProtocolError: `data` is too long or is not strict CBOR.
     """
     if len(data) > limit_bytes:
         raise ProtocolError(f"CBOR of {len(data)} bytes where {limit_bytes} are allowed")
+    if len(data) > items_limit:
+        _check_items(data, items_limit)
     value = _decode(data, depth_limit)
     _check(value, depth_limit, ProtocolError)
     return value
@@ -71,6 +90,20 @@ def dumps(value: object, depth_limit: int = BLOB_DEPTH_LIMIT) -> bytes:
     """
     _check(value, depth_limit, InternalError)
     return cbor2.dumps(value)
+
+
+def _check_items(data: bytes, items_limit: int) -> None:
+    """Raise where `data` holds more: all items lie one behind the other, however they nest."""
+    at, count, end = 0, 0, len(data)
+    while at < end:
+        count += 1
+        if count > items_limit:
+            raise ProtocolError(f"CBOR of more than {items_limit} items")
+        step = _BYTES_OF_ITEM[data[at]]
+        if not step:
+            width = 1 << max((data[at] & 31) - 24, 0)
+            step = 1 + width + int.from_bytes(data[at + 1 : at + 1 + width], "big")
+        at += step
 
 
 def _decode(data: bytes, depth_limit: int) -> Any:

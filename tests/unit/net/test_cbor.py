@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import enum
 import random
+import tracemalloc
+from contextlib import suppress
 from typing import Any
 
 import cbor2
@@ -134,3 +136,42 @@ def test_noise_gives_protocol_errors_only() -> None:
     generator = random.Random(5)
     for _ in range(5_000):
         refused(generator.randbytes(generator.randrange(64)))
+
+
+@given(values)
+def test_a_value_has_as_many_items_as_are_within_it(value: Any) -> None:
+    def count(item: Any) -> int:
+        if isinstance(item, dict):
+            return 1 + len(item) + sum(map(count, item.values()))
+        return 1 + sum(map(count, item)) if isinstance(item, list) else 1
+
+    data, most = cbor.dumps(value), count(value)
+    assert cbor.loads(data, LIMIT, items_limit=most) == value
+    if len(data) >= most > 1:
+        with pytest.raises(ProtocolError, match="items"):
+            cbor.loads(data, LIMIT, items_limit=most - 1)
+
+
+@pytest.mark.parametrize(
+    "item", [b"\x80", b"\xa0", b"\x60", b"\x40", b"\x00", b"\x81", b"\xf9\x00\x00"]
+)
+def test_s13_millions_of_small_items_are_refused_before_any_of_them_is_made(item: bytes) -> None:
+    """S13: sixteen megabytes of items; made, they would take a gigabyte."""
+    count = (16 << 20) // len(item)
+    data = b"\x9a" + count.to_bytes(4, "big") + item * count
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match="items"):
+            cbor.loads(data, len(data))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 1 << 16
+
+
+@given(st.binary(max_size=60), st.integers(1, 8))
+def test_s13_any_bytes_are_read_or_refused_whatever_the_limit_of_items(
+    data: bytes, items: int
+) -> None:
+    with suppress(ProtocolError):
+        cbor.loads(data, LIMIT, items_limit=items)
