@@ -4,7 +4,9 @@ Source: Raft (Ongaro, Ousterhout, 2014), its leader election with pre-vote and l
 What differs: there is no fixed list of voters, because devices come and go; a majority is one of
 the devices that the candidate believes alive. Two halves of a split network therefore each elect a
 coordinator; nothing is lost by that, since an epoch of training is valid only where the holder is.
-When the halves meet, coordinator_claims.py says who stays. What always holds:
+When the halves meet, coordinator_claims.py says who stays. A device that is excluded for a while,
+since it did not do what a coordinator does, counts for so long as if it were dead. What always
+holds:
 
 * a device votes once per term, and never for a term at or below its `term_floor`;
 * the terms that a device follows never fall;
@@ -82,7 +84,9 @@ class Election:
         self._rng = rng
         self._term = term_floor
         self._voted_for: str | None = None  # in the term `_term`
-        self._alive: frozenset[str] = frozenset({self_id})
+        self._members: frozenset[str] = frozenset({self_id})  # the living
+        self._excluded: dict[str, float] = {}  # device -> until when
+        self._alive: frozenset[str] = frozenset({self_id})  # of the members, those that count here
         self._claim: CoordinatorClaim | None = None  # whom we follow; may be ourselves
         self._unplaced: CoordinatorClaim | None = None  # of a device not known to be alive yet
         self._supporters: dict[str, float] = {}  # follower -> time of its last answer
@@ -111,7 +115,8 @@ class Election:
         if self._now == float("-inf"):
             return self._now
         deadline = self._campaign.deadline if self._campaign else _NEVER
-        return min(self._stand_at, self._announce_at, self._refresh_at, deadline)
+        back = min(self._excluded.values(), default=_NEVER)
+        return min(self._stand_at, self._announce_at, self._refresh_at, deadline, back)
 
     def handle(self, event: ElectionEvent, now: float) -> list[ElectionInstruction]:
         """Take in one event.
@@ -126,14 +131,28 @@ class Election:
             case MembersChanged(alive):
                 self._on_members(alive)
             case MessageReceived(peer) if message is not None:
-                self._on_message(peer, message)
+                if peer not in self._excluded:
+                    self._on_message(peer, message)
             case _:
                 raise InternalError(f"election has no rule for {type(event).__name__}")
+        return self._finish()
+
+    def exclude(self, device: str, until: float, now: float) -> list[ElectionInstruction]:
+        """Until then that device is neither followed nor voted for, nor counted, nor listened to.
+
+        Nothing happens where it is this one. A second word about a device counts where it is later.
+        """
+        self._begin(now)
+        if device != self._self_id:
+            self._excluded[device] = max(until, self._excluded.get(device, until))
+            self._count_in()
         return self._finish()
 
     def tick(self, now: float) -> list[ElectionInstruction]:
         """Do what is due."""
         self._begin(now)
+        if min(self._excluded.values(), default=_NEVER) <= self._now:
+            self._count_in()
         if self._campaign is not None and self._campaign.deadline <= self._now:
             self._campaign = None  # a coordinator tries again only if it is told again to
             if self._claim is None:
@@ -164,14 +183,21 @@ class Election:
 
     # -- members ---------------------------------------------------------------------------
 
-    def _on_members(self, alive: frozenset[str]) -> None:
-        alive |= {self._self_id}
+    def _on_members(self, members: frozenset[str]) -> None:
+        self._members = members | {self._self_id}
+        self._count_in()
+
+    def _count_in(self) -> None:
+        """All living members but those that are excluded now."""
+        self._excluded = {d: until for d, until in self._excluded.items() if until > self._now}
+        alive = self._members - self._excluded.keys()
         newcomers = sorted(alive - self._alive)
         self._alive = alive
         for peer in self._answered.keys() - alive:
             del self._answered[peer]
         if self._claim is not None and self._claim.id not in alive:
-            self._lose("the coordinator is gone")
+            is_here = self._claim.id in self._members
+            self._lose("the coordinator is passed over" if is_here else "the coordinator is gone")
         elif len(alive) == 1:
             self._stand_at = _NEVER  # nobody to wait for
         if self._coordinates:

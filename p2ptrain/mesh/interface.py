@@ -130,6 +130,13 @@ class Mesh(Protocol):
     def coordinator(self) -> Coordinator | None:
         """The coordinator this device knows of."""
 
+    def distrust(self, device_id: str, seconds: float) -> None:
+        """For so long that device does not coordinate, as this one sees it.
+
+        It is neither followed nor voted for, and its word in elections counts for nothing. It stays
+        a member. Nothing happens where it is this device.
+        """
+
     def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
         """Call `callback` (never blocking) at each event; returns the way to stop it."""
 

@@ -120,6 +120,17 @@ class MemoryHousehold:
         pairs = [pair for pair in self._links if mesh.self_id in pair]
         return frozenset().union(*pairs) - {mesh.self_id}
 
+    def distrust(self, mesh: MemoryMesh, device_id: str) -> None:
+        """The others elect another one, if that device coordinates as `mesh` sees it."""
+        office = mesh.coordinator
+        if office is not None and office.id == device_id and self.running(mesh.self_id) is mesh:
+            self._term += 1
+            others = [m for m in self._running() if m.self_id != device_id]
+            near = [m for m in others if m is mesh or self._is_near(m, mesh)]
+            new = Coordinator(*_identity(min(m.name for m in near)), term=self._term)
+            for one in near:
+                one.follow(new)
+
     # -- devices come and go ---------------------------------------------------------------------
 
     async def kill(self, name: str) -> None:

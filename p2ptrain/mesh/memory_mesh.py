@@ -54,6 +54,9 @@ class Surroundings(Protocol):
     def peers(self, mesh: MemoryMesh) -> frozenset[str]:
         """Ids of those to whom `mesh` has a link."""
 
+    def distrust(self, mesh: MemoryMesh, device_id: str) -> None:
+        """That device is not to coordinate, as `mesh` sees it."""
+
     def cut(self, one: MemoryMesh, other: MemoryMesh, why: str) -> None:
         """The link breaks; a new one is there at once."""
 
@@ -103,6 +106,10 @@ class MemoryMesh:
     @property
     def coordinator(self) -> Coordinator | None:
         return self._coordinator
+
+    def distrust(self, device_id: str, seconds: float) -> None:
+        if device_id != self._id:
+            self._around.distrust(self, device_id)
 
     def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
         self._callbacks.append(callback)

@@ -298,6 +298,9 @@ class NetworkMesh:
     def coordinator(self) -> Coordinator | None:
         return self._roster.coordinator
 
+    def distrust(self, device_id: str, seconds: float) -> None:
+        self._roster.distrust(device_id, seconds)
+
     def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
         return self._watchers.subscribe(callback)
 

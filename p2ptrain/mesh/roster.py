@@ -146,6 +146,12 @@ class Roster:
         """This device has another name or says something else of itself."""
         self._on_membership(SelfChanged(name, info))
 
+    def distrust(self, device_id: str, seconds: float) -> None:
+        """That device does not coordinate for so long, as this one sees it."""
+        now = monotonic()
+        self._run_election(self._election.exclude(device_id, now + seconds, now))
+        self._schedule()
+
     def leave(self) -> None:
         """Tell the others that this device leaves, then stop."""
         self._on_membership(Leave())

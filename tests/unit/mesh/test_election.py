@@ -85,6 +85,12 @@ class Voters:
                     self._carry_out(id_, node.tick(self.now))
             self.settle()
 
+    def exclude(self, id_: str, device: str, seconds: float) -> None:
+        """As `id_` sees it."""
+        out = self.nodes[id_].exclude(device, self.now + seconds, self.now)
+        self._carry_out(id_, out)
+        self.settle()
+
     def coordinators(self, group: str) -> set[tuple[str, int] | None]:
         """Who is followed in `group`."""
         return {self.nodes[id_].coordinator for id_ in group}
@@ -370,3 +376,47 @@ def test_verdicts(
     ours: tuple[str, int, int], theirs: tuple[str, int, int], verdict: Verdict
 ) -> None:
     assert judge(CoordinatorClaim(*ours), CoordinatorClaim(*theirs))[0] is verdict
+
+
+def test_a_coordinator_that_is_passed_over_is_replaced_and_may_come_back() -> None:
+    voters = Voters("abc", floors={"c": 1000})
+    voters.run_for(2.0)
+    old, term = voters.agreed("abc")
+    others = "abc".replace(old, "")
+    for id_ in others:
+        voters.exclude(id_, old, 60.0)
+    voters.run_for(2.0)
+    coordinator, later = voters.agreed(others)
+    assert coordinator in others
+    assert later > term
+    voters.run_for(70.0)
+    assert voters.agreed("abc")[1] >= later  # whoever it is, all are at one again
+
+
+def test_with_one_other_device_that_is_passed_over_one_coordinates_alone() -> None:
+    voters = Voters("ab")
+    voters.run_for(2.0)
+    old, term = voters.agreed("ab")
+    other = "ab".replace(old, "")
+    voters.exclude(other, old, 60.0)
+    voters.run_for(2.0)
+    assert voters.nodes[other].coordinator == (other, term + 1)
+
+
+def test_nothing_that_a_device_passed_over_says_counts() -> None:
+    voters = Voters("ab", "c")
+    voters.run_for(2.0)
+    followed = voters.nodes["a"].coordinator
+    voters.exclude("a", "c", 60.0)
+    voters.meet("abc")
+    for kind in (ElectionKind.ANNOUNCE, ElectionKind.STALE, ElectionKind.VOTE):
+        voters.deliver("c", "a", ElectionMessage(kind, 900, support=9, leader=""))
+    assert voters.nodes["a"].coordinator == followed
+    assert voters.nodes["a"].term < 900
+    assert not [message for sender, to, message in voters.sent if (sender, to) == ("a", "c")]
+
+
+def test_a_device_never_passes_over_itself() -> None:
+    voters = Voters("a")
+    voters.exclude("a", "a", 60.0)
+    assert voters.nodes["a"].coordinator == ("a", 1)
