@@ -8,6 +8,7 @@ Nothing else is announced: no person's, host's or model's name. What is heard is
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,7 @@ from p2ptrain.mesh.discovered import (
     parse,
     service_name,
 )
+from p2ptrain.mesh.interfaces import is_ipv6, without_scope
 
 log = get_logger(__name__)
 
@@ -94,7 +96,7 @@ class MdnsDiscovery:
 
     async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
         self._on_found = on_found
-        self._zeroconf = AsyncZeroconf(interfaces=self._ips, ip_version=IPVersion.V4Only)
+        self._zeroconf = listen_on(self._ips)
         # Uniqueness needs no probing (0.75 s): the name is a hash of this device's key.
         announcing = await self._zeroconf.async_register_service(
             self._service(device_id, port), cooperating_responders=True
@@ -122,7 +124,7 @@ class MdnsDiscovery:
         return AsyncServiceInfo(
             SERVICE,
             service_name(device_id),
-            addresses=[socket.inet_aton(ip) for ip in self._ips],
+            addresses=list(map(_packed, self._ips)),
             port=port,
             properties={"v": str(PROTOCOL_VERSION), "id": device_id},
             server=f"{instance}.local.",  # not the host's name
@@ -149,8 +151,7 @@ class MdnsDiscovery:
         if not await info.async_request(zeroconf, RESOLVE_SECONDS * 1000):
             log.debug("discovery_unresolved", name=name[:80])
             return
-        ips = info.parsed_addresses(IPVersion.V4Only)
-        candidate = parse(name, info.properties, _nearest_first(ips), info.port)
+        candidate = parse(name, info.properties, addresses_of(info), info.port)
         if candidate is not None:
             self._on_found(candidate)
 
@@ -159,6 +160,25 @@ class MdnsDiscovery:
         return any(name == service_name(known) for known in self._trusted_ids())
 
 
-def _nearest_first(ips: list[str]) -> list[str]:
-    """Loopback last: it leads to the announcing device only from its own machine."""
-    return sorted(ips, key=lambda ip: ip.startswith("127."))
+def listen_on(ips: Sequence[str]) -> AsyncZeroconf:
+    """Multicast DNS on these addresses of this machine, at least one. Raises OSError."""
+    by_ipv4 = not all(map(is_ipv6, ips))
+    by_ipv6 = any(map(is_ipv6, ips))
+    version = IPVersion.V4Only if not by_ipv6 else IPVersion.All if by_ipv4 else IPVersion.V6Only
+    try:
+        return AsyncZeroconf(interfaces=list(ips), ip_version=version)
+    except RuntimeError as error:  # zeroconf's for an address that is gone since it was read
+        raise OSError(errno.EADDRNOTAVAIL, str(error)) from error
+
+
+def addresses_of(info: AsyncServiceInfo) -> list[str]:
+    """What a service announces: IPv4 before IPv6, whose link-local ones have their scope.
+
+    Loopback last: it leads to the announcing device only from its own machine.
+    """
+    ips = info.parsed_scoped_addresses(IPVersion.All)
+    return sorted(ips, key=lambda ip: (ip.startswith("127."), is_ipv6(ip), "%" in ip))
+
+
+def _packed(ip: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6 if is_ipv6(ip) else socket.AF_INET, without_scope(ip))

@@ -1,15 +1,15 @@
 """On which of this machine's addresses a household is looked for.
 
-By default every interface that is up and leads to other devices; those that containers and virtual
-machines leave behind are skipped, loopback is used only where there is nothing else. Multicast goes
-by IPv4; where a network has IPv6 alone, others are told those addresses.
+By default every interface that is up and leads to other devices, by IPv4 and by IPv6; those that
+containers and virtual machines leave behind are skipped, loopback is used only where there is
+nothing else.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,16 @@ _VIRTUAL_PREFIXES = (
     "lxcbr",
     "lxdbr",
     "vethernet",  # Windows' Hyper-V switches
+    "utun",  # macOS' own tunnels (iCloud relay), which lead to no device of the household
+    "awdl",  # macOS' AirDrop: addresses that no other system can dial
+    "llw",
+    "anpi",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One address of an interface that is up."""
+    """One address of an interface that is up; an IPv6 one of one link has its scope behind a %."""
 
     interface: str
     ip: str
@@ -50,20 +54,27 @@ class Address:
         return self.interface.lower().startswith(_VIRTUAL_PREFIXES)
 
 
-def machine_addresses(family: socket.AddressFamily = socket.AF_INET) -> list[Address]:
-    """The addresses of all interfaces that are up, IPv4 unless another family is asked for."""
-    statistics = psutil.net_if_stats()
-    return [
+def machine_addresses() -> list[Address]:
+    """The addresses of all interfaces that are up and can be used now; IPv4 first."""
+    statistics = interface_statistics()
+    found = [
         Address(interface, entry.address)
         for interface, entries in psutil.net_if_addrs().items()
         for entry in entries
-        if entry.family == family and _is_up(interface, statistics)
+        if entry.family in (socket.AF_INET, socket.AF_INET6) and _is_up(interface, statistics)
     ]
+    return sorted(filter(_is_usable, found), key=lambda address: _rank(address.ip))
 
 
-def machine_ipv6_addresses() -> list[Address]:
-    """The same for IPv6."""
-    return machine_addresses(socket.AF_INET6)
+def interface_statistics() -> Mapping[str, Any]:
+    """What psutil says of each interface (`isup`, `speed`).
+
+    Empty where the system has no such question (SIOCETHTOOL): gVisor, proot on phones, emulators.
+    """
+    try:
+        return psutil.net_if_stats()
+    except OSError:
+        return {}
 
 
 def choose(wanted: Sequence[str], available: Sequence[Address]) -> list[str]:
@@ -80,27 +91,39 @@ def choose(wanted: Sequence[str], available: Sequence[Address]) -> list[str]:
         return list(dict.fromkeys(ip for name in wanted for ip in _named(name, available)))
     outside = [a for a in available if not a.is_loopback]
     real = [a for a in outside if not a.is_virtual]
-    return [a.ip for a in real or outside or available]
+    own = [a for a in available if not is_ipv6(a.ip)]  # loopback: IPv4's is enough
+    return [a.ip for a in real or outside or own or available]
 
 
-def instead_of_loopback(ips: Sequence[str], ipv6: Sequence[Address]) -> list[str]:
-    """The IPs that other devices are told where `ips` are loopback's.
+def dialable(ips: Iterable[str]) -> list[str]:
+    """Those of a device's own IPs that mean the same on other devices.
 
-    Those lead others to themselves: they would take this device's process for ended where nobody
-    listens there, and for a stranger where they do. So they are told only without any network.
-
-    Args:
-        ips: from `choose`.
-        ipv6: from `machine_addresses`; one that counts on its link only is told to nobody.
+    IPv6 only where there is no IPv4, since a device may have many of them; never loopback beside a
+    network, which leads others to themselves; none of one link only, whose scope each device
+    names in its own way.
     """
-    outside = [a for a in ipv6 if not a.is_loopback and not a.is_virtual]
-    if not outside:
-        return list(ips)
-    return [a.ip for a in outside if not ipaddress.ip_address(a.ip).is_link_local]
+    anywhere = [ip for ip in ips if not ipaddress.ip_address(ip).is_link_local or not is_ipv6(ip)]
+    outside = [ip for ip in anywhere if not ipaddress.ip_address(ip).is_loopback]
+    ipv4 = [ip for ip in outside if not is_ipv6(ip)]
+    return ipv4 or outside or anywhere
+
+
+def is_ipv6(ip: str) -> bool:
+    """Whether it is an IPv6 address."""
+    return ":" in ip
+
+
+def without_scope(ip: str) -> str:
+    """The IPv6 address without the interface of this machine that it counts on."""
+    return ip.partition("%")[0]
+
+
+def _rank(ip: str) -> int:
+    return is_ipv6(ip) + (is_ipv6(ip) and ipaddress.ip_address(ip).is_link_local)
 
 
 def _named(name: str, available: Sequence[Address]) -> list[str]:
-    found = [a.ip for a in available if name in (a.interface, a.ip)]
+    found = [a.ip for a in available if name in (a.interface, a.ip, without_scope(a.ip))]
     if not found:
         there = ", ".join(f"{a.interface} ({a.ip})" for a in available) or "none"
         raise OptionError(f"there is no interface {name!r} that is up; there are: {there}")
@@ -110,3 +133,15 @@ def _named(name: str, available: Sequence[Address]) -> list[str]:
 def _is_up(interface: str, statistics: Mapping[str, Any]) -> bool:
     # An interface without statistics is one that the system does not let us ask about.
     return interface not in statistics or bool(statistics[interface].isup)
+
+
+def _is_usable(address: Address) -> bool:
+    """An IPv6 address cannot be used for a second or two after it came (RFC 4862, 5.4)."""
+    if not is_ipv6(address.ip):
+        return True
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind(socket.getaddrinfo(address.ip, 0, flags=socket.AI_NUMERICHOST)[0][4])
+    except OSError:
+        return False
+    return True

@@ -354,7 +354,7 @@ class NetworkMesh:
     def _on_found(self, candidate: Candidate) -> None:
         if candidate.id == self.self_id:
             if not self._left:
-                self._copies.heard(candidate, {(ip, self.port) for ip in self._own.ips})
+                self._copies.heard(candidate, self._own.ips, self.port)
         elif self._candidates.put(candidate):
             self._connections.hint(candidate.id, candidate.addresses)
             self.belonging.found()
@@ -393,7 +393,7 @@ class NetworkMesh:
             instance=self._instance,
             uptime_seconds=asyncio.get_running_loop().time() - self._started,
             port=self.port,
-            addresses=tuple(self._own.told[:8]),
+            addresses=tuple(self._own.published[:8]),
             info=self._info,
         )
 

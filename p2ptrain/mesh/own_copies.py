@@ -16,6 +16,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.connections import Connections, copied_identity
 from p2ptrain.mesh.discovered import Candidate
+from p2ptrain.mesh.interfaces import without_scope
 from p2ptrain.mesh.tasks import TaskScope
 from p2ptrain.net.message import Message
 
@@ -50,9 +51,12 @@ class OwnCopies:
         self._waiting: Sequence[Address] = ()  # where to dial next
         self._dialling: asyncio.Task[None] | None = None
 
-    def heard(self, candidate: Candidate, own: Collection[Address]) -> None:
-        """Our own announcement, or that of a copy; `own`: where this process listens."""
-        others = [address for address in candidate.addresses if address not in own]
+    def heard(self, candidate: Candidate, own_ips: Collection[str], own_port: int) -> None:
+        """Our own announcement, or that of a copy; `own_ips`: where this process listens."""
+        own = {(without_scope(ip), own_port) for ip in own_ips}
+        others = [
+            (ip, port) for ip, port in candidate.addresses if (without_scope(ip), port) not in own
+        ]
         if not others:
             return
         self._waiting = others

@@ -13,13 +13,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.discovered import Candidate
 from p2ptrain.mesh.discovery import Discovery, MdnsDiscovery, NoDiscovery
-from p2ptrain.mesh.interfaces import (
-    Address,
-    choose,
-    instead_of_loopback,
-    machine_addresses,
-    machine_ipv6_addresses,
-)
+from p2ptrain.mesh.interfaces import Address, choose, dialable, machine_addresses
 
 log = get_logger(__name__)
 
@@ -31,32 +25,26 @@ class OwnAddresses:
     """Where this device can be reached.
 
     Attributes:
-        ips: IPv4 addresses, possibly none.
+        ips: IPv4 addresses, then IPv6 ones, possibly none.
     """
 
     def __init__(
-        self,
-        wanted: Sequence[str],
-        read: Callable[[], list[Address]] = machine_addresses,
-        read_ipv6: Callable[[], list[Address]] = machine_ipv6_addresses,
+        self, wanted: Sequence[str], read: Callable[[], list[Address]] = machine_addresses
     ) -> None:
         """`wanted`: `--interface` values. Raises OptionError where one of them is not there."""
         self._wanted = wanted
         self._read = read
-        self._read_ipv6 = read_ipv6
         self.ips = choose(wanted, read())
 
     @property
-    def told(self) -> list[str]:
-        """Those that other devices are told; IPv6 where there is nothing else."""
-        if self._wanted or not all(map(_is_loopback, self.ips)):
-            return list(self.ips)
-        return instead_of_loopback(self.ips, self._read_ipv6())
+    def published(self) -> list[str]:
+        """Those that a hello names to other devices."""
+        return dialable(self.ips)
 
     @property
     def shown(self) -> str:
-        """The one shown to people."""
-        return next(iter([*self.told, *self.ips]), "127.0.0.1")
+        """The one shown to the user."""
+        return next(iter([*self.published, *self.ips]), "127.0.0.1")
 
     def refresh(self) -> bool:
         """Read them again; whether they have changed."""
@@ -135,7 +123,7 @@ class RoamingDiscovery:
             self._warn("this device has no network now: it looks for others once it has one")
             return
         if all(map(_is_loopback, ips)):
-            self._warn(_why_alone(self._own.told))
+            self._warn("this device has no network now: only its own processes find each other")
         self._inner = self._make(ips)
         try:
             await self._inner.start(device_id, port, on_found)
@@ -149,13 +137,7 @@ class RoamingDiscovery:
 
 
 def _is_loopback(ip: str) -> bool:
-    return ip.startswith("127.")
-
-
-def _why_alone(told: Sequence[str]) -> str:
-    if any(":" in ip for ip in told):
-        return "this device has IPv6 alone, with which others are not looked for: give --peer HOST"
-    return "this device has no network now: only its own processes find each other"
+    return ip.startswith("127.") or ip == "::1"
 
 
 def over_mdns(

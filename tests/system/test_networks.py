@@ -70,6 +70,17 @@ async def test_multicast_finds_devices_also_one_that_gets_its_address_late(
         await _all_alive(*devices)
 
 
+async def test_a_household_with_ipv6_alone_finds_its_devices(tmp_path: Path) -> None:
+    """a and b have link-local IPv6 addresses and nothing else; c has both kinds."""
+    with Network(len(NAMES) + 1, ipv6=True) as network:
+        network.take_address(0)
+        network.take_address(1)
+        async with _household(tmp_path, network) as household:
+            devices = [await household.start(name, "join", "--code", CODE) for name in NAMES]
+            assert (await devices[0].expect("ready"))["address"].startswith("fe80::")
+            await _all_alive(*devices)
+
+
 async def test_without_multicast_one_peer_is_enough(network: Network, tmp_path: Path) -> None:
     """b and c know only a; a introduces them. Without that nobody is found."""
     network.block_multicast()

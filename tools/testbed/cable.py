@@ -31,11 +31,13 @@ class Cable:
         tag: what the namespace's name begins with.
         switch: the switch's namespace.
         number: from 0; one network has up to 250.
+        ipv6: whether the device has IPv6's link-local address too.
     """
 
     tag: str
     switch: str
     number: int
+    ipv6: bool = False
 
     @property
     def namespace(self) -> str:
@@ -57,6 +59,12 @@ class Cable:
     def make(self) -> None:
         """Create the namespace, and plug it in."""
         ip("netns", "add", self.namespace)
+        # without IPv6, since split networks and taken addresses would leave a way by it;
+        # with it, since addresses are usable at once only where nobody looks for doubles
+        setting = "default/accept_dad" if self.ipv6 else "all/disable_ipv6"
+        value = 0 if self.ipv6 else 1
+        write = f"echo {value} > /proc/sys/net/ipv6/conf/{setting}"
+        _run(*self.prefix(), "sh", "-c", write)
         ends = ("type", "veth", "peer", "name", "eth0", "netns", self.namespace)
         ip("-n", self.switch, "link", "add", self._port, *ends)
         ip("-n", self.switch, "link", "set", self._port, "master", "bridge", "up")
@@ -106,8 +114,8 @@ class Cable:
         ip("-n", self.switch, "link", "set", self._port, *options)
 
     def take_address(self) -> None:
-        """The device has no address any more."""
-        ip("-n", self.namespace, "address", "flush", "dev", "eth0")
+        """The device has no IPv4 address any more."""
+        ip("-n", self.namespace, "-4", "address", "flush", "dev", "eth0")
 
     def give_address(self) -> None:
         """Undo `take_address`."""

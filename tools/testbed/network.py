@@ -32,17 +32,20 @@ class Network:
         count: devices, each with an address of its own.
         rate: of each cable in each direction, as `tc` writes it ("100mbit"); None: no limit.
         tag: what the names of its namespaces begin with; unique by itself.
+        ipv6: whether devices have IPv6's link-local addresses too.
 
     Attributes:
         cables: of each device, in order.
     """
 
-    def __init__(self, count: int, rate: str | None = None, tag: str | None = None) -> None:
+    def __init__(
+        self, count: int, rate: str | None = None, tag: str | None = None, ipv6: bool = False
+    ) -> None:
         self._rate_mbit = None if rate is None else quantities.mbit(rate)
         self._tag = tag or f"p2p{os.getpid()}x{next(_numbers)}"
         self._switch = switch_name(self._tag)
         self._blocked: Blocked = frozenset()
-        self.cables = [Cable(self._tag, self._switch, device) for device in range(count)]
+        self.cables = [Cable(self._tag, self._switch, device, ipv6) for device in range(count)]
 
     def __enter__(self) -> Self:
         try:
@@ -96,7 +99,7 @@ class Network:
         self._blocked = blocked
 
     def take_address(self, device: int) -> None:
-        """The device has no address any more, as before Wi-Fi is up."""
+        """The device has no IPv4 address any more, as before Wi-Fi is up."""
         self.cables[device].take_address()
 
     def give_address(self, device: int) -> None:

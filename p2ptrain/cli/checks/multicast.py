@@ -8,27 +8,31 @@ multicast on is only shown by another device's answer.
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
 import socket
 import struct
 
 from p2ptrain.cli.checks.check import Check, bad, ok, warn
-from p2ptrain.mesh.interfaces import choose, machine_addresses
+from p2ptrain.mesh.interfaces import choose, is_ipv6, machine_addresses
 
 GROUP = "224.0.0.251"
+GROUP_IPV6 = "ff02::fb"
 PORT = 5353
 ECHO_SECONDS = 1.0
 LISTEN_SECONDS = 3.0
 
 
 async def echoes() -> list[Check]:
-    """Test every address that a household would be looked for on."""
-    addresses = [a for a in machine_addresses() if a.ip in choose((), machine_addresses())]
-    return list(await asyncio.gather(*(_echo(a.interface, a.ip) for a in addresses)))
+    """Test every interface that a household would be looked for on, by IPv4 and by IPv6."""
+    there = machine_addresses()
+    used = choose((), there)
+    groups = {(a.interface, is_ipv6(a.ip)): a.ip for a in there if a.ip in used}
+    return list(await asyncio.gather(*(_echo(name, ip) for (name, _), ip in groups.items())))
 
 
 async def _echo(interface: str, ip: str) -> Check:
-    subject = f"multicast on {interface}"
+    subject = f"multicast on {interface}{' by IPv6' if is_ipv6(ip) else ''}"
     try:
         heard = await echo(ip, ECHO_SECONDS)
     except OSError as error:
@@ -50,7 +54,7 @@ async def echo(ip: str, timeout_seconds: float) -> bool:
     loop = asyncio.get_running_loop()
     query = _query(secrets.token_hex(8))
     with _listener(ip) as receiver, _sender(ip) as sender:
-        await loop.sock_sendto(sender, query, (GROUP, PORT))
+        await loop.sock_sendto(sender, query, (GROUP_IPV6 if is_ipv6(ip) else GROUP, PORT))
         try:
             async with asyncio.timeout(timeout_seconds):
                 while (await loop.sock_recv(receiver, 9000)) != query:
@@ -68,15 +72,18 @@ def _query(label: str) -> bytes:
 
 
 def _listener(ip: str) -> socket.socket:
-    receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    receiver = _socket(ip)
     try:
-        receiver.setblocking(False)
-        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "SO_REUSEPORT"):
             receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         receiver.bind(("", PORT))
-        membership = socket.inet_aton(GROUP) + socket.inet_aton(ip)
-        receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+        if is_ipv6(ip):
+            group = socket.inet_pton(socket.AF_INET6, GROUP_IPV6) + struct.pack("@I", _index(ip))
+            receiver.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, group)
+        else:
+            group = socket.inet_aton(GROUP) + socket.inet_aton(ip)
+            receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
     except OSError:
         receiver.close()
         raise
@@ -84,16 +91,34 @@ def _listener(ip: str) -> socket.socket:
 
 
 def _sender(ip: str) -> socket.socket:
-    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sender = _socket(ip)
     try:
-        sender.setblocking(False)
-        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(ip))
-        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
-        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 255)
+        if is_ipv6(ip):
+            sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, _index(ip))
+            sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_LOOP, 1)
+            sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+        else:
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(ip))
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 255)
     except OSError:
         sender.close()
         raise
     return sender
+
+
+def _socket(ip: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if is_ipv6(ip) else socket.AF_INET, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    return made
+
+
+def _index(ip: str) -> int:
+    """The number of the interface that has this IPv6 address. Raises OSError."""
+    interface = next((a.interface for a in machine_addresses() if a.ip == ip), None)
+    if interface is None:
+        raise OSError(errno.EADDRNOTAVAIL, "the address is gone")
+    return socket.if_nametoindex(interface)
 
 
 async def neighbours() -> list[Check]:
@@ -113,10 +138,11 @@ async def neighbours() -> list[Check]:
 
 async def listen(duration_seconds: float) -> set[str]:
     """Announced devices as "first digits of the id at address port number"."""
-    from zeroconf import IPVersion, ServiceStateChange, Zeroconf
-    from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+    from zeroconf import ServiceStateChange, Zeroconf
+    from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo
 
     from p2ptrain.mesh.discovered import INSTANCE_DIGITS, SERVICE, parse
+    from p2ptrain.mesh.discovery import addresses_of, listen_on
 
     names: set[str] = set()
 
@@ -126,8 +152,7 @@ async def listen(duration_seconds: float) -> set[str]:
         if state_change is not ServiceStateChange.Removed:
             names.add(name)
 
-    ips = choose((), machine_addresses())
-    network = AsyncZeroconf(interfaces=ips, ip_version=IPVersion.V4Only)
+    network = listen_on(choose((), machine_addresses()))
     try:
         browser = AsyncServiceBrowser(network.zeroconf, SERVICE, handlers=[on_change])
         await asyncio.sleep(duration_seconds)  # the time is what is measured here
@@ -136,7 +161,7 @@ async def listen(duration_seconds: float) -> set[str]:
         for name in names:
             info = AsyncServiceInfo(SERVICE, name)
             info.load_from_cache(network.zeroconf)
-            device = parse(name, info.properties, info.parsed_addresses(), info.port)
+            device = parse(name, info.properties, addresses_of(info), info.port)
             if device is not None:
                 ip, port = device.addresses[0]
                 found.add(f"{device.id[:INSTANCE_DIGITS]} at {ip} port {port}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+
+import psutil
 import pytest
 
 from p2ptrain.errors import OptionError, UserError
 from p2ptrain.mesh.discovered import CANDIDATES_LIMIT, Candidate, CandidateTable, parse
 from p2ptrain.mesh.discovery import check_zeroconf_version
-from p2ptrain.mesh.interfaces import Address, choose
+from p2ptrain.mesh.interfaces import Address, choose, machine_addresses
 
 ID = "0123456789abcdef" * 4
 NAME = f"{ID[:16]}._p2ptrain._tcp.local."
@@ -89,6 +92,18 @@ def test_real_interfaces_come_before_virtual_ones_and_loopback() -> None:
     assert choose([], [LO, ETH, DOCKER]) == [ETH.ip]
     assert choose([], [LO, DOCKER]) == [DOCKER.ip]
     assert choose([], [LO]) == [LO.ip]
+
+
+def test_a_system_that_says_nothing_of_its_interfaces_has_addresses_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIOCETHTOOL is not there under gVisor, proot on phones, and emulators."""
+
+    def refuse() -> dict[str, object]:
+        raise OSError(errno.ENOSYS, "Function not implemented (ioctl(SIOCETHTOOL))")
+
+    monkeypatch.setattr(psutil, "net_if_stats", refuse)
+    assert "127.0.0.1" in [address.ip for address in machine_addresses()]
 
 
 def test_interfaces_are_chosen_by_name_or_ip() -> None:

@@ -69,12 +69,12 @@ async def test_a_flood_of_our_own_id_is_one_dial_at_a_time_with_a_pause() -> Non
     async with TaskScope() as scope:
         copies = _copies(network, scope)
         for number in range(1000):
-            copies.heard(_announced(number), {OWN})
+            copies.heard(_announced(number), [OWN[0]], OWN[1])
         await network.begun()
         network.let_go()
         await network.begun()
         for number in range(5000):
-            copies.heard(_announced(number), {OWN})
+            copies.heard(_announced(number), [OWN[0]], OWN[1])
         assert (len(network.dials), network.pauses) == (1, [PAUSE_SECONDS])
         network.let_go()
         await network.begun()
@@ -86,7 +86,7 @@ async def test_after_silence_a_copy_is_dialled_at_once() -> None:
     async with TaskScope() as scope:
         copies = _copies(network, scope)
         for number in range(2):
-            copies.heard(_announced(number), {OWN})
+            copies.heard(_announced(number), [OWN[0]], OWN[1])
             await network.begun()
             assert len(network.dials) == number + 1
             network.let_go()
@@ -100,6 +100,6 @@ async def test_our_own_announcement_is_nobody_else() -> None:
     network = _Network()
     async with TaskScope() as scope:
         copies = _copies(network, scope)
-        copies.heard(Candidate(ID, (OWN,), 3), {OWN})
+        copies.heard(Candidate(ID, (OWN,), 3), [OWN[0]], OWN[1])
         assert copies._dialling is None
     assert network.dials == []

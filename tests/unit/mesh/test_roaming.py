@@ -27,7 +27,6 @@ class _Machine:
 
     def __init__(self, *addresses: Address) -> None:
         self.addresses = list(addresses)
-        self.ipv6: list[Address] = []
         self.running: list[tuple[str, ...]] = []
         self.warnings: list[str] = []
         self.broken = False
@@ -37,7 +36,7 @@ class _Machine:
         return _FakeDiscovery(self, tuple(ips))
 
     def roaming(self, *wanted: str) -> RoamingDiscovery:
-        own = OwnAddresses(wanted, lambda: self.addresses, lambda: self.ipv6)
+        own = OwnAddresses(wanted, lambda: self.addresses)
         return RoamingDiscovery(own, self.make, self.warnings.append, look_seconds=0.001)
 
     async def until(self, running: list[tuple[str, ...]]) -> None:
@@ -107,34 +106,32 @@ async def test_only_this_machine_is_said() -> None:
     assert "only its own processes" in machine.warnings[0]
 
 
-async def test_a_network_without_ipv4_is_said_with_what_to_do() -> None:
-    machine = _Machine(LOOPBACK)
-    machine.ipv6 = [IPV6]
-    roaming = machine.roaming()
-    await roaming.start("id", 1, lambda _found: None)
-    await roaming.close()
-    assert "IPv6 alone" in machine.warnings[0]
-    assert "--peer HOST" in machine.warnings[0]
-
-
 @pytest.mark.parametrize(
-    ("ipv4", "ipv6", "told"),
+    ("ipv4", "ipv6", "published", "shown"),
     [
-        ([LOOPBACK], [IPV6, LINK_LOCAL], [IPV6.ip]),
-        ([LOOPBACK, HOME], [IPV6], [HOME.ip]),
-        ([LOOPBACK], [LINK_LOCAL], []),  # not even that others should ask themselves
-        ([LOOPBACK], [], [LOOPBACK.ip]),
-        ([], [IPV6], [IPV6.ip]),
+        ([LOOPBACK], [IPV6, LINK_LOCAL], [IPV6.ip], IPV6.ip),
+        ([LOOPBACK, HOME], [IPV6], [HOME.ip], HOME.ip),
+        ([LOOPBACK], [LINK_LOCAL], [], LINK_LOCAL.ip),  # its scope means nothing to others
+        ([LOOPBACK], [], ["fd01::1"], "fd01::1"),  # a virtual machine's network, as by IPv4
+        ([], [IPV6], [IPV6.ip], IPV6.ip),
     ],
 )
-def test_others_are_told_no_loopback_where_there_is_a_network(
-    ipv4: list[Address], ipv6: list[Address], told: list[str]
+def test_a_hello_names_addresses_that_others_can_dial(
+    ipv4: list[Address], ipv6: list[Address], published: list[str], shown: str
 ) -> None:
-    own = OwnAddresses((), lambda: ipv4, lambda: [*OTHER_IPV6, *ipv6])
-    assert own.told == told
-    assert own.shown == (told or [LOOPBACK.ip])[0]
-    wanted = [address.ip for address in ipv4]
-    assert not wanted or OwnAddresses(wanted, lambda: ipv4, lambda: ipv6).told == wanted
+    own = OwnAddresses((), lambda: [*ipv4, *OTHER_IPV6, *ipv6])
+    assert own.published == published
+    assert own.shown == shown
+
+
+def test_without_any_network_only_loopback_is_named() -> None:
+    assert OwnAddresses((), lambda: [LOOPBACK, OTHER_IPV6[0]]).published == [LOOPBACK.ip]
+
+
+def test_an_interface_is_used_with_all_its_addresses() -> None:
+    own = OwnAddresses(["wlan0"], lambda: [HOME, LOOPBACK, IPV6, LINK_LOCAL])
+    assert own.ips == [HOME.ip, IPV6.ip, LINK_LOCAL.ip]
+    assert OwnAddresses(["fe80::5"], lambda: [HOME, LINK_LOCAL]).ips == [LINK_LOCAL.ip]
 
 
 def test_a_wanted_interface_may_come_and_go_but_must_be_there_at_first() -> None:
