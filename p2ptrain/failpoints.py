@@ -201,8 +201,9 @@ def _fire(reached: Reached) -> list[asyncio.Future[None]]:
 # -- a process's own end -------------------------------------------------------------------------
 
 
-def _signal(number: signal.Signals, reached: Reached) -> None:
-    os.kill(os.getpid(), number)
+def _signal(name: str, reached: Reached) -> None:
+    """By its name: Windows has neither, and failpoints are armed only where they are."""
+    os.kill(os.getpid(), getattr(signal, name))
 
 
 def _exit(reached: Reached) -> None:
@@ -211,8 +212,8 @@ def _exit(reached: Reached) -> None:
 
 _ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
     {
-        "kill": partial(_signal, signal.SIGKILL),
-        "freeze": partial(_signal, signal.SIGSTOP),
+        "kill": partial(_signal, "SIGKILL"),
+        "freeze": partial(_signal, "SIGSTOP"),
         "exit": _exit,
     }
 )
@@ -232,6 +233,8 @@ def arm_from(environment: Mapping[str, str]) -> None:
         action = settings.pop() if settings else ""
         if name not in NAMES or action not in _ACTIONS:
             raise OptionError(f"{ENVIRONMENT}: there is no {words!r}; see p2ptrain/failpoints.py")
+        if action in ("kill", "freeze") and not hasattr(signal, "SIGKILL"):
+            raise OptionError(f"{ENVIRONMENT}: this system has no signals: use {name}:exit")
         numbers = dict(_number(setting, words) for setting in settings)
         arm(
             name,

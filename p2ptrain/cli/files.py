@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from p2ptrain.errors import OptionError
+from p2ptrain.replace_file import replace_file, where_links_lead
 
 if TYPE_CHECKING:
     from p2ptrain.plan.cluster import Cluster
@@ -83,10 +84,9 @@ def write_whole(path: Path, text: str) -> None:
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(text + "\n")
         else:
-            _replace(path.resolve(), text + "\n")
-    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise OptionError(f"{path}: cannot be written: {why}") from error
+            _replace(where_links_lead(path), text + "\n")
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _replace(path: Path, text: str) -> None:
@@ -96,7 +96,7 @@ def _replace(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

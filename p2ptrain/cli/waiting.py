@@ -6,13 +6,18 @@ import asyncio
 import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
-_HANGUPS = (signal.SIGHUP,) if sys.platform != "win32" else ()
-"""The terminal's window is closed."""
+if sys.platform == "win32":
+    _HANGUPS = (signal.SIGBREAK,)  # Ctrl-Break; for a closed window see `_console_closes`
+else:
+    _HANGUPS = (signal.SIGHUP,)  # the terminal's window is closed
+_LEAVE_SECONDS = 4.5
+"""Windows ends a process five seconds after its window was closed."""
 _Handlers = dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None]
 
 
@@ -36,7 +41,8 @@ def stop_event() -> Iterator[asyncio.Event]:
     for number in previous:
         _handle(loop, number, on_signal)
     try:
-        yield stop
+        with _console_closes(lambda: loop.call_soon_threadsafe(on_signal)):
+            yield stop
     finally:
         _restore(loop, previous)
 
@@ -55,6 +61,39 @@ def _restore(loop: asyncio.AbstractEventLoop, previous: _Handlers) -> None:
         with contextlib.suppress(NotImplementedError):
             loop.remove_signal_handler(number)
         signal.signal(number, handler)
+
+
+if sys.platform == "win32":
+    import ctypes
+
+    _CLOSES = (2, 5, 6)  # the window is closed, the user logs off, the machine shuts down
+
+    @contextlib.contextmanager
+    def _console_closes(action: Callable[[], object]) -> Iterator[None]:
+        """Call `action` when the window closes; the process ends when the context is left."""
+        left = threading.Event()
+
+        @ctypes.WINFUNCTYPE(ctypes.c_int, ctypes.c_uint)
+        def on_event(kind: int) -> int:  # Windows calls it in a thread of its own
+            if kind not in _CLOSES:
+                return 0
+            action()
+            left.wait(_LEAVE_SECONDS)
+            return 1
+
+        ctypes.windll.kernel32.SetConsoleCtrlHandler(on_event, 1)
+        try:
+            yield
+        finally:
+            left.set()
+            ctypes.windll.kernel32.SetConsoleCtrlHandler(on_event, 0)
+
+else:
+
+    @contextlib.contextmanager
+    def _console_closes(action: Callable[[], object]) -> Iterator[None]:
+        """Elsewhere that is a signal."""
+        yield
 
 
 @contextlib.contextmanager

@@ -42,14 +42,13 @@ class DeviceProcess:
         arguments: Sequence[str],
         *,
         prefix: Sequence[str] = (),
+        program: Sequence[str] = (sys.executable, "-m", "p2ptrain"),
         environment: Mapping[str, str] | None = None,
     ) -> DeviceProcess:
         """Start `p2ptrain ARGUMENTS... --json`, behind `prefix` (such as `nsenter ...`)."""
         process = await asyncio.create_subprocess_exec(
             *prefix,
-            sys.executable,
-            "-m",
-            "p2ptrain",
+            *program,
             *arguments,
             "--json",
             stdin=asyncio.subprocess.DEVNULL,

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from p2ptrain.errors import UserError
+from p2ptrain.replace_file import replace_file
 
 _PRIVATE_FOLDER = 0o700
 _PRIVATE_FILE = 0o600
@@ -70,7 +71,7 @@ class StateFolder:
         temporary = self.path / f"{name}.{os.getpid()}{_TEMPORARY_SUFFIX}"
         try:
             _write_synced(temporary, content)
-            temporary.replace(self.path / name)
+            replace_file(temporary, self.path / name)
             _sync_folder(self.path)
         except OSError as error:
             with contextlib.suppress(OSError):  # a disk that is read-only now refuses that too

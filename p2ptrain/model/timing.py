@@ -62,7 +62,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from p2ptrain.model.share import Span, wall_by_cpu
+from p2ptrain.model.share import Span, thread_clock, wall_by_cpu
 from p2ptrain.model.unit_times import BatchPasses, UnitPass, UnitTimes, WholePass, unit_times
 
 MAXIMUM_PASSES = 9
@@ -171,7 +171,7 @@ class Clock:
     """Seconds, both monotonic: `wall` of the world, `cpu` used by the calling thread."""
 
     wall: Callable[[], float] = time.perf_counter
-    cpu: Callable[[], float] = time.thread_time
+    cpu: Callable[[], float] = field(default_factory=thread_clock)
 
 
 @dataclass(frozen=True, slots=True)

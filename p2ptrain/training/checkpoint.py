@@ -35,6 +35,7 @@ from torch import Tensor
 from p2ptrain import failpoints
 from p2ptrain.errors import OptionError, TrainingError
 from p2ptrain.logs import get_logger
+from p2ptrain.replace_file import replace_file, where_links_lead
 
 log = get_logger(__name__)
 
@@ -226,7 +227,7 @@ def check_weights_file(path: Path) -> None:
         OptionError: nothing can be written there.
     """
     try:
-        partial = _partial(_place(path))
+        partial = _partial(where_links_lead(path))
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -245,10 +246,10 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     partial = _partial(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        place = _place(path)
+        place = where_links_lead(path)
         partial = _partial(place)
         _write(partial, tensors)
-        partial.replace(place)
+        replace_file(partial, place)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):  # the folder may be no folder any more
             partial.unlink()
@@ -302,14 +303,6 @@ def _read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def _place(path: Path) -> Path:
-    """Where links lead to. Raises OSError."""
-    try:
-        return path.resolve()
-    except RuntimeError as error:  # to each other
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
-
-
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
@@ -320,7 +313,7 @@ def _replace(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(path)
+    replace_file(partial, path)
 
 
 def _newest(folder: Path) -> str:

@@ -25,13 +25,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from p2ptrain.logs import get_logger
-from p2ptrain.model.share import Span
+from p2ptrain.model.share import Span, thread_clock
 from p2ptrain.training.background import for_futures, in_background
 
 log = get_logger(__name__)
@@ -107,9 +107,10 @@ class ComputeThread:
         """As `run`, with the seconds that `function` took; waiting for its turn does not count."""
 
         def timed() -> tuple[T, Span]:
-            started, cpu = perf_counter(), thread_time()
+            thread_seconds = thread_clock()
+            started, cpu = perf_counter(), thread_seconds()
             result = function()
-            return result, Span(perf_counter() - started, thread_time() - cpu)
+            return result, Span(perf_counter() - started, thread_seconds() - cpu)
 
         return await self.run(urgency, timed)
 

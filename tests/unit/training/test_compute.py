@@ -128,7 +128,7 @@ async def test_the_time_in_a_queue_is_not_a_tasks_own(
 
     first = await held.begin(compute)
     monkeypatch.setattr(module, "perf_counter", clock)
-    monkeypatch.setattr(module, "thread_time", lambda: float(len(log)))
+    monkeypatch.setattr(module, "thread_clock", lambda: lambda: float(len(log)))
     waiting = asyncio.create_task(compute.run_timed((0,), lambda: log.append("works")))
     await asyncio.sleep(0)
     log.append("waits")
