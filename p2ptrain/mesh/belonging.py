@@ -6,6 +6,7 @@ removed by a person ───────────► trust ─┘    context
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -31,6 +32,9 @@ from p2ptrain.net.pairing_channel import PairingChannel
 from p2ptrain.observe.events import Event
 
 log = get_logger(__name__)
+
+TIMERS_EARLY_SECONDS = 0.01
+"""Some event loops count whole milliseconds, and wake up before their time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class Belonging:
                 warn=parts.notices.warn,
             ),
         )
+        self._watch: asyncio.Task[None] | None = None  # for the end of the window
         self._dialer = PairingDialer(
             self._pairing, parts.candidates.values, self._is_paired, parts.notices.warn, rng
         )
@@ -117,6 +122,20 @@ class Belonging:
             self._start_dialling()
         elif not self._parts.trust.trusted:
             self._pairing.open(new_code())
+        self._watch_window()
+
+    def _watch_window(self) -> None:
+        """People hear of the end of the window that is open now."""
+        if self._watch is not None:
+            self._watch.cancel()
+        window = self.window
+        if window is not None:
+            watching = self._tell_of_end(window)
+            self._watch = self._parts.tasks.spawn(watching, "end of the pairing window")
+
+    async def _tell_of_end(self, window: Window) -> None:
+        await asyncio.sleep(window.closes_at - self._parts.now() + TIMERS_EARLY_SECONDS)
+        self._pairing.time_passed()
 
     def _start_dialling(self) -> None:
         self._parts.tasks.spawn(self._dialer.run(), "pairing dialer")
@@ -130,6 +149,7 @@ class Belonging:
         """
         window = self._pairing.window
         self._pairing.open(window.code if window is not None else new_code(), invited=True)
+        self._watch_window()
         assert self._pairing.window is not None
         return self._pairing.window.code
 

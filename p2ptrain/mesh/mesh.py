@@ -230,6 +230,7 @@ class NetworkMesh:
             make_link=self._connections.incoming,
             on_link=lambda _link: None,
             on_unpaired=self.belonging.serve,
+            is_known=self._is_known,
         )
         self._listener = Listener(door)
         self._left = False
@@ -404,6 +405,11 @@ class NetworkMesh:
 
     async def _ping(self, peer_id: str) -> None:
         await self.call(peer_id, Message(probe.PING_KIND), timeout_seconds=probe.TIMEOUT_SECONDS)
+
+    def _is_known(self, host: str) -> bool:
+        """Whether a trusted device was at this address when it last proved itself."""
+        books = (self._connections.addresses(peer_id) for peer_id in self._trust.trusted)
+        return any(host == ip for book in books for ip, _ in book.proven)
 
     def _proven_addresses(self) -> dict[str, list[Address]]:
         proven = {key: self._connections.addresses(key).proven for key in self._trust.trusted}

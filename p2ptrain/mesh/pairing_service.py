@@ -6,7 +6,8 @@ unless the network failed or that device took no codes at the time. An attempt t
 guess is there, with silence or with any answer but the right one, may have been a stranger's try:
 it counts as one, and is made again at most RETRIES times. No more guesses are under way at once
 than tries are left. Where two devices dial each other, the attempt of the smaller id goes on, so
-one wrong code is one wrong try on either side.
+one wrong code is one wrong try on either side. A hello is no guess: those that come too fast are
+told to come again, and the window stays open.
 
 A removed device knows the code that is current then, so a removal closes the window and the next
 code is a new one; the removed device itself is let in again only after somebody asked for it with
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from p2ptrain.errors import NotPaired, PairingError, PeerError, VersionMismatch
+from p2ptrain.errors import LinkClosed, NotPaired, PairingError, PeerError, VersionMismatch
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.identity import Identity, device_id
@@ -35,8 +36,9 @@ from p2ptrain.mesh.pairing import (
 )
 from p2ptrain.mesh.window import Window
 from p2ptrain.net.endpoint import dial_unpaired
+from p2ptrain.net.pace import Pace, Rate
 from p2ptrain.net.pairing_channel import PairingChannel
-from p2ptrain.observe.events import Event, Pairing, PairingFailed
+from p2ptrain.observe.events import Event, Pairing, PairingClosed, PairingFailed
 
 log = get_logger(__name__)
 
@@ -44,9 +46,12 @@ ATTEMPT_SECONDS = 20.0
 RETRIES = 2
 """After attempts that broke off late: where many devices start at one address, connections are cut
 to make room for others."""
-HELLOS_LIMIT = 1000
-"""Hellos answered per opening of the window: each costs some ten milliseconds of computing, and
-anybody may send them."""
+MESSAGE_SECONDS = 5.0
+"""For each message of a stranger that dials us."""
+HELLOS_EACH = Rate(per_second=2.0, burst=32.0)
+HELLOS = Rate(per_second=4.0, burst=64.0)
+"""Answered, of one address and of all: each costs some ten milliseconds of computing, and anybody
+may send them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,14 @@ class PairingService:
         window: the last opening, or None where there never was one.
     """
 
-    def __init__(self, identity: Identity, hooks: PairingHooks) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        hooks: PairingHooks,
+        hellos_each: Rate = HELLOS_EACH,
+        hellos: Rate = HELLOS,
+    ) -> None:
+        """`hellos_each`, `hellos`: answered, of one address and of all."""
         self.window: Window | None = None
         self._identity = identity
         self._hooks = hooks
@@ -87,7 +99,8 @@ class PairingService:
         self._broken_off: Counter[str] = Counter()  # how often, by device, in this window
         self._dialling: set[str] = set()  # devices that we are pairing with as client
         self._serving: dict[str, Server] = {}  # the same as server
-        self._hellos = 0
+        self._hellos: Pace[str] = Pace(hellos_each, hellos)
+        self._is_said = True  # that the window is closed
         self._guesses = 0  # of ours, as client, that have no answer yet: each may cost a try
 
     @property
@@ -104,12 +117,24 @@ class PairingService:
         self.window = window
         self._tried.clear()
         self._broken_off.clear()
-        self._hellos = 0
+        self._is_said = False
         self._hooks.emit(Pairing(window.code))
 
     def close(self) -> None:
         """A device was removed: forget the code, which it knows."""
-        self.window = None
+        was_open, self.window = self.is_open, None
+        if was_open:
+            self._say_closed("a device was removed, which knows the code")
+
+    def time_passed(self) -> None:
+        """Say so once the window's time is over; harmless when repeated."""
+        if self.window is not None and not self.is_open:
+            self._say_closed(self.window.why_closed(self._hooks.now()))
+
+    def _say_closed(self, why: str) -> None:
+        if not self._is_said:
+            self._is_said = True
+            self._hooks.emit(PairingClosed(why))
 
     def may_try(self, device: str) -> bool:
         """Whether dialling that device to pair makes sense now."""
@@ -119,8 +144,8 @@ class PairingService:
     async def serve(self, channel: PairingChannel) -> None:
         """See a device through that has dialled us to pair. Never raises a PeerError."""
         server = Server(self._identity, self._hooks.name())
-        channel.expire_after(ATTEMPT_SECONDS)
         try:
+            self._open_window()  # before anything is waited for
             await self._serve(channel, server)
         except (Busy, WindowClosed, WrongCode, VersionMismatch) as error:
             log.info("pairing_refused", address=channel.address, why=str(error))
@@ -144,10 +169,11 @@ class PairingService:
         channel, certificate = await dial_unpaired(addresses)
         channel.expire_after(ATTEMPT_SECONDS)
         device = device_id(certificate)
+        if self._hooks.is_paired(device) or not self.may_try(device):
+            channel.close()
+            return None
+        self._dialling.add(device)
         try:
-            if self._hooks.is_paired(device) or not self.may_try(device):
-                return None
-            self._dialling.add(device)
             return await self._dial(channel, certificate)
         except BrokenOff as error:
             self._count_broken_off(device, error)
@@ -160,15 +186,14 @@ class PairingService:
             channel.close()
 
     async def _serve(self, channel: PairingChannel, server: Server) -> None:
-        hello = await channel.receive()
+        hello = await _message(channel)
         window = self._window_with_a_try()
-        self._hellos += 1
-        if self._hellos > HELLOS_LIMIT:
-            raise WindowClosed("too many devices tried to pair")
+        if not self._hellos.take(channel.address, self._hooks.now()):
+            raise Busy("many devices try to pair at once")
         answer = server.hello(hello, window.code)
         self._admit(server)
         await channel.send(answer)
-        message = await channel.receive()
+        message = await _message(channel)
         self._window_with_a_try()  # others may have closed it meanwhile
         try:
             confirmation = server.confirm(message)
@@ -176,7 +201,7 @@ class PairingService:
             self._count_wrong(server.client_id, str(error), None)
             raise
         await channel.send(confirmation)
-        device, last = server.done(await channel.receive())
+        device, last = server.done(await _message(channel))
         self._hooks.store(device)
         await _send_last(channel, last)
 
@@ -200,7 +225,7 @@ class PairingService:
     async def _dial(self, channel: PairingChannel, certificate: bytes) -> PairedDevice:
         code = self._open_window().code
         client = Client(self._identity, self._hooks.name(), code, certificate)
-        await channel.send(client.hello())
+        await _say_hello(channel, client)
         guess = client.confirm(await channel.receive())
         await channel.send(await self._guess(channel, client, guess))
         device = client.finished(await channel.receive())
@@ -272,6 +297,7 @@ class PairingService:
             left = min(left, theirs_left)
         closed = "; no tries are left: run `p2ptrain invite` to begin again" if left == 0 else ""
         self._hooks.emit(PairingFailed(message + closed, left))
+        self.time_passed()
 
     def _tries_left(self) -> int:
         return self.window.tries_left if self.window is not None else 0
@@ -291,6 +317,19 @@ async def _answer_to_guess(channel: PairingChannel, client: Client) -> bytes:
         raise
     except PeerError as error:
         raise BrokenOff(f"the other device broke the pairing off: {error}") from error
+
+
+async def _message(channel: PairingChannel) -> bytes:
+    """A stranger's next message, for which it has MESSAGE_SECONDS."""
+    channel.expire_after(MESSAGE_SECONDS)
+    return await channel.receive()
+
+
+async def _say_hello(channel: PairingChannel, client: Client) -> None:
+    try:
+        await channel.send(client.hello())
+    except LinkClosed as error:  # a refusal may have come before, which is read next
+        log.info("pairing_hello_not_sent", address=channel.address, why=str(error))
 
 
 async def _send_last(channel: PairingChannel, message: bytes) -> None:

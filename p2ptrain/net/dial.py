@@ -124,7 +124,7 @@ class _Race(Generic[User]):
             async with asyncio.timeout(CONNECT_SECONDS):
                 loop = asyncio.get_running_loop()
                 await loop.create_connection(lambda: stream, *address)
-                await stream.handshake
+                await stream.opened()
         except OSError as error:  # TimeoutError included
             self._errors.append(LinkClosed(f"{address[0]} port {address[1]}: {error or 'silent'}"))
         except PeerError as error:

@@ -31,6 +31,8 @@ from p2ptrain.net.send_queue import SendQueue
 from p2ptrain.net.stall import StallWatch
 from p2ptrain.net.stream import Arrival, ByteStream
 
+READ_BYTES = 288 * 1024
+"""Room for the largest frame with what its TLS records add."""
 FRAMES_A_TURN = 8
 """Frames written before the event loop gets its turn, where the stream takes all we give."""
 
@@ -135,6 +137,8 @@ class LinkCounters:
 
 class Link:
     """One link. Made by `endpoint` or `memory`; then `send`, and `close` or `abort`."""
+
+    read_bytes = READ_BYTES
 
     def __init__(
         self,

@@ -1,15 +1,18 @@
 """Accepting connections: paired devices become links, others may only try to pair.
 
 Each connection is accepted with the context of that moment, so a change of trust counts from the
-next connection on. A stranger has HANDSHAKE_SECONDS, and `admission.py` bounds how many there are.
+next connection on. A stranger has HANDSHAKE_SECONDS; `admission.py` bounds how many there are at
+once, and two paces how many come and how many handshakes are computed for them in a second. An
+address at which a paired device was waits for no stranger elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import OptionError, PeerError
@@ -18,14 +21,23 @@ from p2ptrain.net.admission import PER_ADDRESS_LIMIT, TOTAL_LIMIT, Admission
 from p2ptrain.net.binding import bind_all
 from p2ptrain.net.dial import Address, MakeLink
 from p2ptrain.net.link import Link
+from p2ptrain.net.pace import Pace, Rate
 from p2ptrain.net.pairing_channel import PairingChannel
 from p2ptrain.net.stream import StreamUser
+from p2ptrain.net.threshold import Turns, first_record
 from p2ptrain.net.tls import certificate_id
 from p2ptrain.net.tls_stream import TlsStream
 
 HANDSHAKE_SECONDS = 5.0
 ACCEPT_RETRY_SECONDS = 0.5
 """Pause after `accept` failed, as it does at once again while no file descriptor is free."""
+CONNECTIONS_EACH = Rate(per_second=50.0, burst=200.0)
+CONNECTIONS = Rate(per_second=100.0, burst=400.0)
+HANDSHAKES_EACH = Rate(per_second=8.0, burst=32.0)
+HANDSHAKES = Rate(per_second=16.0, burst=64.0)
+"""See `ListenerSettings`. Many devices may start at one address, each with a dial to all others."""
+ACCEPTS_A_TURN = 32
+"""Connections accepted before the event loop gets its turn."""
 
 _log = get_logger(__name__)
 
@@ -35,14 +47,21 @@ class ListenerSettings:
     """Bounds on strangers.
 
     Attributes:
-        handshake_seconds: for the TLS handshake, and then again for an unpaired device's talk
-            (`PairingChannel.expire_after` prolongs that).
+        handshake_seconds: until the TLS handshake is done, and then again for an unpaired device's
+            talk (`PairingChannel.expire_after` prolongs that).
         per_address_limit, total_limit: unauthenticated connections at once.
+        connections_each, connections: those taken from one address and from all; what is beyond
+            is closed at once.
+        handshakes_each, handshakes: computed for one address and for all; what is beyond waits.
     """
 
     handshake_seconds: float = HANDSHAKE_SECONDS
     per_address_limit: int = PER_ADDRESS_LIMIT
     total_limit: int = TOTAL_LIMIT
+    connections_each: Rate = CONNECTIONS_EACH
+    connections: Rate = CONNECTIONS
+    handshakes_each: Rate = HANDSHAKES_EACH
+    handshakes: Rate = HANDSHAKES
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +73,14 @@ class Door:
         make_link: a link for the paired device of this id, not connected yet.
         on_link: the link is connected; called before any of its messages is delivered.
         on_unpaired: a device without a certificate wants to pair; None refuses them.
+        is_known: whether a paired device was at this address. It still has to prove what it is.
     """
 
     context: Callable[[], ssl.SSLContext]
     make_link: MakeLink
     on_link: Callable[[Link], None]
     on_unpaired: Callable[[PairingChannel], None] | None = None
+    is_known: Callable[[str], bool] = lambda _host: False
 
 
 class Listener:
@@ -67,10 +88,12 @@ class Listener:
 
     def __init__(self, door: Door, settings: ListenerSettings | None = None) -> None:
         self._door = door
-        self._settings = settings or ListenerSettings()
-        self._admission: Admission[TlsStream] = Admission(
-            self._settings.per_address_limit, self._settings.total_limit
+        self._settings = chosen = settings or ListenerSettings()
+        self._admission: Admission[asyncio.Timeout] = Admission(
+            chosen.per_address_limit, chosen.total_limit
         )
+        self._connections: Pace[str] = Pace(chosen.connections_each, chosen.connections)
+        self._turns = Turns(Pace(chosen.handshakes_each, chosen.handshakes))
         self._sockets: list[socket.socket] = []
         self._addresses: list[Address] = []
         self._port = 0
@@ -160,7 +183,11 @@ class Listener:
 
     async def _accept_from(self, listening: socket.socket, group: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
+        in_a_row = 0
         while True:
+            in_a_row = (in_a_row + 1) % ACCEPTS_A_TURN
+            if not in_a_row:
+                await asyncio.sleep(0)  # accepting does not wait where somebody is there already
             try:
                 connection, address = await loop.sock_accept(listening)
             except ConnectionAbortedError:
@@ -169,43 +196,69 @@ class Listener:
                 _log.warning("accept failed", error=str(error))
                 await asyncio.sleep(ACCEPT_RETRY_SECONDS)
                 continue
-            group.create_task(self._greet(connection, str(address[0])))
+            host = str(address[0])
+            known = self._door.is_known(host)
+            if self._connections.take(host, loop.time(), exempt=known):
+                group.create_task(self._greet(connection, host, known=known))
+            else:
+                connection.close()
 
-    async def _greet(self, connection: socket.socket, host: str) -> None:
+    async def _greet(self, connection: socket.socket, host: str, *, known: bool) -> None:
         """See one connection through; a bug on its way must not end the listener."""
         try:
-            await self._see_through(connection, host)
+            await self._see_through(connection, host, known=known)
         except (PeerError, OSError) as error:  # TimeoutError included
             _log.debug("connection refused", host=host, error=str(error))
         except Exception:
-            connection.close()
             _log.exception("greeting a connection failed", host=host)
 
-    async def _see_through(self, connection: socket.socket, host: str) -> None:
+    async def _see_through(self, connection: socket.socket, host: str, *, known: bool) -> None:
         """Until it is authenticated or gone."""
-        stream = TlsStream(
+        stream: TlsStream | None = None
+        try:
+            async with self._admitted(host) as patience:
+                received = await first_record(connection)
+                await self._turns.take(host, exempt=known)
+                made = stream = self._stream(host, received)
+                loop = asyncio.get_running_loop()
+                await loop.connect_accepted_socket(lambda: made, connection)
+                user = await stream.opened()
+                if isinstance(user, PairingChannel):
+                    patience.reschedule(None)  # it has a limit of its own
+                    await user.closed
+                else:
+                    self._turns.give_back(host, exempt=known)
+                    self._connections.give_back(host, exempt=known)
+        finally:
+            if stream is None:
+                connection.close()
+            elif not isinstance(stream.user, Link):
+                stream.abort()
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, host: str) -> AsyncIterator[asyncio.Timeout]:
+        """A stranger's place, for a limited time; its end is the end of whoever has to make room.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
+        async with asyncio.timeout(self._settings.handshake_seconds) as patience:
+            evicted = self._admission.admit(patience, host)
+            if evicted is not None and not evicted.expired():
+                evicted.reschedule(asyncio.get_running_loop().time())
+            try:
+                yield patience
+            finally:
+                self._admission.release(patience)
+
+    def _stream(self, host: str, received: bytes) -> TlsStream:
+        return TlsStream(
             self._door.context(),
             lambda certificate_der: self._choose(certificate_der, host),
             server_side=True,
             announce=self._announce,
+            received=received,
         )
-        evicted = self._admission.admit(stream, host)
-        if evicted is not None:
-            evicted.abort()
-        try:
-            user = await self._handshake(stream, connection)
-            if isinstance(user, PairingChannel):
-                await user.closed
-        finally:
-            self._admission.release(stream)
-            if not isinstance(stream.user, Link):
-                stream.abort()
-
-    async def _handshake(self, stream: TlsStream, connection: socket.socket) -> StreamUser:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._settings.handshake_seconds):
-            await loop.connect_accepted_socket(lambda: stream, connection)
-            return await stream.handshake
 
     def _choose(self, certificate_der: bytes | None, host: str) -> StreamUser:
         if certificate_der is not None:

@@ -16,7 +16,7 @@ from p2ptrain.errors import InternalError, LinkClosed, PeerError, ProtocolError
 from p2ptrain.net.stream import ByteStream
 
 MESSAGE_LIMIT_BYTES = 4096
-QUEUE_LIMIT = 8
+QUEUE_LIMIT = 2
 
 _LENGTH = struct.Struct("!H")
 
@@ -29,6 +29,8 @@ class PairingChannel:
         peer_certificate_der: what the other side showed in the TLS handshake, or None.
     """
 
+    read_bytes = MESSAGE_LIMIT_BYTES
+
     def __init__(self, address: str, peer_certificate_der: bytes | None = None) -> None:
         self.address = address
         self.peer_certificate_der = peer_certificate_der
@@ -36,7 +38,7 @@ class PairingChannel:
         self._filled = 0
         self._messages: deque[bytes] = deque()
         self._stream: ByteStream | None = None
-        self._error: PeerError | None = None
+        self._why_ended: tuple[type[PeerError], str] | None = None
         self._arrival: asyncio.Future[None] | None = None  # set while `receive` waits
         self._writable = asyncio.Event()
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -51,6 +53,8 @@ class PairingChannel:
         """End the channel `seconds` from now; replaces an earlier limit."""
         if self._expiry is not None:
             self._expiry.cancel()
+        if self._closed.done():
+            return
         loop = asyncio.get_running_loop()
         self._expiry = loop.call_later(seconds, self.abort, "the pairing took too long")
 
@@ -64,8 +68,8 @@ class PairingChannel:
         if len(content) > MESSAGE_LIMIT_BYTES:
             raise InternalError(f"a pairing message of {len(content)} bytes is too long")
         await self._writable.wait()
-        if self._error is not None or self._stream is None:
-            raise self._error or LinkClosed("the pairing channel is closed")
+        if self._why_ended is not None or self._stream is None:
+            raise self._error()
         self._stream.write((_LENGTH.pack(len(content)) + content,))
 
     async def receive(self) -> bytes:
@@ -76,8 +80,8 @@ class PairingChannel:
             ProtocolError: the other side broke the format.
         """
         while not self._messages:
-            if self._error is not None:
-                raise self._error
+            if self._why_ended is not None:
+                raise self._error()
             if self._arrival is not None:
                 raise InternalError("two tasks receive from one pairing channel")
             self._arrival = asyncio.get_running_loop().create_future()
@@ -121,7 +125,7 @@ class PairingChannel:
         """Bytes came: cut them into messages."""
         self._filled += count
         begin = 0
-        while self._error is None and self._filled - begin >= _LENGTH.size:
+        while self._why_ended is None and self._filled - begin >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, begin)
             if length > MESSAGE_LIMIT_BYTES:
                 self._break(ProtocolError("a pairing message claims too many bytes"))
@@ -146,6 +150,7 @@ class PairingChannel:
     def ended(self, error: PeerError | None) -> None:
         """The stream is gone."""
         self._fail(error or LinkClosed("the other device closed the pairing channel"))
+        self._stream = None
         if self._expiry is not None:
             self._expiry.cancel()
         if not self._closed.done():
@@ -165,9 +170,14 @@ class PairingChannel:
         if self._stream is not None:
             self._stream.abort()
 
+    def _error(self) -> PeerError:
+        """A new one each time: one that was raised refers to its frames, and they to us."""
+        kind, why = self._why_ended or (LinkClosed, "the pairing channel is closed")
+        return kind(why)
+
     def _fail(self, error: PeerError) -> None:
-        if self._error is None:
-            self._error = error
+        if self._why_ended is None:
+            self._why_ended = type(error), str(error)
         self._writable.set()  # whoever waits finds the error
         self._wake()
 

@@ -59,7 +59,13 @@ class ByteStream(Protocol):
 
 
 class StreamUser(Protocol):
-    """What a stream calls, from its event loop."""
+    """What a stream calls, from its event loop.
+
+    Attributes:
+        read_bytes: the most that is worth reading at once; the stream keeps memory for it.
+    """
+
+    read_bytes: int
 
     def opened(self, stream: ByteStream) -> None:
         """First call: the stream is connected, its peer known."""

@@ -21,13 +21,14 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeAlias, cast
 
-from p2ptrain.errors import LinkClosed, NotPaired, PeerError
+from p2ptrain.errors import LinkClosed, NotPaired, PeerError, ProtocolError
 from p2ptrain.net import sockets
 from p2ptrain.net.stream import Arrival, StreamUser
 from p2ptrain.net.tls_records import RECORD_BYTES, RecordBorders, overhead_bytes
 
-CIPHER_BYTES = 288 * 1024
-"""Room for the largest frame with what its records add."""
+HANDSHAKE_BYTES = 16 * 1024
+"""Most that anybody may send before the handshake is done; ours takes two thousand bytes."""
+_HANDSHAKE_READ_BYTES = 4 * 1024
 WRITE_HIGH_BYTES = 0
 """The transport pauses us as soon as the kernel is full, so at most one frame waits in between."""
 WAKE_BYTES = 256 * 1024
@@ -57,7 +58,11 @@ class _State(Enum):
 
 
 class TlsStream(asyncio.BufferedProtocol):
-    """One TLS connection. `handshake` is done when its user was chosen, or fails with PeerError."""
+    """One TLS connection.
+
+    Once it has ended it refers to nothing that refers to it: it may have been one of thousands of
+    strangers', and nobody knows when the garbage collector comes.
+    """
 
     def __init__(
         self,
@@ -66,11 +71,15 @@ class TlsStream(asyncio.BufferedProtocol):
         *,
         server_side: bool,
         announce: Callable[[StreamUser], None] | None = None,
+        received: bytes = b"",
     ) -> None:
+        """`received`: what was read of the connection before this."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
-        self._cipher = memoryview(bytearray(CIPHER_BYTES))
+        self._cipher = memoryview(bytearray(_HANDSHAKE_READ_BYTES))
+        self._received = received
+        self._received_bytes = 0  # of the handshake
         self._borders = RecordBorders()
         self._woken_for = 1  # bytes; 0 where the platform cannot wait for several
         self._socket: socket.socket | None = None
@@ -84,11 +93,23 @@ class TlsStream(asyncio.BufferedProtocol):
         self._close_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self.handshake: asyncio.Future[StreamUser] = self._loop.create_future()
+        self._handshake: asyncio.Future[StreamUser] | None = self._loop.create_future()
+
+    async def opened(self) -> StreamUser:
+        """Who uses the stream, once the handshake is done. To be awaited once.
+
+        Raises:
+            PeerError: the handshake failed.
+        """
+        assert self._handshake is not None, "the handshake is awaited once"
+        try:
+            return await self._handshake
+        finally:
+            self._handshake = None  # its error refers to us, by the frame that raised it
 
     @property
     def user(self) -> StreamUser | None:
-        """Whose stream it is; None before the handshake has succeeded."""
+        """Whose stream it is; None before the handshake has succeeded, and after the end."""
         return self._user
 
     # What the user of the stream calls
@@ -153,8 +174,9 @@ class TlsStream(asyncio.BufferedProtocol):
         if connection := transport.get_extra_info("socket"):
             self._socket = connection
             sockets.tune(connection)
+        received, self._received = memoryview(self._received), b""
         if self._state is _State.HANDSHAKE:
-            self._shake_hands()
+            self._take(received)
         else:
             self._transport.abort()  # given up before it was connected
 
@@ -164,12 +186,18 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Cipher text came."""
-        cipher = self._cipher[:nbytes]
+        self._take(self._cipher[:nbytes])
+
+    def _take(self, cipher: memoryview) -> None:
         self._borders.feed(cipher)
         if self._state is _State.OPEN:
             self._incoming.write(cipher)
             self._read()
         elif self._state is _State.HANDSHAKE:
+            self._received_bytes += len(cipher)
+            if self._received_bytes > HANDSHAKE_BYTES:
+                self._end(ProtocolError("its TLS handshake is too long"))
+                return
             self._incoming.write(cipher)
             self._shake_hands()
 
@@ -193,14 +221,16 @@ class TlsStream(asyncio.BufferedProtocol):
         if self._close_timer is not None:
             self._close_timer.cancel()
         closing, self._state = self._state is _State.CLOSING, _State.ENDED
-        error = self._error
+        error, self._error = self._error, None
         if error is None and exc is not None and not closing:
             error = LinkClosed(f"the connection was lost: {exc}")
-        if not self.handshake.done():
-            self.handshake.set_exception(error or LinkClosed("the other device hung up"))
-            self.handshake.exception()  # marked as seen: not everybody awaits it
-        if self._user is not None:
-            self._user.ended(error)
+        if self._handshake is not None and not self._handshake.done():
+            self._handshake.set_exception(error or LinkClosed("the other device hung up"))
+            self._handshake.exception()  # marked as seen: not everybody awaits it
+        user, self._user = self._user, None
+        self._transport = self._socket = None
+        if user is not None:
+            user.ended(error)
 
     # TLS
 
@@ -221,11 +251,12 @@ class TlsStream(asyncio.BufferedProtocol):
         self._state = _State.OPEN
         self._flush()
         self._user = user
+        self._cipher = memoryview(bytearray(user.read_bytes))
         user.opened(self)
         if self._announce is not None:
             self._announce(user)
-        if not self.handshake.done():
-            self.handshake.set_result(user)
+        if self._handshake is not None and not self._handshake.done():
+            self._handshake.set_result(user)
         self._read()
 
     def _resume(self) -> None:

@@ -49,6 +49,8 @@ def _describe_member(event: ev.Event) -> str:
             return pairing_line(code)
         case ev.PairingFailed():
             return f"pairing failed: {event.message} ({event.attempts_left} tries left)"
+        case ev.PairingClosed(reason=reason):
+            return f"no device can pair now: {reason}; `p2ptrain invite` opens the window again"
         case ev.Renamed():
             return f"another device is called {event.previous}: this one is now {event.name}"
         case ev.MemberEvent():

@@ -69,6 +69,14 @@ class PairingFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PairingClosed(Event):
+    """The pairing window is not open any more; `reason` says what closed it."""
+
+    event = "pairing_closed"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Renamed(Event):
     """Another member had our name first."""
 
