@@ -22,9 +22,10 @@ other; readers turn it into their error. It runs for forms made here too.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 LENGTH_LIMIT = 4096
 """Most items of a tuple, a set or a mapping that declares no `Length`."""
@@ -93,6 +94,15 @@ class By:
     write: Convert
 
 
+Id: TypeAlias = Annotated[str, Text(64)]
+"""Of a device, a job or a model."""
+Count: TypeAlias = Annotated[int, Range(0, 2**53)]
+Positive: TypeAlias = Annotated[int, Range(1, 2**53)]
+Bytes: TypeAlias = Annotated[int, Range(0, 2**63)]
+Seconds: TypeAlias = Annotated[float, Range(0.0, math.inf)]
+AboveZero: TypeAlias = Annotated[float, Range(0.0, math.inf, above=True)]
+
+
 # -- for the codec -------------------------------------------------------------------------------
 
 
@@ -109,18 +119,25 @@ def declared(form: type) -> list[tuple[dataclasses.Field[Any], Any, tuple[Any, .
 
 
 def keys_of(form: type) -> set[str]:
-    return {key_of(field, marks) for field, _, marks in declared(form)}
+    """Also of those whose keys stand beside its own."""
+    keys: set[str] = set()
+    for field, hint, marks in declared(form):
+        keys |= keys_of(hint) if mark(marks, Flat) else {key_of(field, marks)}
+    return keys
 
 
 def key_of(field: dataclasses.Field[Any], marks: tuple[Any, ...]) -> str:
+    """Of one field."""
     key = mark(marks, Key)
     return field.name if key is None else key.name
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Whether it has no default."""
     missing = dataclasses.MISSING
     return field.default is missing and field.default_factory is missing
 
 
 def mark(marks: tuple[Any, ...], kind: type[T]) -> T | None:
+    """The first mark of that kind, if there is one."""
     return next((mark for mark in marks if isinstance(mark, kind)), None)

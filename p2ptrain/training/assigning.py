@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from p2ptrain.errors import ProtocolError
-from p2ptrain.net import cbor
+from p2ptrain.net.forms import Row
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.request import Mode
 from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.parts import Blob
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, EpochKey
+from p2ptrain.training.protocol import EpochKey
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.rounds import evaluated_together
@@ -151,23 +151,8 @@ def _passed(fetch: Fetch, wanted: Mapping[str, Sequence[Fetch]]) -> Iterator[Fet
             yield from _passed(Fetch(first, end, own.peer, own.relayed), wanted)
 
 
-def fetches_to_bytes(fetches: Sequence[Fetch]) -> bytes:
-    """Strict CBOR."""
-    return cbor.dumps([[one.first, one.end, one.peer, one.relayed] for one in fetches])
+@dataclass(frozen=True, slots=True)
+class Fetches(Blob):
+    """What a device fetches before an epoch."""
 
-
-def fetches_from_bytes(data: bytes | memoryview) -> tuple[Fetch, ...]:
-    """Check and read. Raises ProtocolError."""
-    fields: Any = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
-    if not isinstance(fields, list):
-        raise ProtocolError("fetches are a list")
-    return tuple(_read_fetch(entry) for entry in fields)
-
-
-def _read_fetch(entry: object) -> Fetch:
-    match entry:
-        case [int(first), int(end), str(peer), bool(relayed)] if (
-            0 <= first < end and len(peer) <= 64
-        ):
-            return Fetch(first, end, peer, relayed)
-    raise ProtocolError("a fetch has units, a peer and whether that one relays")
+    parts: tuple[Annotated[Fetch, Row()], ...]

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire_format import WireFormat
-from p2ptrain.net import cbor
+from p2ptrain.net.forms import By, Count, Flat, Id, Length, Positive, Range
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.bucket_sizes import MOST_BYTES, USUAL
 from p2ptrain.plan.versions import Weights, depths_of
 from p2ptrain.tiles.shape import TileShape
-from p2ptrain.training.asynchronous.delays import Asynchrony, asynchrony_fields
-from p2ptrain.training.protocol import (
-    BLOB_LIMIT_BYTES,
-    EpochKey,
-    integer,
-    text,
-    wire_format,
-)
-from p2ptrain.training.recovery.holdings import read_version, version_fields
+from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.parts import Blob
+from p2ptrain.training.protocol import DEVICES_LIMIT, EpochKey
 from p2ptrain.training.recovery.lineage import Lineage
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.recovery.version import VersionRow
 
 FIRST = Lineage()
 """Of a job that has no epoch yet."""
@@ -50,18 +44,18 @@ class StagePlace:
         bucket_bytes: of gradients in the first and in the last bucket that its devices sum.
     """
 
-    first: int
-    end: int
-    warmup: int
-    devices: tuple[str, ...]
-    shares: tuple[int, ...]
+    first: Count
+    end: Count
+    warmup: Positive
+    devices: Annotated[tuple[Id, ...], Length(DEVICES_LIMIT, 1)]
+    shares: Annotated[tuple[Positive, ...], Length(DEVICES_LIMIT, 1)]
     allocation: Allocation = Allocation.SAMPLES
-    held: int | None = None
-    copies_to: str | None = None
-    tiling: TileShape | None = None
+    held: Positive | None = None
+    copies_to: Id | None = None
+    tiling: Annotated[TileShape, By(TileShape.read, TileShape.fields)] | None = None
     goes_ahead: bool = False
-    turn: int | None = None
-    bucket_bytes: int = USUAL.least_bytes
+    turn: Count | None = None
+    bucket_bytes: Annotated[int, Range(1, MOST_BYTES)] = USUAL.least_bytes
 
     @property
     def leader(self) -> str:
@@ -77,9 +71,21 @@ class StagePlace:
         """Whether several devices hold the stage."""
         return len(self.devices) > 1
 
+    def check(self) -> None:
+        """ProtocolError where its fields do not fit each other."""
+        if len(self.shares) != len(self.devices) or len({*self.devices}) < len(self.devices):
+            raise ProtocolError("each device of a stage is named once, with its share")
+        if self.held is not None and self.held < self.warmup:
+            raise ProtocolError("a split backward holds at least its stage's warm-up")
+        turns_inside = self.turn is None or self.first < self.turn <= self.end
+        if not turns_inside or (self.turn is not None and not self.goes_ahead):
+            raise ProtocolError("sums turn at one of their stage's units, where updates go ahead")
+        if (self.allocation is Allocation.TILES) is (self.tiling is None):
+            raise ProtocolError("a tiled stage says how its maps are cut, and no other does")
+
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Blob):
     """One epoch of one job.
 
     Attributes:
@@ -102,23 +108,23 @@ class Assignment:
         evaluated: most samples of a piece of an evaluation, which may need larger ones.
     """
 
-    key: EpochKey
-    term: int
-    holder: str
-    digest: str
-    stages: tuple[StagePlace, ...]
-    batch_size: int
-    micro_batch: int
+    key: Annotated[EpochKey, Flat()]
+    term: Count
+    holder: Id
+    digest: Id
+    stages: Annotated[tuple[StagePlace, ...], Length(DEVICES_LIMIT, 1)]
+    batch_size: Positive
+    micro_batch: Positive
     optimizer: Mapping[str, Any]
-    seed: int
+    seed: Annotated[int, Range(-(2**63), 2**63)]
     clip: bool
-    version: Version
+    version: VersionRow
     lineage: Lineage = FIRST
     wire: WireFormat = WireFormat.EXACT
-    stable: Version | None = None
+    stable: VersionRow | None = None
     keeps: bool = False
     asynchrony: Asynchrony | None = None
-    evaluated: int = 0
+    evaluated: Count = 0
 
     @property
     def largest(self) -> int:
@@ -149,64 +155,14 @@ class Assignment:
         """Whether devices keep versions to go back to, and copies of them for others."""
         return any(place.copies_to is not None for place in self.stages)
 
-    def to_bytes(self) -> bytes:
-        """Strict CBOR."""
-        return cbor.dumps(
-            {
-                **self.key.fields(),
-                "term": self.term,
-                "holder": self.holder,
-                "digest": self.digest,
-                "stages": [_stage_fields(place) for place in self.stages],
-                "batch_size": self.batch_size,
-                "micro_batch": self.micro_batch,
-                "evaluated": self.evaluated,
-                "optimizer": dict(self.optimizer),
-                "seed": self.seed,
-                "clip": self.clip,
-                "version": version_fields(self.version),
-                "lineage": self.lineage.to_fields(),
-                "wire": self.wire.value,
-                "stable": None if self.stable is None else version_fields(self.stable),
-                "keeps": self.keeps,
-                "asynchrony": asynchrony_fields(self.asynchrony),
-            }
-        )
-
-    @staticmethod
-    def from_bytes(data: bytes | memoryview) -> Assignment:
-        """Check and read. Raises ProtocolError."""
-        fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
-        if not isinstance(fields, dict):
-            raise ProtocolError("an assignment is a map")
-        optimizer = fields.get("optimizer")
-        stages, stable = fields.get("stages"), fields.get("stable")
-        if not isinstance(optimizer, dict) or not isinstance(stages, list) or not stages:
-            raise ProtocolError("an assignment names an optimizer and its stages")
-        assignment = Assignment(
-            key=EpochKey.read(fields),
-            term=integer(fields, "term"),
-            holder=text(fields, "holder", 64),
-            digest=text(fields, "digest", 64),
-            stages=_read_stages(stages),
-            batch_size=integer(fields, "batch_size", 1),
-            micro_batch=integer(fields, "micro_batch", 1),
-            evaluated=integer(fields, "evaluated"),
-            optimizer=optimizer,
-            seed=integer(fields, "seed", -(2**63), 2**63),
-            clip=bool(fields.get("clip")),
-            version=read_version(fields.get("version")),
-            lineage=Lineage.from_fields(fields.get("lineage")),
-            wire=wire_format(fields),
-            stable=None if stable is None else read_version(stable),
-            keeps=bool(fields.get("keeps")),
-            asynchrony=Asynchrony.read(fields.get("asynchrony")),
-        )
-        assignment.check()
-        return assignment
-
     def check(self) -> None:
         """ProtocolError where the shares of a stage do not add up, or it cannot train so."""
+        end = 0
+        for place in self.stages:
+            if place.first != end or place.end <= place.first:
+                raise ProtocolError("stages cover the units once and in order")
+            place.check()
+            end = place.end
         waits = self.clip or self.asynchrony is not None
         if any(place.goes_ahead and (waits or place.tiling is not None) for place in self.stages):
             raise ProtocolError("an update cannot be made ahead of what it waits for")
@@ -252,76 +208,3 @@ class Assignment:
             raise ProtocolError(f"asynchronous stages have depths of {list(depths)}")
         if how.weights is Weights.DOUBLE and self.micro_batches < len(depths):
             raise ProtocolError(f"two versions need {len(depths)} micro-batches at least")
-
-
-def _stage_fields(place: StagePlace) -> dict[str, Any]:
-    return {
-        "units": [place.first, place.end],
-        "warmup": place.warmup,
-        "devices": list(place.devices),
-        "shares": list(place.shares),
-        "allocation": str(place.allocation),
-        "held": place.held,
-        "copies_to": place.copies_to,
-        "tiling": None if place.tiling is None else place.tiling.fields(),
-        "ahead": place.goes_ahead,
-        "turn": place.turn,
-        "bucket_bytes": place.bucket_bytes,
-    }
-
-
-def _read_stages(stages: list[Any]) -> tuple[StagePlace, ...]:
-    places: list[StagePlace] = []
-    for entry in stages:
-        place = _read_stage(entry)
-        if place.first != (places[-1].end if places else 0) or place.end <= place.first:
-            raise ProtocolError("stages cover the units once and in order")
-        places.append(place)
-    return tuple(places)
-
-
-def _read_tiling(value: object) -> TileShape | None:
-    try:
-        return None if value is None else TileShape.read(value)
-    except OptionError as error:
-        raise ProtocolError(str(error)) from error
-
-
-def _read_stage(entry: object) -> StagePlace:
-    match entry:
-        case {
-            "units": [int(first), int(end)],
-            "warmup": int(warmup),
-            "devices": [str(), *_] as devices,
-            "shares": [int(), *_] as shares,
-            "allocation": "samples" | "micro_batches" | "tiles" as allocation,
-            "held": int() | None as held,
-            "copies_to": str() | None as keeper,
-            "tiling": tiling,
-            "ahead": bool(ahead),
-            "turn": int() | None as turn,
-            "bucket_bytes": int(bucket_bytes),
-        } if warmup >= 1 and len(shares) == len(devices) == len(set(devices)):
-            how, shape = Allocation(allocation), _read_tiling(tiling)
-            place = StagePlace(
-                *(first, end, warmup, tuple(devices), tuple(shares)),
-                *(how, held, keeper, shape),
-                goes_ahead=ahead,
-                turn=turn,
-                bucket_bytes=bucket_bytes,
-            )
-        case _:
-            raise ProtocolError("a stage has units, devices, their shares and how they work")
-    if place.held is not None and place.held < place.warmup:
-        raise ProtocolError("a split backward holds at least its stage's warm-up")
-    if not all(isinstance(device, str) and len(device) <= 64 for device in place.devices):
-        raise ProtocolError("a stage's devices are ids")
-    if not all(isinstance(share, int) and share >= 1 for share in place.shares):
-        raise ProtocolError("a device's share of a stage is at least 1")
-    if place.turn is not None and not (place.goes_ahead and place.first < place.turn <= place.end):
-        raise ProtocolError("sums turn at one of their stage's units, where updates go ahead")
-    if not 1 <= place.bucket_bytes <= MOST_BYTES:
-        raise ProtocolError(f"gradients are summed in buckets of 1 to {MOST_BYTES} bytes")
-    if (place.allocation is Allocation.TILES) is (place.tiling is None):
-        raise ProtocolError("a tiled stage says how its maps are cut, and no other does")
-    return place

@@ -15,8 +15,8 @@ from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.plan.request import Mode
 from p2ptrain.training.assigning import (
+    Fetches,
     assignment_of,
-    fetches_to_bytes,
     passable,
     whole_on,
 )
@@ -25,7 +25,7 @@ from p2ptrain.training.change_planning import ChangePlanning, Heard, Made
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
 from p2ptrain.training.memory_needs import taken_beside_bytes
 from p2ptrain.training.options import Recovery
-from p2ptrain.training.parts import limited, part_of
+from p2ptrain.training.parts import limited
 from p2ptrain.training.patience import call_while_bytes_arrive
 from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, integer, shown
@@ -174,7 +174,7 @@ class Change:
                 timeout_seconds=timeout_seconds,
                 reply_parts=limited(BLOB_LIMIT_BYTES),
             )
-            inventory = Inventory.from_bytes(part_of(reply))
+            inventory = await Inventory.from_part(reply)
         except NotCoordinator:
             raise
         except (Error, TimeoutError) as error:
@@ -230,7 +230,7 @@ class Change:
         wanted: tuple[Fetch, ...],
     ) -> PrepareFailed | None:
         """Have `device` do it; what was in the way, if anything."""
-        parts = (memoryview(assignment.to_bytes()), memoryview(fetches_to_bytes(wanted)))
+        parts = (assignment.to_part(), Fetches(wanted).to_part())
         epoch = assignment.key.epoch
         if failpoints.armed:
             await self._reach("prepare.send.between")

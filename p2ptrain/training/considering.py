@@ -37,7 +37,7 @@ from p2ptrain.training.household_plan import (
     with_times_of,
 )
 from p2ptrain.training.options import Recovery
-from p2ptrain.training.parts import limited, part_of
+from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, FACTS
@@ -252,7 +252,7 @@ class Consideration:
                 timeout_seconds=FACTS_TIMEOUT_SECONDS,
                 reply_parts=limited(BLOB_LIMIT_BYTES),
             )
-            return Inventory.from_bytes(part_of(reply))
+            return await Inventory.from_part(reply)
         except (Error, TimeoutError) as error:
             log.info("no_facts", device=self._name(device), why=str(error) or "it took too long")
             return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from torch import Tensor
 
 from p2ptrain.model.wire import pack
-from p2ptrain.training.asynchronous.delays import asynchrony_fields
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.preparation import Prepared
 
@@ -39,9 +39,9 @@ def fingerprint(prepared: Prepared, options: TrainOptions) -> str:
         "private": options.private,
         "planner": options.planner,
         "tiles": [options.grid, options.groups],
-        "asynchrony": asynchrony_fields(options.asynchrony),
+        "asynchrony": None if options.asynchrony is None else asdict(options.asynchrony),
         "chooses_mode": options.chooses_mode,
-        "ftpipehd": None if options.as_ftpipehd is None else options.as_ftpipehd.fields(),
+        "ftpipehd": None if options.as_ftpipehd is None else asdict(options.as_ftpipehd),
         "wire": options.wire.value,
         "resume": None if options.resume is None else str(options.resume.absolute()),
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, dtype
@@ -19,10 +19,11 @@ from torch import Tensor, dtype
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire import Unpacking, pack
 from p2ptrain.model.wire_format import WireFormat
+from p2ptrain.net.forms import Count, Flat, Key, Positive
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.training.division import Slice
 from p2ptrain.training.mailbox import Mailbox
-from p2ptrain.training.protocol import PieceKey, integer, text
+from p2ptrain.training.protocol import FrameFields, PieceKey, integer
 from p2ptrain.training.rounds import Mode
 
 Value: TypeAlias = Tensor | None
@@ -34,11 +35,10 @@ Sources: TypeAlias = Callable[[int, int], Sequence[Slice]]
 """(micro-batch, its samples) -> which of them come from whom, in their order."""
 
 VALUES_PER_MESSAGE = 24
-_MODES = {mode.value: mode for mode in Mode}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(FrameFields):
     """What a frame says of the values it carries.
 
     Attributes:
@@ -47,11 +47,15 @@ class Piece:
         first, end: the samples of it that these values belong to.
     """
 
-    key: PieceKey
+    key: Annotated[PieceKey, Flat()]
     mode: Mode
-    size: int
-    first: int
-    end: int
+    size: Positive
+    first: Annotated[Count, Key("from")]
+    end: Annotated[Count, Key("to")]
+
+    def __post_init__(self) -> None:
+        if not self.first < self.end <= self.size:
+            raise ValueError(f"samples {self.first} to {self.end} of {self.size}")
 
     @staticmethod
     def whole(key: PieceKey, mode: Mode, size: int) -> Piece:
@@ -66,22 +70,6 @@ class Piece:
     def samples(self) -> int:
         """How many these values belong to."""
         return self.end - self.first
-
-    def fields(self) -> dict[str, Any]:
-        """As frame fields."""
-        numbers = {"size": self.size, "from": self.first, "to": self.end}
-        return {**self.key.fields(), "mode": self.mode.value, **numbers}
-
-    @staticmethod
-    def read(fields: Mapping[str, Any]) -> Piece:
-        """Check and read them."""
-        mode = _MODES.get(text(fields, "mode"))
-        if mode is None:
-            raise ProtocolError(f"unknown mode {fields['mode']!r}")
-        size = integer(fields, "size", 1)
-        first = integer(fields, "from", 0, size - 1)
-        end = integer(fields, "to", first + 1, size)
-        return Piece(PieceKey.read(fields), mode, size, first, end)
 
 
 def to_messages(

@@ -17,13 +17,12 @@ from p2ptrain.errors import InternalError, NotCoordinator, PeerError, ProtocolEr
 from p2ptrain.logs import get_logger
 from p2ptrain.net.message import Message
 from p2ptrain.training.allocator import trim_heap
-from p2ptrain.training.assigning import fetches_from_bytes, placed_of
+from p2ptrain.training.assigning import Fetches, placed_of
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.job_store import JobStore
 from p2ptrain.training.link_wait import until_linked
 from p2ptrain.training.owned_tasks import OwnedTasks
-from p2ptrain.training.parts import part_of
 from p2ptrain.training.pending_answers import PendingAnswers
 from p2ptrain.training.preparing import Preparing
 from p2ptrain.training.protocol import (
@@ -148,7 +147,7 @@ class Participation:
             await self._reach("prepare.receive.before")
         if self._around.mesh.self_id not in assignment.devices:
             raise ProtocolError("an assignment without this device")
-        fetches = fetches_from_bytes(part_of(message, 1))
+        fetches = (await Fetches.from_part(message, 1)).parts
         number = self._answers.number()
         placed = placed_of(assignment)
         needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)

@@ -33,15 +33,18 @@ dropped and counted, whoever sent them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.mesh.text import printable
 from p2ptrain.model.wire_format import WireFormat
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.rounds import Mode, Round
+from p2ptrain.net.forms import By, Count, Flat, Id, Key, Length, Range, Text
+from p2ptrain.net.read_form import one_line, read_form
+from p2ptrain.net.write_form import write_form
+from p2ptrain.training.recovery.version import Version, VersionRow
+from p2ptrain.training.rounds import Round
 
 CHANGE = "epoch.change"
 INVENTORY = "epoch.inventory"
@@ -115,7 +118,7 @@ def wording(fields: Mapping[str, Any], key: str, limit: int) -> str:
 
 def shown(value: str) -> str:
     """A peer's text as one line, without what would move a terminal's cursor or hide the rest."""
-    return value if value.isprintable() else printable(" ".join(value.split()), len(value)) or "?"
+    return one_line(value) or "?"
 
 
 def ids(fields: Mapping[str, Any], key: str) -> frozenset[str]:
@@ -129,7 +132,7 @@ def ids(fields: Mapping[str, Any], key: str) -> frozenset[str]:
 def wire_format(fields: Mapping[str, Any]) -> WireFormat:
     """The field "wire", or ProtocolError."""
     value = fields.get("wire")
-    if value not in set(WireFormat):
+    if value not in list(WireFormat):
         raise ProtocolError(f"unknown wire format {value!r}: use the same p2ptrain version")
     return WireFormat(value)
 
@@ -142,46 +145,51 @@ def number(fields: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-@dataclass(frozen=True, slots=True)
-class EpochKey:
-    """One plan in force for one job; `epoch` only ever rises."""
+class FrameFields:
+    """A form whose fields stand in a frame's header, beside those of others."""
 
-    job: str
-    epoch: int
-
-    def fields(self) -> dict[str, Any]:
-        """The two fields every training frame carries."""
-        return {"job": self.job, "epoch": self.epoch}
-
-    @staticmethod
-    def read(fields: Mapping[str, Any]) -> EpochKey:
-        """Check and read them."""
-        return EpochKey(text(fields, "job", 64), integer(fields, "epoch"))
-
-
-@dataclass(frozen=True, slots=True)
-class PieceKey:
-    """One micro-batch of one round."""
-
-    round: int
-    micro_batch: int
+    __slots__ = ()
 
     def fields(self) -> dict[str, Any]:
         """As frame fields."""
-        return {"round": self.round, "micro_batch": self.micro_batch}
+        return write_form(self)
 
-    @staticmethod
-    def read(fields: Mapping[str, Any]) -> PieceKey:
-        """Check and read them."""
-        return PieceKey(integer(fields, "round"), integer(fields, "micro_batch"))
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Self:
+        """Check and read them. Raises ProtocolError."""
+        return read_form(cls, fields, cls.__name__, extra=True)
 
 
-Coefficient: TypeAlias = tuple[float, str]
+@dataclass(frozen=True, slots=True)
+class EpochKey(FrameFields):
+    """One plan in force for one job; `epoch` only ever rises. Every training frame carries it."""
+
+    job: Id
+    epoch: Count
+
+
+@dataclass(frozen=True, slots=True)
+class PieceKey(FrameFields):
+    """One micro-batch of one round."""
+
+    round: Count
+    micro_batch: Count
+
+
+def _floating(value: object) -> str:
+    if not isinstance(value, str) or value not in ("float16", "bfloat16", "float32", "float64"):
+        raise ValueError("gradients are clipped by a floating-point number")
+    return value
+
+
+Coefficient: TypeAlias = tuple[
+    Annotated[float, Range(-math.inf, math.inf, finite=False)], Annotated[str, By(_floating, str)]
+]
 """What gradients are multiplied with so that their norm is clipped, and the name of its dtype."""
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(FrameFields):
     """An update counts, because every device was ready for it.
 
     Attributes:
@@ -190,29 +198,13 @@ class Commit:
         coefficient: where the job clips; else None.
     """
 
-    round: int
-    step: int
+    round: Count
+    step: Count
     coefficient: Coefficient | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """As frame fields."""
-        value, dtype = self.coefficient or (None, "")
-        return {"round": self.round, "step": self.step, "coefficient": value, "dtype": dtype}
-
-    @staticmethod
-    def read(fields: Mapping[str, Any]) -> Commit:
-        """Check and read them."""
-        coefficient = None
-        if fields.get("coefficient") is not None:
-            dtype = text(fields, "dtype", 16)
-            if dtype not in ("float16", "bfloat16", "float32", "float64"):
-                raise ProtocolError("a clipping coefficient is a floating-point number")
-            coefficient = (number(fields, "coefficient"), dtype)
-        return Commit(integer(fields, "round"), integer(fields, "step"), coefficient)
 
 
 @dataclass(frozen=True, slots=True)
-class RoundOrder:
+class RoundOrder(FrameFields):
     """What the holder tells every stage before a round.
 
     Attributes:
@@ -224,183 +216,89 @@ class RoundOrder:
         outputs: eval only: send the model's outputs to the holder (metrics need them).
     """
 
-    round: Round
+    round: Annotated[Round, Flat()]
     lr_factor: float = 1.0
     keep: bool = False
     outputs: bool = False
-    stay: tuple[Version, ...] = ()
+    stay: Annotated[tuple[VersionRow, ...], Length(VERSIONS_LIMIT)] = ()
     offer: bool = True
-
-    def fields(self) -> dict[str, Any]:
-        """As frame fields."""
-        return {
-            "round": self.round.index,
-            "mode": self.round.mode.value,
-            "step": self.round.step,
-            "samples": self.round.samples,
-            "size": self.round.micro_batch,
-            "number": self.round.first,
-            "lr_factor": self.lr_factor,
-            "keep": self.keep,
-            "outputs": self.outputs,
-            "stay": _version_list(self.stay),
-            "offer": self.offer,
-        }
-
-    @staticmethod
-    def read(fields: Mapping[str, Any]) -> RoundOrder:
-        """Check and read them."""
-        mode = text(fields, "mode")
-        if mode not in set(Mode):
-            raise ProtocolError(f"unknown kind of round {mode!r}")
-        shape = Round(
-            integer(fields, "round"),
-            Mode(mode),
-            integer(fields, "step"),
-            integer(fields, "samples", 1),
-            integer(fields, "size", 1),
-            integer(fields, "number"),
-        )
-        return RoundOrder(
-            shape,
-            number(fields, "lr_factor"),
-            bool(fields.get("keep")),
-            bool(fields.get("outputs")),
-            _read_versions(fields, "stay"),
-            bool(fields.get("offer")),
-        )
 
 
 @dataclass(frozen=True, slots=True)
-class NoMoreRounds:
+class NoMoreRounds(FrameFields):
     """So many rounds are ordered in this epoch, and none after them; a `train.round` too.
 
     Without a barrier a stage cannot know whether another forward will come before a backward. Of
     the same kind as orders, so that none of them overtakes it.
     """
 
-    rounds: int
-
-    def fields(self) -> dict[str, Any]:
-        """As frame fields, beside the epoch's."""
-        return {"end": self.rounds}
+    rounds: Annotated[Count, Key("end")]
 
     @staticmethod
-    def read(fields: Mapping[str, Any]) -> NoMoreRounds | None:
+    def among(fields: Mapping[str, Any]) -> NoMoreRounds | None:
         """Check and read them; None where a round is ordered."""
-        return NoMoreRounds(integer(fields, "end")) if "end" in fields else None
+        return NoMoreRounds.read(fields) if "end" in fields else None
+
+
+def check_units(first: int, end: int) -> None:
+    """ValueError where [first, end) is empty."""
+    if not first < end:
+        raise ValueError(f"units {first} to {end} are none")
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaOffer:
+class ReplicaOffer(FrameFields):
     """A device's copy of units [first, end), which the receiver is to keep too.
 
     Attributes:
         nbytes: of all tensors.
     """
 
-    version: Version
-    first: int
-    end: int
-    nbytes: int
+    version: Annotated[Version, Flat()]
+    first: Count
+    end: Count
+    nbytes: Annotated[Count, Key("bytes")]
 
-    def fields(self) -> dict[str, Any]:
-        """As frame fields, beside the epoch's."""
-        return {**_copy_fields(self.version, self.first, self.end), "bytes": self.nbytes}
-
-    @staticmethod
-    def read(fields: Mapping[str, Any]) -> ReplicaOffer:
-        """Check and read them."""
-        return ReplicaOffer(*_read_copy(fields), integer(fields, "bytes"))
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaKept:
+class ReplicaKept(FrameFields):
     """What has become of an offer.
 
     Attributes:
         failed: why the copy is not kept; None = it is, whole.
     """
 
-    version: Version
-    first: int
-    end: int
-    failed: str | None = None
+    version: Annotated[Version, Flat()]
+    first: Count
+    end: Count
+    failed: Annotated[str, Text(REASON_LIMIT, clean=True)] | None = None
 
-    def fields(self) -> dict[str, Any]:
-        """As frame fields, beside the epoch's."""
-        fields = _copy_fields(self.version, self.first, self.end)
-        return fields if self.failed is None else {**fields, "failed": self.failed[:REASON_LIMIT]}
-
-    @staticmethod
-    def read(fields: Mapping[str, Any]) -> ReplicaKept:
-        """Check and read them."""
-        failed = text(fields, "failed", REASON_LIMIT) if "failed" in fields else None
-        return ReplicaKept(*_read_copy(fields), failed)
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaKeeper:
+class ReplicaKeeper(FrameFields):
     """Copies of units [first, end), from `version` on, go to `keeper`, an id."""
 
-    version: Version
-    first: int
-    end: int
-    keeper: str
+    version: Annotated[Version, Flat()]
+    first: Count
+    end: Count
+    keeper: Id
 
-    def fields(self) -> dict[str, Any]:
-        """As frame fields, beside the epoch's."""
-        return {**_copy_fields(self.version, self.first, self.end), "keeper": self.keeper}
-
-    @staticmethod
-    def read(fields: Mapping[str, Any]) -> ReplicaKeeper:
-        """Check and read them."""
-        return ReplicaKeeper(*_read_copy(fields), text(fields, "keeper", 64))
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
 
 
 @dataclass(frozen=True, slots=True)
-class VersionsKeep:
+class VersionsKeep(FrameFields):
     """Which versions of a job are kept, the stable one first; older ones go.
 
     What a stage is made anew from is needed from the first one on.
     """
 
-    job: str
-    versions: tuple[Version, ...]
-
-    def fields(self) -> dict[str, Any]:
-        """As frame fields."""
-        return {"job": self.job, "versions": _version_list(self.versions)}
-
-    @staticmethod
-    def read(fields: Mapping[str, Any]) -> VersionsKeep:
-        """Check and read them."""
-        return VersionsKeep(text(fields, "job", 64), _read_versions(fields, "versions"))
-
-
-def _copy_fields(version: Version, first: int, end: int) -> dict[str, Any]:
-    return {"step": version.step, "computed": version.computed, "first": first, "end": end}
-
-
-def _read_copy(fields: Mapping[str, Any]) -> tuple[Version, int, int]:
-    version = Version(integer(fields, "step"), integer(fields, "computed"))
-    first = integer(fields, "first")
-    return version, first, integer(fields, "end", first + 1)
-
-
-def _version_list(versions: Collection[Version]) -> list[list[int]]:
-    return [[version.step, version.computed] for version in versions]
-
-
-def _read_versions(fields: Mapping[str, Any], key: str) -> tuple[Version, ...]:
-    named = fields.get(key)
-    if not isinstance(named, list) or len(named) > VERSIONS_LIMIT:
-        raise ProtocolError(f"field {key!r} is not a list of at most {VERSIONS_LIMIT}")
-    return tuple(_read_version(one) for one in named)
-
-
-def _read_version(value: object) -> Version:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ProtocolError("a version is a step and the epoch that computed it")
-    named = dict(zip(("step", "computed"), value, strict=True))
-    return Version(integer(named, "step"), integer(named, "computed"))
+    job: Id
+    versions: Annotated[tuple[VersionRow, ...], Length(VERSIONS_LIMIT)]

@@ -200,7 +200,7 @@ class _Rebuilding:
         async with task_scope() as group:
             for device, flow in self._senders():
                 line = Line(self._key, self._what.stage, flow)
-                fields = LogSend(self._old.key, line, order.round.step).fields()
+                fields = LogSend(line, self._old.key.epoch, order.round.step).fields()
                 group.create_task(self._call(device, Message(LOG_SEND, fields)))
             for flow in self._fed():
                 fields = FeedSend(Line(self._key, self._what.stage, flow), order.round).fields()

@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
+from typing import Annotated
+
+from p2ptrain.net.forms import Count, Key, Positive
 
 
 class Mode(StrEnum):
@@ -41,12 +44,12 @@ class Round:
             training are numbered through, so that devices of a stage take them in turn.
     """
 
-    index: int
+    index: Annotated[Count, Key("round")]
     mode: Mode
-    step: int
-    samples: int
-    micro_batch: int
-    first: int = 0
+    step: Count
+    samples: Positive
+    micro_batch: Annotated[Positive, Key("size")]
+    first: Annotated[Count, Key("number")] = 0
 
     @property
     def numbers(self) -> range:

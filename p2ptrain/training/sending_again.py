@@ -9,69 +9,56 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 from p2ptrain import failpoints
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.wire import copy_into
-from p2ptrain.net.message import Fields, Message, PartKind
+from p2ptrain.net.forms import Count, Flat
+from p2ptrain.net.message import Message, PartKind
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.loader import PieceLoader
 from p2ptrain.training.preparation import Prepared
-from p2ptrain.training.protocol import FEED_SEND, LOG_SEND, EpochKey, RoundOrder, integer, text
+from p2ptrain.training.protocol import FEED_SEND, LOG_SEND, EpochKey, FrameFields, text
 from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.switchboard import TARGETS, Line, Switchboard
 
 
 @dataclass(frozen=True, slots=True)
-class LogSend:
+class LogSend(FrameFields):
     """Send what went to `line.stage` on that flow in a step of an epoch that is over.
 
     Attributes:
-        key: of that epoch.
         line: where it goes now.
+        logged: that epoch.
         step: updates applied before the round.
     """
 
-    key: EpochKey
-    line: Line
-    step: int
+    line: Annotated[Line, Flat()]
+    logged: Count
+    step: Count
 
-    def fields(self) -> dict[str, Any]:
-        """As frame fields."""
-        return {**self.line.fields(), "logged": self.key.epoch, "step": self.step}
-
-    @staticmethod
-    def read(fields: Fields) -> LogSend:
-        """Check and read them."""
-        line = Line.read(fields)
-        key = EpochKey(line.key.job, integer(fields, "logged"))
-        return LogSend(key, line, integer(fields, "step"))
+    @property
+    def key(self) -> EpochKey:
+        """Of the epoch that is over."""
+        return EpochKey(self.line.key.job, self.logged)
 
 
 @dataclass(frozen=True, slots=True)
-class FeedSend:
+class FeedSend(FrameFields):
     """Send the samples of a training round.
 
     Attributes:
         line: the stage that they go to; its flow is one of those it takes from the holder.
     """
 
-    line: Line
-    shape: Round
+    line: Annotated[Line, Flat()]
+    shape: Annotated[Round, Flat()]
 
-    def fields(self) -> dict[str, Any]:
-        """As frame fields."""
-        return {**RoundOrder(self.shape).fields(), **self.line.fields()}
-
-    @staticmethod
-    def read(fields: Fields) -> FeedSend:
-        """Check and read them."""
-        shape = RoundOrder.read(fields).round
-        if shape.mode is not Mode.TRAIN:
+    def __post_init__(self) -> None:
+        if self.shape.mode is not Mode.TRAIN:
             raise ProtocolError("only rounds of training are fed again")
-        return FeedSend(Line.read(fields), shape)
 
 
 async def send_logged(

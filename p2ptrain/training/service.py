@@ -37,18 +37,17 @@ from p2ptrain.training.budget import (
 )
 from p2ptrain.training.ceiling import Ceiling
 from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.counters import count, counter_fields
+from p2ptrain.training.counters import count
 from p2ptrain.training.device_measures import DeviceMeasures
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
 from p2ptrain.training.finding import finding_fields
 from p2ptrain.training.participation import Participation
-from p2ptrain.training.parts import limited, part_of
+from p2ptrain.training.parts import SMALL, limited
 from p2ptrain.training.profiling import ProfileCache
 from p2ptrain.training.protocol import (
     ALIVE,
     BEGIN,
-    BLOB_LIMIT_BYTES,
     COMMIT,
     DIAGNOSE,
     END,
@@ -154,7 +153,7 @@ class TrainingService:
             MEASURE_LINKS: Route(self.measures.measure_links),
             INVENTORY: Route(self._inventory),
             FACTS: Route(self._facts),
-            PREPARE: Route(self._prepare, limited(BLOB_LIMIT_BYTES, 2)),
+            PREPARE: Route(self._prepare, limited(SMALL.most_bytes, 2)),
             BEGIN: Route(self._begin),
             ROUND: Route(self._round),
             DIAGNOSE: Route(self._diagnose),
@@ -277,11 +276,11 @@ class TrainingService:
         if self.job not in (None, job):
             raise PeerError(f"{self.mesh.name} works for another job")
         known = self.measures.facts(text(message.fields, "digest", 64))
-        return Message(FACTS, {}, (memoryview(known.to_bytes()),))
+        return Message(FACTS, {}, (known.to_part(),))
 
     async def _prepare(self, peer: str, message: Message) -> Message:
         """Take a part in an epoch: fetch the weights, build the stages, be ready."""
-        assignment = Assignment.from_bytes(part_of(message))
+        assignment = await Assignment.from_part(message)
         part = self._part
         if part is None or part.job != assignment.key.job:
             raise PeerError(f"{self.mesh.name} was not asked what it has of that job")
@@ -295,7 +294,7 @@ class TrainingService:
     async def _round(self, peer: str, message: Message) -> None:
         key = EpochKey.read(message.fields)
         if self._part is not None and self._part.job == key.job:
-            last = NoMoreRounds.read(message.fields)
+            last = NoMoreRounds.among(message.fields)
             if last is None:
                 await self._part.order(peer, key, RoundOrder.read(message.fields))
             elif (engagement := self._engaged(peer, message)) is not None:
@@ -353,7 +352,7 @@ class TrainingService:
 
     async def _alive(self, peer: str, message: Message) -> Message:
         """What this device has done so far: whoever asks twice sees whether it moves."""
-        done = counter_fields(count(self.mesh, self.compute.finished))
+        done = count(self.mesh, self.compute.finished).fields()
         fetched_bytes = 0 if self._part is None else self._part.fetched_bytes
         return Message(ALIVE, {**done, "fetched_bytes": fetched_bytes})
 

@@ -10,17 +10,18 @@ shared in any way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, TypeAlias
 
 from torch import Tensor
 
-from p2ptrain.errors import PlanError, ProtocolError, ScriptError
+from p2ptrain.errors import PlanError, ScriptError
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.division import LEAVES_OUT, division_effects, indivisible_boundaries
 from p2ptrain.model.division_probe import SAMPLES, first_mixing_unit
 from p2ptrain.model.left_out import DEFAULT_IGNORED, DefaultIgnored
 from p2ptrain.model.running_statistics import shareable
+from p2ptrain.net.forms import Length, Text
 from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training.operator_errors import OPERATORS_RAISE, first_line, unit_of
@@ -33,6 +34,7 @@ _DIVIDE_BY_NATURE = ("hybrid",)
 _SHARE_BY_NATURE = ("dp", "hybrid", "pipedream", "tiles")
 _TEXT_LIMIT = 1000
 _MOST_EFFECTS = 16
+Told: TypeAlias = Annotated[str, Text(_TEXT_LIMIT, clean=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,9 @@ class Sharing:
         effects: how results change where samples are divided; empty if not at all.
     """
 
-    unshared: str = ""
+    unshared: Told = ""
     divisible: bool = True
-    effects: tuple[str, ...] = ()
+    effects: Annotated[tuple[Told, ...], Length(_MOST_EFFECTS)] = ()
 
     def allocations(self, planner: str) -> Iterator[frozenset[Allocation]]:
         """What groups may do in a plan by `planner`: the first of these with which it finds one."""
@@ -80,22 +82,6 @@ class Sharing:
             for stage in plan.stages
         )
         return self.effects if divided else ()
-
-    def fields(self) -> dict[str, Any]:
-        """As plain data."""
-        return {**asdict(self), "effects": list(self.effects)}
-
-    @staticmethod
-    def read(value: object) -> Sharing:
-        """Check and read `fields`. Raises ProtocolError."""
-        match value:
-            case {"unshared": str(unshared), "divisible": bool(divisible), "effects": [*effects]}:
-                texts = [unshared, *effects]
-            case _:
-                raise ProtocolError("a job says what its model allows groups of devices to do")
-        if len(effects) > _MOST_EFFECTS or not all(_is_text(text) for text in texts):
-            raise ProtocolError("what sharing changes is told in a few short texts")
-        return Sharing(unshared, divisible, tuple(effects))
 
 
 def sharing_of(description: ModelDescription) -> Sharing:
@@ -159,7 +145,3 @@ def _first_mixing(
 def _few(leaves: Sequence[Tensor]) -> list[Tensor]:
     """`division_probe.SAMPLES` of `SEEN` samples, as far apart as can be."""
     return [leaf[:: SEEN // SAMPLES].contiguous() for leaf in leaves]
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _TEXT_LIMIT

@@ -10,7 +10,6 @@ from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
-from p2ptrain.training.counters import read_counters
 from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.protocol import ALIVE
 from p2ptrain.training.recovery.round_watch import Counters, RoundWatch
@@ -46,7 +45,7 @@ async def _ask_all(mesh: Mesh, epoch: HolderEpoch) -> Mapping[str, Counters | No
 async def _ask(mesh: Mesh, device: str) -> Counters | None:
     try:
         reply = await mesh.call(device, Message(ALIVE), timeout_seconds=ASK_TIMEOUT_SECONDS)
-        return read_counters(reply.fields)
+        return Counters.read(reply.fields)
     except (Error, TimeoutError) as error:
         log.info("no_counters", device=device[:12], why=str(error))
         return None

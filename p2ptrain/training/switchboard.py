@@ -15,17 +15,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Protocol, TypeAlias
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.wire_format import WireFormat
+from p2ptrain.net.forms import Count, Flat, Text
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
 from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.inlet import Inlet, Piece, Value, to_messages
-from p2ptrain.training.protocol import STARTED, VALUES, EpochKey, integer, text
+from p2ptrain.training.protocol import STARTED, VALUES, EpochKey, FrameFields
 
 log = get_logger(__name__)
 
@@ -35,22 +36,12 @@ the holder."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Line(FrameFields):
     """One flow into one stage of one epoch. The holder counts as stage `len(stages)`."""
 
-    key: EpochKey
-    stage: int
-    flow: str
-
-    def fields(self) -> dict[str, Any]:
-        """As frame fields."""
-        key = self.key
-        return {"job": key.job, "epoch": key.epoch, "stage": self.stage, "flow": self.flow}
-
-    @staticmethod
-    def read(fields: Fields) -> Line:
-        """Check and read them."""
-        return Line(EpochKey.read(fields), integer(fields, "stage"), text(fields, "flow", 32))
+    key: Annotated[EpochKey, Flat()]
+    stage: Count
+    flow: Annotated[str, Text(32)]
 
 
 class Credits:

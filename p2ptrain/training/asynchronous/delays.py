@@ -27,11 +27,9 @@ evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.errors import OptionError
 from p2ptrain.plan.versions import Weights, updates_late, versions_kept
 
 USUAL_PIECES = 8
@@ -77,30 +75,6 @@ class Asynchrony:
         if self.weights is not Weights.DOUBLE:
             return batch_size
         return micro_batch or -(-batch_size // min(USUAL_PIECES, batch_size))
-
-    def fields(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"weights": self.weights.value, "aggregate": self.aggregate}
-
-    @staticmethod
-    def read(value: object) -> Asynchrony | None:
-        """Check and read `fields`; None stands for synchronous rounds. Raises ProtocolError."""
-        match value:
-            case None:
-                return None
-            case {"weights": weights, "aggregate": int() | None as aggregate} if weights in set(
-                Weights
-            ):
-                try:
-                    return Asynchrony(Weights(weights), aggregate)
-                except OptionError as error:
-                    raise ProtocolError(str(error)) from error
-        raise ProtocolError("an asynchronous job says which weights its mini-batches see")
-
-
-def asynchrony_fields(how: Asynchrony | None) -> Mapping[str, Any] | None:
-    """For CBOR; `Asynchrony.read` takes it."""
-    return None if how is None else how.fields()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.errors import OptionError
 from p2ptrain.training.recovery.cadence import is_due
 
 PLANNER = "ftpipehd"
@@ -49,28 +48,3 @@ class Ftpipehd:
     def copies_whole(self, last: int, step: int) -> bool:
         """The same of the whole model."""
         return is_due(self.whole, last, step)
-
-    def fields(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
-
-    @staticmethod
-    def read(value: object) -> Ftpipehd | None:
-        """Check and read `fields`; None stands for another planner. Raises ProtocolError."""
-        match value:
-            case None:
-                return None
-            case {
-                "first_repartition": int(first),
-                "repartition": int(every),
-                "chain": int(chain),
-                "whole": int(whole),
-                "mixes": bool(mixes),
-            }:
-                try:
-                    return Ftpipehd(first, every, chain, whole, mixes)
-                except OptionError as error:
-                    raise ProtocolError(str(error)) from error
-        raise ProtocolError(
-            "FTPipeHD's settings are four numbers of mini-batches, and whether it mixes"
-        )

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from p2ptrain.errors import InternalError
+from p2ptrain.net.forms import Count, Id
+from p2ptrain.training.protocol import check_units
 from p2ptrain.training.recovery.choose import Choice
 from p2ptrain.training.recovery.placed import StageNeed
 
@@ -27,10 +29,13 @@ class Fetch:
         relayed: the peer does not have them yet: it passes on what it gets.
     """
 
-    first: int
-    end: int
-    peer: str
+    first: Count
+    end: Count
+    peer: Id
     relayed: bool = False
+
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
 
 
 def fetches(

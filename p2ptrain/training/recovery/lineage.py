@@ -14,8 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.net.forms import Count, Length, Row
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 from p2ptrain.training.recovery.version import Version
 
 ERAS_LIMIT = 64
@@ -32,16 +37,25 @@ class Era:
         origin: the epoch that computed that state; 0 = the first weights.
     """
 
-    epoch: int
-    start: int
-    origin: int
+    epoch: Count
+    start: Count
+    origin: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The eras of a job, oldest first. The holder owns it; others see copies."""
+    """The eras of a job, oldest first. The holder owns it; others see copies.
 
-    eras: tuple[Era, ...] = ()
+    Raises:
+        ProtocolError: an era does not come after the one before it.
+    """
+
+    eras: Annotated[tuple[Annotated[Era, Row()], ...], Length(ERAS_LIMIT)] = ()
+
+    def __post_init__(self) -> None:
+        for before, era in pairwise(self.eras):
+            if era.epoch <= before.epoch:
+                raise ProtocolError(f"epoch {era.epoch} cannot begin after epoch {before.epoch}")
 
     def begun(self, epoch: int, start: Version) -> Lineage:
         """With one more era.
@@ -49,8 +63,6 @@ class Lineage:
         Raises:
             ProtocolError: `epoch` is not above all others.
         """
-        if self.eras and epoch <= self.eras[-1].epoch:
-            raise ProtocolError(f"epoch {epoch} cannot begin after epoch {self.eras[-1].epoch}")
         return Lineage((*self.eras, Era(epoch, start.step, start.computed)))
 
     def is_valid(self, version: Version) -> bool:
@@ -62,23 +74,15 @@ class Lineage:
         kept = [era for era, most in self._limited() if most is None or most >= oldest]
         return Lineage(tuple(kept[-ERAS_LIMIT:]))
 
-    def to_fields(self) -> list[list[int]]:
-        """For CBOR and JSON."""
-        return [[era.epoch, era.start, era.origin] for era in self.eras]
+    def to_fields(self) -> list[Any]:
+        """For JSON."""
+        eras: list[Any] = write_form(self)["eras"]
+        return eras
 
     @staticmethod
     def from_fields(value: object) -> Lineage:
         """Check and read. Raises ProtocolError."""
-        if not isinstance(value, list) or len(value) > ERAS_LIMIT:
-            raise ProtocolError(f"a lineage is a list of at most {ERAS_LIMIT} eras")
-        lineage = Lineage()
-        for entry in value:
-            match entry:
-                case [int(epoch), int(start), int(origin)] if min(epoch, start, origin) >= 0:
-                    lineage = lineage.begun(epoch, Version(start, origin))
-                case _:
-                    raise ProtocolError("an era is an epoch, a start and an origin")
-        return lineage
+        return read_form(Lineage, {"eras": value}, "lineage")
 
     def _limited(self) -> Iterator[tuple[Era, int | None]]:
         """Each era with the last step that counts of it: the least start of all later eras."""

@@ -15,34 +15,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.net.forms import Count, Id, Length, Row
+from p2ptrain.net.read_form import read_form
+from p2ptrain.training.protocol import FrameFields, check_units
 from p2ptrain.training.recovery.choose import Past
 from p2ptrain.training.recovery.holdings import (
     HOLDINGS_LIMIT,
     Holding,
     Inventory,
     Kind,
-    read_version,
-    version_fields,
 )
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.rebuild import Rebuild
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.recovery.version import Version, VersionRow
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Units [first, end) as they are at `version`."""
 
-    first: int
-    end: int
-    version: Version
+    first: Count
+    end: Count
+    version: VersionRow
+
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class Mix(FrameFields):
     """`device` calls what it has another version.
 
     Attributes:
@@ -50,9 +54,9 @@ class Mix:
         target: the version that they are taken for.
     """
 
-    device: str
-    parts: tuple[Part, ...]
-    target: Version
+    device: Id
+    parts: Annotated[tuple[Annotated[Part, Row()], ...], Length(HOLDINGS_LIMIT, 1)]
+    target: VersionRow
 
     @property
     def made(self) -> tuple[Holding, ...]:
@@ -61,34 +65,20 @@ class Mix:
             Holding(part.first, part.end, self.target, Kind.FETCHED) for part in self.parts
         )
 
-    def fields(self) -> dict[str, Any]:
-        """For CBOR, without the device that it goes to."""
-        return {
-            "parts": [[p.first, p.end, version_fields(p.version)] for p in self.parts],
-            "target": version_fields(self.target),
-        }
-
-    @staticmethod
-    def read(device: str, fields: object) -> Mix:
-        """Check and read what `device` is asked for. Raises ProtocolError."""
-        match fields:
-            case {"parts": [*parts], "target": target} if 0 < len(parts) <= HOLDINGS_LIMIT:
-                return Mix(device, tuple(_read_part(part) for part in parts), read_version(target))
-        raise ProtocolError("a mixture has parts and the version that they are taken for")
-
 
 def read_to_be_made(device: str, fields: Mapping[str, Any]) -> Rebuild | Mix | None:
     """What `device` is asked for with an inventory's `fields`. Raises ProtocolError."""
-    if fields.get("rebuild") is not None:
-        return Rebuild.read(device, fields["rebuild"])
-    return None if fields.get("mix") is None else Mix.read(device, fields["mix"])
+    asked = read_form(_ToBeMade, fields, "epoch.inventory", extra=True)
+    made = asked.rebuild or asked.mix
+    if made is not None and made.device != device:
+        raise ProtocolError("what is to be made is asked of another device")
+    return made
 
 
-def _read_part(value: object) -> Part:
-    match value:
-        case [int(first), int(end), version] if 0 <= first < end:
-            return Part(first, end, read_version(version))
-    raise ProtocolError("a part of a mixture has units and a version")
+@dataclass(frozen=True, slots=True)
+class _ToBeMade:
+    rebuild: Rebuild | None = None
+    mix: Mix | None = None
 
 
 def mixture(

@@ -16,19 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from p2ptrain.errors import ProtocolError
-from p2ptrain.training.recovery.holdings import (
-    Holding,
-    Inventory,
-    Kind,
-    read_version,
-    version_fields,
-)
+from p2ptrain.net.forms import Count, Id
+from p2ptrain.training.protocol import FrameFields, check_units
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.recovery.version import Version, VersionRow
 
 LEAST_STEPS = 2
 """Fewer are done again by all sooner than one device is asked for them."""
@@ -36,7 +30,7 @@ _COPIES = (Kind.FETCHED, Kind.KEPT, Kind.REPLICA)
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuild:
+class Rebuild(FrameFields):
     """`device` takes units [first, end) from one version to another.
 
     Attributes:
@@ -45,46 +39,23 @@ class Rebuild:
         version: of the copy that it begins with.
     """
 
-    device: str
-    stage: int
-    first: int
-    end: int
-    epoch: int
-    version: Version
-    target: Version
+    device: Id
+    stage: Count
+    first: Count
+    end: Count
+    epoch: Count
+    version: VersionRow
+    target: VersionRow
+
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
+        if self.version.step >= self.target.step or self.target.computed != self.epoch:
+            raise ValueError("a stage is made anew from an older version to one of its epoch")
 
     @property
     def made(self) -> tuple[Holding, ...]:
         """What the device has then."""
         return (Holding(self.first, self.end, self.target, Kind.FETCHED),)
-
-    def fields(self) -> dict[str, Any]:
-        """For CBOR, without the device that it goes to."""
-        return {
-            "stage": self.stage,
-            "units": [self.first, self.end],
-            "epoch": self.epoch,
-            "version": version_fields(self.version),
-            "target": version_fields(self.target),
-        }
-
-    @staticmethod
-    def read(device: str, fields: object) -> Rebuild:
-        """Check and read what `device` is asked for. Raises ProtocolError."""
-        match fields:
-            case {
-                "stage": int(stage),
-                "units": [int(first), int(end)],
-                "epoch": int(epoch),
-                "version": version,
-                "target": target,
-            } if 0 <= first < end and min(stage, epoch) >= 0:
-                made = Rebuild(
-                    device, stage, first, end, epoch, read_version(version), read_version(target)
-                )
-                if made.version.step < made.target.step and made.target.computed == epoch:
-                    return made
-        raise ProtocolError("a stage to be made anew has units, an epoch and two versions")
 
 
 def rebuilds(

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from p2ptrain.net.forms import Bytes, Count, Seconds
+from p2ptrain.training.protocol import FrameFields
+
 QUIET_SECONDS = 30.0
 """Without a word from any stage, before the devices are asked, and between two such looks."""
 QUIET_BYTES = 128 << 10
@@ -17,7 +20,7 @@ QUIET_CPU_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(FrameFields):
     """What a device has done; each only rises.
 
     Attributes:
@@ -26,9 +29,9 @@ class Counters:
         cpu_seconds: of its process.
     """
 
-    tasks: int
-    link_bytes: int
-    cpu_seconds: float
+    tasks: Count
+    link_bytes: Bytes
+    cpu_seconds: Seconds
 
 
 class RoundWatch:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from p2ptrain.net.forms import Count, Row
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -17,10 +20,14 @@ class Version:
         computed: the epoch that computed it; 0 = the weights that the job began with.
     """
 
-    step: int
-    computed: int
+    step: Count
+    computed: Count
 
     @property
     def age(self) -> tuple[int, int]:
         """What is computed later is greater, also after a step back."""
         return self.computed, self.step
+
+
+VersionRow: TypeAlias = Annotated[Version, Row()]
+"""As it travels within another form."""

@@ -10,6 +10,8 @@ from torch import nn
 
 from p2ptrain.errors import PlanError, ProtocolError, ScriptError
 from p2ptrain.net import cbor
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.request import PlanRequest
@@ -61,11 +63,11 @@ def test_a_plan_that_divides_says_what_changes_and_one_that_deals_does_not() -> 
 
 
 def test_it_travels_and_is_checked() -> None:
-    told = cbor.loads(cbor.dumps(EFFECTS.fields()), 1 << 20)
-    assert Sharing.read(told) == EFFECTS
-    for wrong in (None, {}, {**told, "divisible": 1}, {**told, "effects": ["x" * 2000]}):
+    told = cbor.loads(cbor.dumps(write_form(EFFECTS)), 1 << 20)
+    assert read_form(Sharing, told, "sharing") == EFFECTS
+    for wrong in (None, {"more": 1}, {**told, "divisible": 1}, {**told, "effects": ["x" * 2000]}):
         with pytest.raises(ProtocolError):
-            Sharing.read(wrong)
+            read_form(Sharing, wrong, "sharing")
 
 
 def _prepared(model: nn.Module, reduction: str = "mean") -> Sharing:

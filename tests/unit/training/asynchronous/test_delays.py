@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.schedule import find_deadlock, one_f_one_b
 from p2ptrain.plan.versions import Weights, depths_of, versions_kept
 from p2ptrain.training.asynchronous.delays import (
     Asynchrony,
     Delays,
-    asynchrony_fields,
 )
 
 PIPELINES = st.integers(1, 6)
@@ -142,16 +143,15 @@ def test_the_mean_is_of_the_versions_that_a_stage_keeps_anyway() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [Asynchrony(), Asynchrony(Weights.VERTICAL, 3), Asynchrony(Weights.UNSTASHED), None]
+    "how", [Asynchrony(), Asynchrony(Weights.VERTICAL, 3), Asynchrony(Weights.UNSTASHED)]
 )
-def test_it_travels(how: Asynchrony | None) -> None:
-    assert Asynchrony.read(asynchrony_fields(how)) == how
+def test_it_travels(how: Asynchrony) -> None:
+    assert read_form(Asynchrony, write_form(how), "how") == how
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        {},
         7,
         {"weights": "old", "aggregate": None},
         {"weights": "stashed", "aggregate": "1"},
@@ -161,7 +161,7 @@ def test_it_travels(how: Asynchrony | None) -> None:
 )
 def test_what_is_none_of_it_is_refused(value: object) -> None:
     with pytest.raises(ProtocolError):
-        Asynchrony.read(value)
+        read_form(Asynchrony, value, "how")
 
 
 def test_choices_that_exclude_each_other() -> None:

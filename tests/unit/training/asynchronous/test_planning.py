@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
@@ -74,10 +76,9 @@ def test_ftpipehds_settings_travel_and_are_checked() -> None:
     wished = Ftpipehd(3, 4, 5, 6, mixes=True)
     request = asked(STASHED, "ftpipehd", ftpipehd=wished)
     assert PlanningRequest.from_bytes(request.to_bytes()) == request
-    assert Ftpipehd.read(None) is None
-    for wrong in ({}, {**wished.fields(), "chain": 0}, {**wished.fields(), "mixes": 1}):
+    for wrong in ({"chain": 0}, {"mixes": 1}, {"whole": "2"}, {"more": 1}):
         with pytest.raises(ProtocolError):
-            Ftpipehd.read(wrong)
+            read_form(Ftpipehd, {**write_form(wished), **wrong}, "settings")
     with pytest.raises(OptionError, match="first repartition counts mini-batches"):
         Ftpipehd(0)
 

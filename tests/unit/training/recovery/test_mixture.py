@@ -119,6 +119,7 @@ def test_it_travels() -> None:
     for mix in MIXED:
         assert read_to_be_made(mix.device, {"mix": mix.fields()}) == mix
     assert read_to_be_made("a", {}) is None
-    for wrong in ({}, {"parts": [], "target": [1, 1]}, {"parts": [[2, 2, [1, 1]]], "target": []}):
+    good = MIXED[0].fields()
+    for wrong in ({"parts": []}, {"parts": [[2, 2, [1, 1]]]}, {"target": []}, {"device": "x"}):
         with pytest.raises(ProtocolError):
-            read_to_be_made("a", {"mix": wrong})
+            read_to_be_made(MIXED[0].device, {"mix": {**good, **wrong}})
