@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain import event_loop, own_thread
 from p2ptrain._version import __version__
+from p2ptrain.control.own_place import own_place
 from p2ptrain.errors import Error, OptionError
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.default_folder import default_state_dir
@@ -69,6 +71,8 @@ class Node:
         memory_bytes: what p2ptrain may use here; by default what is available.
         threads: torch's threads.
         role: "member", or "holder" for one that trains its own data.
+        has_place: whether the caller has locked the state folder, as `p2ptrain join` does. Else the
+            node does while it is in the household; a `join` that runs there steps aside.
         on_event: called with every event, on the event loop; must not block. What it raises ends
             a run where the event is the run's, and is else for the loop's exception handler.
     """
@@ -87,6 +91,7 @@ class Node:
         threads: int | None = None,
         role: str = "member",
         on_event: Callable[[Event], None] | None = None,
+        has_place: bool = False,
     ) -> None:
         _check_limits(threads, memory_bytes)
         if not isinstance(name, str | None):
@@ -114,6 +119,8 @@ class Node:
             },
         )
         self._mesh = NetworkMesh(self._config, self._tell)
+        self._has_place = has_place
+        self._place = contextlib.AsyncExitStack()
         self._has_begun = False
         self._member: TrainingMember | None = None
         self._board: ProgressBoard | None = None
@@ -127,13 +134,19 @@ class Node:
 
         Raises:
             OptionError: this node was in the household before: it takes another one.
+            UserError: another process has the state folder, and does not step aside.
         """
         if self._has_begun:
             raise OptionError("a node joins once: make another one to join again")
         self._has_begun = True
         keep_freed_memory()
         await in_background(import_training)
-        await self._mesh.__aenter__()
+        try:
+            await self._take_place()
+            await self._mesh.__aenter__()
+        except BaseException:
+            await self._place.aclose()
+            raise
         try:
             self._board = ProgressBoard(self._mesh)
             self._member = self._make_member()
@@ -152,7 +165,26 @@ class Node:
         try:
             await self.leave()
         finally:
-            await self._mesh.__aexit__(error_type, error, trace)
+            try:
+                await self._mesh.__aexit__(error_type, error, trace)
+            finally:
+                await self._place.aclose()
+
+    async def _take_place(self) -> None:
+        """Have the state folder for this node alone; what is in it may be newer than we know."""
+        if self._has_place:
+            return
+        command = "train" if self._config.info["role"] == "holder" else "app"
+        own = await self._place.enter_async_context(own_place(self._config.state_dir, command))
+        if own.name is not None:
+            self._config = dataclasses.replace(
+                self._config,
+                name=self._config.name or own.name,
+                port=own.port if self._config.port is None else self._config.port,
+                window=own.window,
+            )
+        self._mesh = NetworkMesh(self._config, self._tell)
+        own.member = self
 
     async def leave(self) -> None:
         """Leave the household gracefully; harmless when it has been left.

@@ -98,7 +98,9 @@ async def _be_member(
     from p2ptrain.node import Node
 
     show = _shown(output)
-    async with Node(**options, window=lender.window, role="member", on_event=show) as node:
+    async with Node(
+        **options, window=lender.window, role="member", on_event=show, has_place=True
+    ) as node:
         lender.member = node
         try:
             await first_of(stop, lender.wanted)
@@ -108,7 +110,7 @@ async def _be_member(
     lender.window = node.window  # asked last: while it leaves, tries count and removals close it
     place = Place(str(status["name"]), int(status["port"]), lender.window)
     if lender.wanted.is_set() and not stop.is_set():
-        output.show(Warned(message="`p2ptrain train` uses this device's place until it ends"))
+        output.show(Warned(message="another program here uses this device's place until it ends"))
         lender.lend(place)
     return {**options, "name": place.name, "port": place.port, "code": None}
 

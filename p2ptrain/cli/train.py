@@ -12,7 +12,6 @@ from p2ptrain.cli import groups, options
 from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.cli.loading import load_training, loading
 from p2ptrain.cli.output import Output
-from p2ptrain.cli.own_place import own_place
 from p2ptrain.cli.planners import PLANNERS, add_tiling, any_planner, check_tiling
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.usage import DONE, UsageError
@@ -386,13 +385,11 @@ async def _train(job: Job, chosen: TrainOptions, node_options: NodeOptions, outp
 
     await load_training(exporting=True)
     async with (
-        own_place(node_options) as own,
-        Node(**own.options, window=own.window, role="holder", on_event=_shown(output)) as node,
+        Node(**node_options, role="holder", on_event=_shown(output)) as node,
+        ControlServer(node_options["state_dir"], FixedMember(node)),
     ):
-        own.member = node
-        async with ControlServer(node_options["state_dir"], FixedMember(node)):
-            run = await node.train(job, chosen)
-            await run.result()
+        run = await node.train(job, chosen)
+        await run.result()
 
 
 def _shown(output: Output) -> Any:

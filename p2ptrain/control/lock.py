@@ -23,7 +23,18 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.E
 
 
 class FolderBusy(UserError):
-    """Another process has the state folder."""
+    """Another process has the state folder.
+
+    Attributes:
+        holder: what that process is, as it wrote into the lock.
+    """
+
+    def __init__(self, holder: str, folder: Path) -> None:
+        super().__init__(
+            f"{holder} already runs with the state folder {folder}: "
+            "stop it first, or use another state folder (--state-dir)"
+        )
+        self.holder = holder
 
 
 class FolderLock:
@@ -74,10 +85,7 @@ class FolderLock:
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 raise
-            raise FolderBusy(
-                f"{_holder(descriptor)} already runs with the state folder {self._folder}: "
-                "stop it first, or give another --state-dir"
-            ) from None
+            raise FolderBusy(_holder(descriptor), self._folder) from None
 
     def __exit__(
         self,

@@ -102,7 +102,9 @@ class Lender:
                 without it.
         """
         if self._lent is not None:
-            raise UserError("another `p2ptrain train` on this device runs: wait until it ends")
+            raise UserError(
+                "another program on this device has its place in the household: wait until it ends"
+            )
         holder = self.member.trains_for() if self.member is not None else None
         if holder is not None:
             raise UserError(

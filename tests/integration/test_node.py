@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import re
+import socket
 import types
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
@@ -15,10 +16,14 @@ import pytest
 import torch
 
 import p2ptrain
+from p2ptrain.control.lock import FolderBusy, FolderLock
+from p2ptrain.control.place import Lender, Place
+from p2ptrain.control.server import ControlServer
 from p2ptrain.errors import OptionError, PlanError, ScriptError
 from p2ptrain.mesh.default_folder import STATE_DIR_VARIABLE
 from p2ptrain.mesh.interface import Member, MemberState
 from p2ptrain.mesh.mesh import NetworkMesh
+from p2ptrain.mesh.window import Window
 from p2ptrain.node import _member_line
 from p2ptrain.observe.events import Done, Event, MemberEvent, PlanEvent, Ready, Step
 from tests.unit.mesh.household import CODE, FakeDiscovery, FakeNetwork
@@ -408,3 +413,41 @@ def test_a_local_run_raises_what_went_wrong() -> None:
 
     with pytest.raises(ScriptError, match=r"schedule\(0\) failed: KeyError: 0"):
         local_losses(make_job(schedule=schedule))
+
+
+async def test_an_app_has_the_place_of_a_join_that_steps_aside(tmp_path: Path) -> None:
+    """The name, the port and the pairing window are the member's, and come back."""
+    lender = Lender()
+    place = Place("desk", _free_port(), Window.opened(CODE, asyncio.get_running_loop().time()))
+
+    async def step_aside() -> None:
+        await lender.wanted.wait()
+        lender.lend(place)
+
+    with FolderLock(tmp_path, "join"):
+        async with ControlServer(tmp_path, lender):
+            leaving = asyncio.create_task(step_aside())
+            async with p2ptrain.Node(state_dir=tmp_path, interfaces=("127.0.0.1",)) as node:
+                status = node.status()
+                assert (status["name"], status["port"]) == (place.name, place.port)
+                assert node.window is not None
+                assert not lender.given_back.is_set()
+            await leaving
+            await asyncio.wait_for(lender.given_back.wait(), 5)
+    assert lender.window is not None
+
+
+async def test_of_two_nodes_with_one_folder_the_second_says_why_not(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"state_dir": tmp_path, "interfaces": ("127.0.0.1",), "port": 0}
+    async with p2ptrain.Node(**options):
+        second = p2ptrain.Node(**options)
+        with pytest.raises(FolderBusy, match=r"p2ptrain app \(process \d+\) already runs"):
+            await second.__aenter__()
+    async with p2ptrain.Node(**options) as third:
+        assert third.status()["members"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

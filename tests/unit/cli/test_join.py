@@ -62,6 +62,7 @@ def test_options_reach_the_node(node: type[FakeNode], tmp_path: Path) -> None:
         "threads": 2,
         "state_dir": tmp_path,
         "role": "member",
+        "has_place": True,
     }
 
 

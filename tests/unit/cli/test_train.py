@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.cli import main as cli
+from p2ptrain.control.lock import FolderLock
+from p2ptrain.control.own_place import own_place
 from p2ptrain.control.place import FixedMember
 from p2ptrain.control.server import ControlServer
-from p2ptrain.errors import DeviceLost
+from p2ptrain.errors import DeviceLost, UserError
 from p2ptrain.plan.versions import Weights
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
@@ -194,16 +196,12 @@ def test_two_trains_with_one_folder_do_not_fight(
     messages: list[str] = []
 
     async def second(made: FakeNode) -> None:
-        from p2ptrain.cli.groups import NodeOptions
-        from p2ptrain.cli.own_place import own_place
-        from p2ptrain.errors import UserError
-
-        options: NodeOptions = {**made.options, "state_dir": folder}  # type: ignore[typeddict-item]
-        try:
-            async with own_place(options):
-                pass
-        except UserError as error:
-            messages.append(str(error))
+        with FolderLock(folder, "train"):  # as the true node has
+            try:
+                async with own_place(folder, "app"):
+                    pass
+            except UserError as error:
+                messages.append(str(error))
 
     node.script = second
     assert cli.main(["train", script, "--state-dir", str(folder)]) == 0

@@ -285,7 +285,7 @@ async def test_a_place_is_lent_to_one_only(
 
     leaving = asyncio.create_task(member_leaves())
     async with client.step_aside(), ControlClient(tmp_path) as second:
-        with pytest.raises(UserError, match="another `p2ptrain train`"):
+        with pytest.raises(UserError, match="another program"):
             async with second.step_aside():
                 pass
     await leaving

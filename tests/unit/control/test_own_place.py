@@ -10,8 +10,7 @@ from typing import Self
 
 import pytest
 
-from p2ptrain.cli import own_place
-from p2ptrain.cli.groups import NodeOptions
+from p2ptrain.control import own_place
 from p2ptrain.control.lock import FolderBusy, FolderLock
 from p2ptrain.control.place import Lender, Place
 from p2ptrain.control.server import ControlServer
@@ -65,24 +64,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return event
 
 
-def _options(folder: Path) -> NodeOptions:
-    return {
-        "name": None,
-        "code": None,
-        "peers": (),
-        "interfaces": (),
-        "port": None,
-        "state_dir": folder,
-        "memory_bytes": None,
-        "threads": None,
-    }
-
-
 async def test_a_folder_whose_join_stops_is_taken_over_until_train_ends(
     tmp_path: Path, join: _Join, taken: asyncio.Event
 ) -> None:
-    async with own_place.own_place(_options(tmp_path)) as own:
-        assert (own.options["name"], own.options["port"]) == (PLACE.name, PLACE.port)
+    async with own_place.own_place(tmp_path, "train") as own:
+        assert (own.name, own.port) == (PLACE.name, PLACE.port)
         await join.stop()
         await asyncio.wait_for(taken.wait(), 5.0)
         with pytest.raises(FolderBusy, match="p2ptrain train"), FolderLock(tmp_path, "join"):
@@ -94,7 +80,7 @@ async def test_a_folder_whose_join_stops_is_taken_over_until_train_ends(
 async def test_a_folder_whose_join_goes_on_stays_with_it(
     tmp_path: Path, join: _Join, taken: asyncio.Event
 ) -> None:
-    async with own_place.own_place(_options(tmp_path)):
+    async with own_place.own_place(tmp_path, "train"):
         pass
     await asyncio.wait_for(join.lender.given_back.wait(), 5.0)
     assert not taken.is_set()
@@ -114,9 +100,9 @@ async def test_a_folder_that_somebody_else_has_by_then_is_given_up_with_a_word(
     class Busy(FolderLock):
         def __enter__(self) -> Self:
             asked.set()
-            raise FolderBusy("p2ptrain join (process 1) already runs")
+            raise FolderBusy("p2ptrain join (process 1)", tmp_path)
 
-    async with own_place.own_place(_options(tmp_path)):
+    async with own_place.own_place(tmp_path, "train"):
         monkeypatch.setattr(own_place, "STARTING_SECONDS", -1.0)
         monkeypatch.setattr(own_place, "FolderLock", Busy)
         await join.stop()

@@ -1,7 +1,7 @@
-"""How `train` becomes this device's member: at once, or in the place of a running `join`.
+"""How a node becomes this device's member: at once, or in the place of a running `join`.
 
-The state folder is then locked by that `join`. Where it is stopped meanwhile, `train` takes the
-lock over, so that no other `join` begins with the identity that `train` still has.
+The state folder is then locked by that `join`. Where it is stopped meanwhile, the node takes the
+lock over, so that no other `join` begins with the identity that the node still has.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.control.lock import FolderBusy, FolderLock
-from p2ptrain.control.place import Loan, Place
+from p2ptrain.control.place import Loan
 from p2ptrain.control.record import NotRunning
 from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
@@ -45,12 +44,14 @@ class OwnPlace:
     """This device's place in our hands.
 
     Attributes:
-        options: for `p2ptrain.Node`.
+        name: what the member there was called; None where there was none.
+        port: where it listened; None alike.
         window: the pairing window to start with, None where it is closed.
         member: who has the place now: what it leaves of the window goes back to the lender.
     """
 
-    options: NodeOptions
+    name: str | None = None
+    port: int | None = None
     window: Window | None = None
     member: HasWindow | None = None
 
@@ -61,29 +62,34 @@ class OwnPlace:
 
 
 @contextlib.asynccontextmanager
-async def own_place(options: NodeOptions) -> AsyncIterator[OwnPlace]:
+async def own_place(folder: Path, command: str) -> AsyncIterator[OwnPlace]:
     """This device's place, which is ours alone inside the context.
+
+    Args:
+        folder: the state folder.
+        command: what has it then, for the message that another process shows.
 
     Raises:
         FolderBusy: another command has the state folder and cannot be asked.
         UserError: the member there does not step aside.
     """
-    folder = options["state_dir"]
     async with contextlib.AsyncExitStack() as stack:
         try:
-            stack.enter_context(FolderLock(folder, "train"))
+            stack.enter_context(FolderLock(folder, command))
         except FolderBusy as busy:
-            loan = await _borrow(folder, stack, busy)
-            own = OwnPlace(_at(loan.place, options), loan.place.window)
+            loan = await _borrow(folder, command, stack, busy)
+            own = OwnPlace(loan.place.name, loan.place.port, loan.place.window)
             try:
                 yield own
             finally:
                 loan.window = own.window_left
         else:
-            yield OwnPlace(options)
+            yield OwnPlace()
 
 
-async def _borrow(folder: Path, stack: contextlib.AsyncExitStack, busy: FolderBusy) -> Loan:
+async def _borrow(
+    folder: Path, command: str, stack: contextlib.AsyncExitStack, busy: FolderBusy
+) -> Loan:
     """Ask the member with `folder`; while it is still starting, ask again."""
     from p2ptrain.control.client import ControlClient
 
@@ -93,18 +99,19 @@ async def _borrow(folder: Path, stack: contextlib.AsyncExitStack, busy: FolderBu
             client = await stack.enter_async_context(ControlClient(folder))
             loan = await stack.enter_async_context(client.step_aside())
         except NotRunning:
-            if asyncio.get_running_loop().time() > deadline:
+            # an app's node takes no questions, however long it runs
+            if " app " in busy.holder or asyncio.get_running_loop().time() > deadline:
                 raise busy from None
         else:
-            await stack.enter_async_context(_folder_kept(client, folder))
+            await stack.enter_async_context(_folder_kept(client, folder, command))
             return loan
         await asyncio.sleep(_RETRY_SECONDS)  # another process's file: nothing to wait on
 
 
 @contextlib.asynccontextmanager
-async def _folder_kept(client: ControlClient, folder: Path) -> AsyncIterator[None]:
+async def _folder_kept(client: ControlClient, folder: Path, command: str) -> AsyncIterator[None]:
     """Keep `folder` locked, whether or not the member that lent its place goes on."""
-    task = asyncio.create_task(_take_over(client, folder), name="take over the folder")
+    task = asyncio.create_task(_take_over(client, folder, command), name="take over the folder")
     try:
         yield
     finally:
@@ -114,7 +121,7 @@ async def _folder_kept(client: ControlClient, folder: Path) -> AsyncIterator[Non
             _log.error("folder_not_taken_over", why=repr(error))
 
 
-async def _take_over(client: ControlClient, folder: Path) -> None:
+async def _take_over(client: ControlClient, folder: Path, command: str) -> None:
     """Lock `folder` once the member that lent its place is gone, until this is cancelled.
 
     It lets go at its very end, and the system starts it again only after that: we are first.
@@ -124,19 +131,10 @@ async def _take_over(client: ControlClient, folder: Path) -> None:
     deadline = loop.time() + STARTING_SECONDS
     while True:
         try:
-            with FolderLock(folder, "train"):
+            with FolderLock(folder, command):
                 await asyncio.Event().wait()
         except (UserError, OSError) as error:
             if not isinstance(error, FolderBusy) or loop.time() > deadline:
                 _log.warning("folder_not_taken_over", why=str(error))
                 return
         await asyncio.sleep(_RETRY_SECONDS)  # another process's lock: nothing to wait on
-
-
-def _at(place: Place, options: NodeOptions) -> NodeOptions:
-    """`options` where given, else the borrowed place's."""
-    return {
-        **options,
-        "name": options["name"] or place.name,
-        "port": place.port if options["port"] is None else options["port"],
-    }
