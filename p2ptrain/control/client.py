@@ -20,6 +20,9 @@ from p2ptrain.logs import get_logger
 
 _log = get_logger(__name__)
 
+_NO_ANSWER = (ValueError, RecursionError)
+"""What reading a body raises that is not JSON, or too deep."""
+
 REQUEST_TIMEOUT_SECONDS = 30.0
 """The member answers at once; a removal waits for the others' answers."""
 
@@ -109,8 +112,8 @@ class ControlClient:
                 connecting = self._open().ws_connect("/step-aside", timeout=timeout)
                 socket = await stack.enter_async_context(connecting)
                 body = await socket.receive_json()
-        if "error" in body:
-            raise UserError(body["error"])
+        if isinstance(body, dict) and "error" in body:
+            raise UserError(str(body["error"]))
         self._lent = socket
         return socket, read_place(body, asyncio.get_running_loop().time())
 
@@ -137,7 +140,7 @@ class ControlClient:
             raise not_running(self._folder) from error
         except TimeoutError as error:
             raise UserError(f"the member (process {self._record.pid}) does not answer") from error
-        except (aiohttp.ClientError, aiohttp.WSMessageTypeError) as error:
+        except (aiohttp.ClientError, aiohttp.WSMessageTypeError, *_NO_ANSWER) as error:
             raise UserError(f"the member stopped before it answered ({error})") from error
 
 

@@ -6,12 +6,13 @@ Two processes' clocks need not agree: a pairing window travels as the seconds th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
 from typing import Any
 
 from p2ptrain.control.place import Place
+from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.window import WINDOW_SECONDS, Window
+from p2ptrain.mesh.window import CODE_DIGITS, WINDOW_SECONDS, Window
 
 _log = get_logger(__name__)
 
@@ -21,9 +22,19 @@ def place_fields(place: Place, now: float) -> dict[str, Any]:
     return {"name": place.name, "port": place.port, **window_fields(place.window, now)}
 
 
-def read_place(fields: Mapping[str, Any], now: float) -> Place:
-    """The other side of `place_fields`."""
-    return Place(str(fields["name"]), int(fields["port"]), _window(fields.get("window"), now))
+def read_place(fields: object, now: float) -> Place:
+    """The other side of `place_fields`.
+
+    Raises:
+        UserError: it is something else.
+    """
+    match fields:
+        case {"name": str(name), "port": int(port), **rest} if 0 <= port < 65536:
+            return Place(name, port, _window(rest.get("window"), now))
+    raise UserError(
+        "the member on this device answers in a way that this version does not know: stop "
+        "`p2ptrain join` and start it again"
+    )
 
 
 def window_fields(window: Window | None, now: float) -> dict[str, Any]:
@@ -46,7 +57,7 @@ def read_window(text: str | None, now: float) -> Window | None:
         return None
     try:
         fields: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _log.warning("the borrower of this device's place gave back something else", why=str(error))
         return None
     return _window(fields.get("window") if isinstance(fields, dict) else fields, now)
@@ -61,7 +72,11 @@ def _window(fields: Any, now: float) -> Window | None:
             "seconds_left": int(left) | float(left),
             "wrong_tries": int(wrong_tries),
             "invited": bool(invited),
-        }:
+        } if _is_code(code) and math.isfinite(left) and wrong_tries >= 0:
             return Window(code, now + min(left, WINDOW_SECONDS), wrong_tries, invited)
     _log.warning("a pairing window that another process had is not readable: it is closed")
     return None
+
+
+def _is_code(text: str) -> bool:
+    return len(text) == CODE_DIGITS and text.isascii() and text.isdigit()

@@ -6,12 +6,11 @@ Whoever can read this file (0600, in a 0700 folder) may command the member; nobo
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
 
 RECORD_NAME = "control.json"
 
@@ -47,13 +46,12 @@ def read_record(folder: Path) -> ControlRecord:
         NotRunning: there is none, or it is not one that p2ptrain wrote.
         UserError: others may read the folder or the file.
     """
-    content = StateFolder(folder).read(RECORD_NAME) if folder.is_dir() else None
-    if content is None:
-        raise not_running(folder)
     try:
-        body = json.loads(content)
+        body = StateFolder(folder).read_json(RECORD_NAME) if folder.is_dir() else None
+        if body is None:
+            raise not_running(folder)
         return ControlRecord(str(body["address"]), str(body["token"]), int(body["pid"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (BrokenFile, ValueError, KeyError, TypeError) as error:
         raise NotRunning(f"{folder / RECORD_NAME} is damaged: restart `p2ptrain join`") from error
 
 

@@ -128,7 +128,7 @@ class ControlServer:
     def _is_ours(self, request: web.Request) -> bool:
         token = request.headers.get("Authorization", "")
         return (
-            hmac.compare_digest(token.encode(), f"Bearer {self._token}".encode())
+            hmac.compare_digest(_bytes(token), _bytes(f"Bearer {self._token}"))
             and request.host == self._allowed_host
             and "Origin" not in request.headers
         )
@@ -211,11 +211,16 @@ def _now() -> float:
 _SOCKET_ENDS = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR})
 
 
+def _bytes(header: str) -> bytes:
+    """Of a header, which may hold any bytes: what is no UTF-8 is read as surrogates."""
+    return header.encode("utf-8", "surrogateescape")
+
+
 async def _text_field(request: web.Request, key: str) -> str:
     try:
-        body: Any = json.loads(await request.text())
+        body: Any = json.loads(await request.read())
         value = body[key]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         value = None
     if not isinstance(value, str):
         raise UserError(f"the request needs a text {key!r}")

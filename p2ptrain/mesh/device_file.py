@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address, is_usable
-from p2ptrain.mesh.state_folder import StateFolder, broken_file
+from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
 from p2ptrain.mesh.text import checked_name
 
 log = get_logger(__name__)
@@ -71,7 +70,7 @@ class DeviceFile:
     def addresses(self) -> dict[str, list[Address]]:
         """Last known addresses by device id; what is unusable is dropped: they are only hints."""
         found: dict[str, list[Address]] = {}
-        for device_id, entries in _hints(self._folder.read(ADDRESSES_FILE)).items():
+        for device_id, entries in _hints(self._folder).items():
             pairs = [_address(entry) for entry in entries] if isinstance(entries, list) else []
             found[device_id] = [pair for pair in pairs if pair is not None]
         return found
@@ -92,19 +91,16 @@ def _mapping(folder: StateFolder, name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise broken_file(folder.path / name, "it does not hold an object")
+        raise BrokenFile(folder.path / name, "it does not hold an object")
     return value
 
 
-def _hints(content: bytes | None) -> dict[str, Any]:
+def _hints(folder: StateFolder) -> dict[str, Any]:
     try:
-        value = json.loads(content or b"{}")
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        log.warning("addresses_forgotten", why="the file is damaged")
+        return _mapping(folder, ADDRESSES_FILE)
+    except BrokenFile as error:
+        log.warning("addresses_forgotten", why=error.why)
         return {}
-    return value
 
 
 def _whole(value: object) -> int:

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from p2ptrain.mesh.state_folder import StateFolder, broken_file
+from p2ptrain.mesh.sealed import Damaged, is_sealed, seal_lines
+from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
 from p2ptrain.net.tls import can_be_pinned
 
 IDENTITY_FILE = "device.pem"
@@ -93,11 +94,19 @@ def load_or_create(folder: StateFolder) -> Identity:
     Raises:
         UserError: the file is broken, or others may read it.
     """
+    file = folder.path / IDENTITY_FILE
     content = folder.read(IDENTITY_FILE)
     if content is None:
-        content = _create()
+        content = seal_lines(_create())
         folder.write(IDENTITY_FILE, content)
-    return _parse(content, folder.path / IDENTITY_FILE)
+    try:
+        sealed = is_sealed(content)
+    except Damaged as error:
+        raise BrokenFile(file, str(error)) from error
+    identity = _parse(content, file)
+    if not sealed:  # of an older version
+        folder.write(IDENTITY_FILE, seal_lines(content))
+    return identity
 
 
 def _create() -> bytes:
@@ -135,11 +144,14 @@ def _parse(pem: bytes, file: Path) -> Identity:
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError) as error:
-        raise broken_file(file, "it holds no certificate and key") from error
+        certificate.verify_directly_issued_by(certificate)
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+        raise BrokenFile(file, "it holds no certificate and key") from error
+    except InvalidSignature as error:
+        raise BrokenFile(file, "its certificate is not as it was signed") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise broken_file(file, "its key is of another kind")
+        raise BrokenFile(file, "its key is of another kind")
     if certificate.public_key() != key.public_key():
-        raise broken_file(file, "certificate and key do not belong together")
+        raise BrokenFile(file, "certificate and key do not belong together")
     der = certificate.public_bytes(serialization.Encoding.DER)
     return Identity(device_id(der), der, key, file)

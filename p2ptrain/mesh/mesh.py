@@ -29,7 +29,7 @@ from p2ptrain.mesh.discovery import Discovery, NoDiscovery
 from p2ptrain.mesh.events import MemberRecord
 from p2ptrain.mesh.given_peers import GivenHooks, GivenPeers
 from p2ptrain.mesh.hello import REFUSED_KIND, Hello, new_token
-from p2ptrain.mesh.identity import load_or_create
+from p2ptrain.mesh.identity import IDENTITY_FILE, load_or_create
 from p2ptrain.mesh.interface import (
     Coordinator,
     Handler,
@@ -103,6 +103,7 @@ class NetworkMesh:
         self._given_peers = [parse_peer(peer) for peer in config.peers]
         self._code = normalised_code(config.code) if config.code is not None else None
         folder = StateFolder(config.state_dir)
+        self._is_new = not (folder.path / IDENTITY_FILE).exists()
         self._identity = load_or_create(folder)
         self._trust = TrustStore(folder, self._identity)
         self._file = DeviceFile(folder, config.name, default_name(self._identity.id))
@@ -167,6 +168,11 @@ class NetworkMesh:
                 self._connections.keep(device_id, addresses)
         await self._discovery.start(self.self_id, self.port, self._on_found)
         self._emit(Ready(self.name, self.self_id, self.address, self.port))
+        if self._is_new and self._trust.trusted:
+            self._notices.warn(
+                f"{IDENTITY_FILE} was not in the state folder: this device has another identity "
+                "from now on, and has to be paired anew"
+            )
         self._roster.start()
         self.belonging.start(self._code, self._config.window)
         self._follow_the_network()

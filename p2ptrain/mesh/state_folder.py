@@ -2,21 +2,23 @@
 
 It holds the device's key, so nobody else may read it, and every file is replaced as a whole: a
 process killed at any instruction leaves the old content or the new, never a mixture (temporary
-file, fsync, rename, fsync of the folder).
+file, fsync, rename, fsync of the folder). What a disk changes afterwards is found out by the seal
+in each file (sealed.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from p2ptrain.errors import UserError
+from p2ptrain.mesh.sealed import Damaged, open_json, seal_json
 from p2ptrain.replace_file import replace_file
 
 _PRIVATE_FOLDER = 0o700
@@ -53,6 +55,7 @@ class StateFolder:
         try:
             if not file.exists():
                 return None
+            self._check_owner(file)
             if _open_to_others(file):
                 raise UserError(
                     f"{file} can be read by other users of this machine: run "
@@ -82,19 +85,20 @@ class StateFolder:
         """The file's JSON value, or None where there is no such file.
 
         Raises:
-            UserError: as `read`, or the file is not JSON.
+            UserError: as `read`.
+            BrokenFile: the file is damaged.
         """
         content = self.read(name)
         if content is None:
             return None
         try:
-            return json.loads(content)
-        except ValueError as error:
-            raise broken_file(self.path / name, "it is not JSON") from error
+            return open_json(content)
+        except Damaged as error:
+            raise BrokenFile(self.path / name, str(error)) from error
 
-    def write_json(self, name: str, value: object) -> None:
-        """Replace the file by `value` as JSON."""
-        self.write(name, json.dumps(value, indent=1).encode())
+    def write_json(self, name: str, value: Mapping[str, object]) -> None:
+        """Replace the file by `value` as JSON, sealed."""
+        self.write(name, seal_json(value))
 
     def remove(self, name: str) -> None:
         """Remove the file if it is there."""
@@ -103,6 +107,7 @@ class StateFolder:
     def _check_folder(self) -> None:
         if not self.path.is_dir():
             raise UserError(f"the state folder {self.path} is not a folder: choose another one")
+        self._check_owner(self.path)
         if not _open_to_others(self.path):
             return
         if any(self.path.iterdir()):
@@ -112,6 +117,16 @@ class StateFolder:
             )
         self.path.chmod(_PRIVATE_FOLDER)  # still empty, so nothing was ever seen
 
+    def _check_owner(self, path: Path) -> None:
+        """Root may read everything: that makes nobody else's identity its own."""
+        if not _HAS_MODES or path.stat().st_uid == os.geteuid():
+            return
+        raise UserError(
+            f"{path} belongs to another user of this machine ({_owner(path)}): run p2ptrain as "
+            "that user, or choose another folder with --state-dir, or take it over with "
+            f"`chown -R {os.geteuid()} {self.path}`"
+        )
+
     def _remove_leftovers(self) -> None:
         """Temporary files of processes that were killed while writing."""
         for file in self.path.glob(f"*.*{_TEMPORARY_SUFFIX}"):
@@ -120,11 +135,28 @@ class StateFolder:
                 file.unlink(missing_ok=True)
 
 
-def broken_file(file: Path, why: str) -> UserError:
-    """The error for a file of ours that does not hold what it should."""
-    return UserError(
-        f"{file} is broken ({why}): restore it from a copy, or remove it and pair this device anew"
-    )
+class BrokenFile(UserError):
+    """A file of ours does not hold what it should.
+
+    Attributes:
+        file: its path.
+        why: what is wrong with it.
+    """
+
+    def __init__(self, file: Path, why: str) -> None:
+        super().__init__(
+            f"{file} is broken ({why}): restore it from a copy, or remove it and pair this device "
+            "anew"
+        )
+        self.file = file
+        self.why = why
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:  # a number without a name
+        return str(path.stat().st_uid)
 
 
 def _open_to_others(path: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from p2ptrain.errors import PairingError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity import Identity, can_be_a_device, device_id
-from p2ptrain.mesh.state_folder import StateFolder, broken_file
+from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
 from p2ptrain.mesh.text import peer_name
 from p2ptrain.mesh.trust import (
     TrustBook,
@@ -151,10 +151,10 @@ def _load(folder: StateFolder) -> dict[str, TrustedDevice]:
         return {}
     try:
         if value["format"] != _FORMAT:
-            raise broken_file(folder.path / TRUST_FILE, f"its format is not {_FORMAT}")
+            raise BrokenFile(folder.path / TRUST_FILE, f"its format is not {_FORMAT}")
         devices = [_from_json(item) for item in value["devices"]]
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise broken_file(folder.path / TRUST_FILE, "an entry is malformed") from error
+        raise BrokenFile(folder.path / TRUST_FILE, "an entry is malformed") from error
     return {device.id: device for device in devices if _is_real(device)}
 
 

@@ -1,8 +1,9 @@
 """Checkpoints on disk: whole or not there, and never taken for another job's.
 
     DIR/
-      checkpoint.json          which folder is the newest whole one, with the SHA-256 of its files
+      checkpoint.json          which folder is the newest whole one, and what it holds
       step-00000120/
+        checkpoint.json        what this folder holds, with the SHA-256 of its files
         model.safetensors      the user's state_dict (tied names once)
         optimizer.safetensors  "<parameter>.<slot>"
 
@@ -10,6 +11,8 @@ A new folder is written and flushed under a temporary name, renamed, and only th
 `checkpoint.json`, which is replaced atomically; the folder that it named before is kept, others go.
 What it names is never replaced: a step that is made and written again, after a restart, has a
 folder `step-00000120-again`. So a full disk or a lost power leaves the last checkpoint as it was.
+Both indexes are sealed (mesh/sealed.py). Where the newest turns out to be damaged, the newest whole
+one is taken, and people hear which one was not.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import shutil
 import stat
@@ -35,6 +37,7 @@ from torch import Tensor
 from p2ptrain import failpoints
 from p2ptrain.errors import OptionError, TrainingError
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.sealed import Damaged, open_json, seal_json
 from p2ptrain.replace_file import replace_file, where_links_lead
 
 log = get_logger(__name__)
@@ -115,20 +118,22 @@ def save(folder: Path, checkpoint: Checkpoint) -> Written:
             MODEL: _write(partial / MODEL, checkpoint.model),
             OPTIMIZER: _write(partial / OPTIMIZER, checkpoint.optimizer),
         }
-        final = folder / name
-        shutil.rmtree(final, ignore_errors=True)
-        if failpoints.armed:
-            failpoints.reach_now("checkpoint.rename.before", device=_HERE)
-        partial.rename(final)
         index = {
             "format": FORMAT,
             "folder": name,
             "sha256": digests,
             "progress": asdict(checkpoint.progress),
+            "serial": max(map(_serial, folder.glob("step-*")), default=0) + 1,
         }
+        _replace(partial / INDEX, seal_json(index))
+        final = folder / name
+        shutil.rmtree(final, ignore_errors=True)
+        if failpoints.armed:
+            failpoints.reach_now("checkpoint.rename.before", device=_HERE)
+        partial.rename(final)
         if failpoints.armed:
             failpoints.reach_now("checkpoint.index.before", device=_HERE)
-        _replace(folder / INDEX, json.dumps(index, indent=1).encode())
+        _replace(folder / INDEX, seal_json(index))
         if failpoints.armed:
             failpoints.reach_now("checkpoint.index.after", device=_HERE)
     except (OSError, SafetensorError) as error:
@@ -155,26 +160,63 @@ def say_anew(folder: Path, progress: Progress) -> None:
         return
     index["progress"] = asdict(progress)
     try:
-        _replace(folder / INDEX, json.dumps(index, indent=1).encode())
+        _replace(folder / INDEX, seal_json(index))
     except OSError as error:
         raise TrainingError(f"could not write to {folder}: {_reason(error)}") from error
 
 
-def load(folder: Path) -> Checkpoint:
-    """Read the newest checkpoint of `folder`.
+def load(folder: Path, warn: Callable[[str], None]) -> Checkpoint:
+    """Read the newest whole checkpoint of `folder`.
+
+    Args:
+        folder: where `save` wrote them.
+        warn: told of newer ones that are damaged, if there is a whole one.
 
     Raises:
-        OptionError: there is none, or it is damaged.
+        OptionError: there is none that is whole.
     """
-    index = _read_index(folder)
+    damages: list[OptionError] = []
+    tried: set[object] = set()
+    for place in (folder, *_newest_first(folder)):
+        try:
+            index = _read_index(place)
+            if index.get("folder") in tried:
+                continue
+            tried.add(index.get("folder"))
+            found = _read_of(folder, index, place / INDEX)
+        except OptionError as error:
+            damages.append(error)
+            continue
+        for damage in damages:
+            warn(f"{damage}: going on from the checkpoint of step {found.progress.step} instead")
+        return found
+    raise damages[0]
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """The folders of single checkpoints; those that do not say when they were written come last."""
+    return sorted(folder.glob("step-*"), key=_serial, reverse=True)
+
+
+def _serial(place: Path) -> int:
+    """Which checkpoint of its folder it is; 0 where it is damaged, or an older version's."""
+    try:
+        serial = _read_index(place).get("serial")
+    except OptionError as error:
+        log.info("no_index_of_its_own", why=str(error))
+        return 0
+    return serial if isinstance(serial, int) else 0
+
+
+def _read_of(folder: Path, index: dict[str, Any], file: Path) -> Checkpoint:
     try:
         place = folder / str(index["folder"])
         progress = _checked(Progress(**index["progress"]))
         digests = dict(index["sha256"])
     except (KeyError, TypeError, ValueError) as error:
-        raise OptionError(f"{folder / INDEX} is not a checkpoint's index: {error}") from error
+        raise OptionError(f"{file} is not a checkpoint's index: {error}") from error
     if place.parent != folder:
-        raise OptionError(f"{folder / INDEX} names a folder elsewhere")
+        raise OptionError(f"{file} names a folder elsewhere")
     return Checkpoint(
         progress,
         _read(place / MODEL, digests.get(MODEL)),
@@ -293,11 +335,13 @@ def _read(path: Path, digest: object) -> Mapping[str, Tensor]:
 def _read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     try:
-        index = json.loads(path.read_text())
+        index = open_json(path.read_bytes())
     except FileNotFoundError:
         raise OptionError(f"there is no checkpoint in {folder}") from None
-    except (OSError, ValueError) as error:
-        raise OptionError(f"cannot read {path}: {error}") from error
+    except Damaged as error:
+        raise OptionError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        raise OptionError(f"cannot read {path}: {_reason(error)}") from error
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise OptionError(f"{path} is not of the format {FORMAT}")
     return index

@@ -19,7 +19,7 @@ def note(folder: StateFolder, jobs: Collection[str]) -> None:
     """Write down that these are over; a disk that refuses is only told of."""
     known = [job for job in find(folder) if job not in jobs]
     try:
-        folder.write_json(ENDED_FILE, [*known, *sorted(jobs)][-MOST_JOBS:])
+        folder.write_json(ENDED_FILE, {"jobs": [*known, *sorted(jobs)][-MOST_JOBS:]})
     except (OSError, UserError) as error:
         log.warning("end_not_noted", why=str(error))
 
@@ -27,8 +27,9 @@ def note(folder: StateFolder, jobs: Collection[str]) -> None:
 def find(folder: StateFolder) -> tuple[str, ...]:
     """Those written down, the newest last."""
     try:
-        jobs = folder.read_json(ENDED_FILE)
+        found = folder.read_json(ENDED_FILE)
     except UserError as error:
         log.warning("ends_unreadable", why=str(error))
         return ()
+    jobs = found.get("jobs") if isinstance(found, dict) else found  # older ones are a list
     return tuple(job for job in jobs if isinstance(job, str)) if isinstance(jobs, list) else ()

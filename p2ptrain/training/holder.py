@@ -113,6 +113,8 @@ class HolderRun:
             )
         started = await self._start.run(self._job)
         self._id = started.entry.job
+        for warning in started.prepared.warnings:
+            self._warn(warning)
         if started.prepared.only_rounds:
             self._warn(f"training in synchronous rounds: {started.prepared.only_rounds}")
         unevaluated = missing_loss(self._job.metrics, started.prepared.captured)

@@ -25,7 +25,7 @@ from typing import Any
 
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.assignment import FIRST, Assignment
@@ -230,15 +230,16 @@ class Journal:
                 os.close(descriptor)
 
 
-def find(folder: StateFolder) -> JournalEntry | None:
-    """The unfinished job of this folder, if there is one that can be read."""
+def find(folder: StateFolder, warn: Callable[[str], None]) -> JournalEntry | None:
+    """The unfinished job of this folder, if there is one that can be read; damage is told."""
     try:
         fields = folder.read_json(JOB_FILE)
         if fields is None:
             return None
         return _read(fields, folder.read(REPORTED_FILE))
     except (UserError, ProtocolError) as error:
-        log.warning("journal_unreadable", why=str(error))
+        why = error.why if isinstance(error, BrokenFile) else str(error)
+        warn(f"{folder.path / JOB_FILE} cannot be used ({why}): the job it tells of does not go on")
         return None
 
 

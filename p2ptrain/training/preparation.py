@@ -51,6 +51,7 @@ class Prepared:
         steps: updates in all.
         only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
         maps: of the first units, where they can be cut into tiles and may be.
+        warnings: what people should know of what was read.
     """
 
     job: Job
@@ -68,6 +69,7 @@ class Prepared:
     evaluated: int = 0
     only_rounds: str = ""
     maps: MapNetwork | None = None
+    warnings: tuple[str, ...] = ()
 
     def progress(self, step: int) -> Progress:
         """What a checkpoint of update `step` says of the job."""
@@ -183,7 +185,8 @@ def _sharing(captured: Captured, samples: Samples) -> Sharing:
 
 def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
     assert options.resume is not None
-    found = checkpoint.load(options.resume)
+    damages: list[str] = []
+    found = checkpoint.load(options.resume, damages.append)
     wanted = prepared.progress(found.progress.step)
     for field in ("digest", "samples", "batch_size", "seed", "optimizer"):
         if getattr(found.progress, field) != getattr(wanted, field):
@@ -205,7 +208,9 @@ def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
     first, evaluated = found.progress.step, found.progress.evaluated
     if evaluated is None:  # a file that does not say: taken to be told
         evaluated = first
-    return replace(prepared, state=state, first_step=first, evaluated=evaluated)
+    return replace(
+        prepared, state=state, first_step=first, evaluated=evaluated, warnings=tuple(damages)
+    )
 
 
 def _slots(prepared: Prepared, found: Checkpoint, options: TrainOptions) -> dict[str, Tensor]:

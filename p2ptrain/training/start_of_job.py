@@ -75,7 +75,7 @@ class StartOfJob:
             UserError: the job, the script's data or the options have to change.
             PeerError: the household does not agree on a coordinator.
         """
-        found = None if self._folder is None else journal.find(self._folder)
+        found = None if self._folder is None else journal.find(self._folder, self._warn)
         wanted = None if self._options.fresh else found
         with timed(log, "captured_and_gathered"):
             async with task_scope() as group:
@@ -96,6 +96,9 @@ class StartOfJob:
         reported = Reported(first, prepared.evaluated)
         entry = JournalEntry(job_id(mark, secrets.token_hex(8)), mark, weights, first, reported)
         return Started(prepared, entry, has_first_weights=True)
+
+    def _warn(self, message: str) -> None:
+        self._emit(Warned(message))
 
     async def _capture(self, job: Job) -> tuple[Prepared, str]:
         prepared = await in_background(lambda: prepare(job, self._options))

@@ -18,7 +18,7 @@ from p2ptrain.mesh import state_folder
 from p2ptrain.mesh.device_file import DEVICE_FILE
 from p2ptrain.mesh.election_wire import ElectionKind, ElectionMessage, encode
 from p2ptrain.mesh.hello import Hello, to_message
-from p2ptrain.mesh.identity import load_or_create
+from p2ptrain.mesh.identity import IDENTITY_FILE, load_or_create
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
 from p2ptrain.mesh.interfaces import Address
 from p2ptrain.mesh.roster import ELECTION_KIND, MEMBERSHIP_KIND
@@ -287,6 +287,18 @@ async def test_a_restart_needs_no_code(home: Household) -> None:
     await together(anna, again)
     assert again.mesh.self_id == first_id
     assert not again.told(Pairing)
+
+
+async def test_another_identity_is_never_taken_without_a_word(
+    home: Household, tmp_path: Path
+) -> None:
+    anna = await home.start("anna")
+    async with home.running("bert") as bert:
+        await together(anna, bert)
+        assert not any("another identity" in str(told) for told in bert.told(Warned))
+    (tmp_path / "bert" / IDENTITY_FILE).unlink()
+    async with home.running("bert", code=None) as again:
+        await again.until(lambda: "another identity" in str(again.told(Warned)))
 
 
 async def test_the_later_of_two_names_gets_a_number(home: Household, tmp_path: Path) -> None:

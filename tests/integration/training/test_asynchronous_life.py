@@ -145,7 +145,7 @@ async def test_checkpoints_are_cuts_to_resume_from(tmp_path: Path, batch_size: i
     async with devices(3) as household:
         await household.holder_run(make(), options(3, STASHED, 7, checkpoint=folder)).run()
         names = cut_of(household)
-    found = load(folder)
+    found = load(folder, pytest.fail)
     assert found.progress.step == 7
     job = make()
     async with devices(3) as household:

@@ -121,7 +121,7 @@ async def test_an_evaluation_that_was_cut_off_is_made_when_the_job_is_resumed(
             with suppress(TrainingError):
                 await household.holder_run(job(), options).run()
             assert evaluated() == ([3] if cut_off else [3, 6])
-    assert checkpoint.load(tmp_path).progress.step == 6
+    assert checkpoint.load(tmp_path, pytest.fail).progress.step == 6
     async with devices(1) as household:
         await household.holder_run(job(), TrainOptions(resume=tmp_path)).run()
         assert evaluated() == ([6] if cut_off else [])
@@ -178,7 +178,7 @@ async def test_a_full_disk_warns_trains_on_and_fails_in_the_end(
             await household.holder_run(make_job(), again).run()
     assert any(isinstance(event, Warned) for event in household.events)
     assert len(household.losses) == 9
-    assert checkpoint.load(tmp_path / "c").progress.step == 3
+    assert checkpoint.load(tmp_path / "c", pytest.fail).progress.step == 3
     assert not list((tmp_path / "c").glob(".*.partial"))
 
 

@@ -115,7 +115,7 @@ async def test_nothing_is_left_behind(tmp_path: Path, lender: Lender) -> None:
 
 
 class TestStrangers:
-    """Every route refuses everyone who does not prove to be this user's own command."""
+    """S1, S24: every route refuses everyone who does not prove to be this user's own command."""
 
     @pytest.fixture
     async def server(self, tmp_path: Path, lender: Lender) -> AsyncIterator[ControlServer]:
@@ -150,6 +150,31 @@ class TestStrangers:
                 async with session.request(method, url, json={"name": "pi"}) as response:
                     assert response.status == 403, (method, path)
         assert member.removed == []
+
+    @pytest.mark.parametrize("token", [b"Bearer \xff\xfe", "Bearer \u00e4".encode(), b"\x80" * 72])
+    async def test_a_token_of_any_bytes_is_refused(
+        self, server: ControlServer, tmp_path: Path, token: bytes
+    ) -> None:
+        """S24: as every other one, without a traceback in the log."""
+        host, port = read_record(tmp_path).address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"GET /status HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
+        writer.write(head.encode() + b"Authorization: " + token + b"\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 403 ")
+        writer.close()
+
+    @pytest.mark.parametrize("body", [b"[" * 100_000, b"\xff", b"", b"7", b'{"name": {}}'])
+    async def test_a_body_that_is_no_request_is_an_error_of_ours(
+        self, server: ControlServer, tmp_path: Path, body: bytes
+    ) -> None:
+        record = read_record(tmp_path)
+        headers = {"Authorization": f"Bearer {record.token}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(f"http://{record.address}/remove", data=body) as response,
+        ):
+            assert response.status == 409
+            assert "needs a text 'name'" in (await response.json())["error"]
 
     async def test_a_body_over_the_limit_is_refused(
         self, server: ControlServer, tmp_path: Path

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from p2ptrain.control.place import Place
 from p2ptrain.control.place_wire import place_fields, read_place, read_window, window_fields
+from p2ptrain.errors import UserError
 from p2ptrain.mesh.window import WINDOW_SECONDS, Window
 
 WINDOW = Window("12345678", 130.0, wrong_tries=3, invited=True)
@@ -37,8 +39,51 @@ def test_nothing_is_open_for_longer_than_a_window() -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        None,
+        [],
+        {},
+        {"name": "laptop"},
+        {"name": 5, "port": 4000},
+        {"name": "laptop", "port": "4000"},
+        {"name": "laptop", "port": 70000},
+        {"name": "laptop", "port": -1},
+    ],
+)
+def test_a_place_that_is_none_is_an_error_of_ours(fields: object) -> None:
+    with pytest.raises(UserError, match="p2ptrain join"):
+        read_place(fields, now=0.0)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"code": "1234", "seconds_left": 5, "wrong_tries": 0, "invited": False},
+        {"code": "12345678", "seconds_left": math.inf, "wrong_tries": 0, "invited": False},
+        {"code": "12345678", "seconds_left": math.nan, "wrong_tries": 0, "invited": False},
+        {"code": "12345678", "seconds_left": 5, "wrong_tries": -9, "invited": False},
+        [[]] * 3,
+    ],
+)
+def test_a_window_that_is_none_is_closed(window: object) -> None:
+    place = read_place({"name": "laptop", "port": 4000, "window": window}, now=0.0)
+    assert place.window is None
+
+
+@pytest.mark.parametrize(
     "text",
-    [None, "", "[]", "{}", '"x"', '{"window": null}', '{"window": {"code": 5}}', '{"window": 1}'],
+    [
+        "[" * 100_000,
+        None,
+        "",
+        "[]",
+        "{}",
+        '"x"',
+        '{"window": null}',
+        '{"window": {"code": 5}}',
+        '{"window": 1}',
+    ],
 )
 def test_what_is_missing_or_unreadable_is_closed(text: str | None) -> None:
     assert read_window(text, now=0.0) is None

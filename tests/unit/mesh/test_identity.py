@@ -65,6 +65,7 @@ def test_a_broken_file_says_what_to_do(tmp_path: Path, cut: int) -> None:
 def test_key_and_certificate_of_two_devices_are_refused(tmp_path: Path) -> None:
     folders = [StateFolder(tmp_path / name) for name in "ab"]
     pems = [(load_or_create(f).pem_file).read_bytes().split(b"-----BEGIN PRIV") for f in folders]
-    folders[0].write(IDENTITY_FILE, pems[0][0] + b"-----BEGIN PRIV" + pems[1][1])
+    both = (pems[0][0] + b"-----BEGIN PRIV" + pems[1][1]).splitlines(keepends=True)[1:-1]
+    folders[0].write(IDENTITY_FILE, b"".join(both))
     with pytest.raises(UserError, match="do not belong together"):
         load_or_create(folders[0])

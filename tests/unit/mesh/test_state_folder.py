@@ -113,3 +113,19 @@ def test_a_killed_writer_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         assert folder.read("file") in (b"a" * 100_000, b"b" * 100_000)
     StateFolder(folder.path)
     assert [file.name for file in folder.path.iterdir()] == ["file"]
+
+
+@posix_only
+@pytest.mark.parametrize("root", [True, False])
+def test_a_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
+) -> None:
+    """Root may read it, and would have another's identity, and leave files of its own."""
+    folder = StateFolder(tmp_path / "state")
+    folder.write("key", b"secret")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if root and owner else owner + 1)
+    with pytest.raises(UserError, match=r"belongs to another user .* --state-dir.*chown -R"):
+        StateFolder(folder.path)
+    with pytest.raises(UserError, match="key belongs to another user"):
+        folder.read("key")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -14,9 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from p2ptrain import failpoints
 from p2ptrain.errors import OptionError
+from p2ptrain.mesh.sealed import open_json, seal_json
 from p2ptrain.training import checkpoint
 from p2ptrain.training.checkpoint import (
     INDEX,
+    MODEL,
+    OPTIMIZER,
     Checkpoint,
     Progress,
     Written,
@@ -53,6 +57,14 @@ def of(step: int, value: float = 0.0) -> Checkpoint:
     return Checkpoint(Progress(step, "digest", 10, 2, 0, "SGD"), weights, {})
 
 
+def whole(folder: Path) -> Checkpoint:
+    """The newest, of which nothing is to be said."""
+    warnings: list[str] = []
+    found = load(folder, warnings.append)
+    assert warnings == []
+    return found
+
+
 def value_of(written: Written) -> float:
     return load_written(written, lambda name: True)["model:w"][0].item()
 
@@ -69,18 +81,18 @@ def test_who_dies_writing_a_step_again_leaves_a_whole_checkpoint(
     save(tmp_path, of(8, 1.0))
     with killed_at(place):
         save(tmp_path, of(8, 2.0))
-    found = load(tmp_path)
+    found = whole(tmp_path)
     assert found.progress.step == 8
     assert found.model["w"][0].item() == (2.0 if place == PLACES[-1] else 1.0)
     again = save(tmp_path, of(8, 3.0))
-    assert load(tmp_path).model["w"][0].item() == value_of(again) == 3.0
+    assert whole(tmp_path).model["w"][0].item() == value_of(again) == 3.0
     assert len(folders(tmp_path)) <= 2
 
 
 def test_a_step_may_be_written_again_and_again(tmp_path: Path) -> None:
     for value in (1.0, 2.0, 3.0):
         assert value_of(save(tmp_path, of(8, value))) == value
-        assert load(tmp_path).model["w"][0].item() == value
+        assert whole(tmp_path).model["w"][0].item() == value
     assert folders(tmp_path) == ["step-00000008", "step-00000008-again"]
 
 
@@ -98,10 +110,10 @@ def test_the_two_that_were_written_last_are_kept_however_high_older_ones_are(
 def test_what_is_said_anew_is_said_of_the_newest_step_alone(tmp_path: Path) -> None:
     written, progress = save(tmp_path, of(8)), of(8).progress
     say_anew(tmp_path, replace(of(4).progress, evaluated=4))
-    assert load(tmp_path).progress == progress
+    assert whole(tmp_path).progress == progress
     say_anew(tmp_path, replace(progress, evaluated=8))
-    assert load(tmp_path).progress == replace(progress, evaluated=8)
-    assert value_of(written) == load(tmp_path).model["w"][0].item() == 8.0
+    assert whole(tmp_path).progress == replace(progress, evaluated=8)
+    assert value_of(written) == whole(tmp_path).model["w"][0].item() == 8.0
 
 
 @pytest.mark.parametrize(
@@ -112,11 +124,74 @@ def test_an_index_with_a_number_that_is_none_is_refused(
     tmp_path: Path, field: str, value: object
 ) -> None:
     save(tmp_path, of(8))
-    index = json.loads((tmp_path / INDEX).read_text())
-    index["progress"][field] = value
-    (tmp_path / INDEX).write_text(json.dumps(index))
+    for place in (tmp_path, *tmp_path.glob("step-*")):
+        index = open_json((place / INDEX).read_bytes())
+        index["progress"][field] = value
+        (place / INDEX).write_bytes(seal_json(index))
     with pytest.raises(OptionError, match=r"is not a checkpoint's index: .* not whole numbers"):
-        load(tmp_path)
+        whole(tmp_path)
+
+
+@pytest.mark.parametrize("name", [INDEX, MODEL, OPTIMIZER])
+def test_the_newest_whole_one_is_taken_and_the_damaged_one_named(tmp_path: Path, name: str) -> None:
+    """R21: any bit, and any cut, of any of its files."""
+    save(tmp_path, of(4))
+    save(tmp_path, of(8))
+    file = tmp_path / "step-00000008" / name
+    content, draw = file.read_bytes(), Random(8)
+    damages = [content[: draw.randrange(len(content))] for _ in range(20)]
+    for _ in range(100):
+        flipped = bytearray(content)
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        damages.append(bytes(flipped))
+    for damaged in damages:
+        file.write_bytes(damaged)
+        warnings: list[str] = []
+        found = load(tmp_path, warnings.append)
+        if name == INDEX:  # the folder's own index says the same
+            assert (found.progress.step, warnings) == (8, [])
+            continue
+        assert found.progress.step == 4
+        assert found.model["w"][0].item() == 4.0
+        [warning] = warnings
+        assert "step-00000008" in warning
+        assert "going on from the checkpoint of step 4" in warning
+
+
+def test_a_damaged_index_costs_no_checkpoint(tmp_path: Path) -> None:
+    """Another step, seed or digest would be believed otherwise."""
+    save(tmp_path, of(4))
+    save(tmp_path, of(8))
+    content, draw = (tmp_path / INDEX).read_bytes(), Random(3)
+    for _ in range(100):
+        flipped = bytearray(content)
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        (tmp_path / INDEX).write_bytes(bytes(flipped))
+        warnings: list[str] = []
+        assert load(tmp_path, warnings.append).progress == of(8).progress
+        [warning] = warnings
+        assert f"{tmp_path / INDEX} is " in warning
+
+
+def test_where_nothing_is_whole_the_newest_is_named(tmp_path: Path) -> None:
+    for step in (4, 8):
+        save(tmp_path, of(step))
+        (tmp_path / f"step-{step:08d}" / MODEL).write_bytes(b"")
+    warnings: list[str] = []
+    with pytest.raises(OptionError, match=r"step-00000008.* is damaged"):
+        load(tmp_path, warnings.append)
+    assert warnings == []
+
+
+def test_a_checkpoint_of_an_older_version_is_read(tmp_path: Path) -> None:
+    save(tmp_path, of(8))
+    index = open_json((tmp_path / INDEX).read_bytes())
+    del index["serial"]
+    (tmp_path / INDEX).write_text(json.dumps(index, indent=1))
+    (tmp_path / "step-00000008" / INDEX).unlink()
+    assert whole(tmp_path).model["w"][0].item() == 8.0
+    save(tmp_path, of(12))
+    assert whole(tmp_path).progress.step == 12
 
 
 def test_weights_are_written_through_a_link(tmp_path: Path) -> None:

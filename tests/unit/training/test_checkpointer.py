@@ -56,7 +56,7 @@ class Run:
     @property
     def written(self) -> int:
         """The newest step on disk."""
-        return checkpoint.load(self.folder).progress.step
+        return checkpoint.load(self.folder, pytest.fail).progress.step
 
 
 async def _stages(version: Version) -> Mapping[str, Tensor]:
@@ -229,10 +229,10 @@ async def test_a_checkpoint_says_whether_its_evaluation_was_told(tmp_path: Path)
     assert await run.wants(2)
     run.checkpointer.take(Version(2, 1))
     await run.checkpointer.idle()
-    assert checkpoint.load(tmp_path).progress.evaluated is None
+    assert checkpoint.load(tmp_path, pytest.fail).progress.evaluated is None
     run.evaluate(2)
     assert await run.wants(4), "no two write at once"
-    assert checkpoint.load(tmp_path).progress.evaluated == 2
+    assert checkpoint.load(tmp_path, pytest.fail).progress.evaluated == 2
 
 
 async def test_an_evaluation_told_while_its_checkpoint_is_written_stands_in_it(
@@ -250,7 +250,7 @@ async def test_an_evaluation_told_while_its_checkpoint_is_written_stands_in_it(
     assert await run.wants(2)
     run.checkpointer.take(Version(2, 1))
     await run.checkpointer.idle()
-    assert checkpoint.load(tmp_path).progress.evaluated == 2
+    assert checkpoint.load(tmp_path, pytest.fail).progress.evaluated == 2
 
 
 async def test_what_is_being_written_is_written_to_its_end(

@@ -6,6 +6,7 @@ import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -59,11 +60,15 @@ def begun(folder: StateFolder, warnings: list[str] | None = None) -> Journal:
     return book
 
 
+def found_in(folder: StateFolder, warnings: list[str] | None = None) -> JournalEntry | None:
+    return find(folder, ([] if warnings is None else warnings).append)
+
+
 def test_a_job_is_found_as_it_was_written_down(folder: StateFolder) -> None:
     book = begun(folder)
     for step in range(1, 4):
         book.committed(Reported(step, 0))
-    found = find(folder)
+    found = found_in(folder)
     assert found == replace(
         NEW, reported=Reported(3, 0), next_epoch=2, lineage=FIRST, in_force=IN_FORCE
     )
@@ -73,7 +78,7 @@ def test_a_job_is_found_as_it_was_written_down(folder: StateFolder) -> None:
 
 def test_before_the_first_plan_the_numbers_are_reserved(folder: StateFolder) -> None:
     put_down(Journal(folder, NEW, lambda _: None), Noted(65, Lineage(), None), None)
-    found = find(folder)
+    found = found_in(folder)
     assert found is not None
     assert (found.next_epoch, found.in_force, found.noted.placed) == (65, None, None)
 
@@ -83,7 +88,7 @@ def test_a_job_that_is_over_leaves_the_word_that_it_is(folder: StateFolder) -> N
     book.done()
     book.committed(Reported(9, 0))
     put_down(book, Noted(66, FIRST, None), IN_FORCE)
-    assert find(folder) is None
+    assert found_in(folder) is None
     assert [file.name for file in folder.path.iterdir()] == [ended_jobs.ENDED_FILE]
     assert ended_jobs.find(folder) == (NEW.job,)
 
@@ -93,6 +98,19 @@ def test_a_job_without_a_folder_writes_nothing() -> None:
     put_down(book, Noted(2, FIRST, None), IN_FORCE)
     book.committed(Reported(1, 0))
     book.done()
+
+
+def test_any_bit_that_flips_is_found_out(folder: StateFolder) -> None:
+    """Another step or digest would be believed otherwise."""
+    begun(folder)
+    whole = folder.read(JOB_FILE)
+    assert whole is not None
+    draw = Random(7)
+    for _ in range(100):
+        damaged = bytearray(whole)
+        damaged[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        (folder.path / JOB_FILE).write_bytes(bytes(damaged))
+        assert found_in(folder) is None
 
 
 @given(cut=st.integers(0, 23), flipped=st.integers(0, 24 * 8 - 1))
@@ -110,7 +128,10 @@ def test_a_damaged_number_is_never_believed(cut: int, flipped: int) -> None:
 def test_a_broken_journal_is_no_journal(folder: StateFolder, name: str, content: bytes) -> None:
     begun(folder)
     folder.write(name, content)
-    assert find(folder) is None
+    warnings: list[str] = []
+    assert found_in(folder, warnings) is None
+    [warning] = warnings
+    assert str(folder.path / JOB_FILE) in warning
 
 
 @pytest.mark.parametrize(
@@ -122,7 +143,7 @@ def test_a_plan_that_this_version_does_not_know_is_no_journal(
 ) -> None:
     begun(folder)
     folder.write_json(JOB_FILE, folder.read_json(JOB_FILE) | changes)
-    assert find(folder) is None
+    assert found_in(folder) is None
 
 
 def test_a_disk_that_fails_is_told_once_and_an_old_journal_does_not_stay(
@@ -141,7 +162,7 @@ def test_a_disk_that_fails_is_told_once_and_an_old_journal_does_not_stay(
     book.committed(Reported(1, 0))
     [warning] = warnings
     assert "No space left on device" in warning
-    assert find(folder) is None
+    assert found_in(folder) is None
     assert ended_jobs.find(folder) == ()  # it goes on
 
 
@@ -159,7 +180,7 @@ def test_a_step_that_cannot_be_written_ends_the_journal(
     book.committed(Reported(1, 0))
     monkeypatch.undo()
     assert len(warnings) == 1
-    assert find(folder) is None
+    assert found_in(folder) is None
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["an epoch begins", "it is tried again"])
@@ -187,14 +208,14 @@ async def test_a_disk_that_takes_it_again_has_the_whole_journal(
             patched.setattr(folder, name, read_only)
         await book.begun(Noted(66, FIRST, None), IN_FORCE)
         book.committed(Reported(7, 0))
-        assert find(folder) is None
+        assert found_in(folder) is None
     syncing = asyncio.create_task(book.keep_synced())
     if begins:
         await book.begun(Noted(130, FIRST, None), IN_FORCE)
     await heard.wait()
     book.committed(Reported(8, 0))
     syncing.cancel()
-    found = find(folder)
+    found = found_in(folder)
     assert found is not None
     assert found.next_epoch == (130 if begins else 66)
     assert found.reported == Reported(8, 0)
@@ -220,7 +241,7 @@ async def test_what_is_stable_is_written_with_the_next_sync(
     book.committed(Reported(41, 0))
     await written.wait()
     syncing.cancel()
-    found = find(folder)
+    found = found_in(folder)
     assert found is not None
     assert found.stable == Version(40, 1)
     assert found.reported == Reported(41, 0)
@@ -233,6 +254,6 @@ async def test_a_late_word_does_not_undo_a_newer_epoch(folder: StateFolder) -> N
     assert late is not None
     await book.begun(Noted(66, FIRST, None, Version(40, 1), (("b", 1),)), IN_FORCE)
     book._sync(late)
-    found = find(folder)
+    found = found_in(folder)
     assert found is not None
     assert found.next_epoch == 66
