@@ -89,6 +89,7 @@ def one_line(text: str) -> str:
 
 
 def is_shown(character: str) -> bool:
+    """Whether a terminal shows it, and neither obeys it nor turns what follows around."""
     category = unicodedata.category(character)
     return category[0] != "C" and category not in ("Zl", "Zp")
 

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from p2ptrain.net.read_form import one_line
 from p2ptrain.observe import events as ev
 from p2ptrain.observe.describe import describe, devices_text, metrics_text, plan_lines
 
@@ -55,7 +56,7 @@ class ConsoleRenderer:
         self._progress.stop()
 
     def _line(self, text: str, style: str) -> None:
-        self._console.print(Text(text, style=style), soft_wrap=True)
+        self._console.print(Text(_lines(text), style=style), soft_wrap=True)
 
     def _show_step(self, event: ev.Step) -> None:
         if self._task is None:
@@ -73,6 +74,10 @@ class ConsoleRenderer:
         )
 
 
+def _lines(text: str) -> str:
+    return "\n".join(map(one_line, text.split("\n")))
+
+
 def plan_table(event: ev.PlanEvent) -> Table:
     """The stages of a plan, then the devices left out with their reasons."""
     table = Table()
@@ -83,7 +88,10 @@ def plan_table(event: ev.PlanEvent) -> Table:
     for index, stage in enumerate(event.stages):
         first, end = stage.units
         units = f"{first} to {end - 1}"
-        table.add_row(str(index), Text(devices_text(stage)), units, str(len(stage.parameters)))
+        table.add_row(
+            str(index), Text(one_line(devices_text(stage))), units, str(len(stage.parameters))
+        )
     for left_out in event.left_out:
-        table.add_row("-", Text(left_out.name), Text(f"left out: {left_out.reason}"), "")
+        reason = Text(one_line(f"left out: {left_out.reason}"))
+        table.add_row("-", Text(one_line(left_out.name)), reason, "")
     return table

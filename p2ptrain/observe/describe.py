@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from p2ptrain.net.read_form import one_line
 from p2ptrain.observe import events as ev
 
 _MEMBER_WORDS = {
@@ -27,7 +28,15 @@ _ALLOCATION_WORDS = {
 
 
 def describe(event: ev.Event) -> str:
-    """`event` in a line (a plan in several), without the end of line."""
+    """`event` in a line (a plan in several), without the end of line.
+
+    Texts of other devices were checked where they came in; here nothing passes that a terminal
+    would obey, whatever was forgotten there.
+    """
+    return "\n".join(map(one_line, _describe(event).split("\n")))
+
+
+def _describe(event: ev.Event) -> str:
     match event:
         case ev.PlanEvent():
             return "\n".join(plan_lines(event))

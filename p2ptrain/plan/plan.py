@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from p2ptrain.errors import OptionError
+from p2ptrain.net.read_form import one_line
 from p2ptrain.plan import fields
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.bucket_sizes import MOST_BYTES, USUAL
@@ -406,7 +407,12 @@ def _predicted(value: object, where: str) -> Predicted:
     return Predicted(
         round_seconds=_computed(entry["round_seconds"], f"{where}.round_seconds"),
         samples_per_s=_computed(entry["samples_per_s"], f"{where}.samples_per_s"),
-        peak_bytes={k: fields.whole(v, f'{where}.peak_bytes["{k}"]') for k, v in peaks.items()},
+        peak_bytes={
+            fields.text(name, f"{where}.peak_bytes"): fields.whole(
+                peak, f'{where}.peak_bytes["{name}"]'
+            )
+            for name, peak in peaks.items()
+        },
     )
 
 
@@ -419,7 +425,7 @@ def _left_out(value: object, where: str) -> LeftOut:
     reason = entry["reason"]
     if not isinstance(reason, str):  # words for people: any, even none
         raise OptionError(f"{where}.reason: expected a text")
-    return LeftOut(fields.text(entry["name"], f"{where}.name"), reason)
+    return LeftOut(fields.text(entry["name"], f"{where}.name"), one_line(reason))
 
 
 def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:

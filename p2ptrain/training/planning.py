@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from p2ptrain.errors import Error, PeerError, UserError
 from p2ptrain.logs import get_logger
@@ -13,6 +12,8 @@ from p2ptrain.mesh.interface import Coordinator, MemberState, Mesh
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import LeftOut, PlanEvent, PlannedDevice, PlannedStage
+from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.plan import PlannedStage as Stage
 from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.protocol import SURVEY_LINKS
 from p2ptrain.training.waiting import changes, within
@@ -72,35 +73,38 @@ def plan_event(
     Args:
         kept_bytes: what copies of the whole model take that the coordinator does not know of, by
             the name of a device.
+
+    Raises:
+        OptionError: the plan is none.
     """
-    plan: dict[str, Any] = dict(answer.plan)
+    assignment = answer.assignment
+    plan = Plan.from_json(answer.plan, "the plan", batch_size=assignment.batch_size)
     return PlanEvent(
-        epoch=answer.assignment.key.epoch,
+        epoch=assignment.key.epoch,
         reason=reason,
-        stages=tuple(_stage(stage, description) for stage in plan["stages"]),
-        micro_batch=plan["micro_batch"],
-        micro_batches=answer.assignment.micro_batches,
-        predicted_samples_per_s=plan["predicted"]["samples_per_s"],
-        left_out=tuple(LeftOut(out["name"], out["reason"]) for out in plan["left_out"]),
+        stages=tuple(_stage(stage, description) for stage in plan.stages),
+        micro_batch=plan.micro_batch,
+        micro_batches=assignment.micro_batches,
+        predicted_samples_per_s=plan.predicted.samples_per_s,
+        left_out=tuple(LeftOut(out.name, out.reason) for out in plan.left_out),
         changes_results=answer.changes_results,
-        wire=answer.assignment.wire.value,
-        mode="sync" if answer.assignment.asynchrony is None else "async",
-        mode_reason=plan.get("mode_reason", ""),
+        wire=assignment.wire.value,
+        mode="sync" if assignment.asynchrony is None else "async",
+        mode_reason=plan.mode_reason,
         predicted_peak_bytes={
             name: peak + answer.beside_bytes.get(name, 0) + kept_bytes.get(name, 0)
-            for name, peak in plan["predicted"]["peak_bytes"].items()
+            for name, peak in plan.predicted.peak_bytes.items()
         },
     )
 
 
-def _stage(stage: dict[str, Any], description: ModelDescription) -> PlannedStage:
-    first, end = stage["units"]
+def _stage(stage: Stage, description: ModelDescription) -> PlannedStage:
     return PlannedStage(
-        units=(first, end),
-        devices=tuple(PlannedDevice(d["name"], d["share"]) for d in stage["devices"]),
-        parameters=tuple(description.state_dict_names(first, end)),
-        allocation=stage.get("allocation", "samples"),
-        warmup=stage["warmup"],
+        units=stage.units,
+        devices=tuple(PlannedDevice(device.name, device.share) for device in stage.devices),
+        parameters=tuple(description.state_dict_names(*stage.units)),
+        allocation=stage.allocation.value,
+        warmup=stage.warmup,
     )
 
 
