@@ -31,6 +31,7 @@ from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.text import checked_name
 from p2ptrain.observe.events import Event
 from p2ptrain.observe.stream import EventStream
 from p2ptrain.run import Run, check_asked, start_run
@@ -70,6 +71,8 @@ class Node:
         state_dir: folder of this device's identity and trusted devices.
         memory_bytes: what p2ptrain may use here; by default what is available.
         threads: torch's threads.
+        only_for: names of the devices for whose jobs alone this one computes; all by default. A
+            name means the device that bears it when it first asks.
         role: "member", or "holder" for one that trains its own data.
         has_place: whether the caller has locked the state folder, as `p2ptrain join` does. Else the
             node does while it is in the household; a `join` that runs there steps aside.
@@ -89,6 +92,7 @@ class Node:
         state_dir: str | os.PathLike[str] | None = None,
         memory_bytes: int | None = None,
         threads: int | None = None,
+        only_for: Sequence[str] = (),
         role: str = "member",
         on_event: Callable[[Event], None] | None = None,
         has_place: bool = False,
@@ -103,6 +107,7 @@ class Node:
         self._on_event = on_event
         self._memory_bytes = memory_bytes
         self._threads = threads
+        self._only_for = tuple(map(checked_name, _listed(only_for)))
         self._config = MeshConfig(
             state_dir=Path(state_dir) if state_dir else default_state_dir(),
             name=name,
@@ -336,6 +341,7 @@ class Node:
             jobs=self._jobs_folder(),
             memory_bytes=self._memory_bytes,
             threads=self._threads,
+            only_for=self._only_for,
             emit=self._tell,
         )
         for kind, route in member.routes.items():

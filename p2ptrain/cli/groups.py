@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from p2ptrain.cli import options
 from p2ptrain.mesh.default_folder import STATE_DIR_VARIABLE, default_state_dir
@@ -21,6 +21,7 @@ class NodeOptions(TypedDict):
     state_dir: Path
     memory_bytes: int | None
     threads: int | None
+    only_for: NotRequired[tuple[str, ...]]
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:

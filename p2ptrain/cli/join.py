@@ -11,6 +11,7 @@ from p2ptrain import event_loop
 from p2ptrain.cli import early, groups, qr
 from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.cli.loading import load_training
+from p2ptrain.cli.options import name as device_name
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.usage import DONE
 from p2ptrain.cli.waiting import first_of, sigterm_interrupts, stop_event
@@ -31,7 +32,8 @@ this device's work moves away first."""
 _EXAMPLE = """\
   p2ptrain join                        on the first device: prints a code, such as 1234 5678
   p2ptrain join --code 12345678        on every other device
-  p2ptrain join --peer 192.168.1.20    where the network blocks multicast"""
+  p2ptrain join --peer 192.168.1.20    where the network blocks multicast
+  p2ptrain join --only-for laptop      computes for the laptop's jobs, and nobody else's"""
 
 
 def add_parser(commands: Any) -> None:
@@ -44,6 +46,15 @@ def add_parser(commands: Any) -> None:
         example=_EXAMPLE,
     )
     groups.add_node(parser)
+    parser.add_argument(
+        "--only-for",
+        metavar="NAME",
+        action="append",
+        default=[],
+        type=device_name,
+        help="compute only for jobs of this device (as it is named when it first asks); may be "
+        "repeated",
+    )
     groups.add_common(parser)
     parser.set_defaults(run=run)
 
@@ -51,6 +62,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Be a member until Ctrl-C or SIGTERM."""
     options = groups.node_options(args)
+    options["only_for"] = tuple(args.only_for)
     from p2ptrain.control.server import ControlServer  # before signals count: it loads for a while
 
     listening = False

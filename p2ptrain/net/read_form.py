@@ -72,7 +72,7 @@ def read_form(
 
 def shown(value: object) -> str:
     """A wrong value in a few characters, without looking through all of a large one."""
-    if isinstance(value, list | tuple | Mapping):
+    if isinstance(value, list | tuple | Mapping) and value:
         return f"{'an object' if isinstance(value, Mapping) else 'a list'} of {len(value)}"
     if isinstance(value, str | bytes):
         return repr(value[:32]) + ("..." if len(value) > 32 else "")

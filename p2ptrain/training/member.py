@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
@@ -27,6 +27,7 @@ class TrainingMember:
         jobs: where this device's own jobs are written down, or None: nowhere.
         memory_bytes: what p2ptrain may use here, or None: what is available.
         threads: torch's threads, or None: torch's choice.
+        only_for: names of the devices for whose jobs alone this one computes; empty: for all.
         emit: told when a job that this device has a part in stands still, or cannot let it go.
     """
 
@@ -38,6 +39,7 @@ class TrainingMember:
         jobs: StateFolder | None = None,
         memory_bytes: int | None = None,
         threads: int | None = None,
+        only_for: Collection[str] = (),
         emit: Callable[[Event], None] | None = None,
     ) -> None:
         if threads is not None:
@@ -47,7 +49,9 @@ class TrainingMember:
         ceiling = Ceiling()
         self.compute = ComputeThread(after=ceiling.look)
         cache = profiles or ProfileCache(None)
-        self.service = TrainingService(mesh, self.compute, cache, memory_bytes, emit, ceiling)
+        self.service = TrainingService(
+            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for
+        )
         self._coordinator = CoordinatorService(mesh)
         self._parked = ParkedJobs(mesh, self.service, jobs)
 

@@ -19,6 +19,7 @@ from p2ptrain.net.message import Message
 from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.assigning import Fetches, placed_of
 from p2ptrain.training.assignment import Assignment
+from p2ptrain.training.due import Booking
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.job_store import JobStore
 from p2ptrain.training.link_wait import until_linked
@@ -64,6 +65,7 @@ class Participation:
         self.holder: str | None = None
         self.alone_since: float | None = None
         self._around = around
+        self._booking = Booking(monotonic())
         self._store = JobStore(job, around.states, around.mesh.name, self._look)
         self.replication = Replication(around.mesh, job, self._store, self._feed)
         self._core = DeviceCore(around.mesh.self_id)
@@ -93,6 +95,10 @@ class Participation:
         """Whether this device has no part in the job any more, though it may still be stopping."""
         return self._core.phase is Phase.IDLE
 
+    def has_expired(self, now: float) -> bool:
+        """Whether nothing came of what this device was asked to stand ready for."""
+        return self._booking.has_expired(now, is_preparing=self._core.phase is Phase.PREPARING)
+
     @property
     def newest(self) -> Version | None:
         """Of what is kept here, what was computed last."""
@@ -120,6 +126,7 @@ class Participation:
         digest, others = text(fields, "digest", 64), ids(fields, "alive")
         if self._core.phase is Phase.IDLE:  # nothing runs that must be stopped first
             await until_linked(self._around.mesh, others)
+        self._booking.asked(monotonic())
         number, me = self._answers.number(), self._around.mesh.self_id
         asked = rules.InventoryAsked(
             request=number,
@@ -154,6 +161,7 @@ class Participation:
         asked = rules.PrepareAsked(number, peer, placed, fetches)
         self._preparing.ask(assignment, needed_bytes, gathers=message.fields.get("gather") is True)
         answer = await self._answer(number, asked, peer, placed.term, placed.epoch)
+        self._booking.asked(monotonic())
         if failpoints.armed:
             await self._reach("ready.send.before")
         return answer
@@ -386,6 +394,7 @@ class Participation:
 
     def _start(self) -> None:
         engagement = self._preparing.take()
+        self._booking.begun()
         self.alone_since = None
         self._store.train(engagement)
         self.replication.begin(engagement)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from time import monotonic
 
@@ -39,6 +39,7 @@ from p2ptrain.training.ceiling import Ceiling
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.counters import count
 from p2ptrain.training.device_measures import DeviceMeasures
+from p2ptrain.training.due import Due
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
 from p2ptrain.training.finding import finding_fields
@@ -106,10 +107,12 @@ class TrainingService:
         memory_bytes: int | None = None,
         emit: Callable[[Event], None] | None = None,
         ceiling: Ceiling | None = None,
+        only_for: Collection[str] = (),
     ) -> None:
         """Serve a device's part.
 
         Args:
+            only_for: as `Due`.
             emit: told when a job here stands still.
             ceiling: told what jobs may take here.
         """
@@ -121,6 +124,7 @@ class TrainingService:
         self.idle.set()
         self.measures = DeviceMeasures(mesh, compute, profiles, memory_bytes, ceiling)
         self._emit = emit
+        self.due = Due(mesh, only_for, lambda: self.holder)
         self._part: Participation | None = None
         self._holder_names: dict[str, str] = {}  # of the last one that ended, by id
         self._surroundings = Surroundings(
@@ -150,7 +154,7 @@ class TrainingService:
         return {
             MEASURE_PROFILE: Route(self._measure_profile),
             MEASURED: Route(self.measures.all_measured),
-            MEASURE_LINKS: Route(self.measures.measure_links),
+            MEASURE_LINKS: Route(self._measure_links),
             INVENTORY: Route(self._inventory),
             FACTS: Route(self._facts),
             PREPARE: Route(self._prepare, limited(SMALL.most_bytes, 2)),
@@ -222,12 +226,24 @@ class TrainingService:
     # -- routes ----------------------------------------------------------------------------------
 
     async def _measure_profile(self, peer: str, message: Message) -> Message:
+        holder = text(message.fields, "holder", 64)
+        self.due.check_job_of(holder)
+        if peer != holder:
+            await self.due.until_in_charge(peer)
         await self._make_way(text(message.fields, "job", 64))
-        return await self.measures.measure_profile(message)
+        with self.due.measuring(peer):
+            return await self.measures.measure_profile(message)
+
+    async def _measure_links(self, peer: str, message: Message) -> Message:
+        if not self.due.is_in_charge(peer):
+            self.due.check_job_of(peer)
+        with self.due.measuring(peer):
+            return await self.measures.measure_links(peer, message)
 
     async def _inventory(self, peer: str, message: Message) -> Message:
         """Stop working on a job, and say what is here of it."""
         job = text(message.fields, "job", 64)
+        self.due.check_job_of(text({"holder": peer, **message.fields}, "holder", 64))
         await self._make_way(job)
         if self._part is None or self._part.job != job:
             self._part = Participation(job, self._surroundings)
@@ -252,8 +268,10 @@ class TrainingService:
         """Whether another holder's job goes before this one.
 
         Its holder has been gone for long, or was removed from the household: that one cannot even
-        come back to end it.
+        come back to end it. Or it has never begun.
         """
+        if part.has_expired(monotonic()):
+            return True
         if part.alone_since is None:
             return False
         is_old = monotonic() - part.alone_since >= PARK_LEAST_SECONDS
