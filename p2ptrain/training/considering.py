@@ -37,10 +37,10 @@ from p2ptrain.training.household_plan import (
     with_times_of,
 )
 from p2ptrain.training.options import Recovery
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import LARGE, limited
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.plan_search import PlanSearch
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, FACTS
+from p2ptrain.training.protocol import FACTS
 from p2ptrain.training.recovery.holdings import Inventory
 from p2ptrain.training.surveying import Surveyor
 
@@ -250,7 +250,7 @@ class Consideration:
                 device,
                 Message(FACTS, fields),
                 timeout_seconds=FACTS_TIMEOUT_SECONDS,
-                reply_parts=limited(BLOB_LIMIT_BYTES),
+                reply_parts=limited(LARGE.most_bytes),
             )
             return await Inventory.from_part(reply)
         except (Error, TimeoutError) as error:

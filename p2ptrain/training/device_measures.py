@@ -12,7 +12,6 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import GONE, Mesh
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.measure import work_on
-from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.budget import (
@@ -26,6 +25,7 @@ from p2ptrain.training.ceiling import Ceiling
 from p2ptrain.training.company import Company
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.default_type import check_default_type
+from p2ptrain.training.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
 from p2ptrain.training.operator_errors import OPERATORS_RAISE, first_line, unit_of
 from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.profiling import ProfileCache, measure
@@ -34,7 +34,6 @@ from p2ptrain.training.protocol import (
     MEASURE_LINKS,
     MEASURE_PROFILE,
     MODEL_LIMIT_BYTES,
-    text,
 )
 from p2ptrain.training.recovery.holdings import Inventory
 
@@ -87,24 +86,22 @@ class DeviceMeasures:
             OptionError: an app has given this process another default type.
         """
         check_default_type()
-        digest = text(message.fields, "digest", 64)
-        description = await self.model(digest, text(message.fields, "holder", 64))
-        sizes = _sizes(message.fields.get("batch_sizes"))
-        largest_second = message.fields.get("largest_second") is True
+        asked = ProfileAsked.read(message.fields)
+        digest, sizes = asked.digest, asked.batch_sizes
+        description = await self.model(digest, asked.holder)
         budget = self.budget_bytes()
         measured: Mapping[str, Any] = {}
         if sizes:
             measured = await self._measured(
-                description, sizes, budget, largest_second=largest_second
+                description, sizes, budget, largest_second=asked.largest_second
             )
         memory_bytes = self.budget_bytes()
         taken = max(anonymous_bytes() - self._idle_bytes, 0)
         self._offers = {digest: _Offer(measured, memory_bytes, taken)}
-        if measured and message.fields.get("company") is True:
+        if measured and asked.company:
             self._company.begin(work_on(description, _middle_size(measured), memory_bytes))
-        content = {"measured": measured, "memory_bytes": memory_bytes, "taken_bytes": taken}
-        blob = cbor.dumps(content)
-        return Message(MEASURE_PROFILE, {}, (memoryview(blob),))
+        answer = ProfileAnswer(measured, memory_bytes, taken)
+        return Message(MEASURE_PROFILE, {}, (answer.to_part(),))
 
     async def _measured(
         self,
@@ -137,20 +134,17 @@ class DeviceMeasures:
 
         Asked `again`, because a link is doubted, it keeps the faster of both measurements.
         """
-        peers, again = message.fields.get("peers"), message.fields.get("again") is True
-        if not isinstance(peers, list) or len(peers) > 64:
-            raise ProtocolError("field 'peers' is not a list of members")
-        speeds = []
-        for target in peers:
+        asked, speeds = LinksAsked.read(message.fields), []
+        for target in dict.fromkeys(asked.peers):
             try:
-                speed = await self._mesh.measure_link(str(target), LINK_SECONDS)
-                speeds.append([target, speed.bytes_per_s, speed.latency_s])
-                before = self._speeds.get(str(target), (0.0, 0.0))[0] if again else 0.0
+                speed = await self._mesh.measure_link(target, LINK_SECONDS)
+                speeds.append((target, speed.bytes_per_s, speed.latency_s))
+                before = self._speeds.get(target, (0.0, 0.0))[0] if asked.again else 0.0
                 if speed.bytes_per_s > before:
-                    self._speeds[str(target)] = (speed.bytes_per_s, speed.latency_s)
+                    self._speeds[target] = (speed.bytes_per_s, speed.latency_s)
             except (Error, TimeoutError) as error:
-                log.info("link_not_measured", target=str(target)[:12], why=str(error))
-        return Message(MEASURE_LINKS, {"speeds": speeds})
+                log.info("link_not_measured", target=target[:12], why=str(error))
+        return Message(MEASURE_LINKS, LinksAnswer(tuple(speeds)).fields())
 
     def facts(self, digest: str) -> Inventory:
         """What this device has measured and offers, and nothing of what it has of any job."""
@@ -252,10 +246,3 @@ class _Offer:
 def _middle_size(measured: Mapping[str, Any]) -> int:
     sizes = sorted(map(int, measured["times"]))
     return sizes[len(sizes) // 2]
-
-
-def _sizes(value: object) -> Sequence[int]:
-    valid = isinstance(value, list) and len(value) <= 16
-    if not valid or not all(isinstance(size, int) and 0 < size <= 1 << 20 for size in value):  # type: ignore[attr-defined]
-        raise ProtocolError("field 'batch_sizes' is not a list of sizes")
-    return list(value)  # type: ignore[call-overload, no-any-return]

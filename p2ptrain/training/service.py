@@ -43,6 +43,7 @@ from p2ptrain.training.due import Due
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_links import Shell
 from p2ptrain.training.finding import finding_fields
+from p2ptrain.training.measured import ProfileAsked
 from p2ptrain.training.participation import Participation
 from p2ptrain.training.parts import SMALL, limited
 from p2ptrain.training.profiling import ProfileCache
@@ -226,11 +227,11 @@ class TrainingService:
     # -- routes ----------------------------------------------------------------------------------
 
     async def _measure_profile(self, peer: str, message: Message) -> Message:
-        holder = text(message.fields, "holder", 64)
-        self.due.check_job_of(holder)
-        if peer != holder:
+        asked = ProfileAsked.read(message.fields)
+        self.due.check_job_of(asked.holder)
+        if peer != asked.holder:
             await self.due.until_in_charge(peer)
-        await self._make_way(text(message.fields, "job", 64))
+        await self._make_way(asked.job)
         with self.due.measuring(peer):
             return await self.measures.measure_profile(message)
 

@@ -22,7 +22,6 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.wire import Unpacking, pack
-from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.training.digests import (
     CHUNK_BYTES,
@@ -33,8 +32,8 @@ from p2ptrain.training.digests import (
     read_digest,
     split_digests,
 )
-from p2ptrain.training.parts import limited, part_of
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, STATE_MANIFEST, STATE_READ, integer
+from p2ptrain.training.parts import LARGE, decoded, limited, part_of, read_beside
+from p2ptrain.training.protocol import STATE_MANIFEST, STATE_READ, integer
 from p2ptrain.training.relay import Relay
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.state_transfer import Check
@@ -191,16 +190,16 @@ class StateReading:
                 Message(STATE_MANIFEST, request.fields()),
                 timeout_seconds=request.timeout_seconds,
                 priority=Priority.TENSOR if waited_for else request.priority,
-                reply_parts=limited(BLOB_LIMIT_BYTES),
+                reply_parts=limited(LARGE.most_bytes),
             )
             blob = part_of(reply)
             if crc32(blob) == integer(reply.fields, "digest"):
-                return self._read_manifest(bytes(blob))
+                return await read_beside(self._read_manifest, blob)
             self._complain(request.peer, "the manifest", give_up=is_last)
         raise AssertionError("unreachable")
 
     def _read_manifest(self, blob: bytes) -> list[_Entry]:
-        manifest = cbor.loads(blob, BLOB_LIMIT_BYTES)
+        manifest = decoded(blob, LARGE)
         if not isinstance(manifest, list):
             raise ProtocolError("a manifest is a list")
         return [self._entry(entry) for entry in manifest]

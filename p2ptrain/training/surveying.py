@@ -5,26 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Any
 
-from p2ptrain.errors import Error, PeerError, ProtocolError
+from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import LinkSpeed, Mesh
-from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import LeftOut
 from p2ptrain.training.household_plan import Candidate
-from p2ptrain.training.parts import limited
+from p2ptrain.training.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
+from p2ptrain.training.parts import LARGE, limited
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import batch_sizes_to_measure
-from p2ptrain.training.protocol import (
-    BLOB_LIMIT_BYTES,
-    MEASURE_LINKS,
-    MEASURE_PROFILE,
-    MEASURED,
-    integer,
-)
+from p2ptrain.training.protocol import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.survey import LinkTable, Pair
 
@@ -89,11 +82,11 @@ class Surveyor:
         try:
             reply = await self._mesh.call(
                 sender,
-                Message(MEASURE_LINKS, {"peers": [receiver], "again": again}),
+                Message(MEASURE_LINKS, LinksAsked((receiver,), again).fields()),
                 timeout_seconds=LINK_TIMEOUT_SECONDS,
             )
             record = self._links.record_again if again else self._links.record
-            for target, bytes_per_s, latency_s in _speeds(reply):
+            for target, bytes_per_s, latency_s in LinksAnswer.read(reply.fields).speeds:
                 record(sender, target, LinkSpeed(bytes_per_s, latency_s), monotonic())
         except (Error, TimeoutError) as error:
             log.info("link_not_measured", sender=sender[:12], why=str(error))
@@ -121,18 +114,18 @@ class Surveyor:
         is_alone = request.ftpipehd is not None
         keeps_company = len(names) > 1 and not is_alone
         every_other = set(sorted(names)[::2])
-        fields = {
-            device: {
-                "job": request.job,
-                "digest": request.digest,
-                "holder": holder,
-                "batch_sizes": [] if is_alone and device != holder else sizes,
-                "largest_second": device in every_other,
-                "company": keeps_company,
-            }
+        asked = {
+            device: ProfileAsked(
+                request.job,
+                request.digest,
+                holder,
+                () if is_alone and device != holder else tuple(sizes),
+                largest_second=device in every_other,
+                company=keeps_company,
+            )
             for device in names
         }
-        answers = await asyncio.gather(*(self._profile(d, names[d], fields[d]) for d in names))
+        answers = await asyncio.gather(*(self._profile(d, names[d], asked[d]) for d in names))
         if keeps_company:
             await self._tell_measured(names)
         return dict(zip(names, answers, strict=True))
@@ -144,41 +137,17 @@ class Surveyor:
             except PeerError as error:
                 log.info("not_told", device=name, why=str(error))
 
-    async def _profile(self, device: str, name: str, fields: dict[str, Any]) -> Candidate | LeftOut:
+    async def _profile(self, device: str, name: str, asked: ProfileAsked) -> Candidate | LeftOut:
         try:
             reply = await self._mesh.call(
                 device,
-                Message(MEASURE_PROFILE, fields),
+                Message(MEASURE_PROFILE, asked.fields()),
                 timeout_seconds=PROFILE_TIMEOUT_SECONDS,
-                reply_parts=limited(BLOB_LIMIT_BYTES),
+                reply_parts=limited(LARGE.most_bytes),
             )
-            return _candidate(device, name, reply)
+            answer = await ProfileAnswer.from_part(reply)
+            return Candidate(device, name, answer.measured, answer.memory_bytes, answer.taken_bytes)
         except TimeoutError:
             return LeftOut(name, f"did not answer within {PROFILE_TIMEOUT_SECONDS:.0f} s")
         except Error as error:
             return LeftOut(name, str(error))
-
-
-def _candidate(device: str, name: str, reply: Message) -> Candidate:
-    content = cbor.loads(bytes(reply.parts[0]), BLOB_LIMIT_BYTES) if reply.parts else None
-    if not isinstance(content, dict) or not isinstance(content.get("measured"), dict):
-        raise ProtocolError(f"{name} sent no profile")
-    memory_bytes = content.get("memory_bytes")
-    if not isinstance(memory_bytes, int) or memory_bytes < 0:
-        raise ProtocolError(f"{name} does not say how much memory it offers")
-    taken_bytes = integer(content, "taken_bytes")
-    return Candidate(device, name, content["measured"], memory_bytes, taken_bytes)
-
-
-def _speeds(reply: Message) -> list[tuple[str, float, float]]:
-    speeds = reply.fields.get("speeds")
-    if not isinstance(speeds, list):
-        raise ProtocolError("links.measure was answered without speeds")
-    checked = []
-    for entry in speeds:
-        match entry:
-            case [str(target), float(rate), float(latency)] if rate > 0 and latency >= 0:
-                checked.append((target, rate, latency))
-            case _:
-                raise ProtocolError("a link's speed is [member, bytes/s, seconds]")
-    return checked

@@ -198,7 +198,9 @@ def test_a_commit_travels_whole(coefficient: tuple[float, str] | None) -> None:
     assert Commit.read(commit.fields()) == commit
 
 
-@pytest.mark.parametrize("changes", [{"dtype": "int64"}, {"coefficient": "1"}, {"step": -1}])
+@pytest.mark.parametrize(
+    "changes", [{"coefficient": [0.5, "int64"]}, {"coefficient": "1"}, {"step": -1}]
+)
 def test_a_malformed_commit_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
         Commit.read({**Commit(3, 2, (0.5, "float32")).fields(), **changes})

@@ -13,7 +13,7 @@ from p2ptrain.errors import NotCoordinator
 from p2ptrain.mesh.memory import memory_id
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Failure, Recovered, Step
-from p2ptrain.training.assigning import fetches_to_bytes
+from p2ptrain.training.assigning import Fetches
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.making_ready import MakingReady
 from p2ptrain.training.options import TrainOptions
@@ -44,7 +44,7 @@ async def _command(household: Devices, number: int) -> None:
         message = Message(INVENTORY, fields)
     else:
         stale = replace(assignment, key=key, term=2)
-        parts = (memoryview(stale.to_bytes()), memoryview(fetches_to_bytes(())))
+        parts = (memoryview(stale.to_bytes()), Fetches(()).to_part())
         message = Message(PREPARE, {"needed_bytes": 0}, parts)
     await household.mesh["d"].call(memory_id(target), message, timeout_seconds=10)
 
@@ -100,7 +100,7 @@ async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.Monk
             key = replace(assignment.key, epoch=0)
             about = {"digest": "0" * 64, "term": 0, "holder": memory_id("c"), "alive": []}
             stale = replace(assignment, key=key, term=0)
-            parts = (memoryview(stale.to_bytes()), memoryview(fetches_to_bytes(())))
+            parts = (memoryview(stale.to_bytes()), Fetches(()).to_part())
             for message in (
                 Message(INVENTORY, {**key.fields(), **about}),
                 Message(PREPARE, {"needed_bytes": 0, "gather": True}, parts),

@@ -57,7 +57,7 @@ async def measured(
         measures = DeviceMeasures(mesh["a"], compute, ProfileCache(None), memory_bytes, ceiling)
         measures.know_model(cast(Any, SimpleNamespace(digest=MODEL)))
         before()
-        asked = {"digest": MODEL, "holder": mesh["a"].self_id, "batch_sizes": []}
+        asked = {"job": "j", "digest": MODEL, "holder": mesh["a"].self_id, "batch_sizes": []}
         await measures.measure_profile(Message("measure", asked))
         yield measures
         await compute.close()
