@@ -8,11 +8,12 @@ import os
 import sys
 from typing import NoReturn
 
-from p2ptrain.cli import early, merging_heap, standard_streams
+from p2ptrain.cli import codes, early, merging_heap, standard_streams
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
+    codes.take_out_of_sight(sys.argv[1:])
     merging_heap.ensure(sys.argv[1:])
     early.keep()
     standard_streams.complete()

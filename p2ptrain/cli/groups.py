@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from p2ptrain.cli import options
+from p2ptrain.cli import codes, options
 from p2ptrain.mesh.default_folder import STATE_DIR_VARIABLE, default_state_dir
 
 
@@ -46,8 +46,17 @@ def add_node(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--name", metavar="N", type=options.name, help="this device's name (default: the host's)"
     )
-    group.add_argument(
-        "--code", type=options.code, help="pairing code, eight digits; needed once per device"
+    code = group.add_mutually_exclusive_group()
+    code.add_argument(
+        codes.OPTION,
+        type=options.code,
+        help="pairing code, eight digits; needed once per device. - asks for it",
+    )
+    code.add_argument(
+        codes.FILE_OPTION,
+        metavar="FILE",
+        type=options.path,
+        help=f"a file that holds the code and nothing else (or set ${codes.VARIABLE})",
     )
     group.add_argument(
         "--peer",
@@ -74,6 +83,11 @@ def add_node(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threads", metavar="T", type=options.threads, help="CPU threads for computing"
     )
+
+
+def find_code(args: argparse.Namespace) -> None:
+    """Put the code in its place in `args`, wherever it stands: it may have to be asked for."""
+    args.code = codes.chosen(args.code, args.code_file)
 
 
 def node_options(args: argparse.Namespace) -> NodeOptions:

@@ -31,7 +31,7 @@ this device's work moves away first."""
 
 _EXAMPLE = """\
   p2ptrain join                        on the first device: prints a code, such as 1234 5678
-  p2ptrain join --code 12345678        on every other device
+  p2ptrain join --code -               on every other device: asks for it
   p2ptrain join --peer 192.168.1.20    where the network blocks multicast
   p2ptrain join --only-for laptop      computes for the laptop's jobs, and nobody else's"""
 
@@ -61,6 +61,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Be a member until Ctrl-C or SIGTERM."""
+    groups.find_code(args)
     options = groups.node_options(args)
     options["only_for"] = tuple(args.only_for)
     from p2ptrain.control.server import ControlServer  # before signals count: it loads for a while

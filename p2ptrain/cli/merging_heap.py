@@ -44,7 +44,7 @@ def ensure(
     Args:
         command: what follows the program's name.
     """
-    if not COMMANDS.intersection(command[:1]) or not _is_whole_process(command):
+    if not COMMANDS.intersection(command[:1]) or not is_whole_process(command):
         return
     tunables = environment.get(VARIABLE, "")
     if CACHE in tunables or not (_is_glibc() if is_glibc is None else is_glibc):
@@ -54,7 +54,8 @@ def ensure(
         execute(sys.executable, [sys.executable, *sys.orig_argv[1:]], changed)
 
 
-def _is_whole_process(command: Sequence[str]) -> bool:
+def is_whole_process(command: Sequence[str]) -> bool:
+    """Whether this process does nothing but `command`, and could be started again."""
     given = sys.orig_argv[-len(command) :] == [*command]
     return given and bool(sys.executable) and sys.argv[0] not in ("", "-")
 

@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 
+from p2ptrain.cli.codes import PROMPT
 from p2ptrain.errors import OptionError
 from p2ptrain.mesh.text import checked_name
 from p2ptrain.mesh.window import normalised_code
@@ -84,7 +85,9 @@ def port(text: str) -> int:
 
 
 def code(text: str) -> str:
-    """A pairing code: eight digits, without the spaces and dashes people write."""
+    """A pairing code: eight digits, without the spaces and dashes people write, or "-" alone."""
+    if text == PROMPT:
+        return text
     try:
         return normalised_code(text)
     except OptionError as error:

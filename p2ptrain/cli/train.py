@@ -211,6 +211,7 @@ def _weights_file(text: str) -> Path:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Train; returns when the weights are written."""
     _check(args)
+    groups.find_code(args)
     here = Path.cwd()
     with loading():
         job = override(load_job(args.script, args.job_options), args)

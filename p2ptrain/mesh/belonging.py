@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.connections import Connections
 from p2ptrain.mesh.device_list import Device, find_device, list_devices
 from p2ptrain.mesh.discovered import CandidateTable
 from p2ptrain.mesh.identity import Identity
+from p2ptrain.mesh.known_codes import KnownCodes
 from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.pairing import PairedDevice
 from p2ptrain.mesh.pairing_dialer import PairingDialer
@@ -48,6 +50,7 @@ class Parts:
     """
 
     identity: Identity
+    codes: KnownCodes
     trust: TrustStore
     contexts: TlsContexts
     candidates: CandidateTable
@@ -114,6 +117,12 @@ class Belonging:
         """
         for device_id in self._parts.trust.trusted:
             self._parts.connections.keep(device_id)
+        if code is not None and self._parts.codes.is_spent(code):
+            self._parts.notices.warn(
+                "a device that was removed may know the code of this start, so nobody can pair "
+                "with it: leave it out, or run `p2ptrain invite` for a new one"
+            )
+            code = None
         if code is not None:
             self._pairing.open(code)
             self._start_dialling()
@@ -122,16 +131,25 @@ class Belonging:
             self._start_dialling()
         elif not self._parts.trust.trusted:
             self._pairing.open(new_code())
-        self._watch_window()
+        self._opened()
 
-    def _watch_window(self) -> None:
-        """People hear of the end of the window that is open now."""
+    def _opened(self) -> None:
+        """Of the window that is open now the code is remembered, and people hear of its end."""
         if self._watch is not None:
             self._watch.cancel()
         window = self.window
         if window is not None:
+            self._safely(lambda: self._parts.codes.take(window.code))
             watching = self._tell_of_end(window)
             self._watch = self._parts.tasks.spawn(watching, "end of the pairing window")
+
+    def _safely(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except UserError as error:  # a full disk
+            self._parts.notices.warn(
+                f"{error}: after the next start a code that is known to a removed device may count"
+            )
 
     async def _tell_of_end(self, window: Window) -> None:
         await asyncio.sleep(window.closes_at - self._parts.now() + TIMERS_EARLY_SECONDS)
@@ -149,7 +167,7 @@ class Belonging:
         """
         window = self._pairing.window
         self._pairing.open(window.code if window is not None else new_code(), invited=True)
-        self._watch_window()
+        self._opened()
         assert self._pairing.window is not None
         return self._pairing.window.code
 
@@ -216,6 +234,7 @@ class Belonging:
         parts.contexts.trust_changed()
         if entry.revoked:
             self._pairing.close()
+            self._safely(parts.codes.spend)
             parts.connections.drop(entry.id, "the device was removed")
         else:
             candidate = parts.candidates.get(entry.id)

@@ -42,6 +42,7 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
     Take,
 )
+from p2ptrain.mesh.known_codes import KnownCodes
 from p2ptrain.mesh.name_keeper import NameHooks, NameKeeper
 from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.own_copies import OwnCopies
@@ -105,6 +106,7 @@ class NetworkMesh:
         folder = StateFolder(config.state_dir)
         self._is_new = not (folder.path / IDENTITY_FILE).exists()
         self._identity = load_or_create(folder)
+        self._codes = KnownCodes(folder, self._identity.id)
         self._trust = TrustStore(folder, self._identity)
         self._file = DeviceFile(folder, config.name, default_name(self._identity.id))
         self._contexts = TlsContexts(self._identity, self._trust)
@@ -219,6 +221,7 @@ class NetworkMesh:
         )
         parts = Parts(
             identity=self._identity,
+            codes=self._codes,
             trust=self._trust,
             contexts=self._contexts,
             candidates=self._candidates,

@@ -33,6 +33,7 @@ from p2ptrain.observe.events import (
     CoordinatorEvent,
     MemberEvent,
     Pairing,
+    PairingClosed,
     PairingFailed,
     Ready,
     Renamed,
@@ -343,6 +344,33 @@ async def test_a_removed_device_comes_back_only_by_an_invitation(home: Household
     assert code != CODE
     again = await home.start("bert", code=code)
     await together(anna, again)
+
+
+async def test_a_code_of_a_start_script_lets_nobody_in_who_was_removed(home: Household) -> None:
+    """Its person makes up another identity, and anna's usual command is run once more."""
+    async with home.running("anna") as anna, home.running("bert") as bert:
+        cora = await home.start("cora")
+        await together(anna, bert, cora)
+        cora.mesh.belonging.remove("bert")
+        await anna.until(lambda: {d.name for d in anna.mesh.belonging.devices()} == {"cora"})
+        assert anna.told(PairingClosed)
+    again = await home.start("anna")  # with the same code
+    await together(again, cora)
+    assert again.mesh.belonging.window is None
+    assert any("may know the code" in str(told) for told in again.told(Warned))
+    channel, _ = await dial_unpaired([("127.0.0.1", again.mesh.port)])
+    assert b"closed" in await channel.receive()
+    new = again.mesh.belonging.invite()
+    assert new != CODE
+    await together(again, cora, await home.start("dora", code=new))
+
+
+async def test_a_code_given_again_to_paired_devices_lets_a_new_one_in(home: Household) -> None:
+    """As in the first ten minutes of each start, while nobody was removed."""
+    async with home.running("anna") as anna, home.running("bert") as bert:
+        await together(anna, bert)
+    anna, bert = await home.start("anna"), await home.start("bert")
+    await together(anna, bert, await home.start("cora"))
 
 
 async def test_removing_an_unknown_device_names_the_known(home: Household) -> None:

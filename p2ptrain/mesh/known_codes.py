@@ -1,0 +1,78 @@
+"""Which pairing codes are worth nothing here any more: a device that was removed may know them.
+
+A code stands in start scripts long after everybody is paired. So that repeating it lets nobody in
+who was removed meanwhile, this device remembers the codes that it took, and with each removal that
+it hears of they are spent. What is kept are hashes: the folder is private, and they are not for
+reading aloud.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
+
+CODES_FILE = "codes.json"
+MOST_CODES = 64
+"""The newest of either kind."""
+_FORMAT = "p2ptrain.codes/1"
+
+
+class KnownCodes:
+    """The codes of one device.
+
+    Every change counts at once, whether or not it can be written.
+    """
+
+    def __init__(self, folder: StateFolder, device_id: str) -> None:
+        """Load what is there.
+
+        Raises:
+            BrokenFile: the file is damaged.
+        """
+        self._folder = folder
+        self._device_id = device_id
+        self._taken, self._spent = _load(folder)
+
+    def take(self, code: str) -> None:
+        """A window opens with this code.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        mark = self._mark(code)
+        if mark not in self._taken:
+            self._taken = [*self._taken, mark][-MOST_CODES:]
+            self._write()
+
+    def spend(self) -> None:
+        """A device was removed: whatever was taken so far it may know.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        if self._taken:
+            self._spent = [*dict.fromkeys([*self._spent, *self._taken])][-MOST_CODES:]
+            self._taken = []
+            self._write()
+
+    def is_spent(self, code: str) -> bool:
+        """Whether nobody may be let in with it."""
+        return self._mark(code) in self._spent
+
+    def _mark(self, code: str) -> str:
+        return hashlib.sha256(f"p2ptrain code {self._device_id} {code}".encode()).hexdigest()
+
+    def _write(self) -> None:
+        value = {"format": _FORMAT, "taken": self._taken, "spent": self._spent}
+        self._folder.write_json(CODES_FILE, value)
+
+
+def _load(folder: StateFolder) -> tuple[list[str], list[str]]:
+    value = folder.read_json(CODES_FILE)
+    match value:
+        case None:
+            return [], []
+        case {"format": str(kind), "taken": list(taken), "spent": list(spent)} if kind == _FORMAT:
+            return [str(mark) for mark in taken], [str(mark) for mark in spent]
+    raise BrokenFile(folder.path / CODES_FILE, f"it is not of the format {_FORMAT}")
