@@ -63,6 +63,7 @@ def test_options_reach_the_node(node: type[FakeNode], tmp_path: Path) -> None:
         "state_dir": tmp_path,
         "role": "member",
         "has_place": True,
+        "only_for": (),
     }
 
 
