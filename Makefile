@@ -1,13 +1,25 @@
 # The few things one does here. Everything happens in .venv; `make PYTHON=python3.12 test` to choose.
-PYTHON ?= python3.11
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$python -c '' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-unit lint clean
+.PHONY: demo install test test-unit lint clean
 
 demo: $(INSTALLED)
 	$(BIN)/p2ptrain demo
+
+# p2ptrain for this user, in an environment of its own and on the PATH
+PLACE ?= $(HOME)/.local/share/p2ptrain-environment
+PROGRAMS ?= $(HOME)/.local/bin
+
+install:
+	$(PYTHON) -m venv --clear $(PLACE)
+	$(PLACE)/bin/python -m pip install --quiet -c constraints.txt .
+	mkdir -p $(PROGRAMS)
+	ln -sf $(PLACE)/bin/p2ptrain $(PROGRAMS)/p2ptrain
+	@command -v p2ptrain >/dev/null || echo "Log in again, or add $(PROGRAMS) to your PATH."
 
 # what is compiled is kept: two processes load the tests, and those start a hundred devices
 export PYTHONDONTWRITEBYTECODE :=

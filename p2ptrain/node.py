@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from p2ptrain import event_loop, own_thread
+from p2ptrain import event_loop, own_thread, torch_version
 from p2ptrain._version import __version__
 from p2ptrain.control.own_place import own_place
 from p2ptrain.errors import Error, OptionError
@@ -144,6 +144,7 @@ class Node:
         if self._has_begun:
             raise OptionError("a node joins once: make another one to join again")
         self._has_begun = True
+        torch_version.check()
         keep_freed_memory()
         await in_background(import_training)
         try:
@@ -398,6 +399,7 @@ async def _train_alone(
     node_options: dict[str, Any],
 ) -> torch.nn.Module:
     """The same code without a network: a household of one, in memory."""
+    torch_version.check()
     keep_freed_memory()
     from p2ptrain.training.member import TrainingMember
 

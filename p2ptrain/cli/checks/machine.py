@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 
+from p2ptrain import torch_version
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.cli.checks.check import Check, bad, ok, warn
 from p2ptrain.errors import UserError
 
-_OLDEST_TORCH = (2, 9)
 _LITTLE_MEMORY_BYTES = 512 * 1024**2
 _KEPT_BYTES = 256 * 1024  # the identity, who is trusted, a job's journal
 
@@ -29,25 +29,12 @@ def versions() -> list[Check]:
     return [*found, _zeroconf()]
 
 
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _torch() -> Check:
-    version = _installed("torch")
+    version = torch_version.installed()
     if version is None:
         return bad("torch", "is not installed", "run  pip install torch")
-    if _numbers(version) < _OLDEST_TORCH:
-        oldest = ".".join(map(str, _OLDEST_TORCH))
-        return bad("torch", f"{version} is too old", f"run  pip install 'torch>={oldest}'")
-    return ok("torch", version)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    wrong = torch_version.why_not(version)
+    return ok("torch", version) if wrong is None else bad("torch", *wrong)
 
 
 def _zeroconf() -> Check:
@@ -57,7 +44,7 @@ def _zeroconf() -> Check:
         check_zeroconf_version()
     except UserError as error:
         return bad("zeroconf", str(error), "run  pip install --upgrade zeroconf")
-    return ok("zeroconf", str(_installed("zeroconf")))
+    return ok("zeroconf", importlib.metadata.version("zeroconf"))
 
 
 def clock(today: datetime.date) -> Check:
