@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, TypeAlias
 from zlib import crc32
 
@@ -44,6 +45,8 @@ RANGE_BYTES = 2 << 20
 RANGE_TENSORS = 32
 READS_IN_FLIGHT = 3
 READ_TIMEOUT_SECONDS = 300.0
+
+_numbers = count(1)
 
 Pace: TypeAlias = Callable[[int], Awaitable[None]]
 """Awaited before each read with the bytes that have to be read still, its own included."""
@@ -82,9 +85,10 @@ class StateRequest:
     range_bytes: Callable[[], int] = _range_bytes
     reads_in_flight: int = READS_IN_FLIGHT
 
-    def fields(self) -> dict[str, Any]:
-        """As frame fields."""
+    def fields(self, reading: int = 0) -> dict[str, Any]:
+        """As frame fields; `reading` is its number: a device may read one state twice at once."""
         return {
+            "reading": reading,
             "job": self.job,
             "epoch": self.epoch,
             "source": self.source,
@@ -138,6 +142,7 @@ class StateReading:
             pace: when the next read may begin.
             arrived: is told of the bytes of each read.
         """
+        self._number = next(_numbers)
         self._mesh = mesh
         self._check = check
         self._onward = onward
@@ -187,7 +192,7 @@ class StateReading:
             waited_for = request.priority is Priority.BULK
             reply = await self._mesh.call(
                 request.peer,
-                Message(STATE_MANIFEST, request.fields()),
+                Message(STATE_MANIFEST, request.fields(self._number)),
                 timeout_seconds=request.timeout_seconds,
                 priority=Priority.TENSOR if waited_for else request.priority,
                 reply_parts=limited(LARGE.most_bytes),
@@ -253,7 +258,7 @@ class StateReading:
     async def _read_span(self, request: StateRequest, span: _Span) -> None:
         entries = (self._entries or [])[span.first : span.end]
         buffers = [entry.unpacking.buffer[span.bytes_of(entry)] for entry in entries]
-        fields = {**request.fields(), **span.fields()}
+        fields = {**request.fields(self._number), **span.fields()}
         if request.priority is Priority.REPLICA:
             fields["plain"] = True
         for is_last in (False, True):

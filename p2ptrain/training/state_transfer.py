@@ -1,7 +1,8 @@
 """Moving named tensors from one device to another: the side that has them.
 
     reader                                    server
-      |-- state.manifest {source, units} ------->|   which tensors, with their wire forms
+      |-- state.manifest {source, units,         |   which tensors, with their wire forms
+      |                   number of the reading} ->|
       |<--- [[name, meta, digest], ...] ---------|   (digest: where the server knows it already)
       |-- state.read {from, to} ---------------->|   several at once, to keep the link full
       |<------- parts, their checksums ----------|
@@ -58,8 +59,8 @@ Check: TypeAlias = Callable[[str], tuple[torch.dtype, tuple[int, ...]]]
 KnownDigests: TypeAlias = Callable[[int, int], Mapping[str, Digest]]
 """(first unit, end unit) -> digests by name, of those tensors whose digest was taken before."""
 
-_Key: TypeAlias = tuple[str, str, str, int, int]
-"""(job, source, reader, first unit, end unit)."""
+_Key: TypeAlias = tuple[str, str, str, int, int, int]
+"""(job, source, reader, number of its reading, first unit, end unit)."""
 
 OPENED_LIMIT = 256
 """States that one device has opened and not read to the end; it reads a few at a time."""
@@ -277,7 +278,7 @@ class StateServer:
         return Message(STATE_READ, {"digests": sums}, parts, (kind,) * len(parts))
 
     async def _serve(self, fields: Fields, key: _Key) -> _Served:
-        job, source, _, first, end = key
+        job, source, _, _, first, end = key
         if source == RELAY:
             return _Relayed(self.relays.get(EpochKey.read(fields), first, end))
         named, offer = await self.here(job, source, first, end), self._source(job, source)
@@ -297,6 +298,7 @@ class StateServer:
             text(fields, "job", 64),
             text(fields, "source", 64),
             peer,
+            integer({"reading": 0, **fields}, "reading"),
             integer(fields, "first"),
             integer(fields, "end"),
         )

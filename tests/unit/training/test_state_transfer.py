@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -110,6 +111,20 @@ async def test_a_state_arrives_with_its_digests(known: bool) -> None:
         assert _same(state.tensors, two.state)
         assert state.digests == digests_of(two.state)
         assert not damaged(state.tensors, state.digests)
+
+
+async def test_one_device_reads_a_state_twice_at_the_same_time() -> None:
+    """As the holder does of two devices: for a checkpoint, and as the keeper of copies."""
+    async with Two() as two:
+        two.offer(known=True)
+        second = StateRequest(
+            memory_id("owner"), JOB, SOURCE, 0, 1, range_bytes=lambda: 100, reads_in_flight=1
+        )
+        slow = two.reading()
+        slow_reading = asyncio.create_task(slow.read_from(second))
+        assert _same((await two.read()).tensors, two.state)
+        await slow_reading
+        assert _same(slow.state().tensors, two.state)
 
 
 async def test_a_large_tensor_comes_in_pieces_of_whole_chunks() -> None:
