@@ -248,6 +248,11 @@ class Node:
             ],
             "coordinator": coordinator
             and {"name": coordinator.name, "id": coordinator.id, "term": coordinator.term},
+            "cut_off": [
+                {"name": device.name, "id": device.id, "reason": device.cut_off}
+                for device in mesh.belonging.devices()
+                if device.cut_off
+            ],
             "job": self._job_line(),
         }
 

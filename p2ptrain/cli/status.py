@@ -41,7 +41,9 @@ def status_text(status: Mapping[str, Any]) -> str:
     """This device, the members in a table, the coordinator, the job."""
     here = f"this device: {status['name']} at {status['address']} port {status['port']}"
     rows = [("name", "state", ""), *(_member_row(member) for member in status["members"])]
-    return "\n".join([here, *aligned(rows), _coordinator(status), _job(status.get("job"))])
+    cut_off = [f"cut off: {d['name']} {d['reason']}" for d in status.get("cut_off", [])]
+    last = [_coordinator(status), *cut_off, _job(status.get("job"))]
+    return "\n".join([here, *aligned(rows), *last])
 
 
 def _member_row(member: Mapping[str, Any]) -> tuple[str, str, str]:

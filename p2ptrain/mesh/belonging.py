@@ -7,7 +7,7 @@ removed by a person ───────────► trust ─┘    context
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -17,6 +17,7 @@ from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.connections import Connections
 from p2ptrain.mesh.device_list import Device, find_device, list_devices
 from p2ptrain.mesh.discovered import CandidateTable
+from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.identity import Identity
 from p2ptrain.mesh.known_codes import KnownCodes
 from p2ptrain.mesh.notices import Notices
@@ -44,6 +45,7 @@ class Parts:
     """What follows when somebody is trusted, or is not any more.
 
     Attributes:
+        guard: of members gone bad.
         name: this device's name now.
         now: monotonic seconds.
         emit: takes events for people.
@@ -57,6 +59,7 @@ class Parts:
     connections: Connections
     roster: Roster
     notices: Notices
+    guard: Guard
     tasks: TaskScope
     name: Callable[[], str]
     now: Callable[[], float]
@@ -84,6 +87,7 @@ class Belonging:
                 changed=self._on_trust_changed,
                 cut=connections.cut,
                 warn=parts.notices.warn,
+                note=parts.guard.note,
             ),
         )
         self._pairing = PairingService(
@@ -174,7 +178,8 @@ class Belonging:
     def devices(self) -> list[Device]:
         """The trusted devices, this one not among them."""
         parts = self._parts
-        return list_devices(parts.trust.book, parts.name(), parts.connections.connected())
+        connected, cut_off = parts.connections.connected(), parts.guard.cut_off
+        return list_devices(parts.trust.book, parts.name(), connected, cut_off)
 
     def remove(self, name: str) -> Device:
         """Trust the device `name` (or of an id beginning so) no more, everywhere and at once.
@@ -217,13 +222,30 @@ class Belonging:
         """A stranger has dialled us to pair."""
         self._parts.tasks.spawn(self._pairing.serve(channel), "pairing")
 
+    def is_heard(self, device_id: str) -> bool:
+        """Whether that device is trusted, and was not cut off since this process began."""
+        return self._parts.trust.is_trusted(device_id) and device_id not in self.cut_off
+
+    def end_links(self, device_id: str) -> None:
+        """The device was cut off: this device hears nothing more of it, nor about it."""
+        self._parts.connections.drop(device_id, "the device was cut off")
+        self._tell_roster()
+
+    @property
+    def cut_off(self) -> Mapping[str, str]:
+        """Why devices were cut off, by their ids."""
+        return self._parts.guard.cut_off
+
     # What changes
 
     def _is_paired(self, device_id: str) -> bool:
         return self._parts.trust.is_trusted(device_id) and device_id not in self._not_paired
 
     def _on_paired(self, device: PairedDevice) -> None:
-        entry = self._parts.trust.add_paired(device.certificate_der, device.name)
+        entry, gone = self._parts.trust.add_paired(device.certificate_der, device.name)
+        if gone is not None:
+            self._parts.connections.drop(gone, "a device that was paired took its place")
+        self._parts.guard.forgive(device.id)
         self._not_paired.discard(device.id)
         log.info("paired", name=device.name, id=device.id[:16])
         self._on_trust_changed(entry, ())
@@ -236,12 +258,17 @@ class Belonging:
             self._pairing.close()
             self._safely(parts.codes.spend)
             parts.connections.drop(entry.id, "the device was removed")
-        else:
+        elif self.is_heard(entry.id):
             candidate = parts.candidates.get(entry.id)
             parts.connections.keep(entry.id)
             found = candidate.addresses if candidate is not None else ()
             parts.connections.hint(entry.id, [*found, *addresses, *self._given])
-        parts.roster.trust(household_ids(parts.trust, parts.identity.id))
+        self._tell_roster()
+
+    def _tell_roster(self) -> None:
+        parts = self._parts
+        ids = household_ids(parts.trust, parts.identity.id)
+        parts.roster.trust(ids - parts.guard.cut_off.keys())
 
 
 def household_ids(trust: TrustStore, own: str) -> frozenset[str]:

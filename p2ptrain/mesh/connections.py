@@ -14,13 +14,22 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeAlias
 
-from p2ptrain.errors import Error, LinkClosed, NotPaired, PeerError, UserError, VersionMismatch
+from p2ptrain.errors import (
+    Error,
+    LinkClosed,
+    NotPaired,
+    PeerError,
+    ProtocolError,
+    UserError,
+    VersionMismatch,
+)
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address, AddressBook
 from p2ptrain.mesh.backoff import Backoff
 from p2ptrain.mesh.hello import (
     Hello,
     Refusal,
+    elsewhere_of,
     mismatch,
     new_token,
     refusal_of,
@@ -87,6 +96,8 @@ class Surroundings:
         on_not_paired: (peer id) a device that we trust does not trust us.
         is_reachable: (peer id) asks over the current link whether the peer still answers.
         on_mismatch: (peer id, in whose words) it speaks another protocol version.
+        on_copied: (peer id, where) it says that an older process there has this one's identity.
+        on_breach: (peer id, what it sent) its link was ended for what it sent.
         on_fatal: this process must stop.
         executor: where links compress.
     """
@@ -100,6 +111,8 @@ class Surroundings:
     on_not_paired: Callable[[str], None]
     is_reachable: Callable[[str], Awaitable[None]]
     on_mismatch: Callable[[str, str], None]
+    on_copied: Callable[[str, Sequence[Address]], None]
+    on_breach: Callable[[str, str], None]
     on_fatal: Callable[[UserError], None]
     executor: Executor
 
@@ -239,7 +252,7 @@ class Connections:
 
         Raises:
             LinkClosed: this device is leaving: whose link has ended dials anew at once.
-            NotPaired: it is not trusted (any more).
+            NotPaired: it is not trusted (any more), or was cut off.
         """
         if self._leaving:
             raise LinkClosed("this device is leaving")
@@ -293,6 +306,8 @@ class Connections:
         elif peer is not None or link.theirs is None:
             return  # a link that never was up, or was replaced
         log.info("link_lost", peer=link.peer_id[:16], why=str(error))
+        if isinstance(error, ProtocolError):
+            self._around.on_breach(link.peer_id, str(error))
         self._router.lost(link.peer_id, f"the link to {_name(link)} ended: {error}")
         self._around.on_lost(link.peer_id, False)
 
@@ -324,7 +339,7 @@ class Connections:
             return Decision(Action.ACCEPT, "its earlier process is gone")
         decision = between_instances(old.peer_id, before, hello)
         if decision.action is Action.ACCEPT:
-            await _send_last(old, refused(Refusal.COPIED))
+            await _send_last(old, refused(Refusal.COPIED, hello))
         return decision
 
     async def _act(self, link: PeerLink, hello: Hello, own: Hello, decision: Decision) -> None:
@@ -336,7 +351,8 @@ class Connections:
         if decision.refusal is Refusal.VERSION:
             self._around.on_mismatch(link.peer_id, mismatch(hello.version, hello.software))
         if decision.refusal is not None or self._leaving:
-            await _send_last(link, refused(decision.refusal or Refusal.LEAVING))
+            older = self.hello_of(link.peer_id) if decision.refusal is Refusal.COPIED else None
+            await _send_last(link, refused(decision.refusal or Refusal.LEAVING, older))
             return
         peer = self._peers.get(link.peer_id)
         if peer is None:
@@ -462,8 +478,10 @@ class Connections:
 
     def _refused(self, link: PeerLink, message: Message) -> None:
         reason, version, software = refusal_of(message)
-        if reason is Refusal.COPIED:
-            self._around.on_fatal(copied_identity())
+        if reason is Refusal.COPIED and link.peer_id == self._around.self_id:
+            self._around.on_fatal(copied_identity())  # it has our key: that is proved
+        elif reason is Refusal.COPIED:
+            self._around.on_copied(link.peer_id, elsewhere_of(message))
         if reason is Refusal.VERSION:
             raise VersionMismatch(mismatch(version, software))
         raise LinkClosed(f"device {link.peer_id[:16]} refused the link: {reason.value}")

@@ -22,7 +22,7 @@ class DeviceFile:
     Attributes:
         name: what the others call this device.
         asked_name: what its person asked for; `name` may have "-2" behind it.
-        term: highest election term seen.
+        term: highest election term that this device voted or followed in.
     """
 
     def __init__(self, folder: StateFolder, asked_name: str | None, fallback: str) -> None:
@@ -56,15 +56,15 @@ class DeviceFile:
         self.name = name
         self._save()
 
-    def raise_term(self, term: int) -> None:
-        """Remember the term before this device acts in it.
+    def keep_term(self, term: int) -> None:
+        """Remember the term before this device acts in it; it falls only where it was absurd.
 
         Raises:
             UserError: it cannot be written; until the end of this process it counts all the same,
                 and is written with the next call.
         """
-        if term > self.term or not self._is_saved:
-            self.term = max(self.term, term)
+        if term != self.term or not self._is_saved:
+            self.term = term
             self._save()
 
     def addresses(self) -> dict[str, list[Address]]:

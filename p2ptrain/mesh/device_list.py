@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import UserError
+from p2ptrain.mesh.text import as_written
 from p2ptrain.mesh.trust import TrustedDevice
 
 ID_DIGITS_LEAST = 8
@@ -20,23 +21,35 @@ class Device:
         id, name: as known here.
         introduced_by: name of the device that vouched for it; this device's where they paired.
         connected: whether there is a link now.
+        cut_off: why this device listens to it no more; None where it does.
     """
 
     id: str
     name: str
     introduced_by: str
     connected: bool
+    cut_off: str | None = None
 
 
 def list_devices(
-    book: Mapping[str, TrustedDevice], own_name: str, connected: Collection[str]
+    book: Mapping[str, TrustedDevice],
+    own_name: str,
+    connected: Collection[str],
+    cut_off: Mapping[str, str],
 ) -> list[Device]:
-    """The trusted devices of `book`; `connected` are the ids with a link."""
+    """The trusted devices of `book`.
+
+    Args:
+        own_name: of this device.
+        connected: ids with a link.
+        cut_off: why devices were cut off, by id.
+    """
 
     def device(entry: TrustedDevice) -> Device:
         introducer = book.get(entry.introduced_by)
         by = introducer.name if introducer is not None else own_name
-        return Device(entry.id, entry.name, by, entry.id in connected)
+        is_connected = entry.id in connected
+        return Device(entry.id, entry.name, by, is_connected, cut_off.get(entry.id))
 
     return [device(entry) for entry in book.values() if not entry.revoked]
 
@@ -47,7 +60,7 @@ def find_device(name: str, devices: Sequence[Device]) -> Device:
     Raises:
         UserError: there is no such device, or several.
     """
-    found = [device for device in devices if device.name == name]
+    found = [device for device in devices if device.name in (name, as_written(name))]
     if not found and len(name) >= ID_DIGITS_LEAST:
         found = [device for device in devices if device.id.startswith(name)]
     if not devices:

@@ -9,11 +9,17 @@ since it did not do what a coordinator does, counts for so long as if it were de
 holds:
 
 * a device votes once per term, and never for a term at or below its `term_floor`;
-* the terms that a device follows never fall;
-* no election while the coordinator lives: voters that follow a living coordinator refuse.
+* the terms that a device follows never fall, but where its own is absurd (terms.py);
+* no election while the coordinator lives: voters that follow a living coordinator refuse;
+* terms rise by votes, and by announcements of the one elected. What others say of terms is a hint
+  for candidates. A group's claim counts for those that hold to another coordinator only when a
+  follower of it has said so too, for one member alone could make it up.
+
+Nothing that a member says ends its link here. What this device does not believe comes out as
+`Misbehaved`, for those who count such things (conduct.py).
 
 This class is a pure core: feed it events and ticks with the time, carry out what it returns, call
-it at `next_wakeup` at the latest. The shell stores `term` durably when it rises and gives it back
+it at `next_wakeup` at the latest. The shell stores `term` durably when it changes and gives it back
 as `term_floor` after a restart, so that no device votes twice in one term.
 """
 
@@ -23,7 +29,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from random import Random
 
-from p2ptrain.errors import InternalError, ProtocolError
+from p2ptrain.errors import InternalError
+from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.coordinator_claims import CoordinatorClaim, Verdict, judge
 from p2ptrain.mesh.election_config import ElectionConfig
 from p2ptrain.mesh.election_wire import (
@@ -40,8 +47,10 @@ from p2ptrain.mesh.events import (
     ElectionInstruction,
     MembersChanged,
     MessageReceived,
+    Misbehaved,
     SendTo,
 )
+from p2ptrain.mesh.terms import Terms
 
 __all__ = [
     "CoordinatorIs",
@@ -64,6 +73,8 @@ class _Campaign:
     poll: bool
     deadline: float
     yes: set[str] = field(default_factory=set)
+    again: int = 0
+    """How often it was begun once more because a voter knew a higher term."""
 
 
 class Election:
@@ -82,8 +93,8 @@ class Election:
         self._self_id = self_id
         self._config = config
         self._rng = rng
-        self._term = term_floor
-        self._voted_for: str | None = None  # in the term `_term`
+        self._terms = Terms(term_floor, config)
+        self._voted_for: str | None = None  # in the own term
         self._members: frozenset[str] = frozenset({self_id})  # the living
         self._excluded: dict[str, float] = {}  # device -> until when
         self._alive: frozenset[str] = frozenset({self_id})  # of the members, those that count here
@@ -92,6 +103,10 @@ class Election:
         self._supporters: dict[str, float] = {}  # follower -> time of its last answer
         self._answered: dict[str, float] = {}  # living peer -> when it got its last answer
         self._asked = float("-inf")  # when we last asked on hearsay
+        self._claimed: dict[str, int] = {}  # peer -> the highest term it claimed unasked
+        self._inquired = float("-inf")  # when we last asked who follows a rival
+        self._followers: dict[str, tuple[str, float]] = {}  # peer -> whom it follows, said when
+        self._raised_at = float("-inf")  # when we last had ourselves voted into a higher term
         self._campaign: _Campaign | None = None
         self._stand_at = _NEVER
         self._announce_at = _NEVER
@@ -106,8 +121,8 @@ class Election:
 
     @property
     def term(self) -> int:
-        """Highest term seen: what a restart needs as `term_floor`. Never falls."""
-        return self._term
+        """Highest term voted or followed in: what a restart needs as `term_floor`."""
+        return self._terms.own
 
     @property
     def next_wakeup(self) -> float:
@@ -122,10 +137,9 @@ class Election:
         """Take in one event.
 
         Raises:
-            ProtocolError: the payload is not what the protocol allows; nothing was changed, the
-                link to that peer should be closed.
+            ProtocolError: the payload is not what the protocol allows; nothing was changed.
         """
-        message = self._decode(event) if isinstance(event, MessageReceived) else None
+        message = decode(event.payload) if isinstance(event, MessageReceived) else None
         self._begin(now)
         match event:
             case MembersChanged(alive):
@@ -174,13 +188,6 @@ class Election:
         out, self._out = self._out, []
         return out
 
-    def _decode(self, event: MessageReceived) -> ElectionMessage:
-        message = decode(event.payload)
-        jump = self._config.term_jump
-        if max(message.term, message.seen) > max(self._term, jump) + jump:
-            raise ProtocolError("election message with a term that no election can have reached")
-        return message
-
     # -- members ---------------------------------------------------------------------------
 
     def _on_members(self, members: frozenset[str]) -> None:
@@ -195,6 +202,11 @@ class Election:
         self._alive = alive
         for peer in self._answered.keys() - alive:
             del self._answered[peer]
+        for peer in self._followers.keys() - alive:
+            del self._followers[peer]
+        for peer in self._claimed.keys() - alive:
+            del self._claimed[peer]
+        self._terms.forget_others_than(alive)
         if self._claim is not None and self._claim.id not in alive:
             is_here = self._claim.id in self._members
             self._lose("the coordinator is passed over" if is_here else "the coordinator is gone")
@@ -230,12 +242,12 @@ class Election:
         self._stand_at = _NEVER
         self._start_campaign(poll=True)
 
-    def _start_campaign(self, *, poll: bool) -> None:
-        term = self._term + 1
+    def _start_campaign(self, *, poll: bool, term: int | None = None, again: int = 0) -> None:
+        term = self._terms.next if term is None else max(term, self._terms.own + 1)
         deadline = self._now + self._rng.uniform(*self._config.campaign_seconds)
-        self._campaign = _Campaign(term, poll, deadline, {self._self_id})
+        self._campaign = _Campaign(term, poll, deadline, {self._self_id}, again)
         if not poll:
-            self._term = term
+            self._terms.rise(term, self._now)
             self._voted_for = self._self_id
         kind = ElectionKind.POLL if poll else ElectionKind.VOTE
         self._send_all(ElectionMessage(kind, term))
@@ -247,7 +259,7 @@ class Election:
         if campaign is None or len(campaign.yes & self._alive) <= len(self._alive) // 2:
             return
         if campaign.poll:
-            self._start_campaign(poll=False)
+            self._start_campaign(poll=False, term=campaign.term)
         else:
             self._win(campaign)
 
@@ -267,6 +279,13 @@ class Election:
 
     def _on_message(self, peer: str, message: ElectionMessage) -> None:
         term = message.term
+        own = _own_term(message)
+        if own is not None and peer in self._alive:
+            self._terms.hear(peer, own, self._now)
+            self._heed_household()
+        if self._terms.is_absurd(max(term, message.seen), self._now):
+            self._ignore(peer)
+            return
         match message.kind:
             case ElectionKind.POLL:
                 self._on_poll(peer, term)
@@ -283,13 +302,32 @@ class Election:
             case ElectionKind.ASK:
                 self._on_ask(peer)
 
+    def _heed_household(self) -> None:
+        """Come to the others' term where this device's own is absurd."""
+        term = self._terms.household(self._others)
+        if term is None:
+            return
+        self._terms.come_to(term)
+        self._voted_for = self._campaign = None
+        if self._claim is not None:
+            self._lose(f"the others are in term {term}: this device's own was absurd")
+
+    def _ignore(self, peer: str) -> None:
+        """A term that cannot be. Its sender hears ours: it may be the one that must come to it."""
+        self._out.append(Misbehaved(peer, Offence.ABSURD_TERM))
+        if self._may_answer(peer):
+            if self._coordinates:
+                self._announce_to(peer)
+            else:
+                self._send_stale(peer)
+
     def _on_poll(self, peer: str, term: int) -> None:
-        yes = term > self._term and self._may_vote_for(peer)
+        yes = term > self._terms.own and self._may_vote_for(peer)
         self._send_reply(peer, term, yes=yes, poll=True)
 
     def _on_vote(self, peer: str, term: int) -> None:
-        again = term == self._term and self._voted_for == peer
-        yes = again or (term > self._term and self._may_vote_for(peer))
+        again = term == self._terms.own and self._voted_for == peer
+        yes = again or (term > self._terms.own and self._may_vote_for(peer))
         if yes:
             self._see(term)
             self._voted_for = peer
@@ -303,34 +341,39 @@ class Election:
         return peer in self._alive and free
 
     def _send_reply(self, peer: str, term: int, *, yes: bool, poll: bool) -> None:
-        reply = ElectionMessage(ElectionKind.REPLY, term, yes=yes, poll=poll, seen=self._term)
+        reply = ElectionMessage(ElectionKind.REPLY, term, yes=yes, poll=poll, seen=self._terms.own)
         self._send(peer, reply)
         if self._coordinates:
             self._answer_by_announcing(peer)
 
     def _on_reply(self, peer: str, message: ElectionMessage) -> None:
         campaign = self._campaign
-        self._see(message.seen)
         if campaign is None or (message.term, message.poll) != (campaign.term, campaign.poll):
             return
         if message.yes:
             campaign.yes.add(peer)
             self._count()
-        elif campaign.poll and self._term >= campaign.term:
-            self._start_campaign(poll=True)
+        elif campaign.poll and campaign.term < self._terms.next:
+            self._poll_again(campaign)
+
+    def _poll_again(self, campaign: _Campaign) -> None:
+        """In a higher term; a voter that always knows a higher one must not go on for ever."""
+        if campaign.again < self._config.polls_again:
+            self._start_campaign(poll=True, again=campaign.again + 1)
 
     def _on_follow(self, peer: str, term: int) -> None:
         if self._coordinates and self._claim is not None and term == self._claim.term:
             self._supporters[peer] = self._now
 
     def _on_stale(self, peer: str, term: int, leader: str) -> None:
-        self._see(term)
+        if peer in self._alive:
+            self._followers[peer] = (leader, self._now)
         claim = self._claim
         if claim is None:
             return
         if self._coordinates:
-            if term <= claim.term:
-                return
+            if term < claim.term:
+                return  # of the same term: it gave way, and waits for a higher one
             self._supporters.pop(peer, None)
             if leader in ("", self._self_id):
                 self._raise_term()
@@ -352,13 +395,39 @@ class Election:
         if theirs.id not in self._alive:
             self._unplaced = theirs
             return
+        self._look_at_term(theirs)
         ours = self._own_view()
         if ours is None:
             self._follow_or_refuse(theirs, "it announced itself")
         elif ours.id == theirs.id:
             self._on_same_coordinator(ours, theirs)
         else:
-            self._on_rival(ours, theirs)
+            self._on_rival(ours, self._believable(theirs))
+
+    def _look_at_term(self, theirs: CoordinatorClaim) -> None:
+        """Who is elected in term after term without this device's vote elects itself."""
+        known = max(self._terms.own, self._claimed.get(theirs.id, 0))
+        if theirs.term > known:  # had it voted, the term were its own
+            self._claimed[theirs.id] = theirs.term
+            self._out.append(Misbehaved(theirs.id, Offence.UNELECTED))
+
+    def _believable(self, theirs: CoordinatorClaim) -> CoordinatorClaim:
+        """The claim with followers only where one of them has said so; else the others are asked.
+
+        This device follows another one: it did not vote for it.
+        """
+        since = self._now - self._config.witness_seconds
+        said = (leader for leader, at in self._followers.values() if at >= since)
+        if theirs.is_lone or theirs.id in said:
+            return theirs
+        fresh = self._fresh_supporters() if self._coordinates else set()
+        others = sorted(set(self._others) - {theirs.id} - fresh)
+        if others and self._now >= self._inquired + self._config.answer_seconds:
+            self._inquired = self._now
+            fanout = self._config.announce_fanout
+            for peer in others if len(others) <= fanout else self._rng.sample(others, fanout):
+                self._send(peer, ElectionMessage(ElectionKind.ASK))
+        return dataclasses.replace(theirs, support=1)
 
     def _on_same_coordinator(self, ours: CoordinatorClaim, theirs: CoordinatorClaim) -> None:
         if theirs.term < ours.term:
@@ -373,14 +442,12 @@ class Election:
     def _on_rival(self, ours: CoordinatorClaim, theirs: CoordinatorClaim) -> None:
         verdict, reason = judge(ours, theirs)
         match verdict:
-            case Verdict.FOLLOW if theirs.term >= self._term:
+            case Verdict.FOLLOW if theirs.term >= self._terms.own:
                 self._follow_or_refuse(theirs, reason)
             case Verdict.FOLLOW | Verdict.YIELD:
-                self._see(theirs.term)
                 self._lose(reason)
                 self._send_stale(theirs.id)
             case Verdict.RAISE if self._coordinates:
-                self._see(theirs.term)
                 self._raise_term()
                 self._answer_by_announcing(theirs.id)
             case Verdict.STAY if self._coordinates:
@@ -389,7 +456,7 @@ class Election:
                 self._send_stale(theirs.id)
 
     def _follow_or_refuse(self, theirs: CoordinatorClaim, reason: str) -> None:
-        if theirs.term < self._term:
+        if theirs.term < self._terms.own:
             self._send_stale(theirs.id)
             return
         self._see(theirs.term)
@@ -410,19 +477,24 @@ class Election:
         return dataclasses.replace(claim, support=support)
 
     def _support(self) -> int:
+        return 1 + len(self._fresh_supporters())
+
+    def _fresh_supporters(self) -> set[str]:
         horizon = self._now - self._config.support_seconds
-        fresh = [p for p, heard in self._supporters.items() if heard >= horizon]
-        return 1 + len(self._alive.intersection(fresh))
+        fresh = {p for p, heard in self._supporters.items() if heard >= horizon}
+        return fresh & self._alive
 
     def _raise_term(self) -> None:
-        """As coordinator, have ourselves voted into a term above all seen."""
-        if self._campaign is None:
+        """As coordinator, have ourselves voted into a term above all seen; not time and again."""
+        if self._campaign is None and self._now >= self._raised_at + self._config.raise_seconds:
+            self._raised_at = self._now
             self._start_campaign(poll=True)
 
     def _see(self, term: int) -> None:
-        if term <= self._term:
+        """Vote, or follow, in that term."""
+        if term <= self._terms.own:
             return
-        self._term = term
+        self._terms.rise(term, self._now)
         self._voted_for = None
         campaign = self._campaign
         if campaign is not None and not campaign.poll and campaign.term < term:
@@ -448,9 +520,15 @@ class Election:
 
     def _answer_by_announcing(self, peer: str) -> None:
         """Announce to `peer`, but not so often that two who disagree talk without end."""
-        if self._now >= self._answered.get(peer, float("-inf")) + self._config.answer_seconds:
-            self._answered[peer] = self._now
+        if self._may_answer(peer):
             self._announce_to(peer)
+
+    def _may_answer(self, peer: str) -> bool:
+        """Whether `peer` may have an answer now: this one counts."""
+        if self._now < self._answered.get(peer, float("-inf")) + self._config.answer_seconds:
+            return False
+        self._answered[peer] = self._now
+        return True
 
     def _announce_to(self, peer: str) -> None:
         claim = self._own_view()
@@ -476,7 +554,7 @@ class Election:
 
     def _send_stale(self, peer: str) -> None:
         leader = "" if self._claim is None else self._claim.id
-        self._send(peer, ElectionMessage(ElectionKind.STALE, self._term, leader=leader))
+        self._send(peer, ElectionMessage(ElectionKind.STALE, self._terms.own, leader=leader))
 
     def _send_all(self, message: ElectionMessage) -> None:
         for peer in self._others:
@@ -484,3 +562,13 @@ class Election:
 
     def _send(self, peer: str, message: ElectionMessage) -> None:
         self._out.append(SendTo(peer, encode(message)))
+
+
+def _own_term(message: ElectionMessage) -> int | None:
+    """The sender's own term, where the message says it: a poll's binds nobody."""
+    match message.kind:
+        case ElectionKind.REPLY:
+            return message.seen
+        case ElectionKind.VOTE | ElectionKind.ANNOUNCE | ElectionKind.STALE:
+            return message.term
+    return None

@@ -28,8 +28,17 @@ class ElectionConfig:
         refresh_seconds: a follower that has not heard its coordinator for this long asks it,
             times max(1, members / announce_fanout). Raise: a coordinator that quietly stopped
             being one is noticed later. Lower: traffic.
-        term_jump: a term above max(own, this) + this is refused as absurd. Raise: poison goes
-            further. Lower: a device long away may not come back.
+        raise_seconds: a coordinator has itself voted into a higher term this often at most. Raise:
+            two groups that meet agree later. Lower: a member that lies keeps it busy.
+        polls_again: a poll is begun again at once, in a higher term, so often. Raise and lower:
+            as above, the other way around.
+        witness_seconds: what a member says of whom it follows counts for so long. Raise: news of
+            a rival is believed that is none any more. Lower: slow links never bring it in time.
+        term_jump: the own term rises by at most this at once. What is further above is ignored;
+            whose own term is further from those of the others takes theirs. Raise: terms can be
+            driven further. Lower: a device long away takes the household's term by that rule.
+        term_rise_per_second: so much of `term_jump` comes back. Must exceed the elections per
+            second that can be. Raise: terms can be driven faster.
     """
 
     stand_delay_seconds: tuple[float, float] = (0.05, 0.3)
@@ -39,4 +48,8 @@ class ElectionConfig:
     answer_seconds: float = 0.05
     support_seconds: float = 1.6
     refresh_seconds: float = 2.0
-    term_jump: int = 1 << 20
+    raise_seconds: float = 1.0
+    polls_again: int = 3
+    witness_seconds: float = 3.0
+    term_jump: int = 4096
+    term_rise_per_second: float = 16.0

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.interface import MemberState
 
 Info: TypeAlias = Mapping[str, int | float | str]
@@ -127,7 +128,16 @@ class Changed:
     reason: str
 
 
-Instruction: TypeAlias = SendTo | Changed
+@dataclass(frozen=True, slots=True)
+class Misbehaved:
+    """`peer` said what this device does not believe; `about`: of whom, where it concerns one."""
+
+    peer: str
+    offence: Offence
+    about: str = ""
+
+
+Instruction: TypeAlias = SendTo | Changed | Misbehaved
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +166,4 @@ class CoordinatorLost:
     reason: str
 
 
-ElectionInstruction: TypeAlias = SendTo | CoordinatorIs | CoordinatorLost
+ElectionInstruction: TypeAlias = SendTo | CoordinatorIs | CoordinatorLost | Misbehaved

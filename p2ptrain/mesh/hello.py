@@ -15,7 +15,7 @@ from typing import Any
 
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.errors import ProtocolError
-from p2ptrain.mesh.addresses import is_usable
+from p2ptrain.mesh.addresses import Address, is_usable
 from p2ptrain.mesh.text import peer_name, printable
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Fields, Message
@@ -128,12 +128,11 @@ def from_message(message: Message) -> Hello:
     )
 
 
-def refused(reason: Refusal) -> Message:
-    """What the dialled device answers instead."""
-    return Message(
-        REFUSED_KIND,
-        {"reason": reason.value, "version": PROTOCOL_VERSION, "software": __version__},
-    )
+def refused(reason: Refusal, older: Hello | None = None) -> Message:
+    """What the dialled device answers instead; `older`: of the process that has its identity."""
+    elsewhere = [[host, older.port] for host in older.addresses] if older is not None else []
+    fields = {"reason": reason.value, "version": PROTOCOL_VERSION, "software": __version__}
+    return Message(REFUSED_KIND, {**fields, "elsewhere": elsewhere})
 
 
 def refusal_of(message: Message) -> tuple[Refusal, int, str]:
@@ -149,6 +148,17 @@ def refusal_of(message: Message) -> tuple[Refusal, int, str]:
         raise ProtocolError("a refusal gives an unknown reason") from error
     software = printable(_text(fields, "software", 64), 32)
     return reason, _whole(fields, "version", 1, 2**31), software
+
+
+def elsewhere_of(message: Message) -> list[Address]:
+    """Where the older process listens, as a refusal says; what cannot be dialled is left out."""
+    entries = message.fields.get("elsewhere")
+    found: list[Address] = []
+    for entry in entries[:ADDRESSES_LIMIT] if isinstance(entries, list) else []:
+        match entry:
+            case [str(host), int(port)] if is_usable((host, port)):
+                found.append((host, port))
+    return found
 
 
 def checked_info(value: object) -> Info:

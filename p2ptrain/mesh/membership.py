@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from random import Random
 
 from p2ptrain.errors import InternalError
+from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.dissemination import Dissemination
 from p2ptrain.mesh.events import (
     Changed,
@@ -36,6 +37,7 @@ from p2ptrain.mesh.events import (
     MemberRecord,
     MembershipEvent,
     MessageReceived,
+    Misbehaved,
     SelfChanged,
     SendTo,
     TrustChanged,
@@ -98,6 +100,7 @@ class Membership:
         self._links = PeerLinks()
         self._suspicions: dict[str, Suspicion] = {}  # exactly the members in state SUSPECT
         self._returned: dict[str, float] = {}  # when members that were away came back
+        self._goodbyes: dict[str, tuple[int, float]] = {}  # linked -> incarnation, told when
         shared = (config, rng)
         self._sending = Dissemination(self._table, self._links, self._suspicions, *shared)
         self._detector = FailureDetector(self._table, self._links, self._sending, *shared)
@@ -278,7 +281,9 @@ class Membership:
         self._detector.link_lost(peer)
         record = self._table.records.get(peer)
         unsure = record is not None and record.state is not MemberState.LEFT and not record.certain
-        if record is not None and refused and unsure:
+        if self._has_goodbye(peer):
+            self._believe_goodbye(peer)
+        elif record is not None and refused and unsure:
             reason = "its link ended and nobody listens at its address: its process ended"
             self._declare_dead(record, reason, certain=True)
         elif record is None or record.state in GONE:
@@ -313,6 +318,8 @@ class Membership:
     def _learn(self, claim: Claim, peer: str) -> None:
         record = claim.record
         if self._table.refusal(record, peer) is not None:
+            if not self._table.trusts(record.id):
+                self._flag(peer, Offence.STRANGERS, record.id)
             return
         known = self._table.records.get(record.id)
         if record.id == self._table.me.id:
@@ -330,15 +337,21 @@ class Membership:
     def _learn_newer(self, claim: Claim, known: MemberRecord, peer: str) -> None:
         """Believe it, unless it ends a process that we hear: that one may first contradict.
 
-        Doubt once only, in state ALIVE: doubting the answer too would go on without end.
+        Doubt once only, in state ALIVE: doubting the answer too would go on without end. A goodbye
+        is believed once the link to who left has ended too, which it does at once.
         """
         record = claim.record
         is_hearsay = known.state in LIVE and peer != record.id
         heard = self._hears(record.id)
+        self._judge_teller(record, known, peer, heard=heard)
+        linked = heard or self._links.is_up(record.id)
+        if is_hearsay and record.state is MemberState.LEFT and linked:
+            self._goodbyes[record.id] = (record.incarnation, self._now)
+            return
         died = record.state is MemberState.DEAD
         restarted = record.instance != known.instance and known.state is MemberState.ALIVE
-        linked = heard or (died and self._links.is_up(record.id) and self._was_away(peer))
-        doubted = is_hearsay and linked and (died or restarted)
+        doubtful = heard or (died and self._links.is_up(record.id) and self._was_away(peer))
+        doubted = is_hearsay and doubtful and (died or restarted)
         if not doubted:
             self._adopt(record, self._hearsay(record, peer), claim.accusers, peer)
         elif known.state is MemberState.ALIVE:
@@ -347,6 +360,40 @@ class Membership:
             )
             reason = f"{self._name(peer)} says its process ended, but it was heard from here"
             self._adopt(suspect, reason, (peer,), peer)
+
+    def _judge_teller(
+        self, record: MemberRecord, known: MemberRecord, peer: str, *, heard: bool
+    ) -> None:
+        """Note what is not so by this device's own hearing; others count it."""
+        if peer == record.id:
+            if record.name != known.name:
+                self._flag(peer, Offence.RENAMES)
+            return
+        if record.name != known.name:
+            self._flag(peer, Offence.FALSE_NAMES, record.id)
+        if heard and known.state in LIVE and record.state in GONE:
+            self._flag(peer, Offence.FALSE_END, record.id)
+        elif heard and known.state is MemberState.ALIVE and record.state is MemberState.SUSPECT:
+            self._flag(peer, Offence.FALSE_SUSPICION, record.id)
+
+    def _believe_goodbye(self, device: str) -> None:
+        """It was said to have left, and now this device hears nothing of it either."""
+        incarnation, _ = self._goodbyes.pop(device)
+        known = self._table.records[device]
+        left = dataclasses.replace(
+            known,
+            incarnation=max(incarnation, known.incarnation),
+            state=MemberState.LEFT,
+            certain=False,
+        )
+        self._adopt(left, "left: others say so, and its link ended", (), None)
+
+    def _has_goodbye(self, device: str) -> bool:
+        """Whether others said just now that it left: who leaves ends its links at once."""
+        if device not in self._goodbyes:
+            return False
+        _, told_at = self._goodbyes[device]
+        return self._now - told_at <= self._config.goodbye_seconds
 
     def _was_away(self, peer: str) -> bool:
         """Whether it is away or was until now: then it did not hear others either."""
@@ -378,6 +425,7 @@ class Membership:
             self._returned[record.id] = self._now
         self._table.put(record, self._now)
         self._suspicions.pop(record.id, None)
+        self._goodbyes.pop(record.id, None)
         self._report(record, known, previous, reason)
         if record.state is MemberState.SUSPECT:
             self._suspect(record, accusers or ((peer,) if peer else ()))
@@ -443,7 +491,9 @@ class Membership:
     def _accuse(self, record: MemberRecord, reason: str) -> None:
         """This device itself found `record` silent."""
         accusers = (self._table.me.id,)
-        if record.state is MemberState.SUSPECT:
+        if self._has_goodbye(record.id):
+            self._believe_goodbye(record.id)
+        elif record.state is MemberState.SUSPECT:
             self._confirm(record, accusers, None)
         else:
             suspect = dataclasses.replace(record, state=MemberState.SUSPECT)
@@ -513,6 +563,7 @@ class Membership:
         self._suspicions.pop(device, None)
         self._links.forget_loss(device)
         self._returned.pop(device, None)
+        self._goodbyes.pop(device, None)
 
     # -- small things ----------------------------------------------------------------------
 
@@ -522,6 +573,9 @@ class Membership:
 
     def _emit(self, change: Changed) -> None:
         self._sending.out.append(change)
+
+    def _flag(self, peer: str, offence: Offence, about: str = "") -> None:
+        self._sending.out.append(Misbehaved(peer, offence, about))
 
     def _hears(self, device: str) -> bool:
         since = self._now - self._config.evidence_seconds

@@ -51,6 +51,9 @@ class MembershipConfig:
             for it. So is one that somebody might hear who says nothing and yet sends data, and one
             that a single member finds silent. Raise: a device that hears nobody is found later.
             Lower: one whose cable becomes a hundred times slower while it is full loses its place.
+        goodbye_seconds: what others say of a device that left counts for so long, until its link
+            here ends too. Raise: a false goodbye is believed where a link breaks later by itself.
+            Lower: where links end slowly, who left is taken for silent.
         return_seconds: for so long after it was away, what a member says of the end of others
             starts no more than a suspicion where there is a link to them: it was the one that
             heard nobody. Raise: true deaths that it has found since spread slower. Lower: those
@@ -104,6 +107,7 @@ class MembershipConfig:
     confirmations: int = 2
     evidence_seconds: float = 2.0
     excuse_seconds: float = 8.0
+    goodbye_seconds: float = 5.0
     return_seconds: float = 10.0
     local_health: bool = True
     late_tick_seconds: float = 0.1

@@ -24,7 +24,7 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.events import MemberRecord, Payload
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.suspicion import Suspicion
-from p2ptrain.mesh.text import peer_name
+from p2ptrain.mesh.text import peer_name, printable
 
 INCARNATION_LIMIT = 1 << 48
 SEQUENCE_LIMIT = 1 << 53
@@ -165,7 +165,7 @@ def _decode_claim(body: dict[Any, Any]) -> Claim:
         raise ProtocolError("membership claim with an unknown state") from None
     record = MemberRecord(
         id=_identity(body, "id"),
-        name=peer_name(_printable(body, "name")),
+        name=_name(body),
         incarnation=_integer(body, "inc", INCARNATION_LIMIT),
         state=state,
         info=_info(body.get("info")),
@@ -196,7 +196,7 @@ def _info(value: object) -> dict[str, int | float | str]:
 
 
 def _is_key(key: object) -> bool:
-    return isinstance(key, str) and len(key) <= _TEXT_LIMIT and key.isprintable()
+    return isinstance(key, str) and printable(key, _TEXT_LIMIT) == key
 
 
 def _is_plain(value: object) -> bool:
@@ -206,7 +206,7 @@ def _is_plain(value: object) -> bool:
         return -_INT64 <= value < _INT64
     if isinstance(value, float):
         return math.isfinite(value)
-    return isinstance(value, str) and len(value) <= _INFO_TEXT_LIMIT and value.isprintable()
+    return isinstance(value, str) and printable(value, _INFO_TEXT_LIMIT) == value
 
 
 def _mapping(value: object) -> dict[Any, Any]:
@@ -232,6 +232,13 @@ def _printable(body: dict[Any, Any], key: str) -> str:
     if not value or not value.isprintable():
         raise ProtocolError(f"membership message whose {key!r} is empty or unprintable")
     return value
+
+
+def _name(body: dict[Any, Any]) -> str:
+    value = _text(body, "name")
+    if not value or printable(value, _TEXT_LIMIT) != value:
+        raise ProtocolError("membership message whose 'name' is empty or unprintable")
+    return peer_name(value)
 
 
 def _identity(body: dict[Any, Any], key: str) -> str:

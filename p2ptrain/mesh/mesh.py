@@ -20,6 +20,7 @@ from p2ptrain.mesh import probe
 from p2ptrain.mesh.address_keeper import AddressKeeper
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.belonging import Belonging, Parts, household_ids
+from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
 from p2ptrain.mesh.connections import Connections, Surroundings
 from p2ptrain.mesh.default_name import default_name
@@ -28,6 +29,7 @@ from p2ptrain.mesh.discovered import Candidate, CandidateTable
 from p2ptrain.mesh.discovery import Discovery, NoDiscovery
 from p2ptrain.mesh.events import MemberRecord
 from p2ptrain.mesh.given_peers import GivenHooks, GivenPeers
+from p2ptrain.mesh.guard import Guard, GuardHooks
 from p2ptrain.mesh.hello import REFUSED_KIND, Hello, new_token
 from p2ptrain.mesh.identity import IDENTITY_FILE, load_or_create
 from p2ptrain.mesh.interface import (
@@ -116,11 +118,23 @@ class NetworkMesh:
         self._notices = Notices(emit, self._trust.name)
         self._candidates = CandidateTable(self._trust.is_trusted)
         self._tasks = TaskScope()
+        self._guard = Guard(
+            GuardHooks(
+                name=self._trust.name,
+                is_paired=lambda device_id: device_id in self._trust.book,
+                emit=emit,
+                cut_off=lambda device_id: self.belonging.end_links(device_id),
+                soon=lambda action: asyncio.get_running_loop().call_soon(action),
+            )
+        )
         self._left = True  # until it has begun
         self._failed = False
         self._discovery = discovery or self._own_discovery()
         self.router = Router(
-            self._file.name, self.send, lambda peer_id: self._connections.resume(peer_id)
+            self._file.name,
+            self.send,
+            lambda peer_id: self._connections.resume(peer_id),
+            self._guard.note,
         )
 
     # Joining and leaving
@@ -157,6 +171,7 @@ class NetworkMesh:
         await asyncio.gather(self._discovery.close(), self._connections.close())
         await self._listener.close()
         await self._addresses.close()
+        await self._names.close()
         await self.router.close()
         self._executor.shutdown(wait=False)
 
@@ -200,13 +215,19 @@ class NetworkMesh:
         self._addresses = AddressKeeper(
             self._file, self._proven_addresses, self._tasks, self._notices.warn
         )
-        self._copies = OwnCopies(self.self_id, self._connections, self._tasks, self._fail)
+        self._copies = OwnCopies(
+            self.self_id,
+            self._connections,
+            self._tasks,
+            lambda peer_id: self._guard.note(peer_id, Offence.COPIES),
+        )
         hooks = RosterHooks(
             post=self._connections.post,
             tell=self._tell,
-            raise_term=self._raise_term,
+            keep_term=self._keep_term,
             on_dead=self._on_dead,
             cut=self._connections.cut,
+            note=self._guard.note,
             arrivals=self._connections.arrivals,
         )
         settings = RosterSettings(config.membership, config.election, rng, self._file.term)
@@ -217,6 +238,7 @@ class NetworkMesh:
             self._trust,
             self._connections,
             self._roster,
+            self._tasks,
             NameHooks(self._emit, self._notices.warn),
         )
         parts = Parts(
@@ -228,6 +250,7 @@ class NetworkMesh:
             connections=self._connections,
             roster=self._roster,
             notices=self._notices,
+            guard=self._guard,
             tasks=self._tasks,
             name=lambda: self.name,
             now=asyncio.get_running_loop().time,
@@ -249,12 +272,14 @@ class NetworkMesh:
             self_id=self.self_id,
             own_hello=self._hello,
             dial=self._dial,
-            is_trusted=self._trust.is_trusted,
+            is_trusted=lambda device_id: self.belonging.is_heard(device_id),
             on_up=self._on_up,
             on_lost=self._on_lost,
             on_not_paired=lambda peer_id: self.belonging.refused_us(peer_id),
             is_reachable=self._ping,
             on_mismatch=self._notices.mismatch,
+            on_copied=lambda peer_id, where: self._copies.suspected(peer_id, where),
+            on_breach=lambda peer_id, why: self._guard.note(peer_id, Offence.MALFORMED, why=why),
             on_fatal=self._fail,
             executor=self._executor,
         )
@@ -424,14 +449,14 @@ class NetworkMesh:
         proven = {key: self._connections.addresses(key).proven for key in self._trust.trusted}
         return {key: found for key, found in proven.items() if found}
 
-    def _raise_term(self, term: int) -> None:
+    def _keep_term(self, term: int) -> None:
         """On disk before anybody hears of it; a full disk is not worth a membership, or a job.
 
         Another process of this device would have to begin while that election is under way, on a
         disk that has room again, to vote twice in one term; commands are fenced all the same.
         """
         try:
-            self._file.raise_term(term)
+            self._file.keep_term(term)
         except UserError as error:
             self._notices.warn(f"{error}: this device goes on; make room before it starts again")
 

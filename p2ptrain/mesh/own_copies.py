@@ -2,8 +2,9 @@
 
 The two must not both be members. A device that hears its own announcement from elsewhere dials it;
 the hello tells which of them began later, and that one ends (`connections.py`). A member that has
-found an older process says so too. Anybody can announce our id with any addresses, so copies are
-dialled one after the other, with a pause, and only the last announcement waits.
+found an older process says where, and is believed no more than an announcement: only who shows our
+certificate is a copy. Anybody can name any addresses, so copies are dialled one after the other,
+with a pause, and only what was said last waits.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from p2ptrain.errors import Error, UserError
+from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
-from p2ptrain.mesh.connections import Connections, copied_identity
+from p2ptrain.mesh.connections import Connections
 from p2ptrain.mesh.discovered import Candidate
+from p2ptrain.mesh.hello import elsewhere_of
 from p2ptrain.mesh.interfaces import without_scope
 from p2ptrain.mesh.tasks import TaskScope
 from p2ptrain.net.message import Message
@@ -31,7 +33,7 @@ class OwnCopies:
 
     Args:
         self_id: own id.
-        fail: ends this device's membership.
+        note: takes note of a member that said so of a copy that is not there.
         sleep: waits for seconds.
     """
 
@@ -40,15 +42,16 @@ class OwnCopies:
         self_id: str,
         connections: Connections,
         tasks: TaskScope,
-        fail: Callable[[UserError], None],
+        note: Callable[[str], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._self_id = self_id
         self._connections = connections
         self._tasks = tasks
-        self._fail = fail
+        self._note = note
         self._sleep = sleep
         self._waiting: Sequence[Address] = ()  # where to dial next
+        self._teller = ""  # the member that said so, if one did
         self._dialling: asyncio.Task[None] | None = None
 
     def heard(self, candidate: Candidate, own_ips: Collection[str], own_port: int) -> None:
@@ -57,25 +60,39 @@ class OwnCopies:
         others = [
             (ip, port) for ip, port in candidate.addresses if (without_scope(ip), port) not in own
         ]
-        if not others:
-            return
-        self._waiting = others
+        if others:
+            self._dial_next(others, "")
+
+    async def refused(self, peer_id: str, message: Message) -> None:
+        """A member says over a link that is up that it found an older process of our identity."""
+        self.suspected(peer_id, elsewhere_of(message))
+
+    def suspected(self, peer_id: str, addresses: Sequence[Address]) -> None:
+        """A member says so, and where that process listens."""
+        log.warning("identity_copied", by=peer_id[:16], at=addresses)
+        if addresses:
+            self._dial_next(addresses, peer_id)
+        else:
+            self._note(peer_id)
+
+    def _dial_next(self, addresses: Sequence[Address], teller: str) -> None:
+        self._waiting, self._teller = addresses, teller
         if self._dialling is None or self._dialling.done():
             self._dialling = self._tasks.spawn(self._dial_waiting(), "dial copies")
-
-    async def refused(self, peer_id: str, _message: Message) -> None:
-        """A member found an older process with our identity."""
-        log.warning("identity_copied", by=peer_id[:16])
-        self._fail(copied_identity())
 
     async def _dial_waiting(self) -> None:
         while self._waiting:
             addresses, self._waiting = self._waiting, ()
-            await self._dial(addresses)
+            teller = self._teller
+            if not await self._found(addresses) and teller:
+                self._note(teller)
             await self._sleep(PAUSE_SECONDS)
 
-    async def _dial(self, addresses: Sequence[Address]) -> None:
+    async def _found(self, addresses: Sequence[Address]) -> bool:
+        """Whether one with our identity was there; the younger of the two ends by then."""
         try:
             await self._connections.dial(self._self_id, addresses)
         except Error as error:
             log.info("own_identity_elsewhere", addresses=addresses, why=str(error))
+            return False
+        return True

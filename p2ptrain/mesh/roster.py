@@ -14,6 +14,7 @@ from time import monotonic
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.election import Election, ElectionConfig
 from p2ptrain.mesh.events import (
     Changed,
@@ -29,6 +30,7 @@ from p2ptrain.mesh.events import (
     MembersChanged,
     MembershipEvent,
     MessageReceived,
+    Misbehaved,
     SelfChanged,
     SendTo,
     TrustChanged,
@@ -63,17 +65,19 @@ class RosterHooks:
     Attributes:
         post: (peer id, message) sends if there is a link, never waits.
         tell: hands an event to those who watch.
-        raise_term: stores an election term durably.
+        keep_term: stores an election term durably.
         on_dead: (peer id) a member was declared dead.
         cut: (peer id, reason) ends a link whose peer breaks the protocol.
+        note: (peer id, offence, about whom, why) the device did what it should not.
         arrivals: what came so far over each open link, by peer.
     """
 
     post: Callable[[str, Message], None]
     tell: Callable[[MeshEvent], None]
-    raise_term: Callable[[int], None]
+    keep_term: Callable[[int], None]
     on_dead: Callable[[str], None]
     cut: Callable[[str, str], None]
+    note: Callable[[str, Offence, str, str], None]
     arrivals: Callable[[], Mapping[str, Arrival]]
 
 
@@ -169,10 +173,12 @@ class Roster:
         self, peer_id: str, handle: Callable[[MessageReceived], None], message: Message
     ) -> None:
         """A peer that sends what its protocol forbids loses its link."""
+        self._hooks.note(peer_id, Offence.FLOOD, "", "")
         try:
             handle(MessageReceived(peer_id, message.fields.get(_PAYLOAD, {})))
         except ProtocolError as error:
             log.warning("peer_flagged", peer=peer_id[:16], kind=message.kind, why=str(error))
+            self._hooks.note(peer_id, Offence.MALFORMED, "", str(error))
             self._hooks.cut(peer_id, str(error))
 
     def _on_membership(self, event: MembershipEvent) -> None:
@@ -226,6 +232,8 @@ class Roster:
                 case Changed():
                     changed = True
                     self._on_changed(instruction)
+                case Misbehaved(peer, offence, about):
+                    self._hooks.note(peer, offence, about, "")
         if changed:
             self._tell_election()
 
@@ -247,7 +255,7 @@ class Roster:
         self._run_election(self._election.handle(event, monotonic()))
 
     def _run_election(self, instructions: Sequence[ElectionInstruction]) -> None:
-        self._hooks.raise_term(self._election.term)  # on disk before anybody hears of it
+        self._hooks.keep_term(self._election.term)  # on disk before anybody hears of it
         for instruction in instructions:
             match instruction:
                 case SendTo(peer, payload):
@@ -258,6 +266,8 @@ class Roster:
                 case CoordinatorLost(reason):
                     self._set_coordinator(None)
                     log.info("coordinator_lost", why=reason)
+                case Misbehaved(peer, offence, about):
+                    self._hooks.note(peer, offence, about, "")
 
     def _rename_coordinator(self, record: MemberRecord) -> None:
         known = self._coordinator

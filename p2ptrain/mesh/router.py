@@ -20,6 +20,7 @@ from p2ptrain.errors import Error, InternalError, LinkClosed, PeerError, Protoco
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh import remote_errors
 from p2ptrain.mesh.calls import Calls
+from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.interface import Handler, Take
 from p2ptrain.mesh.lanes import Lanes
 from p2ptrain.net.message import Fields, Message, PartsAllocator, Priority
@@ -37,6 +38,8 @@ _KIND = "_kind"  # a reply's own kind
 _UNROUTED = ""  # one lane for all refusals: a peer must not be able to open lanes at will
 
 Send: TypeAlias = Callable[[str, Message, Priority], Awaitable[None]]
+Note: TypeAlias = Callable[[str, Offence, str, str], None]
+"""(peer id, what it did, about whom, why)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,11 @@ class Router:
     """
 
     def __init__(
-        self, name: str, send: Send, on_room: Callable[[str], None] = lambda _peer_id: None
+        self,
+        name: str,
+        send: Send,
+        on_room: Callable[[str], None] = lambda _peer_id: None,
+        note: Note = lambda _peer_id, _offence, _about, _why: None,
     ) -> None:
         """Route for the device `name`.
 
@@ -70,10 +77,12 @@ class Router:
             name: shown in errors that peers get.
             send: how replies leave.
             on_room: (peer id) called when `put` had said that a lane is full and it no longer is.
+            note: takes note of what was refused.
         """
         self.refused: Counter[str] = Counter()
         self._name = name
         self._send = send
+        self._note = note
         self._routes: dict[str, _Route] = {}
         self._calls = Calls()
         self._lanes = Lanes(self._handle, on_room)
@@ -143,6 +152,7 @@ class Router:
         try:
             take(peer_id, _unmarked(message))
         except Error as error:
+            self._note(peer_id, Offence.REFUSED, "", f"{message.kind}: {error}")
             self._log_refusal(peer_id, message, error)
         except Exception:
             log.exception("handler_failed", kind=message.kind, peer=peer_id[:16])
@@ -211,6 +221,8 @@ class Router:
         await self._send_answer(peer_id, answer, to.priority)
 
     async def _answer_error(self, peer_id: str, request: Message, error: Error) -> None:
+        if request.kind in self._routes:
+            self._note(peer_id, Offence.REFUSED, "", f"{request.kind}: {error}")
         to = _reply_to(request.fields)
         if to is None:
             self._log_refusal(peer_id, request, error)
@@ -248,6 +260,7 @@ class Router:
         known = kind in self.refused or len(self.refused) < REFUSED_KINDS_LIMIT
         self.refused[kind if known else "(other kinds)"] += 1
         log.debug("kind_refused", kind=kind, peer=peer_id[:16])
+        self._note(peer_id, Offence.UNKNOWN_KINDS, "", "")
 
 
 def _unmarked(message: Message) -> Message:

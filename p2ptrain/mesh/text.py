@@ -3,6 +3,10 @@
 Names and error texts end in terminals, logs and files. Control bytes could move a terminal's cursor
 or forge a log line, bidirectional marks could make a name read as another one (Unicode TR 36), so
 everything that is not plainly printable is replaced at the door.
+
+Every name in the household is written in one way: composed characters, and one plain space between
+words, whatever spaces were typed (a wide one, as in Japanese, or one that does not break). So the
+same name is the same text, wherever it was typed and whoever tells of it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from p2ptrain.errors import OptionError
 NAME_LIMIT_CHARACTERS = 48
 """Longest device name; NAME-2 may take a few characters more."""
 
+_LOOKED_AT = 4 * NAME_LIMIT_CHARACTERS
+"""Characters of a peer's text that can be part of a name: composed ones may come as several."""
 _REPLACEMENT = "?"
 _FORBIDDEN_IN_NAMES = frozenset('/\\:*?"<>|')
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"})
@@ -27,10 +33,14 @@ def printable(text: str, limit_characters: int) -> str:
 
 def peer_name(text: str) -> str:
     """A peer's name as it may be shown; never empty, never a path."""
-    shown = "".join(
-        "_" if c in _FORBIDDEN_IN_NAMES else c for c in printable(text, NAME_LIMIT_CHARACTERS + 4)
-    )
-    return shown.strip(" .") or "unnamed"
+    shown = "".join("_" if c in _FORBIDDEN_IN_NAMES else c for c in printable(text, _LOOKED_AT))
+    return as_written(shown)[: NAME_LIMIT_CHARACTERS + 4].strip(" .") or "unnamed"
+
+
+def as_written(name: str) -> str:
+    """A name in the one way in which the household writes it."""
+    spaced = "".join(" " if unicodedata.category(c) == "Zs" else c for c in name)
+    return " ".join(word for word in unicodedata.normalize("NFC", spaced).split(" ") if word)
 
 
 def checked_name(text: str) -> str:
@@ -39,7 +49,7 @@ def checked_name(text: str) -> str:
     Raises:
         OptionError: it is empty, too long or holds characters a name may not have.
     """
-    name = text.strip()
+    name = as_written(text.strip())
     if not name or len(name) > NAME_LIMIT_CHARACTERS or peer_name(name) != name:
         raise OptionError(
             f"the device name {printable(text, 60)!r} cannot be used: give 1 to "

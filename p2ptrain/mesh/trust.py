@@ -5,9 +5,12 @@
 
 A record is believed only when its signer is trusted itself and not revoked. For one device the
 highest counter wins; at equal counters revoked wins. Pairing again after a revocation raises the
-counter, so an old introduction can never bring a removed device back. Nobody vouches for itself: a
-removed device would outbid its removal at a member that has not heard of it yet. All members are
-equals: any of them may introduce or remove any other (docs/threat_model.md says what that means).
+counter, so an old introduction can never bring a removed device back. No device may introduce more
+than half of the room that the others leave in the book, so that however many lie, a person can
+always pair one more; where the book is full all the same, what is worth least makes room. Nobody
+vouches for itself: a removed device would outbid its removal at a member that has not heard of it
+yet. All members are equals: any of them may introduce or remove any other (docs/threat_model.md
+says what that means).
 """
 
 from __future__ import annotations
@@ -75,10 +78,15 @@ TrustBook = Mapping[str, TrustedDevice]
 
 
 class Verdict(NamedTuple):
-    """What `judge` decided: the entry to remember, or None, and why."""
+    """What `judge` decided: the entry to remember, or None, and why; `gone` makes room for it.
+
+    `too_many`: its signer has introduced more devices than one may.
+    """
 
     entry: TrustedDevice | None
     reason: str
+    gone: str | None = None
+    too_many: bool = False
 
 
 def sign_record(device: TrustedDevice, signer: Identity) -> TrustRecord:
@@ -99,8 +107,16 @@ def judge(record: TrustRecord, book: TrustBook, self_id: str) -> Verdict:
         return Verdict(None, "its signer is not trusted")
     if not is_signed(signer.certificate_der, _signed_bytes(device), record.signature):
         return Verdict(None, "its signature is wrong")
-    if known is None and len(book) >= DEVICES_LIMIT:
-        return Verdict(None, f"{DEVICES_LIMIT} devices are remembered already")
+    gone = None
+    if known is None:
+        introduced, most = introductions(signer.id, book)
+        if introduced >= most:
+            reason = f"{signer.name} has introduced {introduced} devices already"
+            return Verdict(None, reason, too_many=True)
+        if len(book) >= DEVICES_LIMIT:
+            gone = _least_worth(book)
+            if gone is None:
+                return Verdict(None, f"{DEVICES_LIMIT} devices are remembered already")
     if known is not None and not _is_newer(device, known):
         return Verdict(None, "nothing new")
     if device.counter > (known.counter if known else 0) + COUNTER_JUMP_LIMIT:
@@ -108,21 +124,50 @@ def judge(record: TrustRecord, book: TrustBook, self_id: str) -> Verdict:
     if not can_be_a_device(device.certificate_der):
         # Not a breach that ends the link: who tells it may have had it from the one who made it up.
         return Verdict(None, "its certificate is none")
-    return Verdict(device, "removed" if device.revoked else "introduced")
+    return Verdict(device, "removed" if device.revoked else "introduced", gone)
+
+
+def introductions(introducer: str, book: TrustBook) -> tuple[int, int]:
+    """How many devices of `book` are there by the word of that one alone, and how many may be."""
+    introduced = sum(entry.introduced_by == introducer for entry in book.values())
+    return introduced, (DEVICES_LIMIT - (len(book) - introduced)) // 2
+
+
+def _least_worth(book: TrustBook, self_id: str | None = None) -> str | None:
+    """Who makes room: a removed device that a removed one introduced; it cannot come back by that.
+
+    For a person who pairs a device (`self_id`: this one) also other removed devices, and then one
+    of those that the busiest introducer brought.
+    """
+
+    def is_orphan(entry: TrustedDevice) -> bool:
+        introducer = book.get(entry.introduced_by)
+        return introducer is None or introducer.revoked
+
+    removed = [entry for entry in book.values() if entry.revoked]
+    orphans = [e for e in removed if e.introduced_by != self_id and is_orphan(e)]
+    if self_id is None:
+        return orphans[0].id if orphans else None
+    others = [entry for entry in book.values() if entry.introduced_by != self_id]
+    crowded = sorted(others, key=lambda e: introductions(e.introduced_by, book)[0], reverse=True)
+    return next((entry.id for entry in (*orphans, *reversed(removed), *crowded)), None)
 
 
 def after_pairing(book: TrustBook, certificate_der: bytes, name: str, self_id: str) -> Verdict:
     """The entry for a device that has just proved to know the code."""
     known = book.get(device_id(certificate_der))
+    gone = None
     if known is None and len(book) >= DEVICES_LIMIT:
-        return Verdict(None, f"{DEVICES_LIMIT} devices are remembered already")
+        gone = _least_worth(book, self_id)
+        if gone is None:
+            return Verdict(None, f"it is paired with {DEVICES_LIMIT} devices already")
     counter = known.counter if known else 0
     if known is None or known.revoked:
         counter += 1
     entry = TrustedDevice(
         device_id(certificate_der), certificate_der, name, counter, False, self_id
     )
-    return Verdict(entry, "paired")
+    return Verdict(entry, "paired", gone)
 
 
 def after_removal(known: TrustedDevice, self_id: str) -> TrustedDevice:

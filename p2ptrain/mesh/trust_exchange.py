@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.trust import TrustedDevice, TrustRecord, decode_record, encode_record
 from p2ptrain.mesh.trust_store import TrustStore
 from p2ptrain.net.message import Message
@@ -34,6 +35,7 @@ class TrustHooks:
         changed: (entry, addresses) this device's trust has changed.
         cut: (peer id, reason) ends a link whose peer breaks the protocol.
         warn: tells people something, once however often it happens.
+        note: (peer id, offence, about whom, why) a device did what it should not.
     """
 
     post: Callable[[str, Message], None]
@@ -42,6 +44,7 @@ class TrustHooks:
     changed: Callable[[TrustedDevice, Sequence[Address]], None]
     cut: Callable[[str, str], None]
     warn: Callable[[str], None]
+    note: Callable[[str, Offence, str, str], None]
 
 
 class TrustExchange:
@@ -68,16 +71,17 @@ class TrustExchange:
         try:
             record, addresses = _parse(message)
         except ProtocolError as error:
+            self._hooks.note(peer_id, Offence.MALFORMED, "", str(error))
             self._hooks.cut(peer_id, str(error))
             return
-        entry, reason = self._taken(record)
+        entry, reason = self._taken(record, peer_id)
         log.debug("trust_record", about=record.device.id[:16], by=peer_id[:16], why=reason)
         if entry is not None:
             log.info("trust", name=entry.name, change=reason, by=peer_id[:16])
             self._hooks.changed(entry, addresses)
             self.spread(entry.id, except_for=peer_id)
 
-    def _taken(self, record: TrustRecord) -> tuple[TrustedDevice | None, str]:
+    def _taken(self, record: TrustRecord, peer_id: str) -> tuple[TrustedDevice | None, str]:
         """What has changed, and why it has or has not."""
         about = record.device
         try:
@@ -91,6 +95,8 @@ class TrustExchange:
                 "moment after the next start"
             )
             return self._store.book[about.id], "removed"
+        if verdict.too_many:
+            self._hooks.note(peer_id, Offence.INTRODUCTIONS, "", "")
         return verdict.entry, verdict.reason
 
     def _tell(self, peer_id: str, record: TrustRecord) -> None:

@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import replace
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -45,6 +46,7 @@ class TrustStore:
         """
         self._folder = folder
         self._identity = identity
+        self._lock = Lock()  # names are saved in a thread
         self._book = _load(folder)
 
     @property
@@ -72,8 +74,8 @@ class TrustStore:
         device = self._book.get(peer_id)
         return device.name if device is not None else peer_id[:16]
 
-    def add_paired(self, certificate_der: bytes, name: str) -> TrustedDevice:
-        """Remember a device that has proved to know the code.
+    def add_paired(self, certificate_der: bytes, name: str) -> tuple[TrustedDevice, str | None]:
+        """Remember a device that has proved to know the code; and who had to go for it.
 
         Raises:
             PairingError: too many devices are remembered.
@@ -81,8 +83,8 @@ class TrustStore:
         verdict = after_pairing(self._book, certificate_der, name, self._identity.id)
         if verdict.entry is None:
             raise PairingError(f"{name} cannot be paired: {verdict.reason}; remove devices first")
-        self._keep(verdict.entry)
-        return verdict.entry
+        self._keep(verdict.entry, verdict.gone)
+        return verdict.entry, verdict.gone
 
     def take(self, record: TrustRecord) -> Verdict:
         """Merge what another device says; the verdict says whether it changed anything.
@@ -96,7 +98,7 @@ class TrustStore:
         if entry is not None:
             if entry.revoked:
                 self._book = {**self._book, entry.id: entry}
-            self._keep(entry)
+            self._keep(entry, verdict.gone)
         return verdict
 
     def revoke(self, peer_id: str) -> TrustedDevice:
@@ -105,15 +107,22 @@ class TrustStore:
         self._keep(removed)
         return removed
 
-    def rename(self, peer_id: str, name: str) -> None:
-        """Remember how the device calls itself now.
+    def rename(self, peer_id: str, name: str) -> bool:
+        """How the device calls itself now; True where that is new, and to be saved by `save`."""
+        with self._lock:
+            known = self._book.get(peer_id)
+            if known is None or known.name == name:
+                return False
+            self._book = {**self._book, peer_id: replace(known, name=name)}
+            return True
+
+    def save(self) -> None:
+        """Write the book as it is now; may be called in a thread.
 
         Raises:
-            UserError: it cannot be written; until the end of this process it counts all the same.
+            UserError: it cannot be written.
         """
-        known = self._book.get(peer_id)
-        if known is not None and known.name != name:
-            self._book = {**self._book, peer_id: replace(known, name=name)}
+        with self._lock:
             self._write(self._book)
 
     def records(self) -> list[TrustRecord]:
@@ -124,10 +133,12 @@ class TrustStore:
         """One entry, with this device vouching for it."""
         return sign_record(self._book[peer_id], self._identity)
 
-    def _keep(self, entry: TrustedDevice) -> None:
-        changed = {**self._book, entry.id: entry}
-        self._write(changed)
-        self._book = changed
+    def _keep(self, entry: TrustedDevice, gone: str | None = None) -> None:
+        with self._lock:
+            changed = {key: known for key, known in self._book.items() if key != gone}
+            changed[entry.id] = entry
+            self._write(changed)
+            self._book = changed
 
     def _write(self, book: TrustBook) -> None:
         devices = [_to_json(device) for device in book.values()]

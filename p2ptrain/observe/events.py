@@ -190,10 +190,11 @@ class Eval(Event):
 
 @dataclass(frozen=True, slots=True)
 class Warned(Event):
-    """Something the person should know that does not stop the job."""
+    """Something the person should know that does not stop the job; `name`: the device it is of."""
 
     event = "warning"
     message: str
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from p2ptrain.mesh.conduct import Conduct, Judgement, Offence
 from p2ptrain.mesh.election import Election, ElectionConfig
 from p2ptrain.mesh.events import (
     Changed,
@@ -22,6 +23,7 @@ from p2ptrain.mesh.events import (
     MembersChanged,
     MembershipEvent,
     MessageReceived,
+    Misbehaved,
     Payload,
     SelfChanged,
     SendTo,
@@ -72,6 +74,7 @@ class Device:
         self.process_runs = self.machine_runs = self.is_frozen = False
         self.has_left = False
         self.clock_rate = rng.uniform(0.9, 1.1)
+        self.on_judgement: Callable[[Device, str, Judgement], None] = lambda *_: None
         self.watch: Callable[[Device, list[Instruction | ElectionInstruction]], None] = (
             lambda device, out: None
         )
@@ -102,6 +105,7 @@ class Device:
             Random(self._rng.getrandbits(64)),
             self.disk.term_floor,
         )
+        self._conduct = Conduct()
         if not self.machine_runs:
             self.machine_runs = True
             self._network.machine_started(self.id)
@@ -173,6 +177,7 @@ class Device:
     def on_message(self, peer: str, channel: str, payload: Payload) -> None:
         """A message arrived."""
         received = MessageReceived(peer, payload)
+        self._receive(lambda: self._note(Misbehaved(peer, Offence.FLOOD)))
         if channel == "member":
             self._receive(lambda: self._member(received))
         else:
@@ -232,6 +237,8 @@ class Device:
         for instruction in instructions:
             if isinstance(instruction, SendTo):
                 self._network.send((self.id, instruction.peer), "member", instruction.payload)
+            elif isinstance(instruction, Misbehaved):
+                self._note(instruction)
             else:
                 changed = True
         self.disk.incarnation = self.membership.members[self.id].incarnation
@@ -255,10 +262,18 @@ class Device:
         for instruction in instructions:
             if isinstance(instruction, SendTo):
                 self._network.send((self.id, instruction.peer), "election", instruction.payload)
+            elif isinstance(instruction, Misbehaved):
+                self._note(instruction)
             else:
                 assert isinstance(instruction, CoordinatorIs | CoordinatorLost)
         self.watch(self, list(instructions))
         self._schedule()
+
+    def _note(self, misbehaved: Misbehaved) -> None:
+        peer, offence, about = misbehaved.peer, misbehaved.offence, misbehaved.about
+        judgement = self._conduct.note(peer, offence, self.now, about)
+        if judgement is not None:
+            self.on_judgement(self, peer, judgement)
 
     def _schedule(self) -> None:
         local = min(self.membership.next_wakeup, self.election.next_wakeup)

@@ -34,6 +34,7 @@ class Household:
         ]
         for device in self.devices:
             device.watch = self.invariants.check
+            device.on_judgement = self.invariants.judged
             self.network.add(device)
 
     def start_all(self) -> None:

@@ -6,6 +6,7 @@ term       the terms that a device follows or knows never fall
 grave      a member once dead or left is alive again only in a higher incarnation
 invention  nobody believes an incarnation that its owner never had
 table      tables stay within their limit; a device lists itself as alive (or left)
+conduct    nobody honest is taken for a liar, however bad its network is
 report     each Changed follows on the one before it
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from p2ptrain.mesh.conduct import Judgement
 from p2ptrain.mesh.election import CoordinatorIs
 from p2ptrain.mesh.election_wire import ElectionKind
 from p2ptrain.mesh.events import Changed, ElectionInstruction, Instruction, MemberRecord, SendTo
@@ -38,17 +40,33 @@ class _Observer:
 class Invariants:
     """Watches all devices.
 
-    `deaths` lists (observer, member, reason) as reported."""
+    Attributes:
+        deaths: (observer, member, reason) as reported.
+        liars: devices that are no honest members.
+        found_out: (observer, liar, what was decided).
+    """
 
     def __init__(self) -> None:
         self.deaths: list[tuple[str, str, str]] = []
         self.elections = 0
+        self.liars: set[str] = set()
+        self.found_out: list[tuple[str, str, Judgement]] = []
         self._votes: dict[tuple[str, int, int], str] = {}  # (voter, disk, term) -> candidate
         self._electors: dict[tuple[str, int], set[str]] = {}  # (candidate, term) -> voters
         self._terms: dict[tuple[str, int], int] = {}  # (device, disk) -> highest term
         self._followed: dict[tuple[str, int], int] = {}
         self._incarnations: dict[str, int] = {}  # highest its owner ever had
         self._observers: dict[str, _Observer] = {}
+
+    def judged(self, device: Device, peer: str, judgement: Judgement) -> None:
+        """`device` has found `peer` to be no honest member.
+
+        Raises:
+            InvariantViolated: it is one.
+        """
+        if peer not in self.liars:
+            _fail(device, f"takes {peer} for a liar: it {judgement.reason}")
+        self.found_out.append((device.id, peer, judgement))
 
     def check(self, device: Device, out: list[Instruction | ElectionInstruction]) -> None:
         """Check what `device` just did.

@@ -15,6 +15,7 @@ from p2ptrain.mesh.events import (
     MemberRecord,
     MembershipEvent,
     MessageReceived,
+    Misbehaved,
     SendTo,
 )
 from p2ptrain.mesh.interface import MemberState
@@ -29,6 +30,7 @@ class Cluster:
     Attributes:
         members: by id.
         changes: (observer, change), in order.
+        offences: (observer, what it did not believe), in order.
         silent: ids that get no ticks, and whose messages, to and fro, are lost.
         now: the clock that all share.
     """
@@ -38,6 +40,7 @@ class Cluster:
         self.config = config
         self.members: dict[str, Membership] = {}
         self.changes: list[tuple[str, Changed]] = []
+        self.offences: list[tuple[str, Misbehaved]] = []
         self.silent: set[str] = set()
         self.largest_message_bytes = 0
         self._wire: deque[tuple[str, str, bytes]] = deque()
@@ -114,5 +117,7 @@ class Cluster:
                 data = cbor2.dumps(instruction.payload)
                 self.largest_message_bytes = max(self.largest_message_bytes, len(data))
                 self._wire.append((id_, instruction.peer, data))
-            else:
+            elif isinstance(instruction, Changed):
                 self.changes.append((id_, instruction))
+            else:
+                self.offences.append((id_, instruction))

@@ -42,6 +42,8 @@ class Home:
     executor: ThreadPoolExecutor
     tasks: TaskScope
     up: list[str] = field(default_factory=list)
+    breaches: list[tuple[str, str]] = field(default_factory=list)
+    copies: list[tuple[str, list[tuple[str, int]]]] = field(default_factory=list)
     own_hellos: int = 0
     dialled: list[str] = field(default_factory=list)
     dial_error: Exception = field(default_factory=lambda: LinkClosed("nobody is there"))
@@ -62,6 +64,8 @@ class Home:
             on_not_paired=lambda _peer: None,
             is_reachable=_answers,
             on_mismatch=lambda _peer, _why: None,
+            on_copied=lambda peer, where: self.copies.append((peer, list(where))),
+            on_breach=lambda peer, why: self.breaches.append((peer, why)),
             on_fatal=self.fail,
             executor=self.executor,
         )

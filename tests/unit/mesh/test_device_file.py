@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> StateFolder:
 def test_name_term_and_addresses_survive_a_restart(folder: StateFolder) -> None:
     file = DeviceFile(folder, "anna", "host")
     file.rename("anna-2")
-    file.raise_term(7)
+    file.keep_term(7)
     file.save_addresses(KNOWN)
     again = DeviceFile(folder, None, "host")
     assert (again.name, again.asked_name, again.term) == ("anna-2", "anna", 7)

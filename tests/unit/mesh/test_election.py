@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.coordinator_claims import CoordinatorClaim, Verdict, judge
 from p2ptrain.mesh.election import (
     CoordinatorIs,
@@ -22,6 +23,7 @@ from p2ptrain.mesh.election import (
     SendTo,
 )
 from p2ptrain.mesh.election_wire import ElectionKind, ElectionMessage, decode, encode
+from p2ptrain.mesh.events import ElectionInstruction, Misbehaved
 from tests.thorough import examples_of
 
 
@@ -34,6 +36,7 @@ class Voters:
         self.views: dict[str, frozenset[str]] = {}
         self.said: dict[str, list[CoordinatorIs | CoordinatorLost]] = {}
         self.sent: list[tuple[str, str, ElectionMessage]] = []
+        self.offences: list[tuple[str, Misbehaved]] = []
         self.silent: set[str] = set()
         self._wire: deque[tuple[str, str, bytes]] = deque()
         for group in groups:
@@ -101,12 +104,14 @@ class Voters:
         assert coordinator is not None
         return coordinator
 
-    def _carry_out(self, id_: str, out: list[SendTo | CoordinatorIs | CoordinatorLost]) -> None:
+    def _carry_out(self, id_: str, out: list[ElectionInstruction]) -> None:
         for instruction in out:
             if isinstance(instruction, SendTo):
                 data = cbor2.dumps(instruction.payload)
                 self.sent.append((id_, instruction.peer, decode(instruction.payload)))
                 self._wire.append((id_, instruction.peer, data))
+            elif isinstance(instruction, Misbehaved):
+                self.offences.append((id_, instruction))
             else:
                 self.said[id_].append(instruction)
 
@@ -307,11 +312,140 @@ def test_a_claim_counts_only_from_the_claimant() -> None:
     assert voters.nodes["c"].coordinator == ("a", 1)
 
 
-def test_an_absurd_term_is_a_protocol_error() -> None:
+@pytest.mark.parametrize(
+    "lie",
+    [
+        ElectionMessage(ElectionKind.ANNOUNCE, 1 << 50, support=3),
+        ElectionMessage(ElectionKind.STALE, 1 << 20),
+        ElectionMessage(ElectionKind.STALE, 1 << 53, leader="b"),
+        ElectionMessage(ElectionKind.REPLY, 2, seen=1 << 53),
+        ElectionMessage(ElectionKind.POLL, 1 << 20),
+        ElectionMessage(ElectionKind.VOTE, 1 << 20),
+        ElectionMessage(ElectionKind.FOLLOW, 1 << 30),
+    ],
+)
+def test_an_absurd_term_is_ignored(lie: ElectionMessage) -> None:
     voters = Voters("abc")
-    with pytest.raises(ProtocolError):
-        voters.deliver("b", "c", ElectionMessage(ElectionKind.ANNOUNCE, 1 << 50, support=3))
+    for _ in range(5):
+        voters.deliver("b", "c", lie)
+    assert voters.offences == [("c", Misbehaved("b", Offence.ABSURD_TERM))] * 5
+    voters.run_for(2.0)
+    assert voters.agreed("abc") == ("a", 1)
+    assert [node.term for node in voters.nodes.values()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", [ElectionKind.STALE, ElectionKind.REPLY])
+def test_hearsay_raises_no_term(kind: ElectionKind) -> None:
+    voters = Voters("abc")
+    for term in range(2, 2000, 7):
+        voters.deliver("b", "c", ElectionMessage(kind, term, seen=term))
     assert voters.nodes["c"].term == 1
+
+
+def test_terms_are_bounded_in_sum_by_time() -> None:
+    """A member that is voted for has them rise; not further than elections can in that time."""
+    config = ElectionConfig()
+    node = Election("a", config, Random(0))
+    node.handle(MembersChanged(frozenset("abc")), 0.0)
+    term = 0
+    for moment in range(20_000):
+        term += 500
+        vote = ElectionMessage(ElectionKind.VOTE, min(term, node.term + 500))
+        node.handle(MessageReceived("b", encode(vote)), moment * 0.001)
+    most = config.term_jump + 20.0 * config.term_rise_per_second
+    assert most - 500 < node.term <= most + 500
+
+
+@pytest.mark.parametrize("poisoned", ["a", "c", "bc", "ac"])
+def test_an_absurd_own_term_heals_when_the_others_are_met(poisoned: str) -> None:
+    """As from a damaged folder; of two halves the higher one comes down."""
+    absurd = 1 << 22
+    honest = "".join(sorted(set("abcd") - set(poisoned)))
+    voters = Voters(honest, floors=dict.fromkeys(honest, 6))
+    for id_ in poisoned:
+        voters.start(id_, absurd + ord(id_))
+    voters.meet("abcd")
+    voters.run_for(2.0)
+    coordinator, term = voters.agreed("abcd")
+    assert coordinator in "abcd"
+    assert 7 <= term < 12
+    assert all(node.term == term for node in voters.nodes.values())
+
+
+@pytest.mark.parametrize("poisoned", ["a", "b", "ab"])
+def test_two_devices_with_absurd_terms_find_each_other(poisoned: str) -> None:
+    voters = Voters("a", "b", floors={id_: 1 << 30 | ord(id_) for id_ in poisoned})
+    voters.meet("ab")
+    voters.run_for(2.0)
+    voters.agreed("ab")
+
+
+def test_a_newcomer_takes_the_term_of_a_household_that_is_far_ahead() -> None:
+    voters = Voters("abc", floors=dict.fromkeys("abc", 1 << 22))
+    voters.start("d", 3)
+    voters.meet("abcd")
+    voters.run_for(2.0)
+    assert voters.agreed("abcd") == ("a", (1 << 22) + 1)
+
+
+def test_one_liar_cannot_talk_a_device_out_of_its_term() -> None:
+    voters = Voters("abc", floors=dict.fromkeys("abc", 9000))
+    voters.deliver("b", "c", ElectionMessage(ElectionKind.STALE, 0, leader="b"))
+    voters.run_for(2.0)
+    assert voters.agreed("abc") == ("a", 9001)
+
+
+def test_a_group_that_its_coordinator_made_up_is_not_followed() -> None:
+    voters = Voters("abcd")
+    voters.run_for(1.0)
+    for _ in range(30):
+        term = voters.nodes["c"].term + 1
+        lie = ElectionMessage(ElectionKind.ANNOUNCE, term, support=1000)
+        for id_ in "abc":
+            voters.deliver("d", id_, lie)
+        voters.run_for(0.1)
+    assert {c[0] for c in voters.coordinators("abc") if c is not None} == {"a"}
+    assert None not in voters.coordinators("abc")
+    assert voters.nodes["a"].term < 10, "raised once a second at the most"
+    assert ("a", Misbehaved("d", Offence.UNELECTED)) in voters.offences
+
+
+_lies = st.builds(
+    ElectionMessage,
+    st.sampled_from(ElectionKind),
+    term=st.integers(0, 30) | st.integers(0, 1 << 53),
+    yes=st.booleans(),
+    poll=st.booleans(),
+    seen=st.integers(0, 30) | st.integers(0, 1 << 53),
+    support=st.integers(0, 9),
+    leader=st.sampled_from(["", *"abcd"]),
+)
+
+
+@settings(max_examples=examples_of(40), deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abc"), _lies, st.sampled_from([0.0, 0.3])), max_size=40))
+def test_whatever_one_member_says_the_others_have_one_coordinator_afterwards(
+    said: list[tuple[str, ElectionMessage, float]],
+) -> None:
+    """And at no time two in one term, with votes of one device for both."""
+    voters = Voters("abcd")
+    for receiver, lie, pause in said:
+        voters.deliver("d", receiver, lie)
+        voters.run_for(pause)
+    voters.silent.add("d")
+    voters.meet("abc")
+    voters.run_for(4.0)
+    voters.agreed("abc")
+    config = ElectionConfig()
+    most = config.term_jump + (voters.now - 50.0) * config.term_rise_per_second
+    assert max(voters.nodes[id_].term for id_ in "abc") <= most + 4
+    votes: dict[tuple[str, int], set[str]] = {}
+    for by, peer, message in voters.sent:
+        if message.kind is ElectionKind.REPLY and message.yes and not message.poll:
+            votes.setdefault((by, message.term), set()).add(peer)
+        elif message.kind is ElectionKind.VOTE:
+            votes.setdefault((by, message.term), set()).add(by)
+    assert all(len(candidates) == 1 for (by, _), candidates in votes.items() if by != "d")
 
 
 def test_two_who_disagree_do_not_talk_without_end() -> None:

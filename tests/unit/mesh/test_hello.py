@@ -15,6 +15,7 @@ from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.mesh.addresses import HINTS_LIMIT, PROVEN_LIMIT, AddressBook, is_usable
 from p2ptrain.mesh.backoff import MOST_SECONDS, Backoff
 from p2ptrain.mesh.config import DEFAULT_PORT, parse_peer
+from p2ptrain.mesh.events import MemberRecord
 from p2ptrain.mesh.hello import (
     Hello,
     Refusal,
@@ -25,6 +26,14 @@ from p2ptrain.mesh.hello import (
     to_message,
 )
 from p2ptrain.mesh.link_rules import Action, Situation, between_instances, judge_incoming
+from p2ptrain.mesh.membership_wire import (
+    Claim,
+    Kind,
+    MembershipMessage,
+    check_record,
+    decode,
+    encode,
+)
 from p2ptrain.mesh.names import free_name, must_rename
 from p2ptrain.mesh.text import checked_name, peer_name, printable
 from p2ptrain.net.message import Message
@@ -90,6 +99,25 @@ def test_names_from_peers_are_harmless() -> None:
     assert shown == "_[2J.._.._etc__gpj.exe"
     assert peer_name(" . ") == "unnamed"
     assert printable("a\nb", 10) == "a?b"
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("ノート\u3000パソコン", "ノート パソコン"),
+        ("my\u00a0laptop", "my laptop"),
+        ("a \u2003 b", "a b"),
+        ("Zoe\u0308", "Zoë"),
+    ],
+)
+def test_a_name_is_written_in_one_way_wherever_it_comes_from(typed: str, written: str) -> None:
+    """And what a person may type, all others take: the hello, membership, trust."""
+    assert checked_name(typed) == written
+    assert peer_name(typed) == written
+    record = MemberRecord("a", typed)
+    (claim,) = decode(encode(MembershipMessage(Kind.GOSSIP, (Claim(record),)))).claims
+    assert claim.record.name == written
+    check_record(MemberRecord("a", written, info={"os": "ノート\u3000パソコン"}))
 
 
 @pytest.mark.parametrize("name", ["", "  ", "a/b", "x" * 49, "a\tb", "."])

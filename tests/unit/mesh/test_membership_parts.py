@@ -26,10 +26,12 @@ from p2ptrain.mesh.membership_wire import (
 )
 from p2ptrain.mesh.probing import Prober
 from p2ptrain.mesh.suspicion import Suspicion, group_factor, suspicion_timeout
+from p2ptrain.mesh.text import peer_name
 
 MESH = Path(__file__).resolve().parents[3] / "p2ptrain" / "mesh"
 CORES = [
     "broadcasts",
+    "conduct",
     "coordinator_claims",
     "dissemination",
     "election",
@@ -45,6 +47,7 @@ CORES = [
     "peer_links",
     "probing",
     "suspicion",
+    "terms",
     "text",
 ]
 ALLOWED_IMPORTS = {
@@ -239,7 +242,7 @@ def test_relays_are_bounded() -> None:
 
 # -- wire ---------------------------------------------------------------------------------
 
-_names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=52)
+_names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=52).map(peer_name)
 _ids = st.text("0123456789abcdef", min_size=1, max_size=64)
 _info = st.dictionaries(
     _ids.map(lambda text: text[:8]),

@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from p2ptrain.errors import LinkClosed, UserError
+import pytest
+
+from p2ptrain.errors import LinkClosed
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.discovered import Candidate
+from p2ptrain.mesh.hello import Hello, Refusal, refused
 from p2ptrain.mesh.own_copies import PAUSE_SECONDS, OwnCopies
 from p2ptrain.mesh.tasks import TaskScope
+from p2ptrain.net.message import Message
 
 ID = "ab" * 32
 OWN = ("10.0.0.1", 4000)
@@ -22,6 +26,7 @@ class _Network:
     def __init__(self) -> None:
         self.dials: list[Sequence[Address]] = []
         self.pauses: list[float] = []
+        self.liars: list[str] = []
         self.side_by_side = 0
         self._begun: asyncio.Queue[None] = asyncio.Queue()
         self._go: asyncio.Queue[None] = asyncio.Queue()
@@ -52,12 +57,8 @@ class _Network:
         self.side_by_side -= 1
 
 
-def _fail(error: UserError) -> None:
-    raise AssertionError(error)
-
-
 def _copies(network: Any, scope: TaskScope) -> OwnCopies:
-    return OwnCopies(ID, network, scope, _fail, network.sleep)
+    return OwnCopies(ID, network, scope, network.liars.append, network.sleep)
 
 
 def _announced(number: int) -> Candidate:
@@ -103,3 +104,25 @@ async def test_our_own_announcement_is_nobody_else() -> None:
         copies.heard(Candidate(ID, (OWN,), 3), [OWN[0]], OWN[1])
         assert copies._dialling is None
     assert network.dials == []
+
+
+async def test_a_members_word_of_a_copy_is_looked_into_and_ends_nothing() -> None:
+    network = _Network()
+    async with TaskScope() as scope:
+        copies = _copies(network, scope)
+        older = Hello("anna", "other", 9.0, 4000, ("10.0.0.9", "no address", "0.0.0.0"))
+        await copies.refused("bert", refused(Refusal.COPIED, older))
+        await network.begun()
+        assert network.dials == [[("10.0.0.9", 4000)]]
+        network.let_go()
+        await network.begun()  # nobody with our certificate was there
+        assert network.liars == ["bert"]
+
+
+@pytest.mark.parametrize("elsewhere", [None, [], 7, [[]], [["10.0.0.1", "x"]], [["x" * 99, 1]]])
+async def test_a_word_without_an_address_is_a_lie(elsewhere: object) -> None:
+    network = _Network()
+    async with TaskScope() as scope:
+        message = Message("mesh.refused", {"reason": "copied", "elsewhere": elsewhere})
+        await _copies(network, scope).refused("bert", message)
+    assert (network.dials, network.liars) == ([], ["bert"])

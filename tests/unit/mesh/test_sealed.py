@@ -95,7 +95,7 @@ def load_trust(folder: StateFolder) -> object:
 def folder(tmp_path: Path) -> StateFolder:
     folder = StateFolder(tmp_path / "anna")
     identity = load_or_create(folder)
-    DeviceFile(folder, "anna", "host").raise_term(7)
+    DeviceFile(folder, "anna", "host").keep_term(7)
     other = load_or_create(StateFolder(tmp_path / "bert"))
     TrustStore(folder, identity).add_paired(other.certificate_der, "bert")
     return folder

@@ -81,7 +81,7 @@ def made_up(certificate: bytes, by: Identity) -> TrustedDevice:
 def test_what_is_no_certificate_is_believed_of_nobody(devices: Devices, certificate: bytes) -> None:
     me, anna, _ = devices.values()
     record = decode_record(encode_record(sign_record(made_up(certificate, anna), anna)))
-    assert judge(record, book_of(entry(anna, me)), me.id) == (None, "its certificate is none")
+    assert judge(record, book_of(entry(anna, me)), me.id)[:2] == (None, "its certificate is none")
 
 
 def test_two_certificates_are_not_one(devices: Devices) -> None:
@@ -163,9 +163,56 @@ def test_the_book_is_bounded(devices: Devices, monkeypatch: pytest.MonkeyPatch) 
     me, anna, bert = devices.values()
     monkeypatch.setattr(trust, "DEVICES_LIMIT", 1)
     record = sign_record(entry(bert, me), anna)
-    assert "1 devices" in judge(record, book_of(entry(anna, me)), me.id).reason
+    assert judge(record, book_of(entry(anna, me)), me.id).entry is None
     verdict = after_pairing(book_of(entry(anna, me)), bert.certificate_der, "bert", me.id)
     assert verdict.entry is None
+
+
+def ghosts(count: int, by: Identity, first: int = 0) -> list[TrustedDevice]:
+    numbers = range(first, first + count)
+    return [made_up(number.to_bytes(4, "big"), by) for number in numbers]
+
+
+def test_no_device_fills_the_book_and_a_person_can_always_pair(devices: Devices) -> None:
+    """Half of what is left is for one introducer, so that never all of it is gone."""
+    me, anna, bert = devices.values()
+    book = book_of(entry(anna, me), *ghosts(126, anna))
+    assert trust.introductions(anna.id, book) == (126, 127)
+    record = sign_record(entry(bert, me), anna)
+    assert judge(record, book, me.id).entry is not None
+    book |= book_of(*ghosts(1, anna, 1000))
+    verdict = judge(record, book, me.id)
+    assert (verdict.entry, verdict.too_many) == (None, True)
+    assert verdict.reason == "name has introduced 127 devices already"
+    assert after_pairing(book, bert.certificate_der, "bert", me.id).entry is not None
+
+
+def test_in_a_full_book_removed_devices_of_removed_introducers_make_room(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, anna, bert = devices.values()
+    monkeypatch.setattr(trust, "DEVICES_LIMIT", 4)
+    gone = [replace(ghost, revoked=True) for ghost in ghosts(2, anna)]
+    kept = replace(ghosts(1, me, 9)[0], revoked=True)
+    book = book_of(entry(anna, me, 2, revoked=True), *gone, kept)
+    verdict = after_pairing(book, bert.certificate_der, "bert", me.id)
+    assert verdict.entry is not None
+    assert verdict.gone == gone[0].id
+
+
+def test_removing_devices_makes_room_for_others(
+    devices: Devices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the message advises helps."""
+    me, anna, bert = devices.values()
+    monkeypatch.setattr(trust, "DEVICES_LIMIT", 1)
+    store = TrustStore(StateFolder(tmp_path / "state"), me)
+    store.add_paired(anna.certificate_der, "anna")
+    with pytest.raises(PairingError, match="remove devices first"):
+        store.add_paired(bert.certificate_der, "bert")
+    store.revoke(anna.id)
+    assert store.add_paired(bert.certificate_der, "bert")[1] == anna.id
+    assert list(TrustStore(StateFolder(tmp_path / "state"), me).book) == [bert.id]
 
 
 @settings(max_examples=40, deadline=None)
@@ -257,8 +304,9 @@ def test_a_name_counts_though_it_cannot_be_written_but_nothing_else_does(
 
     with monkeypatch.context() as patch:
         patch.setattr(StateFolder, "write", full)
+        assert store.rename(anna.id, "annette")
         with pytest.raises(UserError):
-            store.rename(anna.id, "annette")
+            store.save()
         with pytest.raises(UserError):
             store.revoke(anna.id)
         with pytest.raises(UserError):

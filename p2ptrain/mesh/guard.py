@@ -1,0 +1,92 @@
+"""Acts on what members do: warns people by name, and ends links that are of no use any more.
+
+Only what this device heard itself counts (conduct.py). A device that is cut off stays paired: it
+is listened to again when this process starts anew, or when the two pair with a code again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from types import MappingProxyType
+
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.conduct import Conduct, ConductConfig, Judgement, Offence, Step
+from p2ptrain.mesh.text import printable
+from p2ptrain.observe.events import Event, Warned
+
+log = get_logger(__name__)
+
+_REASON_LIMIT_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class GuardHooks:
+    """What the guard needs around it.
+
+    Attributes:
+        name: (device id) as people know it.
+        is_paired: (device id) whether it is, or was, paired with this device.
+        emit: takes events for people.
+        cut_off: (device id) ends its links, lets it make none, and takes it for no member. Called
+            from the event loop, not in the middle of a message.
+        soon: runs something from the event loop.
+    """
+
+    name: Callable[[str], str]
+    is_paired: Callable[[str], bool]
+    emit: Callable[[Event], None]
+    cut_off: Callable[[str], None]
+    soon: Callable[[Callable[[], None]], object]
+
+
+class Guard:
+    """See the module."""
+
+    def __init__(
+        self,
+        hooks: GuardHooks,
+        config: ConductConfig | None = None,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
+        self._hooks = hooks
+        self._conduct = Conduct(config)
+        self._now = now
+        self._cut_off: dict[str, str] = {}
+
+    @property
+    def cut_off(self) -> Mapping[str, str]:
+        """Why each device was cut off, by its id."""
+        return MappingProxyType(self._cut_off)
+
+    def note(self, peer_id: str, offence: Offence, about: str = "", why: str = "") -> None:
+        """The device did it once more; `about` another one; `why` in words, for people."""
+        if offence is Offence.STRANGERS:
+            if self._hooks.is_paired(about):
+                return  # this device does not listen to it any more, others do
+            about = ""  # anybody can make up as many as there are ids
+        judgement = self._conduct.note(peer_id, offence, self._now(), about, why)
+        if judgement is not None:
+            self._act(peer_id, judgement)
+
+    def forgive(self, peer_id: str) -> None:
+        """The device is paired anew."""
+        self._conduct.forgive(peer_id)
+        self._cut_off.pop(peer_id, None)
+
+    def _act(self, peer_id: str, judgement: Judgement) -> None:
+        name = self._hooks.name(peer_id)
+        reason = printable(judgement.reason, _REASON_LIMIT_CHARACTERS)
+        log.warning("conduct", name=name, id=peer_id[:16], step=judgement.step.name.lower())
+        if judgement.step is Step.WARN:
+            text = f"{name} {reason}: if that goes on, this device ends its link to it"
+            self._hooks.emit(Warned(text, name))
+            return
+        self._cut_off[peer_id] = reason
+        text = (
+            f"{name} {reason}: this device has ended its link to it, and listens to it "
+            f"no more until it starts again; `p2ptrain remove {name}` throws it out everywhere"
+        )
+        self._hooks.emit(Warned(text, name))
+        self._hooks.soon(lambda: self._hooks.cut_off(peer_id))

@@ -1,0 +1,89 @@
+"""What is still an accident, what people are told, and who is cut off: a pure rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain.mesh.conduct import Allowance, Conduct, ConductConfig, Judgement, Offence, Step
+from p2ptrain.mesh.guard import Guard, GuardHooks
+from p2ptrain.observe.events import Event, Warned
+
+RENAMES = Offence.RENAMES
+CONFIG = ConductConfig({RENAMES: Allowance(4, 0.5), Offence.STRANGERS: Allowance(4, 0.5)})
+
+
+def steps(conduct: Conduct, moments: list[float], about: str = "") -> list[Step | None]:
+    said = [conduct.note("eve", RENAMES, moment, about) for moment in moments]
+    return [None if judgement is None else judgement.step for judgement in said]
+
+
+def test_what_happens_seldom_is_an_accident_for_ever() -> None:
+    assert set(steps(Conduct(CONFIG), [2.0 * n for n in range(1000)])) == {None}
+
+
+def test_too_much_at_once_is_said_once_and_three_times_as_much_ends_the_link() -> None:
+    assert steps(Conduct(CONFIG), [0.0] * 20) == [
+        *[None] * 4,
+        Step.WARN,
+        *[None] * 7,
+        Step.CUT,
+        *[None] * 7,
+    ]
+
+
+def test_people_are_told_again_after_a_while() -> None:
+    conduct = Conduct(CONFIG)
+    steps(conduct, [0.0] * 6)
+    assert steps(conduct, [100.0] * 5)[-1] is Step.WARN
+
+
+def test_victims_are_counted_one_by_one() -> None:
+    conduct = Conduct(CONFIG)
+    for victim in "abcdefgh":
+        assert set(steps(conduct, [0.0] * 4, victim)) == {None}
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    conduct = Conduct(ConductConfig(CONFIG.allowances, buckets_limit=8))
+    for number in range(1000):
+        assert conduct.note("eve", RENAMES, 0.0, str(number)) is None
+    assert conduct.note("eve", RENAMES, 0.0, why="so") is None
+
+
+def test_who_pairs_again_begins_as_all_do() -> None:
+    conduct = Conduct(CONFIG)
+    assert steps(conduct, [0.0] * 13)[-1] is Step.CUT
+    conduct.forgive("eve")
+    assert steps(conduct, [0.0] * 13)[-1] is Step.CUT
+
+
+@pytest.mark.parametrize("offence", Offence)
+def test_every_offence_has_its_allowance_and_its_words(offence: Offence) -> None:
+    conduct = Conduct()
+    judgements = [conduct.note("eve", offence, 0.0, why="so") for _ in range(4000)]
+    said = [judgement for judgement in judgements if judgement is not None]
+    assert said == [Judgement(step, f"{offence.value} (so)") for step in (Step.WARN, Step.CUT)]
+
+
+def test_the_guard_names_the_device_and_counts_no_word_of_those_it_hears_no_more() -> None:
+    events: list[Event] = []
+    ended: list[str] = []
+    hooks = GuardHooks(
+        name=lambda _id: "eve",
+        is_paired=lambda device_id: device_id == "cut off here",
+        emit=events.append,
+        cut_off=ended.append,
+        soon=lambda action: action(),
+    )
+    guard = Guard(hooks, CONFIG, now=lambda: 0.0)
+    for _ in range(50):
+        guard.note("id of eve", Offence.STRANGERS, "cut off here")
+    assert events == []
+    for number in range(50):
+        guard.note("id of eve", Offence.STRANGERS, f"ghost {number}", "\x1b[2J")
+    warned, cut = [event for event in events if isinstance(event, Warned)]
+    assert warned.name == cut.name == "eve"
+    assert "\x1b" not in warned.message + cut.message
+    assert "p2ptrain remove eve" in cut.message
+    assert ended == ["id of eve"]
+    assert guard.cut_off.keys() == {"id of eve"}
