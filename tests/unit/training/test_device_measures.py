@@ -163,7 +163,7 @@ async def test_it_works_on_until_all_have_measured(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(device_measures, "measure", measure)
     monkeypatch.setattr(device_measures, "work_on", work_on)
     async with measured() as measures:
-        asked = {"digest": MODEL, "holder": "a", "batch_sizes": [4]}
+        asked = {"job": "j", "digest": MODEL, "holder": "a", "batch_sizes": [4]}
         await measures.measure_profile(Message("measure", {**asked, "company": True}))
         await stepped.wait()
         await measures.all_measured("a", Message("measured"))
