@@ -1,0 +1,559 @@
+"""What p2ptrain decodes of what others say or what lay on a disk, each by name, with good examples.
+
+A target takes bytes. Where it decodes plain data, the bytes are CBOR (or JSON) of it, so that what
+a mutation changes is the data and not only its encoding.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import lz4.block
+import torch
+from zeroconf import DNSIncoming
+
+from p2ptrain.control.place import Place
+from p2ptrain.control.place_wire import place_fields, read_place
+from p2ptrain.errors import Error, ProtocolError
+from p2ptrain.mesh import (
+    election_wire,
+    hello,
+    identity,
+    membership_wire,
+    pairing,
+    remote_errors,
+    trust,
+)
+from p2ptrain.mesh.discovered import parse, service_name
+from p2ptrain.mesh.sealed import Damaged, open_json, seal_json
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.trust_store import TrustStore
+from p2ptrain.mesh.window import Window
+from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.wire import Unpacking, pack
+from p2ptrain.net import cbor
+from p2ptrain.net.blocks import decode_block
+from p2ptrain.net.decoder import DecoderSink, FrameDecoder
+from p2ptrain.net.frame import FrameFlag, decode_prefix, pack_prefix
+from p2ptrain.net.header import Header, decode_header, encode_header
+from p2ptrain.net.message import Message, Priority
+from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.plan import Plan
+from p2ptrain.training import checkpoint, journal
+from p2ptrain.training.assigning import Fetches
+from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.digests import read_digest
+from p2ptrain.training.inlet import Piece
+from p2ptrain.training.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
+from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.protocol import (
+    Commit,
+    EpochKey,
+    FrameFields,
+    NoMoreRounds,
+    PieceKey,
+    ReplicaKeeper,
+    ReplicaKept,
+    ReplicaOffer,
+    RoundOrder,
+    VersionsKeep,
+)
+from p2ptrain.training.recovery.fetches import Fetch
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
+from p2ptrain.training.recovery.lineage import Era, Lineage
+from p2ptrain.training.recovery.mixture import read_to_be_made
+from p2ptrain.training.recovery.rebuild import Rebuild
+from p2ptrain.training.recovery.round_watch import Counters
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.rounds import Mode, Round
+from p2ptrain.training.sending_again import FeedSend, LogSend
+from p2ptrain.training.sharing import Sharing
+from p2ptrain.training.switchboard import Line
+
+LIMIT_BYTES = 1 << 20
+OWN_ERRORS = (Error, Damaged)
+"""`Damaged` is what readers of files make one of ours of."""
+AT = Version(7, 2)
+ME = "a" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One decoder.
+
+    Attributes:
+        decode: raises errors of p2ptrain's own for what it does not take.
+        examples: what it takes.
+    """
+
+    name: str
+    decode: Callable[[bytes], object]
+    examples: Sequence[bytes]
+
+
+def of_fields(read: Callable[[dict[str, Any]], object]) -> Callable[[bytes], object]:
+    """A decoder of a header's fields."""
+
+    def decode(data: bytes) -> object:
+        fields = cbor.loads(data, LIMIT_BYTES)
+        return read(fields) if isinstance(fields, dict) else None
+
+    return decode
+
+
+def of_value(read: Callable[[Any], object]) -> Callable[[bytes], object]:
+    """A decoder of plain data."""
+    return lambda data: read(cbor.loads(data, LIMIT_BYTES))
+
+
+def of_json(read: Callable[[Any], object]) -> Callable[[bytes], object]:
+    """A decoder of a JSON file's content."""
+
+    def decode(data: bytes) -> object:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+        return read(value)
+
+    return decode
+
+
+@cache
+def targets() -> Mapping[str, Target]:
+    """All of them, by name."""
+    found = [*_net(), *_mesh(), *_training(), *_plans(), *_files()]
+    return {target.name: target for target in found}
+
+
+def mutated(data: bytes, dice: random.Random) -> bytes:
+    """Something near `data`: its plain data changed at a place, or its bytes."""
+    if dice.random() < 0.6:
+        for loads, dumps in ((cbor2.loads, cbor2.dumps), (json.loads, _json)):
+            try:
+                return bytes(dumps(_changed(loads(data), dice)))
+            except Exception:  # none of that encoding, or junk that it cannot carry
+                continue
+    raw = bytearray(data)
+    for _ in range(dice.randint(1, 4)):
+        at = dice.randrange(len(raw) + 1)
+        match dice.randrange(4):
+            case 0 if raw:
+                raw[at % len(raw)] ^= 1 << dice.randrange(8)
+            case 1:
+                raw[at:at] = dice.randbytes(dice.randint(1, 8))
+            case 2:
+                del raw[at : at + dice.randint(1, 8)]
+            case _:
+                raw[at:at] = raw[: dice.randint(0, 32)]
+    return bytes(raw)
+
+
+_JUNK: Sequence[Any] = (
+    *(None, True, False, 0, -1, 1, 2**53, 2**63, -(2**63), 10**30, 0.0, -1.5, 1e308, 1e-320),
+    *(
+        float("nan"),
+        float("inf"),
+        "",
+        "a",
+        "x" * 70,
+        "\x1b[2J",
+        "\u202e",
+        "\u3000",
+        "../a",
+        "é" * 300,
+    ),
+    *([], {}, [[]], ["a"], {"a": 1}, [0] * 70, b"", b"\x00" * 40),
+)
+
+
+def _changed(value: Any, dice: random.Random) -> Any:
+    """A copy with one place changed, at any depth."""
+    if isinstance(value, dict) and value and dice.random() < 0.85:
+        key = dice.choice(list(value))
+        if dice.random() < 0.1:
+            return {k: v for k, v in value.items() if k != key}
+        if dice.random() < 0.05:
+            return {**value, dice.choice(["more", "", key + "x"]): dice.choice(_JUNK)}
+        return {**value, key: _changed(value[key], dice)}
+    if isinstance(value, list) and value and dice.random() < 0.85:
+        at = dice.randrange(len(value))
+        match dice.randrange(5):
+            case 0:
+                return value[:at] + value[at + 1 :]
+            case 1:
+                return value[:at] + [value[at]] * dice.randint(2, 5) + value[at:]
+            case _:
+                return [*value[:at], _changed(value[at], dice), *value[at + 1 :]]
+    if isinstance(value, bytes) and value and dice.random() < 0.7:
+        return mutated(value, dice)
+    if isinstance(value, int) and dice.random() < 0.5:
+        return value + dice.choice([-1, 1, 7, 1 << 20])
+    return dice.choice(_JUNK)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+# -- the targets -----------------------------------------------------------------------------------
+
+
+def _net() -> list[Target]:
+    header = encode_header("train.values", {"job": "j", "epoch": 3, "values": [["a"]]})
+    frame = pack_prefix(1, FrameFlag.FIRST | FrameFlag.LAST, len(header), 0, 0) + header
+    block = lz4.block.compress(bytes(4096), store_size=False)
+    return [
+        Target(
+            "cbor", of_value(lambda value: value), [cbor.dumps({"a": [1, 2.5, None, b"x", "y"]})]
+        ),
+        Target("header", decode_header, [header]),
+        Target("prefix", lambda data: decode_prefix(data[:16].ljust(16)), [frame[:16]]),
+        Target("frames", _frames, [frame]),
+        Target(
+            "lz4_block", lambda d: decode_block(memoryview(d), memoryview(bytearray(4096))), [block]
+        ),
+    ]
+
+
+def _frames(data: bytes) -> int:
+    """As a transport would bring them."""
+    delivered: list[Message] = []
+
+    def open_parts(_lane: Priority, header: Header) -> list[memoryview]:
+        if sum(header.part_bytes) > LIMIT_BYTES:
+            raise ProtocolError("not expected")
+        return [memoryview(bytearray(size)) for size in header.part_bytes]
+
+    decoder = FrameDecoder(
+        DecoderSink(open_parts, lambda _lane, message: delivered.append(message))
+    )
+    left = memoryview(data)
+    while left:
+        buffer = decoder.get_buffer()
+        count = min(len(buffer), len(left))
+        buffer[:count] = left[:count]
+        left = left[count:]
+        decoder.received(count)
+    return len(delivered)
+
+
+@cache
+def _own_identity() -> identity.Identity:
+    with tempfile.TemporaryDirectory() as folder:
+        return identity.load_or_create(StateFolder(Path(folder) / "state"))
+
+
+def _mesh() -> list[Target]:
+    me = _own_identity()
+    record = trust.sign_record(
+        trust.TrustedDevice(me.id, me.certificate_der, "pi", 1, False, me.id), me
+    )
+    claim = {
+        "id": ME,
+        "name": "pi",
+        "inc": 3,
+        "state": "alive",
+        "info": {"threads": 4},
+        "run": "ab12",
+    }
+    membership = [
+        {"kind": "ping", "claims": [claim], "sequence": 4},
+        {"kind": "sync", "claims": [], "digest": 5, "answer": True},
+        {
+            "kind": "req",
+            "claims": [{**claim, "state": "suspect", "by": [ME]}],
+            "sequence": 1,
+            "target": ME,
+        },
+    ]
+    election = [
+        election_wire.encode(election_wire.ElectionMessage(kind, 3, leader="ab12" * 4))
+        for kind in election_wire.ElectionKind
+    ]
+    said = hello.Hello("pi", "0" * 16, 3.0, 4000, addresses=("192.168.1.2",), info={"threads": 4})
+    error = remote_errors.to_fields(ProtocolError("no"))
+    client = pairing.Client(me, "pi", "12345678", me.certificate_der)
+    service = b"\x00\x00\x84\x00\x00\x00\x00\x01\x00\x00\x00\x00\x09_p2ptrain\x04_tcp\x05local\x00"
+    return [
+        Target("membership", of_value(membership_wire.decode), list(map(cbor.dumps, membership))),
+        Target("election", of_value(election_wire.decode), list(map(cbor.dumps, election))),
+        Target(
+            "hello",
+            of_fields(lambda fields: hello.from_message(Message(hello.HELLO_KIND, fields))),
+            [cbor.dumps(hello.to_message(said).fields)],
+        ),
+        Target(
+            "refusal",
+            of_fields(lambda fields: hello.refusal_of(Message("mesh.refused", fields))),
+            [cbor.dumps(hello.refused(reason).fields) for reason in hello.Refusal],
+        ),
+        Target("trust_record", trust.decode_record, [trust.encode_record(record)]),
+        Target("remote_error", of_fields(remote_errors.from_fields), [cbor.dumps(error)]),
+        Target("pairing_hello", _pairing_server, [client.hello()]),
+        Target("pairing_answer", _pairing_client, [_pairing_answer()]),
+        Target("certificate", identity.can_be_a_device, [me.certificate_der]),
+        Target(
+            "mdns_packet", lambda data: DNSIncoming(data).answers(), [service + b"\x00\x0c\x00\x01"]
+        ),
+        Target(
+            "mdns_record",
+            of_value(_mdns_record),
+            [cbor.dumps([service_name(ME), {"id": ME.encode()}, ["10.0.0.1"], 4000])],
+        ),
+    ]
+
+
+def _pairing_server(data: bytes) -> object:
+    return pairing.Server(_own_identity(), "pi").hello(data, "12345678")
+
+
+def _pairing_client(data: bytes) -> object:
+    me = _own_identity()
+    client = pairing.Client(me, "pi", "12345678", me.certificate_der)
+    client.hello()
+    return client.confirm(data)
+
+
+def _pairing_answer() -> bytes:
+    me = _own_identity()
+    return pairing.Server(me, "pi").hello(
+        pairing.Client(me, "pi", "12345678", me.certificate_der).hello(), "12345678"
+    )
+
+
+def _mdns_record(value: Any) -> object:
+    match value:
+        case [str(name), dict(properties), [*ips], int(port)]:
+            known = {
+                key.encode(errors="replace"): item
+                for key, item in properties.items()
+                if isinstance(item, bytes)
+            }
+            return parse(name, known, [ip for ip in ips if isinstance(ip, str)], port)
+    return None
+
+
+def _training() -> list[Target]:
+    key, line = EpochKey("j", 3), Line(EpochKey("j", 3), 1, "activations")
+    shape = Round(4, Mode.TRAIN, 4, 32, 8)
+    orders: list[FrameFields] = [
+        *(key, PieceKey(3, 1), Commit(3, 2, (0.5, "float32")), NoMoreRounds(5)),
+        *(RoundOrder(shape, keep=True, stay=(AT,)), VersionsKeep("j", (AT,))),
+        *(ReplicaOffer(AT, 0, 4, 100), ReplicaKept(AT, 0, 4, "no"), ReplicaKeeper(AT, 0, 4, ME)),
+        *(line, Piece(PieceKey(3, 1), Mode.TRAIN, 8, 0, 4), LogSend(line, 2, 7)),
+        *(FeedSend(line, shape), Counters(3, 1 << 40, 2.5), LinksAsked((ME,), again=True)),
+        *(LinksAnswer(((ME, 1e7, 0.001),)), ProfileAsked("j", "m", ME, (1, 4), company=True)),
+    ]
+    return [
+        *(_of_frame(order) for order in orders),
+        Target("assignment", Assignment.from_bytes, [assignment().to_bytes()]),
+        Target("inventory", Inventory.from_bytes, [inventory().to_bytes()]),
+        Target(
+            "fetches",
+            Fetches.from_bytes,
+            [Fetches((Fetch(0, 4, ME), Fetch(4, 5, ME, True))).to_bytes()],
+        ),
+        Target("planning_request", PlanningRequest.from_bytes, [planning_request().to_bytes()]),
+        Target(
+            "profile_answer",
+            ProfileAnswer.from_bytes,
+            [ProfileAnswer(_MEASURED, 1 << 30, 5).to_bytes()],
+        ),
+        Target(
+            "to_be_made",
+            of_fields(lambda fields: read_to_be_made(ME, fields)),
+            [cbor.dumps({"rebuild": Rebuild(ME, 1, 0, 4, 3, AT, Version(9, 3)).fields()})],
+        ),
+        Target("digest", of_value(lambda value: read_digest(value, 100)), [cbor.dumps([5])]),
+        Target("tensor_meta", of_value(_tensor_meta), [cbor.dumps(pack(torch.zeros(3, 4)).meta)]),
+        Target("model", ModelDescription.from_bytes, [_model()]),
+    ]
+
+
+def _of_frame(form: FrameFields) -> Target:
+    kind = type(form)
+    return Target(kind.__name__, of_fields(kind.read), [cbor.dumps(form.fields())])
+
+
+def _tensor_meta(value: Any) -> object:
+    return Unpacking(value, (torch.float32, (3, 4))).buffer.nbytes
+
+
+def _model() -> bytes:
+    from p2ptrain.model.capture import capture
+
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    example = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
+    return capture(layer, torch.nn.functional.cross_entropy, example).description.to_bytes()
+
+
+def assignment() -> Assignment:
+    """Of two stages."""
+    first = StagePlace(0, 3, 2, (ME, "b"), (3, 1), copies_to="c")
+    last = StagePlace(3, 5, 1, ("c",), (1,))
+    fields: dict[str, Any] = {
+        **{"key": EpochKey("j", 3), "holder": ME, "digest": "d", "stages": (first, last)},
+        **{"batch_size": 8, "micro_batch": 4, "optimizer": {"name": "sgd", "lr": 0.1}, "seed": 1},
+        **{"clip": False, "version": AT, "lineage": Lineage((Era(1, 0, 0), Era(2, 7, 1)))},
+    }
+    if "term" in Assignment.__dataclass_fields__:
+        fields["term"] = 1
+    return Assignment(**fields)
+
+
+def inventory() -> Inventory:
+    """Of everything."""
+    holding = Holding(0, 4, AT, Kind.LIVE, Version(8, 2), (0.5, "float32"))
+    return Inventory(
+        ME,
+        3,
+        holdings=(holding, Holding(4, 5, AT, Kind.REPLICA)),
+        linked=frozenset({"b"}),
+        budget_bytes=1 << 30,
+        speeds=(("b", 1e7, 0.001),),
+        measured=_MEASURED,
+        logged=Logged(3, 5),
+    )
+
+
+def planning_request() -> PlanningRequest:
+    """Of a small job."""
+    numbers = {"input_bytes": 7, "target_bytes": 1, "batch_size": 16, "micro_batch": 4}
+    return PlanningRequest(
+        **{"job": "j", "digest": "d", "model": "m", "planner": "auto", **numbers},  # type: ignore[arg-type]
+        optimizer_state_ratio=1.0,
+        least_piece=1,
+        private_first=0,
+        private_last=0,
+        optimizer={},
+        seed=0,
+        clip=False,
+        first_step=0,
+        alone=False,
+        sharing=Sharing(),
+    )
+
+
+_MEASURED: dict[str, Any] = {
+    "units": [
+        {"name": "u", "flops": 1, "parameter_bytes": 4, "output_bytes": 4, "activation_bytes": 4}
+    ],
+    "times": {"1": {"forward": [0.01], "backward": [0.02]}},
+}
+
+
+def _plans() -> list[Target]:
+    cluster = Cluster(
+        (Device("a", 1 << 30, holder=True), Device("b", 1 << 30)),
+        links={("a", "b"): Link(1e7, 0.1)},
+        default_link=Link(1e7, 0.1),
+    )
+    plan = {
+        "format": "p2ptrain.plan/1",
+        "planner": "pp",
+        "micro_batch": 4,
+        "micro_batches": 2,
+        "stages": [
+            {"units": [0, 2], "devices": [{"name": "a", "share": 4}], "warmup": 2},
+            {"units": [2, 3], "devices": [{"name": "b", "share": 4}], "warmup": 1},
+        ],
+        "predicted": {"round_seconds": 1.0, "samples_per_s": 8.0, "peak_bytes": {"a": 5, "b": 6}},
+        "left_out": [{"name": "c", "reason": "slow"}],
+        "mode": "sync",
+        "mode_reason": "it is faster",
+    }
+    return [
+        Target("plan", of_json(Plan.from_json), [_json(plan)]),
+        Target("cluster", of_json(Cluster.from_json), [_json(cluster.to_json())]),
+    ]
+
+
+def _files() -> list[Target]:
+    place = Place("pi", 4000, Window("12345678", 60.0))
+    return [
+        Target("sealed_file", open_json, [seal_json({"format": "x", "steps": [1, 2.5, None]})]),
+        Target(
+            "place",
+            of_json(lambda value: read_place(value, 0.0)),
+            [_json(place_fields(place, 0.0))],
+        ),
+        Target("device_pem", _in_folder("device.pem", identity.load_or_create), [_pem()]),
+        Target("trusted_json", _in_folder("trusted.json", _trust_store), [_trusted()]),
+        Target(
+            "journal",
+            _in_folder("job.json", lambda folder: journal.find(folder, lambda _: None)),
+            [_journal()],
+        ),
+        Target("checkpoint_index", _in_checkpoint, [_checkpoint_index()]),
+    ]
+
+
+def _in_folder(name: str, read: Callable[[StateFolder], object]) -> Callable[[bytes], object]:
+    """A decoder of a state folder in which one file holds what is decoded."""
+
+    def decode(data: bytes) -> object:
+        with tempfile.TemporaryDirectory() as place:
+            folder = StateFolder(Path(place) / "state")
+            folder.write(name, data)
+            return read(folder)
+
+    return decode
+
+
+@cache
+def _checkpoint() -> tempfile.TemporaryDirectory[str]:
+    """A folder with a whole one, for as long as the process runs."""
+    place = tempfile.TemporaryDirectory()
+    progress = checkpoint.Progress(3, "d", 16, 8, 0, "sgd")
+    checkpoint.save(Path(place.name), checkpoint.Checkpoint(progress, {"w": torch.zeros(2)}, {}))
+    return place
+
+
+def _checkpoint_index() -> bytes:
+    return (Path(_checkpoint().name) / checkpoint.INDEX).read_bytes()
+
+
+def _in_checkpoint(data: bytes) -> object:
+    folder = Path(_checkpoint().name)
+    (folder / checkpoint.INDEX).write_bytes(data)
+    return checkpoint.load(folder, lambda _warning: None)
+
+
+def _trust_store(folder: StateFolder) -> object:
+    return TrustStore(folder, _own_identity()).book
+
+
+def _read_file(write: Callable[[StateFolder], object], name: str) -> bytes:
+    with tempfile.TemporaryDirectory() as place:
+        folder = StateFolder(Path(place) / "state")
+        write(folder)
+        return (folder.path / name).read_bytes()
+
+
+def _pem() -> bytes:
+    return _read_file(identity.load_or_create, "device.pem")
+
+
+def _trusted() -> bytes:
+    me = _own_identity()
+    return _read_file(
+        lambda folder: TrustStore(folder, me).add_paired(me.certificate_der, "pi"), "trusted.json"
+    )
+
+
+def _journal() -> bytes:
+    fields = {
+        **{"format": journal.FORMAT, "job": "j", "fingerprint": "f", "weights": "w"},
+        **{"first_step": 0, "next_epoch": 3, "lineage": [[1, 0, 0]], "assignment": None},
+        **{"plan": None, "stable": [3, 1], "took_part": {ME: 1}},
+    }
+    return seal_json(fields)
