@@ -154,6 +154,11 @@ class PairingService:
             await _send_last(channel, refusal(error, self._tries_left()))
         except PeerError as error:
             log.info("pairing_broken_off", address=channel.address, why=str(error))
+            if isinstance(error, NotPaired):
+                self._hooks.warn(
+                    f"pairing with a device at {channel.address} failed, as it did not prove its "
+                    "own key: something between the two devices may change what they say"
+                )
             channel.abort("the pairing failed")
         finally:
             if self._serving.get(server.client_id) is server:
@@ -213,7 +218,7 @@ class PairingService:
         """
         client_id = server.client_id
         if client_id == self._identity.id:
-            raise NotPaired("a device cannot pair with itself")
+            raise PairingError("a device cannot pair with itself")
         if client_id in self._serving:
             raise Busy("an attempt of that device is under way")
         if client_id in self._dialling and self._identity.id < client_id:

@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from p2ptrain.errors import LinkClosed, NotPaired, OptionError, PeerError, UserError
@@ -24,11 +25,12 @@ from p2ptrain.mesh.interfaces import Address
 from p2ptrain.mesh.roster import ELECTION_KIND, MEMBERSHIP_KIND
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.window import Window
-from p2ptrain.net.endpoint import dial, dial_unpaired
+from p2ptrain.net.endpoint import Door, Listener, dial, dial_unpaired
 from p2ptrain.net.header import Header
 from p2ptrain.net.link import Link, Receiver
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.tls import Credentials, client_context
+from p2ptrain.net.pairing_channel import PairingChannel
+from p2ptrain.net.tls import Credentials, client_context, server_context
 from p2ptrain.observe.events import (
     CoordinatorEvent,
     MemberEvent,
@@ -314,6 +316,7 @@ async def test_the_later_of_two_names_gets_a_number(home: Household, tmp_path: P
 
 
 async def test_a_removed_device_is_cut_off_everywhere(home: Household) -> None:
+    """S4: within a second, by all."""
     anna, bert, cora = [await home.start(name) for name in ("anna", "bert", "cora")]
     await together(anna, bert, cora)
     removed = anna.mesh.belonging.remove("cora")
@@ -371,6 +374,52 @@ async def test_a_code_given_again_to_paired_devices_lets_a_new_one_in(home: Hous
         await together(anna, bert)
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert, await home.start("cora"))
+
+
+async def test_one_port_is_all_that_a_stranger_finds(home: Household) -> None:
+    """S1: what else listens in this process listened before."""
+    process = psutil.Process()
+
+    def ports() -> set[int]:
+        found = process.net_connections(kind="tcp")
+        return {c.laddr.port for c in found if c.status == psutil.CONN_LISTEN}
+
+    before = ports()
+    anna = await home.start("anna")
+    assert ports() - before == {anna.mesh.port}
+
+
+async def test_a_relay_between_two_devices_pairs_nobody(home: Household, tmp_path: Path) -> None:
+    """S8: it ends TLS on both sides, and knows everything but the code."""
+    anna = await home.start("anna")
+    mallory = load_or_create(StateFolder(tmp_path / "mallory"))
+    passing: set[asyncio.Task[None]] = set()
+
+    async def relay(near: PairingChannel) -> None:
+        far, _ = await dial_unpaired([("127.0.0.1", anna.mesh.port)])
+        with contextlib.suppress(PeerError):
+            while True:
+                await far.send(await near.receive())
+                await near.send(await far.receive())
+        near.abort("it is over")
+        far.abort("it is over")
+
+    def greet(channel: PairingChannel) -> None:
+        passing.add(asyncio.create_task(relay(channel)))
+
+    context = server_context(Credentials(mallory.pem_file, mallory.pem_file), [])
+    listener = Listener(
+        Door(lambda: context, lambda _peer: pytest.fail("a link"), lambda _link: None, greet)
+    )
+    await listener.start(["127.0.0.1"])
+    home.network = type(home.network)()  # bert finds nobody but the relay
+    bert = await home.start("bert", peers=(f"127.0.0.1:{listener.port}",))
+    await bert.until(lambda: bool(bert.told(PairingFailed)))
+    await anna.until(lambda: "did not prove its own key" in str(anna.told(Warned)))
+    assert [device.mesh.belonging.devices() for device in (anna, bert)] == [[], []]
+    assert anna.told(PairingFailed) == []  # its guess was not even looked at
+    await listener.close()
+    await asyncio.gather(*passing, return_exceptions=True)
 
 
 async def test_removing_an_unknown_device_names_the_known(home: Household) -> None:

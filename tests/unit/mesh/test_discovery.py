@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
+import socket
 from typing import Any
 
 import pytest
 from zeroconf import ServiceStateChange
 
+from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.mesh import discovery
 from p2ptrain.mesh.discovered import SERVICE, service_name
 from p2ptrain.mesh.discovery import RESOLVES_LIMIT, MdnsDiscovery
@@ -71,3 +74,12 @@ async def test_a_name_that_is_no_devices_is_looked_up_by_nobody(name: str) -> No
     _announce(mdns, name)
     await mdns._resolving[name]
     await mdns.close()
+
+
+def test_what_is_announced_names_neither_person_nor_host() -> None:
+    """S20: a version and an id, and addresses that everybody on the network sees anyway."""
+    info = MdnsDiscovery(["192.168.1.7"], lambda: ())._service("ab" * 32, 47300)
+    assert info.properties == {b"v": str(PROTOCOL_VERSION).encode(), b"id": b"ab" * 32}
+    said = f"{info.name} {info.server} {info.text!r}".lower()
+    for private in (socket.gethostname(), getpass.getuser(), "torch", "model"):
+        assert len(private) < 4 or private.lower() not in said

@@ -97,12 +97,14 @@ def test_an_attempt_allows_one_guess(identities: list[Identity]) -> None:
 def test_breaking_off_before_the_fifth_message_stores_nothing(
     identities: list[Identity], upto: int
 ) -> None:
+    """S10: breaking off before the fifth message stores nothing."""
     outcome = run(*pair(identities), CODE, upto=upto)
     assert outcome.client is None
     assert outcome.server is None
 
 
 def test_after_a_break_at_the_end_a_retry_pairs_both(identities: list[Identity]) -> None:
+    """S10: after a break at the end a retry pairs both."""
     broken = run(*pair(identities), CODE, upto=5)
     assert broken.client is None
     retried = run(*pair(identities), CODE)
@@ -118,6 +120,8 @@ def test_a_relay_that_ends_tls_on_both_sides_pairs_nobody(identities: list[Ident
 
 
 def test_a_relay_that_swaps_the_certificate_pairs_nobody(identities: list[Identity]) -> None:
+    """S8: a relay that swaps the certificate pairs nobody."""
+
     def swap(number: int, message: bytes) -> bytes:
         if number != 1:
             return message
@@ -129,6 +133,7 @@ def test_a_relay_that_swaps_the_certificate_pairs_nobody(identities: list[Identi
 
 
 def test_an_old_transcript_cannot_be_replayed(identities: list[Identity]) -> None:
+    """S10: an old transcript cannot be replayed."""
     recorded: dict[int, bytes] = {}
 
     def record(number: int, message: bytes) -> bytes:
@@ -143,6 +148,7 @@ def test_an_old_transcript_cannot_be_replayed(identities: list[Identity]) -> Non
 
 
 def test_a_clients_own_message_is_not_an_answer(identities: list[Identity]) -> None:
+    """S9: reflected."""
     client, _ = pair(identities)
     hello = client.hello()
     with pytest.raises(ProtocolError):
@@ -201,6 +207,7 @@ def test_any_changed_byte_pairs_nobody(identities: list[Identity], data: st.Data
 @settings(max_examples=examples_of(20), deadline=None)
 @given(message=st.binary(max_size=200))
 def test_garbage_is_refused_at_every_step(identities: list[Identity], message: bytes) -> None:
+    """S9: garbage is refused at every step."""
     client, server = pair(identities)
     for step in (client.confirm, lambda m: server.hello(m, CODE), server.confirm):
         with pytest.raises(Error):
@@ -220,6 +227,7 @@ def test_garbage_is_refused_at_every_step(identities: list[Identity], message: b
     ],
 )
 def test_bad_points_are_one_kind_of_error(point: bytes) -> None:
+    """S9: empty, short, zero, not on the curve, of the wrong side."""
     run = Spake2(Side.CLIENT, CODE, b"a", b"b")
     run.start()
     with pytest.raises(ProtocolError):
@@ -227,6 +235,7 @@ def test_bad_points_are_one_kind_of_error(point: bytes) -> None:
 
 
 def test_a_reflected_point_is_refused() -> None:
+    """S9: a reflected point is refused."""
     run = Spake2(Side.CLIENT, CODE, b"a", b"b")
     with pytest.raises(ProtocolError):
         run.finish(run.start())

@@ -24,6 +24,7 @@ def _mode(path: Path) -> int:
 
 @posix_only
 def test_folder_and_files_are_private(tmp_path: Path) -> None:
+    """S21: folder and files are private."""
     os.umask(0o022)
     folder = StateFolder(tmp_path / "deep" / "state")
     folder.write("key", b"secret")
@@ -42,6 +43,7 @@ def test_an_empty_folder_of_ours_is_made_private(tmp_path: Path) -> None:
 @posix_only
 @pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
 def test_a_folder_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    """S21: a folder others may read is refused."""
     StateFolder(tmp_path / "state").write("key", b"secret")
     (tmp_path / "state").chmod(mode)
     with pytest.raises(UserError, match="chmod 700"):
@@ -50,6 +52,7 @@ def test_a_folder_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
 
 @posix_only
 def test_a_file_others_may_read_is_refused(tmp_path: Path) -> None:
+    """S21: a file others may read is refused."""
     folder = StateFolder(tmp_path / "state")
     folder.write("key", b"secret")
     (folder.path / "key").chmod(0o640)
@@ -99,6 +102,7 @@ def _rewrite_for_ever(path: Path) -> None:
 
 @posix_only
 def test_a_killed_writer_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    """S21: a killed writer leaves the old or the new."""
     folder = StateFolder(tmp_path / "state")
     folder.write("file", b"a" * 100_000)
     fork = multiprocessing.get_context("fork")

@@ -28,6 +28,7 @@ def test_new_codes_are_codes() -> None:
 
 
 def test_five_wrong_tries_close_the_window() -> None:
+    """S7: five wrong tries close the window."""
     window = Window.opened("12345678", 100.0)
     for tries_left in (4, 3, 2, 1, 0):
         assert window.is_open(101.0)
@@ -39,6 +40,7 @@ def test_five_wrong_tries_close_the_window() -> None:
 
 @given(wrong=st.integers(0, 4), now=st.floats(0, 1e6))
 def test_wrong_tries_never_move_its_end(wrong: int, now: float) -> None:
+    """S7: wrong tries never move its end."""
     window = Window.opened("12345678", now)
     for _ in range(wrong):
         window = window.after_wrong_try()

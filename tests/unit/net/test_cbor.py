@@ -85,10 +85,12 @@ def test_floats_that_are_not_finite_pass_for_their_reader_to_check() -> None:
     ids=lambda data: data[:6].hex(),
 )
 def test_refuses_what_is_not_strict(data: bytes) -> None:
+    """S13: refuses what is not strict."""
     assert refused(data)
 
 
 def test_refuses_every_tag() -> None:
+    """S13: refuses every tag."""
     accepted = [tag for tag in range(65536) if not refused(b"\xd9" + tag.to_bytes(2) + b"\x01")]
     assert accepted == []
 
@@ -101,6 +103,7 @@ def test_refuses_builtin_tags_around_any_type(tag: int, content: bytes) -> None:
 
 
 def test_depth_is_counted_on_both_sides() -> None:
+    """S13: depth is counted on both sides."""
     nested: Any = 1
     for _ in range(8):
         nested = [nested]
@@ -111,6 +114,7 @@ def test_depth_is_counted_on_both_sides() -> None:
 
 
 def test_size_is_checked_first() -> None:
+    """S13: size is checked first."""
     data = cbor.dumps(b"x" * 100)
     assert cbor.loads(data, len(data)) == b"x" * 100
     assert refused(data, len(data) - 1)

@@ -134,6 +134,7 @@ async def test_a_message_in_the_first_flight_finds_its_link(house: House, caller
 
 
 async def test_an_unknown_device_is_refused(house: House, stranger: Device) -> None:
+    """S2: nor does it believe that it is connected."""
     assert isinstance(await refused(Caller(stranger), house), NotPaired)
     assert not house.links
     assert not house.channels
@@ -142,6 +143,7 @@ async def test_an_unknown_device_is_refused(house: House, stranger: Device) -> N
 async def test_a_certificate_signed_by_a_paired_device_is_refused(
     house: House, left_device: Device, tmp_path: Path
 ) -> None:
+    """S3: with its chain appended."""
     child = Caller(signed_by(left_device, tmp_path))
     assert isinstance(await refused(child, house), PeerError)
     assert house.links == []
@@ -179,6 +181,7 @@ async def test_a_pinned_certificate_of_another_id_is_refused(house: House, calle
 async def test_a_change_of_trust_counts_from_the_next_connection(
     house: House, caller: Caller
 ) -> None:
+    """S4: contexts are made anew."""
     link = await caller.dial(house)
     await link.send(Message("hello"))
     await house.inbox.count(1)
@@ -191,6 +194,7 @@ async def test_a_change_of_trust_counts_from_the_next_connection(
 
 
 async def test_no_ticket_is_given_and_tls_is_1_3(house: House, caller: Caller) -> None:
+    """S4: nothing could be resumed."""
     context = client_context(caller.device.credentials, [house.device.certificate_der])
     reader, writer = await asyncio.open_connection(
         *house.listener.addresses[0], ssl=context, server_hostname=""
@@ -205,10 +209,55 @@ async def test_no_ticket_is_given_and_tls_is_1_3(house: House, caller: Caller) -
     writer.close()
 
 
-async def test_older_tls_is_refused(house: House) -> None:
+async def test_nobody_gets_in_with_a_certificate_of_the_same_name(
+    house: House, caller: Caller, tmp_path: Path
+) -> None:
+    """S2: the key counts, however often it is tried."""
+    impostor = Caller(make_device(tmp_path, "left", year=2021))
+    assert impostor.device.id != caller.device.id
+    for _ in range(20):
+        assert isinstance(await refused(impostor, house), PeerError)
+        impostor.inbox.losses.clear()
+    assert house.links == []
+    assert house.channels == []
+
+
+async def test_nothing_can_be_read_on_the_way(house: House, caller: Caller) -> None:
+    """S20: neither what is sent nor what it is called."""
+    seen = bytearray()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(4096):
+                seen.extend(data)
+                writer.write(data)
+        writer.close()
+
+    async def tap(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(*house.listener.addresses[0])
+        await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
+
+    context = client_context(caller.device.credentials, [house.device.certificate_der])
+    async with await asyncio.start_server(tap, "127.0.0.1", 0) as server:
+        tapped = [server.sockets[0].getsockname()[:2]]
+        link = await dial(tapped, context, house.device.id, lambda peer: Link(peer, caller.inbox))
+        said = memoryview(b"the text that is trained on " * 1000)
+        await link.send(Message("a.secret.kind", {"model": "secret model"}, (said,)))
+        await house.inbox.count(1)
+        link.abort()
+        await link.closed
+    assert len(seen) > len(said)
+    for secret in (b"the text that", b"secret", house.device.certificate_der[:40]):
+        assert secret not in seen
+
+
+@pytest.mark.parametrize("ciphers", ["DEFAULT", "ALL:@SECLEVEL=0"])
+async def test_older_tls_is_refused(house: House, ciphers: str) -> None:
+    """S5: weak ciphers or not."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
+    context.set_ciphers(ciphers)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises((ssl.SSLError, OSError)):
         await asyncio.open_connection(*house.listener.addresses[0], ssl=context, server_hostname="")
@@ -220,6 +269,7 @@ async def test_older_tls_is_refused(house: House) -> None:
 async def test_noise_is_cut_quietly(
     house: House, noise: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """S5: without a traceback in the log."""
     reader, writer = await asyncio.open_connection(*house.listener.addresses[0])
     writer.write(noise)
     writer.write_eof()
@@ -234,6 +284,7 @@ async def test_noise_is_cut_quietly(
 async def test_silent_strangers_are_cut_and_cannot_lock_a_friend_out(
     left_device: Device, right_device: Device
 ) -> None:
+    """S16: the oldest give way."""
     house = House(right_device, [left_device.certificate_der])
     house.listener = Listener(house.door, ListenerSettings(per_address_limit=4, total_limit=6))
     await house.listener.start(["127.0.0.1"])
@@ -255,6 +306,7 @@ async def test_silent_strangers_are_cut_and_cannot_lock_a_friend_out(
 
 
 async def test_a_silent_stranger_has_little_time(right_device: Device) -> None:
+    """S16: a silent stranger has little time."""
     house = House(right_device, [])
     house.listener = Listener(house.door, ListenerSettings(handshake_seconds=0.02))
     await house.listener.start(["127.0.0.1"])
@@ -266,6 +318,7 @@ async def test_a_silent_stranger_has_little_time(right_device: Device) -> None:
 
 
 async def test_a_slow_pairing_is_cut(right_device: Device) -> None:
+    """S16: after the handshake too."""
     house = House(right_device, [])
     house.listener = Listener(house.door, ListenerSettings(handshake_seconds=0.05))
     await house.listener.start(["127.0.0.1"])

@@ -62,6 +62,7 @@ def test_refuses_a_wrong_byte(at: int, value: int) -> None:
     ids=["header", "no header", "header inside", "payload", "payload", "nothing"],
 )
 def test_refuses_lengths_before_anything_is_read(prefix: Prefix) -> None:
+    """S15: refuses lengths before anything is read."""
     with pytest.raises(ProtocolError):
         decode_prefix(pack_prefix(*prefix))
 

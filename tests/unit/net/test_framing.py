@@ -248,6 +248,7 @@ def test_an_unknown_codec_is_refused() -> None:
 
 
 def test_unexpected_sizes_are_refused_before_memory_is_taken() -> None:
+    """S14: what is expected here counts."""
     reader = Reader()
     header = encode_header("test", {}, [2**40])
     with pytest.raises(ProtocolError, match="not expected"):
@@ -286,6 +287,7 @@ def packed(raw: bytes) -> bytes:
     ],
 )
 def test_lz4_bombs_and_lies_are_refused(body: bytes) -> None:
+    """S14: lz4 bombs and lies are refused."""
     reader = Reader()
     with pytest.raises(ProtocolError):
         reader.feed(lz4_frame(1000, body))

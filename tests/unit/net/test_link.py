@@ -87,6 +87,7 @@ def first_frame(size: int) -> bytes:
 
 
 async def test_a_message_that_never_goes_on_ends_the_link() -> None:
+    """S15: a message that never goes on ends the link."""
     clock = FakeClock()
     _, stream, inbox = open_link(clock)
     stream.feed(first_frame(10_000))
@@ -98,6 +99,7 @@ async def test_a_message_that_never_goes_on_ends_the_link() -> None:
 
 
 async def test_a_byte_a_second_does_not_keep_it_open() -> None:
+    """S15: a byte a second does not keep it open."""
     clock = FakeClock()
     _, stream, inbox = open_link(clock)
     stream.feed(first_frame(10_000)[:5])

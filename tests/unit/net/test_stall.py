@@ -17,10 +17,12 @@ def first_stall(
 
 
 def test_silence_inside_a_message_is_a_stall() -> None:
+    """S15: a header, then silence."""
     assert first_stall(lambda second: 500) == 10
 
 
 def test_a_byte_a_second_is_a_stall() -> None:
+    """S15: a byte a second is a stall."""
     assert first_stall(lambda second: second) == 10
 
 
