@@ -29,7 +29,7 @@ from p2ptrain.mesh.interface import (
 )
 from p2ptrain.model.diagnosis import NonFinite
 from p2ptrain.model.stage import Stage
-from p2ptrain.net.message import Message
+from p2ptrain.net.message import Fields, Message
 from p2ptrain.observe.events import Event, Waiting
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.budget import (
@@ -158,7 +158,7 @@ class TrainingService:
             MEASURE_LINKS: Route(self._measure_links),
             INVENTORY: Route(self._inventory),
             FACTS: Route(self._facts),
-            PREPARE: Route(self._prepare, limited(SMALL.most_bytes, 2)),
+            PREPARE: Route(self._prepare, limited(SMALL.most_bytes, 2, self._in_charge)),
             BEGIN: Route(self._begin),
             ROUND: Route(self._round),
             DIAGNOSE: Route(self._diagnose),
@@ -299,11 +299,15 @@ class TrainingService:
 
     async def _prepare(self, peer: str, message: Message) -> Message:
         """Take a part in an epoch: fetch the weights, build the stages, be ready."""
+        self.due.check_in_charge(peer)
         assignment = await Assignment.from_part(message)
         part = self._part
         if part is None or part.job != assignment.key.job:
             raise PeerError(f"{self.mesh.name} was not asked what it has of that job")
         return await part.prepare(peer, assignment, message)
+
+    def _in_charge(self, peer: str, _fields: Fields) -> None:
+        self.due.check_in_charge(peer)
 
     async def _begin(self, peer: str, message: Message) -> None:
         key = EpochKey.read(message.fields)

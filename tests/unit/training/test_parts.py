@@ -1,0 +1,94 @@
+"""S14, S17: what a blob may take is decided before memory is taken, by its kind and its sender."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+from p2ptrain.errors import NotCoordinator, PeerError, ProtocolError
+from p2ptrain.mesh.memory import MemoryHousehold, memory_id
+from p2ptrain.net import cbor
+from p2ptrain.net.message import Fields, Message
+from p2ptrain.training.member import TrainingMember
+from p2ptrain.training.parts import BESIDE_BYTES, SMALL, Blob, limited, read_beside
+from p2ptrain.training.protocol import PREPARE
+from p2ptrain.training.recovery.holdings import Inventory
+
+
+def no_business(peer: str, _fields: Fields) -> None:
+    if peer != "a":
+        raise NotCoordinator("not for you")
+
+
+def test_s17_a_blob_of_somebody_without_business_here_takes_no_memory() -> None:
+    """S17: the message comes without its part, and its handler says why."""
+    allocate = limited(SMALL.most_bytes, due=no_business)
+    tracemalloc.start()
+    try:
+        assert allocate("b", {}, [SMALL.most_bytes]) is None
+        assert tracemalloc.get_traced_memory()[1] < 4096
+    finally:
+        tracemalloc.stop()
+    assert [len(part) for part in allocate("a", {}, [7]) or ()] == [7]
+    for sizes in ([SMALL.most_bytes + 1], [1, 1], []):
+        with pytest.raises(ProtocolError):
+            allocate("a", {}, sizes)
+
+
+async def test_s6_only_who_is_in_charge_prepares_a_device() -> None:
+    """S6: c sends an assignment; a coordinates."""
+    async with MemoryHousehold(["a", "b", "c"], coordinator="a") as mesh:
+        member = TrainingMember(mesh["b"])
+        for kind, route in member.routes.items():
+            mesh["b"].route(kind, route.handler, route.parts)
+        blob = memoryview(cbor.dumps([[]] * 1000))
+        asked = Message(PREPARE, {"needed_bytes": 0}, (blob, blob))
+        try:
+            with pytest.raises(NotCoordinator, match="c neither coordinates nor holds"):
+                await mesh["c"].call(memory_id("b"), asked, timeout_seconds=5)
+            with pytest.raises(PeerError, match=r"expected an object|was not asked"):
+                await mesh["a"].call(memory_id("b"), asked, timeout_seconds=5)
+        finally:
+            await member.close()
+
+
+async def test_the_event_loop_goes_on_while_a_large_blob_is_read() -> None:
+    seen, ticks = [], 0
+    ticked = asyncio.Event()
+
+    def read(data: bytes) -> int:
+        seen.append(asyncio.run_coroutine_threadsafe(ticked.wait(), loop).result(5))
+        return len(data)
+
+    async def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        ticked.set()
+
+    loop = asyncio.get_running_loop()
+    reading = asyncio.create_task(read_beside(read, memoryview(bytes(BESIDE_BYTES + 1))))
+    await tick()
+    assert await reading == BESIDE_BYTES + 1
+    assert seen == [True]
+    assert await read_beside(len, memoryview(b"abc")) == 3
+
+
+@pytest.mark.parametrize("item", [b"\x80", b"\xa0", b"\x60"])
+def test_s13_a_blob_of_tiny_items_is_refused_without_making_them(item: bytes) -> None:
+    """S13: also where its kind may be large."""
+    count = Inventory.LIMIT.most_bytes - 5
+    data = b"\x9a" + count.to_bytes(4, "big") + item * count
+    tracemalloc.start()
+    try:
+        for kind in (Inventory, _Small):
+            with pytest.raises(ProtocolError, match=r"items|bytes"):
+                kind.from_bytes(data)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+class _Small(Blob):
+    """Of the usual size."""
