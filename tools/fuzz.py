@@ -5,8 +5,8 @@
     python tools/fuzz.py --no-atheris             without coverage: any Python
 
 With atheris (`pip install -e '.[fuzz]'`) mutations follow what they reach. One process a target.
-Printed of each: inputs, those accepted, the slowest in ms of computing with its size, growth of the process in
-MiB, and every exception that is not p2ptrain's own, with its place.
+Printed of each: inputs, those accepted, the slowest in ms of computing with its size, growth of the
+process in MiB, and every exception that is not p2ptrain's own, with its place.
 """
 
 from __future__ import annotations
