@@ -243,7 +243,7 @@ class Node:
             "address": mesh.address,
             "port": mesh.port,
             "members": [
-                _member_line(m) | self._traffic(m)
+                {**_member_line(m), **self._mesh.path(m.id), **self._traffic(m)}
                 for m in sorted(mesh.members.values(), key=lambda m: (m.name, m.id))
             ],
             "coordinator": coordinator
@@ -280,7 +280,7 @@ class Node:
         return [await self._link_to(m) for m in sorted(others, key=lambda m: (m.name, m.id))]
 
     async def _link_to(self, member: Member) -> dict[str, Any]:
-        place = {"name": member.name, "id": member.id}
+        place = {"name": member.name, "id": member.id, **self._mesh.path(member.id)}
         try:
             async with asyncio.timeout(LINK_SECONDS):
                 speed = await self._mesh.measure_link(member.id)

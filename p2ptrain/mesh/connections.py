@@ -36,6 +36,7 @@ from p2ptrain.mesh.hello import (
     refused,
     to_message,
 )
+from p2ptrain.mesh.interfaces import without_scope
 from p2ptrain.mesh.link_rules import (
     Action,
     Decision,
@@ -43,6 +44,7 @@ from p2ptrain.mesh.link_rules import (
     between_instances,
     judge_incoming,
 )
+from p2ptrain.mesh.paths import PathConfig, PathProbe, PathSchedule, better_path
 from p2ptrain.mesh.peer_link import PeerLink
 from p2ptrain.mesh.refused_port import all_refuse
 from p2ptrain.mesh.router import Router
@@ -122,10 +124,13 @@ class _Peer:
     """What is known of one trusted device; `current` is its link that is up."""
 
     backoff: Backoff
+    paths: PathSchedule
     addresses: AddressBook = field(default_factory=AddressBook)
     current: PeerLink | None = None
     last_token: str = ""
     dialling: bool = False  # our hello is on its way
+    measuring: bool = False  # its paths
+    moving: bool = False  # to another path
     missed: bool = False  # the last link was lost and no dial has been tried since
     at: tuple[Address, ...] = ()  # where it listened, as it said on its last link
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -142,12 +147,14 @@ class Connections:
         tasks: TaskScope,
         rng: Random,
         times: ConnectionTimes | None = None,
+        paths: PathConfig | None = None,
     ) -> None:
         self._around = around
         self._router = router
         self._tasks = tasks
         self._rng = rng
         self._times = times or ConnectionTimes()
+        self._paths = paths or PathConfig()
         self._peers: dict[str, _Peer] = {}
         # In the order in which they were made, each with what ends it if it stays silent.
         self._all_links: dict[PeerLink, asyncio.TimerHandle | None] = {}
@@ -175,6 +182,11 @@ class Connections:
         peer = self._peers.get(peer_id)
         return peer.current if peer is not None and _is_up(peer) else None
 
+    def ends(self, peer_id: str) -> tuple[str, str] | None:
+        """The IPs that the link to the device runs between, ours first."""
+        link = self.link(peer_id)
+        return link.link.ends() if link is not None else None
+
     def hello_of(self, peer_id: str) -> Hello | None:
         """What the device said of itself on its link."""
         link = self.link(peer_id)
@@ -195,7 +207,7 @@ class Connections:
         """Keep a link to this device from now on."""
         if peer_id in self._peers or self._leaving:
             return
-        peer = _Peer(Backoff(self._rng))
+        peer = _Peer(Backoff(self._rng), PathSchedule(self._paths))
         peer.addresses.prove(proven)
         self._peers[peer_id] = peer
         if peer_id != self._around.self_id:
@@ -206,6 +218,7 @@ class Connections:
         peer = self._peers.get(peer_id)
         if peer is not None:
             peer.addresses.add_hints(addresses)
+            peer.paths.heard(peer.addresses.all(), self._now())
             peer.backoff.reset()
             peer.wake.set()
 
@@ -286,9 +299,10 @@ class Connections:
     def answered(self, link: PeerLink, hello: Hello) -> None:
         """See `LinkOwner`."""
         peer = self._peers.get(link.peer_id)
-        if peer is None or peer.current is not None:
+        if peer is None or (peer.current is not None and peer.current is not link.replaces):
             link.link.abort("another link is up")
             return
+        self._replace(peer, "there is a better path")
         self._establish(peer, link, hello)
 
     def ended(self, link: PeerLink, error: PeerError) -> None:
@@ -382,6 +396,8 @@ class Connections:
         peer.missed = False
         peer.at = tuple((ip, hello.port) for ip in hello.addresses)
         peer.addresses.prove(peer.at)
+        peer.paths.link_up(self._now())
+        peer.wake.set()
         peer.backoff.reset()
         self._posts[link] = self._tasks.spawn(link.run_post(), "post")
         log.info("link_up", peer=link.peer_id[:16], name=hello.name, dialled=link.own is not None)
@@ -406,8 +422,81 @@ class Connections:
             addresses = peer.addresses.all()
             if peer.current is None and addresses:
                 await self._try_safely(peer_id, peer, addresses)
-            pause = None if peer.current is not None or not addresses else peer.backoff
-            await _wait(peer.wake, pause.next_seconds() if pause is not None else None)
+            elif self._pause_seconds(peer_id, peer) == 0.0:
+                peer.paths.looked(self._now())
+                if _elsewhere(peer) and not peer.measuring:
+                    peer.measuring = True
+                    self._tasks.spawn(self._look_at_paths(peer_id, peer), "measure paths")
+            await _wait(peer.wake, self._pause_seconds(peer_id, peer))
+
+    def _pause_seconds(self, peer_id: str, peer: _Peer) -> float | None:
+        """Until a device is dialled again, or the paths to it are looked at; None: until woken."""
+        if peer.current is None:
+            return peer.backoff.next_seconds() if peer.addresses.all() else None
+        return peer.paths.seconds_left(self._now()) if self._around.self_id < peer_id else None
+
+    # Other paths to a device that has a link
+
+    async def _look_at_paths(self, peer_id: str, peer: _Peer) -> None:
+        """Measure the current path and the others; move the link to a much faster one."""
+        link, current = peer.current, _listens_at(peer)
+        try:
+            if link is None or current is None:
+                return
+            others = _elsewhere(peer)[: self._paths.most_paths]
+            rates = await self._measure_all(peer_id, [current, *others])
+            seen = link.link.statistics().link_bytes_per_s
+            if current in rates and seen is not None:
+                rates[current] = max(rates[current], seen)
+            best = better_path(current, rates, self._paths)
+            if best is not None and peer.current is link:
+                log.info("better_path", peer=peer_id[:16], at=best, rate=round(rates[best]))
+                await self._move(peer_id, link, [best])
+        finally:
+            peer.measuring = False
+
+    async def _measure_all(
+        self, peer_id: str, addresses: Sequence[Address]
+    ) -> dict[Address, float]:
+        """Of those that work, bytes/s."""
+        rates = {}
+        for address in addresses:
+            try:
+                rates[address] = await self._measure(peer_id, address)
+            except PeerError as error:
+                log.debug("path_not_measured", peer=peer_id[:16], at=address, why=str(error))
+        return rates
+
+    async def _measure(self, peer_id: str, address: Address) -> float:
+        """Bytes/s over a connection of its own. Raises PeerError."""
+        probe = PathProbe()
+        link = await self._around.dial([address], peer_id, lambda peer: Link(peer, probe))
+        try:
+            return await probe.bytes_per_s(link, self._paths)
+        finally:
+            link.abort("the path is measured")
+
+    def look_elsewhere(self, peer_id: str) -> None:
+        """The device is silent on its link: it may answer over another path."""
+        peer = self._peers.get(peer_id)
+        if peer is not None and peer.current is not None and not peer.moving and _elsewhere(peer):
+            peer.moving = True
+            self._tasks.spawn(self._leave_path(peer_id, peer, peer.current), "another path")
+
+    async def _leave_path(self, peer_id: str, peer: _Peer, link: PeerLink) -> None:
+        try:
+            if self._around.self_id > peer_id:  # both sides may have seen the path die
+                await asyncio.sleep(self._times.ask_old_seconds)
+            if peer.current is link:
+                await self._move(peer_id, link, _elsewhere(peer))
+        finally:
+            peer.moving = False
+
+    async def _move(self, peer_id: str, link: PeerLink, addresses: Sequence[Address]) -> None:
+        try:
+            await self.dial(peer_id, addresses, replaces=link)
+        except PeerError as error:
+            log.info("path_not_changed", peer=peer_id[:16], why=str(error))
 
     async def _try_safely(self, peer_id: str, peer: _Peer, addresses: Sequence[Address]) -> None:
         """Whatever goes wrong with one device costs the links to the others nothing."""
@@ -429,8 +518,13 @@ class Connections:
             if peer.missed and await all_refuse(peer.at) and peer.current is None:
                 self._around.on_lost(peer_id, True)
 
-    async def dial(self, peer_id: str, addresses: Sequence[Address]) -> None:
+    async def dial(
+        self, peer_id: str, addresses: Sequence[Address], replaces: PeerLink | None = None
+    ) -> None:
         """Dial once and say hello.
+
+        Args:
+            replaces: the link that is up and gives way to the new one.
 
         Raises:
             NotPaired, VersionMismatch, LinkClosed: no link came of it.
@@ -442,6 +536,7 @@ class Connections:
 
         def make_link(expected_id: str) -> Link:
             made.append(self._new_link(expected_id, own))
+            made[-1].replaces = replaces
             return made[-1].link
 
         try:
@@ -454,6 +549,9 @@ class Connections:
                 if link.theirs is None:
                     link.link.abort("no link came of the dial")
                     self._forget(link)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def _own_hello(self, token: str, last_token: str) -> Hello:
         return replace(self._around.own_hello(), token=token, last_token=last_token)
@@ -510,6 +608,23 @@ async def _wait(event: asyncio.Event, timeout_seconds: float | None) -> None:
             await event.wait()
     except TimeoutError:
         return
+
+
+def _listens_at(peer: _Peer) -> Address | None:
+    """Where the device listens on the path that its link takes."""
+    link = peer.current
+    if link is None or link.theirs is None or (ends := link.link.ends()) is None:
+        return None
+    return ends[1], link.theirs.port
+
+
+def _elsewhere(peer: _Peer) -> list[Address]:
+    """The addresses of a device on other paths than its link's; none without a link."""
+    current = _listens_at(peer)
+    if current is None:
+        return []
+    used = without_scope(current[0])
+    return [(ip, port) for ip, port in peer.addresses.all() if without_scope(ip) != used]
 
 
 def _is_up(peer: _Peer) -> bool:

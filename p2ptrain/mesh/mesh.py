@@ -41,9 +41,11 @@ from p2ptrain.mesh.interface import (
     LinkUp,
     Member,
     MemberChanged,
+    MemberState,
     MeshEvent,
     Take,
 )
+from p2ptrain.mesh.interfaces import machine_addresses, without_scope
 from p2ptrain.mesh.known_codes import KnownCodes
 from p2ptrain.mesh.name_keeper import NameHooks, NameKeeper
 from p2ptrain.mesh.notices import Notices
@@ -379,6 +381,15 @@ class NetworkMesh:
     async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
         return await probe.measure(self, peer_id, duration_seconds)
 
+    def path(self, peer_id: str) -> Mapping[str, str]:
+        """Where the link to a device goes: its `address`, our `interface`; empty without a link."""
+        ends = self._connections.ends(peer_id)
+        if ends is None:
+            return {}
+        own, peer = map(without_scope, ends)
+        named = [a.interface for a in machine_addresses() if without_scope(a.ip) == own]
+        return {"address": peer, "interface": named[0] if named else "unknown"}
+
     def describe(self, info: Mapping[str, int | float | str]) -> None:
         """Tell the others something else of this device (`Member.info`)."""
         self._info = dict(info)
@@ -411,6 +422,8 @@ class NetworkMesh:
 
     def _tell(self, event: MeshEvent) -> None:
         self._watchers.tell(event)
+        if isinstance(event, MemberChanged) and event.member.state is MemberState.SUSPECT:
+            self._connections.look_elsewhere(event.member.id)
         if isinstance(event, MemberChanged) and event.member.id != self.self_id:
             self._names.heard(event.member.id, self.self_id, event.member.name)
 

@@ -13,6 +13,7 @@ from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.hello import HELLO_KIND, REFUSED_KIND, Hello, from_message
 from p2ptrain.mesh.interface import LinkStatistics
+from p2ptrain.mesh.paths import PathAnswers, PathConfig
 from p2ptrain.mesh.router import Router
 from p2ptrain.net.header import Header
 from p2ptrain.net.link import Link
@@ -46,6 +47,7 @@ class PeerLink:
     Attributes:
         peer_id: proved by the link's certificate.
         own: the hello we dialled with, or None where the peer dialled.
+        replaces: the link in whose place it was dialled, over another path.
         said: our hello on this link, whoever dialled.
         theirs: the peer's hello once the link is up.
         settled: None once our hello is answered, or the refusal, or the error that came before.
@@ -63,10 +65,12 @@ class PeerLink:
         self.own = own
         self.said = own
         self.theirs: Hello | None = None
+        self.replaces: PeerLink | None = None
         self.settled: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         self._owner = owner
         self._router = router
         self._greeted = False
+        self._paths = PathAnswers(PathConfig())
         self._up_since = 0.0
         self._post: deque[Message] = deque(maxlen=POSTBOX_LIMIT)
         self._posted = asyncio.Event()
@@ -158,6 +162,8 @@ class PeerLink:
             await self.link.send(self._post.popleft(), Priority.CONTROL)
 
     def _take_hello(self, message: Message) -> None:
+        if not self._greeted and self._paths.take(self.link, message):
+            return
         if self._greeted or message.kind != HELLO_KIND:
             raise ProtocolError("the first message of a link must be its hello")
         self._greeted = True

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
 
 from p2ptrain.errors import LinkClosed
 from p2ptrain.mesh.addresses import Address
+from p2ptrain.net.sockets import host
 
 
 async def resolve(peer: Address) -> list[Address]:
@@ -21,12 +21,5 @@ async def resolve(peer: Address) -> list[Address]:
         found = await loop.getaddrinfo(*peer, type=socket.SOCK_STREAM)
     except OSError as error:
         raise LinkClosed(f"--peer {peer[0]}: no such host now ({error.strerror})") from error
-    hosts = dict.fromkeys(_host(entry[4]) for entry in found)
-    return [(host, peer[1]) for host in sorted(hosts, key=lambda host: ":" in host)]
-
-
-def _host(address: tuple[Any, ...]) -> str:
-    """The IP of a socket's address; of a link-local one with its scope, which stands beside it."""
-    host = str(address[0])
-    scope = address[3] if len(address) == 4 else 0
-    return f"{host}%{scope}" if scope and "%" not in host else host
+    hosts = dict.fromkeys(host(entry[4]) for entry in found)
+    return [(ip, peer[1]) for ip in sorted(hosts, key=lambda ip: ":" in ip)]

@@ -203,6 +203,10 @@ class Link:
         below = None if self._stream is None else self._stream.arrival()
         return below or Arrival(self._received_bytes)
 
+    def ends(self) -> tuple[str, str] | None:
+        """The IPs that it runs between, this device's first; None where there is no network."""
+        return None if self._stream is None else self._stream.ends()
+
     @property
     def is_open(self) -> bool:
         """Whether `send` still takes messages."""

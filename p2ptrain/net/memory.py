@@ -73,6 +73,9 @@ class MemoryStream:
     def arrival(self) -> None:
         """See `ByteStream.arrival`: there is nothing below."""
 
+    def ends(self) -> None:
+        """See `ByteStream.ends`: there is no network."""
+
     def pause_reading(self) -> None:
         """See `ByteStream.pause_reading`."""
         self._reading_paused = True

@@ -16,6 +16,7 @@ import contextlib
 import socket
 import struct
 import sys
+from typing import Any
 
 from p2ptrain.logs import get_logger
 from p2ptrain.net.stream import Arrival
@@ -91,3 +92,10 @@ def tune(connection: socket.socket) -> None:
             connection.setsockopt(level, option, value)
         except OSError as error:
             _log.debug("socket option refused", option=name, error=str(error))
+
+
+def host(address: tuple[Any, ...]) -> str:
+    """The IP of a socket's address; of a link-local one with its scope, which stands beside it."""
+    ip = str(address[0])
+    scope = address[3] if len(address) == 4 else 0
+    return f"{ip}%{scope}" if scope and "%" not in ip else ip

@@ -45,6 +45,9 @@ class ByteStream(Protocol):
     def arrival(self) -> Arrival | None:
         """What has come below the stream; None where nobody knows more than its user."""
 
+    def ends(self) -> tuple[str, str] | None:
+        """The IPs of this device and of the peer that it runs between; None without a network."""
+
     def pause_reading(self) -> None:
         """Read nothing until `resume_reading`; the sender is slowed down by TCP."""
 

@@ -138,6 +138,13 @@ class TlsStream(asyncio.BufferedProtocol):
             return None
         return sockets.arrival(self._socket)
 
+    def ends(self) -> tuple[str, str] | None:
+        """See `ByteStream.ends`; link-local IPv6 addresses have their scope."""
+        own, peer = self.get_extra_info("sockname"), self.get_extra_info("peername")
+        if not isinstance(own, tuple) or not isinstance(peer, tuple):
+            return None
+        return sockets.host(own), sockets.host(peer)
+
     def pause_reading(self) -> None:
         """See `ByteStream.pause_reading`."""
         if self._transport is not None and self._state is _State.OPEN:

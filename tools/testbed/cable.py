@@ -64,7 +64,7 @@ class Cable:
         setting = "default/accept_dad" if self.ipv6 else "all/disable_ipv6"
         value = 0 if self.ipv6 else 1
         write = f"echo {value} > /proc/sys/net/ipv6/conf/{setting}"
-        _run(*self.prefix(), "sh", "-c", write)
+        run(*self.prefix(), "sh", "-c", write)
         ends = ("type", "veth", "peer", "name", "eth0", "netns", self.namespace)
         ip("-n", self.switch, "link", "add", self._port, *ends)
         ip("-n", self.switch, "link", "set", self._port, "master", "bridge", "up")
@@ -155,7 +155,7 @@ def _deaf_to(address: str) -> tuple[str, ...]:
 
 def ip(*arguments: str) -> str:
     """Run `ip`; returns what it said. Raises subprocess.CalledProcessError."""
-    return _run("ip", *arguments)
+    return run("ip", *arguments)
 
 
 def _set_bucket(namespace: str, interface: str, mbit: float) -> None:
@@ -164,19 +164,20 @@ def _set_bucket(namespace: str, interface: str, mbit: float) -> None:
     rate = f"{round(mbit * 1e6)}bit"
     latency = f"{round(1e6 * _QUEUE_SECONDS)}us"
     bucket = ("tbf", "rate", rate, "burst", burst, "latency", latency)
-    _run("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *bucket)
+    run("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *bucket)
 
 
 def _bucket_bytes_now(namespace: str, interface: str) -> int:
-    shown = json.loads(_run("tc", "-n", namespace, "-j", "qdisc", "show", "dev", interface))
+    shown = json.loads(run("tc", "-n", namespace, "-j", "qdisc", "show", "dev", interface))
     return max((one["options"].get("burst", 0) for one in shown), default=0)
 
 
 def _remove_bucket(namespace: str, interface: str) -> None:
-    if "tbf" in _run("tc", "-n", namespace, "qdisc", "show", "dev", interface):
-        _run("tc", "-n", namespace, "qdisc", "delete", "dev", interface, "root")
+    if "tbf" in run("tc", "-n", namespace, "qdisc", "show", "dev", interface):
+        run("tc", "-n", namespace, "qdisc", "delete", "dev", interface, "root")
 
 
-def _run(*command: str) -> str:
+def run(*command: str) -> str:
+    """Run a command; returns what it said. Raises subprocess.CalledProcessError."""
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
     return done.stdout

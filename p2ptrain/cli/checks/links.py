@@ -31,6 +31,8 @@ async def links(folder: Path) -> list[Check]:
 
 def _link(entry: Mapping[str, Any]) -> Check:
     subject = f"link to {entry['name']}"
+    if "interface" in entry:
+        subject += f" at {entry['address']} over {entry['interface']}"
     if "error" in entry:
         return bad(
             subject, f"carries nothing: {entry['error']}", "see that device's own  p2ptrain doctor"
