@@ -34,6 +34,8 @@ from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.text import checked_name
 from p2ptrain.observe.events import Event
 from p2ptrain.observe.stream import EventStream
+from p2ptrain.process.box import Box
+from p2ptrain.process.shared import forked_box, started_box
 from p2ptrain.run import Run, check_asked, start_run
 from p2ptrain.training.allocator import keep_freed_memory
 from p2ptrain.training.background import in_background
@@ -130,6 +132,7 @@ class Node:
         self._member: TrainingMember | None = None
         self._board: ProgressBoard | None = None
         self._run: Run | None = None
+        self._own_box: Box | None = None
 
     async def __aenter__(self) -> Self:
         """Load torch, then join: listen and be advertised.
@@ -175,6 +178,8 @@ class Node:
                 await self._mesh.__aexit__(error_type, error, trace)
             finally:
                 await self._place.aclose()
+                if self._own_box is not None:  # last: nobody asks any more
+                    await in_background(self._own_box.close)
 
     async def _take_place(self) -> None:
         """Have the state folder for this node alone; what is in it may be newer than we know."""
@@ -338,9 +343,13 @@ class Node:
         return StateFolder(self._config.state_dir / "job")
 
     def _make_member(self) -> TrainingMember:
+        from p2ptrain.training import boxed
         from p2ptrain.training.member import TrainingMember
         from p2ptrain.training.profiling import ProfileCache
 
+        box = forked_box()
+        if box is None:
+            box = self._own_box = started_box([boxed.__name__])
         member = TrainingMember(
             self._mesh,
             profiles=ProfileCache(self._config.state_dir / "profiles"),
@@ -349,6 +358,7 @@ class Node:
             threads=self._threads,
             only_for=self._only_for,
             emit=self._tell,
+            box=box,
         )
         for kind, route in member.routes.items():
             self._mesh.route(kind, route.handler, route.parts)

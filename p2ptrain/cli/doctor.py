@@ -56,6 +56,7 @@ async def _checks(folder: Path) -> AsyncIterator[Check]:
         yield check
     yield machine.clock(datetime.date.today())
     yield machine.memory()
+    yield machine.box()
     yield machine.state_folder(folder)
     for check in network.interfaces():
         yield check

@@ -4,6 +4,8 @@ What is loaded stays until the process ends. So Python's garbage collector rests
 never looks through it later: that would stop a device of a fifth of a core for more than a second
 each time, its heartbeats and measurements too. For the command line only: an app's objects are not
 ours to keep. What it costs are some 8 MiB of garbage from the loading itself.
+
+What is loaded is also shared with the process in which models of others run (`process.zygote`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from p2ptrain.process.shared import fork_from_here
 from p2ptrain.training.allocator import keep_freed_memory
 from p2ptrain.training.background import in_background
 
@@ -41,6 +44,7 @@ def _load() -> None:
         from p2ptrain.node import import_training
 
         import_training()
+    fork_from_here()
 
 
 def _load_exporting() -> None:

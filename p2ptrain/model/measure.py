@@ -8,7 +8,7 @@ times of a `p2ptrain.profile/1` file and can be kept as JSON.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.one_by_one import ONEDNN_FROM, units_faster_with_onednn
 from p2ptrain.model.packed import full_lengths
 from p2ptrain.model.timing import Clock, Limits, time_units
-from p2ptrain.model.unit_chain import UnitChain
+from p2ptrain.model.unit_chain import UnitChain, unmarked
 from p2ptrain.model.unit_times import UnitTimes
 from p2ptrain.model.values import ValueDescription
 
@@ -104,6 +104,7 @@ def measure_units(
     largest_second: bool = False,
     memory_bytes: int | None = None,
     clock: Clock | None = None,
+    mark: Callable[[int], None] = unmarked,
 ) -> UnitMeasurements:
     """Run the model's units on this device and measure them.
 
@@ -122,6 +123,7 @@ def measure_units(
         memory_bytes: sizes that need more are not measured; where the whole model does, units
             run one by one.
         clock: tests bring their own.
+        mark: called with the number of each unit that is about to run, WHOLE where all are.
     """
 
     faster = units_faster_with_onednn(description, torch.get_num_threads())
@@ -136,10 +138,10 @@ def measure_units(
 
     with full_lengths():
         try:
-            room = _Room(description, memory_bytes)
+            room = _Room(description, memory_bytes, mark=mark)
             timing = time_units(room.chain, batch_sizes, limits(room), clock)
         except (RuntimeError, IndexError):  # zero may be no length, or divide something
-            room = _Room(description, memory_bytes, whole=1)
+            room = _Room(description, memory_bytes, whole=1, mark=mark)
             timing = time_units(room.chain, batch_sizes, limits(room), clock)
     chain = room.chain
     saved, largest = chain.saved_bytes, max(chain.saved_bytes)
@@ -185,7 +187,11 @@ class _Room:
     """
 
     def __init__(
-        self, description: ModelDescription, memory_bytes: int | None, whole: int = 0
+        self,
+        description: ModelDescription,
+        memory_bytes: int | None,
+        whole: int = 0,
+        mark: Callable[[int], None] = unmarked,
     ) -> None:
         by_name = description.tensors_by_name
         self._memory_bytes = memory_bytes
@@ -195,7 +201,7 @@ class _Room:
         ]
         # Half of it at most for weights and gradients: the other half is for a unit's values.
         keep = memory_bytes is None or 4 * sum(self._state) <= memory_bytes
-        self.chain = UnitChain(description, keep=keep, whole=whole)
+        self.chain = UnitChain(description, keep=keep, whole=whole, mark=mark)
 
     def must_run_apart(self, batch: int) -> bool:
         """Whether the whole model is too large; also as long as nobody knows."""

@@ -8,7 +8,7 @@ cannot hold the whole model each unit is made when its turn comes, and forgotten
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -29,6 +29,13 @@ _TOUCHED_BLOCK_BYTES = 16 << 20
 _DEVIATES = 65521
 """Random numbers drawn; a prime, so that rows of a matrix do not repeat."""
 
+WHOLE = -2
+"""Marked where all units run as one stage."""
+
+
+def unmarked(_unit: int) -> None:
+    """Nobody asks where it is."""
+
 
 class UnitChain:
     """Runs the units of `description`; a `timing.UnitRunner`.
@@ -41,6 +48,7 @@ class UnitChain:
     Args:
         keep: units stay in memory after a pass in which they ran apart.
         whole: what whole numbers of the inputs are.
+        mark: called with the number of each unit that is about to run.
 
     Attributes:
         saved_bytes: batch size -> bytes kept by each unit. What shares memory counts once, what
@@ -49,9 +57,15 @@ class UnitChain:
     """
 
     def __init__(
-        self, description: ModelDescription, seed: int = 0, *, keep: bool = True, whole: int = 0
+        self,
+        description: ModelDescription,
+        seed: int = 0,
+        *,
+        keep: bool = True,
+        whole: int = 0,
+        mark: Callable[[int], None] = unmarked,
     ) -> None:
-        self._description = description
+        self._description, self._mark = description, mark
         self._deviates = torch.randn(_DEVIATES, generator=torch.Generator().manual_seed(seed))
         self._keep, self._whole_number = keep, whole
         self._state: dict[str, Tensor] = {}
@@ -90,6 +104,7 @@ class UnitChain:
 
     def begin_whole(self, batch: int) -> None:
         """Make the model as one stage, and inputs and targets for `batch` samples."""
+        self._mark(WHOLE)
         if self._whole is None:
             self._whole = self._stage(0, self.unit_count)
         self._touch(batch)
@@ -125,6 +140,7 @@ class UnitChain:
 
     def prepare(self, unit: int) -> None:
         """Make the unit's weights, if they are not there."""
+        self._mark(unit)
         if unit in self._stages:
             return
         if self._apart and not self._keep:
@@ -156,10 +172,12 @@ class UnitChain:
 
     def backward(self, unit: int) -> None:
         """Run one unit's backward; the units must come in reverse order, after all forwards."""
+        self._mark(unit)
         self._gradients = self._stages[unit].backward(_KEY, self._gradients)
 
     def backward_inputs(self, unit: int) -> None:
         """As `backward`, of a split pass: the first part."""
+        self._mark(unit)
         self._gradients = self._stages[unit].backward_inputs(_KEY, self._gradients)
 
     def backward_weights(self, unit: int) -> None:

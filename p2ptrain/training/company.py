@@ -9,8 +9,9 @@ devices share nothing, nothing is lost: the coordinator waits for the last one a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from functools import partial
+from typing import Any
 
 from p2ptrain.logs import get_logger
 from p2ptrain.training.compute import ComputeThread
@@ -31,13 +32,10 @@ class Company:
         self._tasks = OwnedTasks(_failed)
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, steps: Iterator[None]) -> None:
-        """Take `steps`, which have no end, one after the other until `end`.
-
-        Where nobody says so, for as long as others may still measure.
-        """
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` until `end`: see `steps`, or it runs in a process that ends when cancelled."""
         self.end()
-        self._task = self._tasks.spawn(self._keep(steps), "company")
+        self._task = self._tasks.spawn(work, "company")
 
     def end(self) -> None:
         """All have measured."""
@@ -49,7 +47,8 @@ class Company:
         """End, and wait until that is so."""
         await self._tasks.cancel()
 
-    async def _keep(self, steps: Iterator[None]) -> None:
+    async def steps(self, steps: Iterator[None]) -> None:
+        """Take them, which have no end, in this process, while others may still measure."""
         loop = asyncio.get_running_loop()
         until = loop.time() + MOST_SECONDS
         while loop.time() < until:

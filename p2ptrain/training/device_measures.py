@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from p2ptrain.errors import Error, ProtocolError, TrainingError
 from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import GONE, Mesh
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.measure import work_on
 from p2ptrain.net.message import Message, Priority
+from p2ptrain.observe.events import Event, Warned
+from p2ptrain.process.box import Box
 from p2ptrain.training.allocator import trim_heap
+from p2ptrain.training.background import in_background
 from p2ptrain.training.budget import (
     USABLE_SHARE,
     anonymous_bytes,
@@ -26,7 +31,7 @@ from p2ptrain.training.company import Company
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.default_type import check_default_type
 from p2ptrain.training.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
-from p2ptrain.training.operator_errors import OPERATORS_RAISE, first_line, unit_of
+from p2ptrain.training.operator_errors import OPERATORS_RAISE, failure_text
 from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.profiling import ProfileCache, measure
 from p2ptrain.training.protocol import (
@@ -36,10 +41,13 @@ from p2ptrain.training.protocol import (
     MODEL_LIMIT_BYTES,
 )
 from p2ptrain.training.recovery.holdings import Inventory
+from p2ptrain.training.unasked import FetchedModel, UnaskedWork
 
 log = get_logger(__name__)
 
 FETCH_TIMEOUT_SECONDS = 120.0
+MOST_SAMPLES = 1 << 20
+"""That anybody may ask to measure."""
 LINK_SECONDS = 0.12
 """How long one direction of a link is measured: 1.5 MB at 100 Mbit/s, well past its slow start."""
 
@@ -50,6 +58,8 @@ class DeviceMeasures:
     Args:
         memory_bytes: what p2ptrain may use here, or None: what is available.
         ceiling: told what jobs may take here.
+        box: where models of others are measured; None: in the thread that computes.
+        emit: told of a model that has ended its process there.
     """
 
     def __init__(
@@ -59,6 +69,8 @@ class DeviceMeasures:
         profiles: ProfileCache,
         memory_bytes: int | None,
         ceiling: Ceiling | None = None,
+        box: Box | None = None,
+        emit: Callable[[Event], None] | None = None,
     ) -> None:
         self._mesh = mesh
         self._compute = compute
@@ -67,6 +79,10 @@ class DeviceMeasures:
         self._ceiling = ceiling
         self._idle_bytes = anonymous_bytes()
         self._models: dict[str, ModelDescription] = {}
+        self._most_samples: dict[str, int] = {}  # that this device's own model is measured with
+        self._fetched: dict[str, FetchedModel] = {}  # by digest
+        self._emit = emit
+        self._unasked = None if box is None else UnaskedWork(box, compute, profiles, self._warn)
         self._offers: dict[str, _Offer] = {}  # by model
         self._speeds: dict[str, tuple[float, float]] = {}  # to a peer: bytes/s, seconds
         self._company = Company(compute)
@@ -75,9 +91,10 @@ class DeviceMeasures:
         """End what still runs."""
         await self._company.close()
 
-    def know_model(self, description: ModelDescription) -> None:
-        """Spare fetching a model that was captured here."""
+    def know_model(self, description: ModelDescription, most_samples: int = MOST_SAMPLES) -> None:
+        """This device's own, which was captured here; it has batches of so many samples at most."""
         self._models = {description.digest: description}
+        self._most_samples = {description.digest: most_samples}
 
     async def measure_profile(self, message: Message) -> Message:
         """Unit times of a model on this device, none without sizes; and the memory it offers.
@@ -88,20 +105,41 @@ class DeviceMeasures:
         check_default_type()
         asked = ProfileAsked.read(message.fields)
         digest, sizes = asked.digest, asked.batch_sizes
-        description = await self.model(digest, asked.holder)
+        self._company.end()
         budget = self.budget_bytes()
         measured: Mapping[str, Any] = {}
-        if sizes:
-            measured = await self._measured(
-                description, sizes, budget, largest_second=asked.largest_second
-            )
-        memory_bytes = self.budget_bytes()
+        if self._unasked is None or digest in self._most_samples:
+            description = await self.model(digest, asked.holder)
+            if sizes:
+                self._check_own(digest, sizes)
+                measured = await self._measured(
+                    description, sizes, budget, largest_second=asked.largest_second
+                )
+            memory_bytes = self.budget_bytes()
+            if measured and asked.company:
+                steps = work_on(description, _middle_size(measured), memory_bytes)
+                self._company.begin(self._company.steps(steps))
+        else:
+            model = await self._fetch(digest, asked.holder)
+            if sizes:
+                with timed(log, "measured"):
+                    measured = await self._unasked.measure(
+                        model, sizes, budget, largest_second=asked.largest_second
+                    )
+            memory_bytes = self.budget_bytes()
+            if measured and asked.company:
+                size = _middle_size(measured)
+                self._company.begin(self._unasked.work(model, size, memory_bytes))
         taken = max(anonymous_bytes() - self._idle_bytes, 0)
         self._offers = {digest: _Offer(measured, memory_bytes, taken)}
-        if measured and asked.company:
-            self._company.begin(work_on(description, _middle_size(measured), memory_bytes))
         answer = ProfileAnswer(measured, memory_bytes, taken)
         return Message(MEASURE_PROFILE, {}, (answer.to_part(),))
+
+    def _check_own(self, digest: str, sizes: Sequence[int]) -> None:
+        """What others ask of this device's own model, which is measured in this process."""
+        most = self._most_samples.get(digest)
+        if most is not None and max(sizes) > most:
+            raise ProtocolError(f"{max(sizes)} samples, where the job has batches of {most}")
 
     async def _measured(
         self,
@@ -121,9 +159,13 @@ class DeviceMeasures:
         except OPERATORS_RAISE as error:
             if is_out_of_memory(error):
                 raise
-            unit = unit_of(error)
-            where = "its backward" if unit is None else f"unit {unit}"
-            raise TrainingError(f"the model fails in {where}: {first_line(error)}") from error
+            raise TrainingError(failure_text(error)) from error
+
+    def _warn(self, source: str, why: str) -> None:
+        whose = called(self._mesh, source)
+        log.warning("model_ended_its_process", source=whose, why=why)
+        if self._emit is not None:
+            self._emit(Warned(f"a model of {whose} {why}; this device is not harmed by it"))
 
     async def all_measured(self, peer: str, message: Message) -> None:
         """Nobody measures any more beside this device."""
@@ -164,8 +206,26 @@ class DeviceMeasures:
         )
 
     async def model(self, digest: str, holder: str) -> ModelDescription:
-        """A model by its digest, fetched from its holder where it is not known."""
+        """A model by its digest, fetched from its holder where it is not known.
+
+        Raises TrainingError: it has ended a process here.
+        """
         if digest not in self._models:
+            fetched = await self._fetch(digest, holder)
+            if self._unasked is not None:
+                self._unasked.check(digest)
+            with timed(log, "model_read"):
+                read = partial(ModelDescription.from_bytes, fetched.content)
+                description = await self._compute.run((0,), read)
+            if description.digest != digest:
+                raise ProtocolError("the holder sent a model in another form than it is sent")
+            self._models = {digest: description}
+            self._most_samples = {}
+        return self._models[digest]
+
+    async def _fetch(self, digest: str, holder: str) -> FetchedModel:
+        """What the holder sends, kept until another model is fetched; nothing of it is read."""
+        if digest not in self._fetched:
             with timed(log, "model_fetched"):
                 reply = await self._mesh.call(
                     holder,
@@ -174,14 +234,12 @@ class DeviceMeasures:
                     priority=Priority.TENSOR,
                     reply_parts=limited(MODEL_LIMIT_BYTES),
                 )
-            blob = bytes(part_of(reply))
-            with timed(log, "model_read"):
-                read = partial(ModelDescription.from_bytes, blob)
-                description = await self._compute.run((0,), read)
-            if description.digest != digest:
+            content = bytes(part_of(reply))
+            found = await in_background(lambda: hashlib.sha256(content).hexdigest())
+            if found != digest:
                 raise ProtocolError("the holder sent another model than it announced")
-            self._models = {digest: description}
-        return self._models[digest]
+            self._fetched = {digest: FetchedModel(digest, content, holder)}
+        return self._fetched[digest]
 
     def short_of(self, needed_bytes: int, *, engaged: bool) -> int | None:
         """The memory there is, where a part would need more of it, now that it is to begin.

@@ -151,7 +151,7 @@ class HolderRun:
         prepared, self._in_force = started.prepared, started.entry.in_force
         description = prepared.captured.description
         model = description.to_bytes()
-        self._service.measures.know_model(description)
+        self._service.measures.know_model(description, self._job.batch_size)
         if started.has_first_weights:
             first = version_source(Version(prepared.first_step, 0))
             self._service.states.hold(self._id, first, in_memory(prepared.slice_state))

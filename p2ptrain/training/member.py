@@ -9,6 +9,7 @@ import torch
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Event, Warned
+from p2ptrain.process.box import Box
 from p2ptrain.training.ceiling import Ceiling
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.coordinator import CoordinatorService
@@ -29,6 +30,7 @@ class TrainingMember:
         threads: torch's threads, or None: torch's choice.
         only_for: names of the devices for whose jobs alone this one computes; empty: for all.
         emit: told when a job that this device has a part in stands still, or cannot let it go.
+        box: where models of others are measured; None: in the thread that computes.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class TrainingMember:
         threads: int | None = None,
         only_for: Collection[str] = (),
         emit: Callable[[Event], None] | None = None,
+        box: Box | None = None,
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
@@ -50,7 +53,7 @@ class TrainingMember:
         self.compute = ComputeThread(after=ceiling.look)
         cache = profiles or ProfileCache(None)
         self.service = TrainingService(
-            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for
+            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box
         )
         self._coordinator = CoordinatorService(mesh)
         self._parked = ParkedJobs(mesh, self.service, jobs)

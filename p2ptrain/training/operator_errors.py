@@ -20,3 +20,10 @@ def unit_of(error: BaseException) -> str | None:
 def first_line(error: BaseException) -> str:
     """Torch explains itself at length behind it."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def failure_text(error: BaseException) -> str:
+    """Of a model that fails as it does in plain torch."""
+    unit = unit_of(error)
+    where = "its backward" if unit is None else f"unit {unit}"
+    return f"the model fails in {where}: {first_line(error)}"

@@ -8,19 +8,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from p2ptrain.errors import UserError
+from p2ptrain.errors import TrainingError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.measure import measure_units
+from p2ptrain.model.measure import UnitMeasurements, measure_units
 from p2ptrain.model.one_by_one import ONEDNN_FROM
 from p2ptrain.plan.profile import Profile
+from p2ptrain.process.box import Box, Question
+from p2ptrain.training.boxed import ANSWER_LIMIT_BYTES, MEASURE, Asked, Found
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.overheads import measure_overheads
 from p2ptrain.training.plan_request import PlanningRequest
@@ -37,6 +38,8 @@ MOST_SECONDS = 7.0
 """A sample of MobileNetV2 takes three times as long in a batch of 4 as in one of 64."""
 ENOUGH_SECONDS = 6.0
 """Everybody waits for the slowest device, and has waited for the model before."""
+BOX_SECONDS = 35.0
+"""A model of others may compute: less than a coordinator waits for (`surveying`)."""
 
 
 def batch_sizes_to_measure(
@@ -126,13 +129,72 @@ async def measure(
     once (`one_by_one.py`), and "processor": its kind. It takes at most about `memory_bytes`,
     whatever the model's size.
     """
-    sizes = "-".join(str(size) for size in batch_sizes)
-    key = f"{description.digest[:32]}-{torch.get_num_threads()}-{sizes}"
+    key = _key(description.digest, batch_sizes)
     known = cache.get(key)
     if known is not None and _is_complete(known):
         return known
-    run = partial(_measure, description, batch_sizes, memory_bytes, largest_second)
-    measured = await compute.run((1,), run)
+
+    def measured() -> dict[str, Any]:
+        units = measure_units(
+            description,
+            batch_sizes=batch_sizes,
+            budget_seconds=BUDGET_SECONDS,
+            most_seconds=MOST_SECONDS,
+            enough_seconds=ENOUGH_SECONDS,
+            largest_second=largest_second,
+            memory_bytes=memory_bytes,
+        )
+        return _profile(units)
+
+    return await _kept(cache, key, await compute.run((1,), measured))
+
+
+async def measure_boxed(
+    model: bytes,
+    digest: str,
+    batch_sizes: Sequence[int],
+    compute: ComputeThread,
+    cache: ProfileCache,
+    memory_bytes: int,
+    box: Box,
+    *,
+    largest_second: bool = False,
+) -> Mapping[str, Any]:
+    """As `measure`, of a model of others: its units run in the box, and nothing of it here.
+
+    Args:
+        model: of `ModelDescription.to_bytes`; `digest` is its SHA-256.
+
+    Raises:
+        TrainingError: the model itself fails, as it does in plain torch, or is refused.
+        Ended: it has ended the process that measured it.
+        NoBox: there is none.
+    """
+    key = _key(digest, batch_sizes)
+    known = cache.get(key)
+    if known is not None and _is_complete(known):
+        return known
+    asked = Asked(
+        *(model, tuple(batch_sizes), memory_bytes, torch.get_num_threads()),
+        *(BUDGET_SECONDS, MOST_SECONDS, ENOUGH_SECONDS, largest_second),
+    )
+    found = Found.from_bytes(
+        await box.ask(
+            Question(MEASURE, asked.to_bytes(), memory_bytes, BOX_SECONDS, ANSWER_LIMIT_BYTES)
+        )
+    )
+    if found.fails:
+        raise TrainingError(found.fails)
+    measured = await compute.run((1,), lambda: _profile(found.measurements()))
+    return await _kept(cache, key, measured)
+
+
+def _key(digest: str, batch_sizes: Sequence[int]) -> str:
+    sizes = "-".join(str(size) for size in batch_sizes)
+    return f"{digest[:32]}-{torch.get_num_threads()}-{sizes}"
+
+
+async def _kept(cache: ProfileCache, key: str, measured: Mapping[str, Any]) -> Mapping[str, Any]:
     await asyncio.to_thread(cache.put, key, measured)
     return measured
 
@@ -142,21 +204,8 @@ def _is_complete(measured: Mapping[str, Any]) -> bool:
     return measured.get("method") == METHOD
 
 
-def _measure(
-    description: ModelDescription,
-    batch_sizes: Sequence[int],
-    memory_bytes: int,
-    largest_second: bool,
-) -> dict[str, Any]:
-    units = measure_units(
-        description,
-        batch_sizes=batch_sizes,
-        budget_seconds=BUDGET_SECONDS,
-        most_seconds=MOST_SECONDS,
-        enough_seconds=ENOUGH_SECONDS,
-        largest_second=largest_second,
-        memory_bytes=memory_bytes,
-    )
+def _profile(units: UnitMeasurements) -> dict[str, Any]:
+    """With what this device spends beside units, in the calling thread."""
     return {
         **units.to_json(),
         "method": METHOD,

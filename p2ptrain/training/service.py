@@ -31,6 +31,7 @@ from p2ptrain.model.diagnosis import NonFinite
 from p2ptrain.model.stage import Stage
 from p2ptrain.net.message import Fields, Message
 from p2ptrain.observe.events import Event, Waiting
+from p2ptrain.process.box import Box
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.budget import (
     is_out_of_memory,
@@ -109,6 +110,7 @@ class TrainingService:
         emit: Callable[[Event], None] | None = None,
         ceiling: Ceiling | None = None,
         only_for: Collection[str] = (),
+        box: Box | None = None,
     ) -> None:
         """Serve a device's part.
 
@@ -116,6 +118,7 @@ class TrainingService:
             only_for: as `Due`.
             emit: told when a job here stands still.
             ceiling: told what jobs may take here.
+            box: where models of others are measured; None: in the thread that computes.
         """
         self.mesh = mesh
         self.compute = compute
@@ -123,7 +126,7 @@ class TrainingService:
         self.states = StateServer(mesh)
         self.idle = asyncio.Event()
         self.idle.set()
-        self.measures = DeviceMeasures(mesh, compute, profiles, memory_bytes, ceiling)
+        self.measures = DeviceMeasures(mesh, compute, profiles, memory_bytes, ceiling, box, emit)
         self._emit = emit
         self.due = Due(mesh, only_for, lambda: self.holder)
         self._part: Participation | None = None

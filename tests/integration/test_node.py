@@ -57,6 +57,7 @@ def over(devices: int, planner: str = "pp") -> p2ptrain.TrainOptions:
 async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Starts nodes that hear of each other at once; they leave in the end."""
     network = FakeNetwork()
+    monkeypatch.setattr("p2ptrain.node.started_box", lambda _preload: None)  # loads for seconds
     monkeypatch.setattr(
         "p2ptrain.node.NetworkMesh",
         lambda config, emit: NetworkMesh(config, emit, FakeDiscovery(network)),

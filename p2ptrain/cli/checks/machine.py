@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import platform
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ from p2ptrain import torch_version
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.cli.checks.check import Check, bad, ok, warn
 from p2ptrain.errors import UserError
+from p2ptrain.process.confinement import Protection, protections
 
 _LITTLE_MEMORY_BYTES = 512 * 1024**2
 _KEPT_BYTES = 256 * 1024  # the identity, who is trusted, a job's journal
@@ -62,6 +64,16 @@ def memory() -> Check:
     if free_bytes < _LITTLE_MEMORY_BYTES:
         return warn("memory", found, "close other programs: there is hardly room for a stage")
     return ok("memory", found)
+
+
+def box(found: Sequence[Protection] | None = None) -> Check:
+    """What protects this device from the models of others that it measures; `found`: of tests."""
+    held = protections() if found is None else found
+    words = ", ".join(held)
+    if Protection.CALLS in held:
+        return ok("models of others", f"are measured with: {words}")
+    advice = "pair only devices whose owners you trust with this one"
+    return warn("models of others", f"are measured with no more than: {words}", advice)
 
 
 def state_folder(folder: Path) -> Check:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -12,7 +12,8 @@ import pytest
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.observe.events import Event, PlanEvent, Step, Waiting
+from p2ptrain.observe.events import Event, PlanEvent, Step, Waiting, Warned
+from p2ptrain.process.box import Box
 from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.job import Job
@@ -32,15 +33,19 @@ class Devices:
     """The household and what its holder, the first device, told.
 
     Attributes:
+        boxes: where devices measure models of others, by name; others do in this process.
         waiting: what the other devices told: (who, for whom).
+        warned: what they told their person: (who, message).
     """
 
     names: Sequence[str]
     mesh: MemoryHousehold
     memory_bytes: int | None
+    boxes: Mapping[str, Box] = field(default_factory=dict)
     members: dict[str, TrainingMember] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     waiting: list[tuple[str, str]] = field(default_factory=list)
+    warned: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._said = asyncio.Event()
@@ -55,13 +60,21 @@ class Devices:
         """
 
         def emit(event: Event) -> None:
+            if isinstance(event, Warned):
+                self.warned.append((name, event.message))
+                return
             assert isinstance(event, Waiting)
             self.waiting.append((name, event.waiting_for))
             self._said.set()
 
-        mesh = self.mesh[name]
+        mesh, box = self.mesh[name], self.boxes.get(name)
         member = TrainingMember(
-            mesh, profiles=_PROFILES, jobs=jobs, memory_bytes=self.memory_bytes, emit=emit
+            mesh,
+            profiles=_PROFILES if box is None else ProfileCache(None),
+            jobs=jobs,
+            memory_bytes=self.memory_bytes,
+            emit=emit,
+            box=box,
         )
         self.members[name] = member
         for kind, route in member.routes.items():
@@ -125,11 +138,13 @@ def hold_rounds(monkeypatch: pytest.MonkeyPatch, step: int, until: Callable[[], 
 
 
 @asynccontextmanager
-async def devices(count: int, memory_bytes: int | None = 1 << 30) -> AsyncIterator[Devices]:
+async def devices(
+    count: int, memory_bytes: int | None = 1 << 30, boxes: Mapping[str, Box] | None = None
+) -> AsyncIterator[Devices]:
     """`count` devices called a, b, c, ..."""
     names = [chr(ord("a") + index) for index in range(count)]
     async with MemoryHousehold(names, link_speed=FAST) as mesh:
-        household = Devices(names, mesh, memory_bytes)
+        household = Devices(names, mesh, memory_bytes, boxes or {})
         try:
             yield household
         finally:

@@ -45,7 +45,7 @@ async def compute() -> AsyncIterator[ComputeThread]:
 
 async def test_it_works_until_all_have_measured(compute: ComputeThread) -> None:
     company, steps = Company(compute), Steps()
-    company.begin(iter(steps))
+    company.begin(company.steps(iter(steps)))
     await steps.some.wait()
     company.end()
     await steps.closed.wait()
@@ -54,7 +54,7 @@ async def test_it_works_until_all_have_measured(compute: ComputeThread) -> None:
 
 async def test_whatever_else_there_is_to_compute_goes_first(compute: ComputeThread) -> None:
     company, steps = Company(compute), Steps()
-    company.begin(iter(steps))
+    company.begin(company.steps(iter(steps)))
     await steps.some.wait()
     taken = await asyncio.gather(*(compute.run((1,), lambda: steps.taken) for _ in range(5)))
     assert taken[0] == taken[-1]
@@ -63,9 +63,9 @@ async def test_whatever_else_there_is_to_compute_goes_first(compute: ComputeThre
 
 async def test_a_new_beginning_ends_what_was(compute: ComputeThread) -> None:
     company, before, after = Company(compute), Steps(), Steps()
-    company.begin(iter(before))
+    company.begin(company.steps(iter(before)))
     await before.some.wait()
-    company.begin(iter(after))
+    company.begin(company.steps(iter(after)))
     await before.closed.wait()
     await after.some.wait()
     await company.close()
@@ -76,7 +76,7 @@ async def test_it_ends_by_itself_where_nobody_says_so(
 ) -> None:
     monkeypatch.setattr(company_module, "MOST_SECONDS", 0.0)
     company, steps = Company(compute), Steps()
-    company.begin(iter(steps))
+    company.begin(company.steps(iter(steps)))
     await asyncio.sleep(0)
     await compute.run((10,), lambda: None)
     assert steps.taken == 0
@@ -85,7 +85,7 @@ async def test_it_ends_by_itself_where_nobody_says_so(
 
 async def test_an_error_ends_it_and_nothing_else(compute: ComputeThread) -> None:
     company, steps = Company(compute), Steps(fails_at=2)
-    company.begin(iter(steps))
+    company.begin(company.steps(iter(steps)))
     await steps.closed.wait()
     assert await compute.run((0,), lambda: 7) == 7
     company.end()

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.cli.checks.check import Verdict
-from p2ptrain.cli.checks.machine import state_folder
+from p2ptrain.cli.checks.machine import box, state_folder
+from p2ptrain.process.confinement import Protection
 
 
 @pytest.mark.parametrize("made", [True, False])
@@ -47,3 +48,11 @@ def test_a_folder_below_a_file_cannot_be_made(tmp_path: Path) -> None:
     check = state_folder(tmp_path / "file" / "state")
     assert check.verdict is Verdict.BAD
     assert "Not a directory" in check.found
+
+
+def test_what_protects_from_models_of_others_is_said() -> None:
+    good = box([Protection.PROCESS, Protection.MEMORY, Protection.FILES, Protection.CALLS])
+    assert good.verdict is Verdict.OK
+    assert "no files, no network" in good.found
+    assert box([Protection.PROCESS]).verdict is Verdict.WARN
+    assert box().found

@@ -1,0 +1,1 @@
+"""Children of this process, and what the system lets them do."""

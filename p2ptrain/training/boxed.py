@@ -1,0 +1,211 @@
+"""What is computed of a model of others in a process of its own: its units are measured there.
+
+member:  Asked ──► box ──► measure(...)   in a fresh process, see `process.box`
+         Found ◄──────────────┘           checked field by field, as from any peer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+
+from p2ptrain.errors import Error
+from p2ptrain.model.decoding import decode
+from p2ptrain.model.measure import MeasuredUnit, UnitMeasurements, measure_units, work_on
+from p2ptrain.model.unit_times import UnitTimes
+from p2ptrain.net import cbor
+from p2ptrain.net.forms import Length, Range, Text
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
+from p2ptrain.process.zygote import Mark
+from p2ptrain.training.budget import is_out_of_memory
+from p2ptrain.training.operator_errors import OPERATORS_RAISE, failure_text
+
+MEASURE, WORK = f"{__name__}:measure", f"{__name__}:work"
+ANSWER_LIMIT_BYTES = 4 << 20
+MOST_UNITS = 1 << 16
+
+_Count = Annotated[int, Range(0, 2**53)]
+_Seconds = Annotated[float, Range(0.0, 1e9)]
+_OfUnits = Annotated[tuple[_Seconds, ...], Length(MOST_UNITS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is measured, and how.
+
+    Attributes:
+        model: of `ModelDescription.to_bytes`.
+        threads: that torch computes with.
+    """
+
+    model: Annotated[bytes, Length(1 << 30)]
+    batch_sizes: tuple[int, ...]
+    memory_bytes: int
+    threads: int
+    budget_seconds: float = 0.0
+    most_seconds: float = 0.0
+    enough_seconds: float = 0.0
+    largest_second: bool = False
+
+    def to_bytes(self) -> bytes:
+        """For the child."""
+        return cbor.dumps(write_form(self))
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Asked:
+        """In the child."""
+        return read_form(cls, cbor.loads(content, len(content)), "question")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundUnit:
+    """`MeasuredUnit`, from a process that need not be believed."""
+
+    name: Annotated[str, Text(256)]
+    parameter_bytes: _Count
+    output_bytes: _Count
+    activation_bytes: _Count
+    flops: _Count
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTimes:
+    """`UnitTimes` of so many samples."""
+
+    samples: Annotated[int, Range(1, 1 << 20)]
+    forward: _OfUnits
+    backward: _OfUnits
+    weight: _OfUnits
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the child has found: `UnitMeasurements`, or why the model cannot be computed.
+
+    Attributes:
+        fails: how it fails in plain torch, or is refused; "" where it does neither.
+    """
+
+    fails: Annotated[str, Text(1024, clean=True)] = ""
+    input_bytes: _Count = 0
+    target_bytes: _Count = 0
+    units: Annotated[tuple[FoundUnit, ...], Length(MOST_UNITS)] = ()
+    times: Annotated[tuple[FoundTimes, ...], Length(64)] = ()
+    wall_by_cpu: Annotated[float, Range(0.0, 1e6, above=True)] = 1.0
+    cold: Annotated[tuple[int, ...], Length(64)] = ()
+    faster: Annotated[tuple[int, ...], Length(MOST_UNITS)] = ()
+
+    def __post_init__(self) -> None:
+        count, sizes = len(self.units), [times.samples for times in self.times]
+        if not self.fails and (not count or not sizes):
+            raise ValueError("no unit was measured")
+        if sizes != sorted(set(sizes)) or not set(self.cold) <= set(sizes):
+            raise ValueError("sizes do not ascend")
+        rows = [row for t in self.times for row in (t.forward, t.backward, t.weight)]
+        if any(len(row) != count for row in rows) or not set(self.faster) <= set(range(count)):
+            raise ValueError(f"times of other units than its {count}")
+
+    @classmethod
+    def of(cls, measured: UnitMeasurements) -> Found:
+        """As a form."""
+        return cls(
+            input_bytes=measured.input_bytes,
+            target_bytes=measured.target_bytes,
+            units=tuple(
+                FoundUnit(
+                    unit.name,
+                    unit.parameter_bytes,
+                    unit.output_bytes,
+                    unit.activation_bytes,
+                    unit.flops,
+                )
+                for unit in measured.units
+            ),
+            times=tuple(
+                FoundTimes(samples, times.forward, times.backward, times.weight)
+                for samples, times in sorted(measured.times.items())
+            ),
+            wall_by_cpu=measured.wall_by_cpu,
+            cold=measured.cold,
+            faster=measured.faster,
+        )
+
+    @classmethod
+    def from_bytes(cls, answer: bytes) -> Found:
+        """Raises ProtocolError: the child says what no measurement can be."""
+        content = cbor.loads(answer, ANSWER_LIMIT_BYTES, items_limit=ANSWER_LIMIT_BYTES)
+        return read_form(cls, content, "measurement")
+
+    def measurements(self) -> UnitMeasurements:
+        """As if they had been made in this process."""
+        times: Mapping[int, UnitTimes] = {
+            t.samples: UnitTimes(t.forward, t.backward, t.weight) for t in self.times
+        }
+        return UnitMeasurements(
+            input_bytes=self.input_bytes,
+            target_bytes=self.target_bytes,
+            units=tuple(
+                MeasuredUnit(
+                    unit.name,
+                    unit.parameter_bytes,
+                    unit.output_bytes,
+                    unit.activation_bytes,
+                    unit.flops,
+                )
+                for unit in self.units
+            ),
+            times=times,
+            wall_by_cpu=self.wall_by_cpu,
+            cold=self.cold,
+            faster=self.faster,
+        )
+
+
+# -- in the child --------------------------------------------------------------------------------
+
+
+def measure(content: bytes, mark: Mark) -> bytes:
+    """`Found`, for an `Asked`. Raises MemoryError: it takes more than it may."""
+    asked = Asked.from_bytes(content)
+    _compute_as_the_member_does(asked.threads)
+    try:
+        description = decode(asked.model)
+        found = Found.of(
+            measure_units(
+                description,
+                batch_sizes=asked.batch_sizes,
+                memory_bytes=asked.memory_bytes,
+                mark=mark,
+                budget_seconds=asked.budget_seconds,
+                most_seconds=asked.most_seconds,
+                enough_seconds=asked.enough_seconds,
+                largest_second=asked.largest_second,
+            )
+        )
+    except Error as refused:
+        found = Found(fails=str(refused)[:1024])
+    except OPERATORS_RAISE as error:
+        if is_out_of_memory(error):
+            raise MemoryError from None
+        found = Found(fails=failure_text(error)[:1024])
+    return cbor.dumps(write_form(found))
+
+
+def work(content: bytes, mark: Mark) -> bytes:
+    """Run the units of an `Asked` with its one size, again and again; without an end."""
+    asked = Asked.from_bytes(content)
+    _compute_as_the_member_does(asked.threads)
+    description = decode(asked.model)
+    for _ in work_on(description, asked.batch_sizes[0], asked.memory_bytes):
+        pass
+    return b""
+
+
+def _compute_as_the_member_does(threads: int) -> None:
+    """As `ComputeThread`, whose times these are to be."""
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
