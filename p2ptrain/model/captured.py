@@ -158,6 +158,7 @@ class Captured:
 
     Attributes:
         description: what travels.
+        input, target: how both are built.
         trains, evaluates: how few samples it does both with.
         unscored: why evaluation gives no loss (a zero in its place), where the loss does not take
             what the model returns in evaluation mode; "" where it does.
@@ -176,8 +177,8 @@ class Captured:
         self.description = description
         self.trains, self.evaluates = trains, evaluates
         self.unscored = unscored
-        self._input = example.input
-        self._target = example.target
+        self.input = example.input
+        self.target = example.target
         self._output = output
         self._table = table
 
@@ -187,7 +188,7 @@ class Captured:
         Raises:
             ScriptError: it is not built like the example.
         """
-        return self._input.flatten(value)
+        return self.input.flatten(value)
 
     def entering(self, value: Any, mode: Mode) -> list[Tensor]:
         """Those of `flatten_input` that the first unit takes, in the order of `crossing(0, mode)`.
@@ -200,7 +201,7 @@ class Captured:
 
     def flatten_target(self, value: Any) -> list[Tensor]:
         """The tensors of a collated target, in the order of `description.targets`."""
-        return self._target.flatten(value)
+        return self.target.flatten(value)
 
     def unflatten_output(self, tensors: Sequence[Tensor]) -> Any:
         """The model's output from its tensors (what evaluation gives after the loss).
@@ -214,6 +215,10 @@ class Captured:
     def foreign_output(self) -> tuple[Foreign, ...]:
         """What stands in the model's output for leaves that metrics cannot be given."""
         return tuple(c for c in self._output.constants.values() if isinstance(c, Foreign))
+
+    def tensor(self, name: str) -> Tensor:
+        """The user's own tensor of that canonical or tied name."""
+        return self._table.tensor(name)
 
     def state(self) -> dict[str, Tensor]:
         """The user's own tensors (not copies) by name, tied names and constants included."""

@@ -151,6 +151,10 @@ class Scored(nn.Module):
         _check_loss(loss)
         return loss
 
+    def plain_loss(self, inputs: Sequence[Tensor], targets: list[Tensor]) -> Tensor:
+        """The loss as plain torch has it, without all that a trace needs."""
+        return self._checked_loss(self.run(inputs), targets)
+
     def run(self, inputs: Sequence[Tensor]) -> Any:
         """The module's output for the leaves of an input."""
         return call_model(self.module, self._example.input.unflatten(inputs))
@@ -211,7 +215,7 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
     """
     trials = _trials(scored, example)
     with (
-        _undisturbed(scored, training),
+        undisturbed(scored, training),
         _no_collections(),
         as_written(),
         scored.masks.known(),
@@ -392,7 +396,7 @@ def _is_cache(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _undisturbed(scored: Scored, training: bool) -> Iterator[None]:
+def undisturbed(scored: Scored, training: bool) -> Iterator[None]:
     """The module in the mode asked for; on leaving, everything that it keeps as it was.
 
     Parts that its author has put in evaluation mode stay in it, as in a loop of plain torch. Where

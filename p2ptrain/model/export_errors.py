@@ -119,12 +119,13 @@ def explain(error: Exception, trials: TrialRuns) -> CaptureError:
     if cause is _NOT_TRACEABLE:
         own = trials.in_plain_torch()
         if own is not None and not isinstance(own, CaptureError):
-            return CaptureError(_fails_by_itself(own))
+            return CaptureError(fails_in_plain_torch(own))
     told = f"{where}: " if where else ""
     return CaptureError(f"the model cannot be captured: {told}{cause}. ({_telling_line(error)})")
 
 
-def _fails_by_itself(error: Exception) -> str:
+def fails_in_plain_torch(error: Exception) -> str:
+    """What to tell people of an `error` that their own module raised, without any trace."""
     told = " ".join(filter(None, (_at(user_place(error)), _in_layer(error))))
     return (
         "the model or its loss fails on the first samples of the data, in plain torch too: "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -112,7 +112,7 @@ class Program:
         self,
         inputs: Sequence[Tensor],
         targets: Sequence[Tensor],
-        seed: Seed,
+        seed: Seed | None,
         *,
         watch: Watch | None = None,
         instead: Mapping[str, Tensor] | None = None,
@@ -125,7 +125,7 @@ class Program:
         Args:
             inputs: as `crossing` of the first unit lists them.
             targets: all leaves of the target, or none where no unit uses any.
-            seed: for the units that draw random numbers.
+            seed: for the units that draw random numbers; None: the generator is the caller's.
             watch: called with the result of each product with a parameter that takes gradients.
             instead: tensors by name, read in place of those of the state.
             before: called with the number of each unit before it runs.
@@ -141,7 +141,7 @@ class Program:
             if before is not None:
                 before(unit.unit)
             try:
-                with nullcontext() if unit.random is None else seeded(seed, unit.random):
+                with _seeded(seed, unit.random):
                     _execute(instructions, registers, recording, watch)
             except Exception as error:
                 error.add_note(self._names[unit.unit])
@@ -204,6 +204,10 @@ class Program:
             return False
         weight = node.args[position]
         return isinstance(weight, StateRef) and weight.name in self.parameter_uses
+
+
+def _seeded(seed: Seed | None, node: int | None) -> AbstractContextManager[None]:
+    return nullcontext() if seed is None or node is None else seeded(seed, node)
 
 
 def _execute(

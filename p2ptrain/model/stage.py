@@ -48,7 +48,7 @@ class _Held:
 
     inputs: Sequence[Tensor]
     targets: Sequence[Tensor]
-    seed: Seed
+    seed: Seed | None
     roots: list[Tensor]
     gradients: list[Tensor | None]
     leaves: list[Tensor]
@@ -132,7 +132,7 @@ class Stage:
         targets: Sequence[Tensor],
         *,
         weight: float | None = None,
-        seed: Seed = NO_SEED,
+        seed: Seed | None = NO_SEED,
         share: float = 1.0,
         split: bool = False,
         parameters: Mapping[str, Tensor] | None = None,
@@ -145,7 +145,8 @@ class Stage:
             inputs: what crosses into the first unit, in the order of `description.crossing`.
             targets: all leaves of the loss's target, or none where no unit here uses any.
             weight: of this micro-batch's loss in the backward (last stage only; None is 1).
-            seed: (job, step, micro-batch) for dropout and its like.
+            seed: (job, step, micro-batch) for dropout and its like; None: torch's generator goes
+                on as it is.
             share: part of the micro-batch's samples that this device of a group takes.
             split: `backward_inputs` and `backward_weights` will follow instead of `backward`.
             parameters: leaves by name that take the place of the stage's own; the backward adds
@@ -186,7 +187,7 @@ class Stage:
         share: float,
         inputs: Sequence[Tensor],
         targets: Sequence[Tensor],
-        seed: Seed,
+        seed: Seed | None,
         later: WeightGradients | None,
         instead: Mapping[str, Tensor],
         passing: Passing | None,
@@ -379,7 +380,9 @@ class Stage:
             raise InternalError(f"micro-batch {key} is not held")
         units = range(self.first, self.end)
         state = self._state | dict(held.parameters) | dict(held.copies)
-        return find_non_finite(self.description, units, state, held.inputs, held.targets, held.seed)
+        return find_non_finite(
+            self.description, units, state, held.inputs, held.targets, held.seed or NO_SEED
+        )
 
     def take_separate(self) -> dict[str, list[Tensor | None]]:
         """Gradients of the `separate` parameters since the last call, in order of the backwards.

@@ -5,23 +5,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from time import monotonic
 
 import torch
 from torch import Tensor
 
-from p2ptrain.errors import OptionError
+from p2ptrain.errors import CaptureError, OptionError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.optimizer import state_slots
 from p2ptrain.model.randomness import randomness_lock
+from p2ptrain.model.rehearsal import Effort, Rehearsal, rehearse
 from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
 from p2ptrain.model.tiles.refusal import NotTiled
 from p2ptrain.plan.planners import NAMES
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.training import checkpoint
 from p2ptrain.training.asynchronous.refusals import check_asynchronous
+from p2ptrain.training.budget import is_out_of_memory, usable_memory_bytes
 from p2ptrain.training.checkpoint import Checkpoint, Progress
 from p2ptrain.training.data import Samples
 from p2ptrain.training.default_type import check_default_type
@@ -30,11 +33,20 @@ from p2ptrain.training.job import Job, check_fits
 from p2ptrain.training.least_piece import check_evaluation_sizes, least_piece, why_only_rounds
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
+from p2ptrain.training.rounds import Mode
 from p2ptrain.training.sharing import SEEN, Sharing, sharing_of, tried
 from p2ptrain.training.tiling.stage_tiles import tileable
 from p2ptrain.training.versions import laid_out, of_units
 
 log = get_logger(__name__)
+
+REHEARSED = Effort()
+"""Batches on which the captured model is compared with the user's own."""
+_REHEARSAL_FLOPS = 1e9
+"""Forward, of one of these batches."""
+_REHEARSAL_READ_SECONDS = 0.2
+_REHEARSAL_COPIES = 4
+"""Of the weights: as they were, two times their gradients, and room for values between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,7 @@ class Prepared:
         only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
         maps: of the first units, where they can be cut into tiles and may be.
         warnings: what people should know of what was read.
+        changes: how results differ from plain torch's on any plan; empty if not at all.
     """
 
     job: Job
@@ -70,6 +83,7 @@ class Prepared:
     only_rounds: str = ""
     maps: MapNetwork | None = None
     warnings: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
     def progress(self, step: int) -> Progress:
         """What a checkpoint of update `step` says of the job."""
@@ -131,8 +145,11 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     steps = job.total_steps(options.steps, samples=len(samples))
     with timed(log, "division_tried"):
         sharing = _sharing(captured, samples)
+    with timed(log, "rehearsed"):
+        changes = _compared(job, captured, samples, order, least)
     prepared = Prepared(
         job=job,
+        changes=changes,
         captured=captured,
         samples=samples,
         evaluation=evaluation,
@@ -169,6 +186,57 @@ def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
         return None
     captured.description = cut
     return maps
+
+
+def _compared(
+    job: Job, captured: Captured, samples: Samples, order: SampleOrder, least: int
+) -> tuple[str, ...]:
+    """Whether the captured model computes what the user's module does, on the first batches.
+
+    Of each as many samples as the two compute, and the data give, in a fraction of a second.
+
+    Raises:
+        CaptureError: it does not; names what differs.
+    """
+    weights_bytes = sum(tensor.nbytes for tensor in captured.state().values())
+    if _REHEARSAL_COPIES * weights_bytes > usable_memory_bytes():
+        log.warning("not_rehearsed", why="too little memory for copies of the weights")
+        return (
+            "the captured model was not compared with the module itself: there is too little "
+            "memory here for another copy of its weights",
+        )
+    steps = range(min(REHEARSED.most, len(samples) // job.batch_size * job.epochs))
+    piece = _rehearsed_samples(job, captured, samples, least)
+    try:
+        done = rehearse(
+            job.model,
+            job.loss,
+            captured,
+            (samples.collate(order.batch(s)[:piece], _seed(order, s)) for s in steps),
+            REHEARSED,
+        )
+    except CaptureError as error:
+        if error.__cause__ is None or not is_out_of_memory(error.__cause__):
+            raise
+        done = Rehearsal(0, skipped="there is too little memory for it here")
+    log.info("rehearsed", batches=done.batches, samples=piece, skipped=done.skipped)
+    if done.inexact:
+        return (f"other kernels than plain torch's: {done.inexact}",)
+    return ()
+
+
+def _rehearsed_samples(job: Job, captured: Captured, samples: Samples, least: int) -> int:
+    """Of one batch."""
+    flops = sum(unit.flops for unit in captured.description.units) + 1
+    begun = monotonic()
+    samples.collate(list(range(min(least, len(samples)))), "example")
+    read_seconds = (monotonic() - begun) / max(least, 1) + 1e-6
+    most = min(int(_REHEARSAL_FLOPS / flops), int(_REHEARSAL_READ_SECONDS / read_seconds))
+    return min(max(most, least), job.micro_batch or job.batch_size)
+
+
+def _seed(order: SampleOrder, step: int) -> str:
+    return f"{order.seed} {Mode.TRAIN} {step}"
 
 
 def _sharing(captured: Captured, samples: Samples) -> Sharing:

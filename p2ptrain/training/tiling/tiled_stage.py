@@ -178,7 +178,7 @@ class TiledStage(Stage):
         targets: Sequence[Tensor],
         *,
         weight: float | None = None,
-        seed: Seed = NO_SEED,
+        seed: Seed | None = NO_SEED,
         share: float = 1.0,
         split: bool = False,
         parameters: Mapping[str, Tensor] | None = None,
