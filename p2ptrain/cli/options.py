@@ -51,6 +51,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def positive_or_auto(text: str) -> int | str:
+    """A whole number of at least 1, or "auto"."""
+    return text if text == "auto" else positive(text)
+
+
 def threads(text: str) -> int:
     """A number of threads to compute with."""
     if _WHOLE.fullmatch(text) is None or not 1 <= int(text) <= MOST_THREADS:

@@ -169,7 +169,13 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("instead of what the script's Job says")
     group.add_argument("--epochs", metavar="E", type=options.positive)
     group.add_argument("--batch-size", metavar="N", type=options.positive)
-    group.add_argument("--micro-batch", metavar="B", type=options.positive)
+    group.add_argument(
+        "--micro-batch",
+        metavar="B",
+        type=options.positive_or_auto,
+        help="samples computed together; auto: as the plan likes, whatever that changes (default: "
+        "the plan's choice where that changes no result)",
+    )
     group.add_argument(
         "--steps", metavar="S", type=options.positive, help="stop after S updates in all"
     )

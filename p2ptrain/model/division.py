@@ -61,6 +61,14 @@ def division_effects(description: ModelDescription) -> tuple[str, ...]:
     return tuple(found)
 
 
+def statistics_effects(description: ModelDescription) -> tuple[str, ...]:
+    """Those of `division_effects` that depend on how many samples are computed together, and no
+    more: BatchNorm's statistics and random numbers."""
+    kept = frozenset(reason for seen, reason in _EFFECTS if seen in _BY_SIZE)
+    found = division_effects(description)
+    return tuple(effect for effect in found if effect.rpartition(" (")[0] in kept)
+
+
 LEAVES_OUT = "the loss leaves targets out, each part of a micro-batch for itself"
 _EFFECTS: Sequence[tuple[Callable[[Node], bool], str]] = (
     (uses_batch_statistics, "BatchNorm statistics are those of each part of a micro-batch"),
@@ -69,6 +77,7 @@ _EFFECTS: Sequence[tuple[Callable[[Node], bool], str]] = (
     (weighs_classes, "the loss weighs classes, each part of a micro-batch for itself"),
     (leaves_out_a_class, LEAVES_OUT),
 )
+_BY_SIZE = (uses_batch_statistics, draws_random_numbers)
 
 
 def _nodes(description: ModelDescription, unit: int) -> Sequence[Node]:

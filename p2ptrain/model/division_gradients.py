@@ -30,7 +30,7 @@ def has_own_backward(description: ModelDescription, unit: int) -> bool:
 
 def gradients_agree(
     description: ModelDescription,
-    unit: int,
+    units: tuple[int, int],
     state: Mapping[str, Tensor],
     entering: Sequence[Sequence[Tensor]],
     targets: Sequence[Sequence[Tensor]],
@@ -38,15 +38,16 @@ def gradients_agree(
     """Whether the gradients of samples taken in halves are those of all of them together.
 
     Args:
-        state: the unit's tensors by name.
-        entering: what the unit is given: for all samples, for the first half, for the second.
+        units: the first, and the one behind the last.
+        state: their tensors by name.
+        entering: what they are given: for all samples, for the first half, for the second.
         targets: the same, or nothing three times.
     """
     leaves = {
         name: tensor.detach().requires_grad_(description.tensors_by_name[name].trainable)
         for name, tensor in state.items()
     }
-    program = Program(description, unit, unit + 1, "train", leaves)
+    program = Program(description, *units, "train", leaves)
     described = [value for value in program.inputs if value.may_require_grad]
     dimensions = [sample_dimension(value) for value in described]
     for scale in _SCALES:

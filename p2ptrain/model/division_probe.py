@@ -2,8 +2,9 @@
 
 A graph shows batch normalisation and dropout (`division`), but not that some sum or product runs
 over the samples: a batch's mean taken by hand, contrastive losses, losses that are sums. So a few
-samples go through the model together and in parts, unit by unit, and must give the same; where a
-model has backwards of its own, so must their gradients.
+samples go through the model together and in parts, unit by unit, with the same random numbers and
+batch statistics (`drawn_alike`), and must give the same; where a model has backwards of its own, so
+must their gradients.
 
 A loss may have a small part that looks across samples, as what balances a mixture's experts: a
 hundredth of it, less than what rounding makes of a deep model. So from where targets come in, the
@@ -14,14 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from p2ptrain.model.description import ModelDescription, TensorKind
-from p2ptrain.model.division import sample_dimension
+from p2ptrain.model.division import indivisible_boundaries, sample_dimension
 from p2ptrain.model.division_gradients import close, gradients_agree, has_own_backward
 from p2ptrain.model.doubled import computing_in_double, in_double
+from p2ptrain.model.drawn_alike import DrawnAlike
 from p2ptrain.model.graph import InputRef, TargetRef
 from p2ptrain.model.left_out import telling_values
 from p2ptrain.model.program import Program
@@ -34,16 +38,28 @@ MOST_TRIED = 8
 """Values tried in each leaf of the batch."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """A unit whose results depend on which samples are computed together.
+
+    Attributes:
+        is_sum: that is all: its loss is the sum of what parts of the samples give.
+    """
+
+    unit: int
+    is_sum: bool = False
+
+
 def first_mixing_unit(
     description: ModelDescription,
     state: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
     targets: Sequence[Tensor],
-) -> int | None:
+) -> Mixing | None:
     """The first unit whose results, or whose loss, depend on which samples are computed together.
 
-    For models that draw no random numbers and have no values that cannot be cut between samples.
-    The samples are tried as they are, and with values in the first one that a mask may be made of:
+    Units between which something passes that cannot be cut between samples are tried as one. The
+    samples are tried as they are, and with values in the first one that a mask may be made of:
     0 and 1 in each leaf of the targets, and what the graph compares a leaf with.
 
     Args:
@@ -52,43 +68,47 @@ def first_mixing_unit(
         targets: all leaves.
 
     Returns:
-        Its index; None where there is none.
+        None where there is none.
     """
     probe = _Probe(description, _with_own_buffers(description, state))
-    unit = probe.run(inputs, targets)
-    if unit is not None:
-        return unit
+    found = probe.run(inputs, targets)
+    if found is not None:
+        return found
     telling = telling_values(description)
     for index, value in enumerate(description.targets):
         for number in dict.fromkeys([0, 1, *telling.get(TargetRef(index), ())][:MOST_TRIED]):
             with suppress(RuntimeError, IndexError):  # no such class, for one: it shows nothing
-                unit = probe.run_loss(_with_first(targets, index, value, number))
-                if unit is not None:
-                    return unit
+                found = probe.run_loss(_with_first(targets, index, value, number))
+                if found is not None:
+                    return Mixing(found.unit)
     for place, leaf in enumerate(description.crossing_values(0, "train")):
         described = description.describe(leaf, "train")
         for number in telling.get(InputRef(leaf.index), [])[:MOST_TRIED]:
             with suppress(RuntimeError, IndexError):
-                unit = probe.run(_with_first(inputs, place, described, number), targets)
-                if unit is not None:
-                    return unit
+                found = probe.run(_with_first(inputs, place, described, number), targets)
+                if found is not None:
+                    return Mixing(found.unit)
     return None
 
 
 class _Probe:
-    """Runs samples together and in halves; tells the first unit that mixes them, or None."""
+    """Runs samples together and in halves; finds the first unit that mixes them, or None."""
 
     def __init__(self, description: ModelDescription, state: Mapping[str, Tensor]) -> None:
         self._description = description
         self._state = state
-        units = range(len(description.units))
+        borders = [*range(len(description.units)), len(description.units)]
+        fixed = set(indivisible_boundaries(description)) - {0}
+        borders = [border for border in borders if border not in fixed]
+        self._parts = [*pairwise(borders)]
         # What comes before is the same whatever the targets are.
         self._loss = next(
-            (unit for unit in units if description.target_uses(unit, unit + 1, "train")), units[-1]
+            (k for k, part in enumerate(self._parts) if description.target_uses(*part, "train")),
+            len(self._parts) - 1,
         )
         self._entering_loss: list[Tensor] = []
 
-    def run(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> int | None:
+    def run(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Mixing | None:
         """All units."""
         values = self._together_and_halves(0, inputs)
         mixing = self._run(self._description, range(self._loss), values)
@@ -98,12 +118,12 @@ class _Probe:
             self._entering_loss = values[0]
         return self._run_loss(values[0], targets)
 
-    def run_loss(self, targets: Sequence[Tensor]) -> int | None:
+    def run_loss(self, targets: Sequence[Tensor]) -> Mixing | None:
         """Those that see targets, after `run`, with what its first batch has given them."""
         return self._run_loss(self._entering_loss, targets)
 
-    def _run_loss(self, entering: Sequence[Tensor], targets: Sequence[Tensor]) -> int | None:
-        units = range(self._loss, len(self._description.units))
+    def _run_loss(self, entering: Sequence[Tensor], targets: Sequence[Tensor]) -> Mixing | None:
+        units = range(self._loss, len(self._parts))
         try:
             doubled = self._together_and_halves(self._loss, [*map(in_double, entering)])
             return self._run(computing_in_double(self._description), units, doubled, targets)
@@ -111,40 +131,55 @@ class _Probe:
             values = self._together_and_halves(self._loss, entering)
             return self._run(self._description, units, values, targets)
 
-    def _together_and_halves(self, unit: int, whole: Sequence[Tensor]) -> list[list[Tensor]]:
-        return [list(whole), *_halves(self._description.crossing(unit, "train"), whole)]
+    def _together_and_halves(self, part: int, whole: Sequence[Tensor]) -> list[list[Tensor]]:
+        described = self._description.crossing(self._parts[part][0], "train")
+        return [list(whole), *_halves(described, whole)]
 
     def _run(
         self,
         described: ModelDescription,
-        units: range,
+        parts: range,
         values: list[list[Tensor]],
         targets: Sequence[Tensor] = (),
-    ) -> int | None:
-        """`values` become what comes out of the last unit."""
+    ) -> Mixing | None:
+        """Of these parts; `values` become what comes out of the last one."""
         doubles = described is not self._description
         targets = [*map(in_double, targets)] if doubles else targets
         wanted = [list(targets), *_halves(described.targets, targets)] if targets else [[], [], []]
-        for unit in units:
-            state = {name: self._state[name] for name in described.state_names(unit, unit + 1)}
+        for first, end in (self._parts[part] for part in parts):
+            state = {name: self._state[name] for name in described.state_names(first, end)}
             if doubles:
                 state = {name: in_double(tensor) for name, tensor in state.items()}
-            program = Program(described, unit, unit + 1, "train", state)
-            uses = described.target_uses(unit, unit + 1, "train")
+            program = Program(described, first, end, "train", state)
+            uses = described.target_uses(first, end, "train")
             seen = wanted if uses else [[], [], []]
             entering = list(values)
-            with torch.no_grad():
-                values[:] = [
-                    program.run(given, target, NO_SEED)
-                    for given, target in zip(entering, seen, strict=True)
-                ]
+            values[:] = _run_alike(program, entering, seen)
             if not _agree(program.outputs, *values):
-                return unit
-            if has_own_backward(described, unit) and not gradients_agree(
-                described, unit, state, entering, seen
+                is_loss = end == len(described.units)
+                return Mixing(first, is_loss and _adds_up(*(value[0] for value in values)))
+            if any(has_own_backward(described, unit) for unit in range(first, end)) and not (
+                gradients_agree(described, (first, end), state, entering, seen)
             ):
-                return unit
+                return Mixing(first)
         return None
+
+
+def _run_alike(
+    program: Program, entering: Sequence[list[Tensor]], targets: Sequence[list[Tensor]]
+) -> list[list[Tensor]]:
+    """What all samples give, then each half, with the same random numbers and statistics."""
+    results = []
+    with torch.no_grad(), DrawnAlike() as alike:
+        for part, (given, target) in enumerate(zip(entering, targets, strict=True)):
+            if part:
+                alike.half(part - 1)
+            results.append(program.run(given, target, NO_SEED))
+    return results
+
+
+def _adds_up(whole: Tensor, first: Tensor, second: Tensor) -> bool:
+    return bool(whole != 0) and close(whole, first + second)
 
 
 def _with_first(

@@ -119,13 +119,12 @@ def explain(error: Exception, trials: TrialRuns) -> CaptureError:
     if cause is _NOT_TRACEABLE:
         own = trials.in_plain_torch()
         if own is not None and not isinstance(own, CaptureError):
-            return CaptureError(fails_in_plain_torch(own))
+            return CaptureError(_fails_by_itself(own))
     told = f"{where}: " if where else ""
     return CaptureError(f"the model cannot be captured: {told}{cause}. ({_telling_line(error)})")
 
 
-def fails_in_plain_torch(error: Exception) -> str:
-    """What to tell people of an `error` that their own module raised, without any trace."""
+def _fails_by_itself(error: Exception) -> str:
     told = " ".join(filter(None, (_at(user_place(error)), _in_layer(error))))
     return (
         "the model or its loss fails on the first samples of the data, in plain torch too: "

@@ -65,6 +65,11 @@ class DefaultIgnored:
         self._inputs = [place for place, value in entering if value in labels]
         self._targets = sorted(leaf.index for leaf in labels if isinstance(leaf, TargetRef))
 
+    @property
+    def is_of_targets(self) -> bool:
+        """Whether there is a loss that may leave some out, and knows them by the targets alone."""
+        return bool(self._targets)
+
     def found_in(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> bool:
         """Whether there are any among some samples' inputs, as `crossing` lists them for boundary 0
         in training, and leaves of the targets.

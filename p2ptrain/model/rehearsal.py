@@ -24,7 +24,6 @@ from p2ptrain.errors import CaptureError
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import TensorKind
 from p2ptrain.model.export import Example, Loss, Scored, undisturbed
-from p2ptrain.model.export_errors import fails_in_plain_torch
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.written import written_names
@@ -37,7 +36,7 @@ _SMALL = 1e-4
 """A gradient below this share of the largest one is measured against that share: it may be zero but
 for rounding, as that of a bias in front of a normalisation."""
 _UNSEEN = (
-    "something changes from call to call, or with the weights, that a trace does not see: an "
+    "Something changes from call to call, or with the weights, that a trace does not see: an "
     "iterator, a generator, an attribute of a class, a file, what a library keeps. Keep it in a "
     "buffer that is written in place, self.register_buffer(name, torch.tensor(...)), or leave it "
     "out"
@@ -82,8 +81,7 @@ def rehearse(
         batches: (input, target), as the job's first updates have them.
 
     Raises:
-        CaptureError: they differ by more than other kernels may; names where. Or the module itself
-            fails.
+        CaptureError: they differ by more than other kernels may; names where.
     """
     pair = _Pair(module, loss, captured)
     begun, count, inexact = clock(), 0, ""
@@ -91,7 +89,10 @@ def rehearse(
         for batch in batches:
             if count >= effort.most or (count >= effort.least and clock() - begun > effort.seconds):
                 break
-            difference = pair.compare(batch, count)
+            try:
+                difference = pair.compare(batch, count)
+            except _OwnFailure as error:  # training says it, with the step and the unit
+                return Rehearsal(count, inexact, f"the module itself fails: {error}")
             if difference is not None and not difference.is_rounding:
                 if pair.draws_otherwise:
                     return Rehearsal(count, inexact, "it draws random numbers in another order")
@@ -109,6 +110,10 @@ class _Difference:
 
     told: str
     is_rounding: bool
+
+
+class _OwnFailure(Exception):
+    """The user's own module has failed, in plain torch."""
 
 
 class _Pair:
@@ -177,7 +182,7 @@ class _Pair:
         stage = self._stage.state()
         with torch.no_grad():
             for name in self._trainable:
-                own, theirs = self._own[name], stage[name]
+                own, theirs = self._own[name], stage.get(name, self._own[name])
                 if own.grad is not None and own.grad.isfinite().all():
                     size = own.norm().clamp_min(_LEAST_NORM * own.numel() ** 0.5)
                     own.sub_(own.grad * (_STEP * size / own.grad.norm().clamp_min(1e-30)))
@@ -206,7 +211,7 @@ class _Pair:
                 loss = self._scored.plain_loss(inputs, targets)
                 loss.backward()  # type: ignore[no-untyped-call]
         except Exception as error:  # whatever the user's code may raise
-            raise CaptureError(fails_in_plain_torch(error)) from error
+            raise _OwnFailure(str(error)) from error
         return loss.detach(), torch.get_rng_state()
 
     def _run_captured(self, batch: tuple[Any, Any], number: int) -> tuple[Tensor, Tensor]:
@@ -230,7 +235,7 @@ class _Pair:
         floor = _SMALL * max(norms, default=0.0)
         for name, gradient in own.items():
             what = f"the gradient of {name!r} in batch {number + 1}"
-            theirs = stage[name].grad
+            theirs = stage[name].grad if name in stage else None
             if gradient is None or theirs is None:
                 if gradient is not theirs:
                     yield _Difference(

@@ -32,6 +32,7 @@ from p2ptrain.training.user_code import RAISED, told
 Collated: TypeAlias = Any
 """A tensor (samples, ...), or tuples, lists and dicts of such tensors."""
 
+_READY_PIECE = 256
 _LOCK_SLICE_SECONDS = 0.005
 """Longest the lock is held, one sample aside: stages that draw dropout masks wait for it."""
 
@@ -80,6 +81,12 @@ class Samples:
     def __len__(self) -> int:
         """Samples, as many as there were at first: the order of a job's samples hangs on it."""
         return self._length
+
+    def ready_pieces(self) -> Iterator[Sequence[int]]:
+        """All samples, piece by piece, where reading them takes no time; else none."""
+        if self._tensors is not None:
+            for first in range(0, len(self), _READY_PIECE):
+                yield range(first, min(first + _READY_PIECE, len(self)))
 
     def check_like(self, first: Samples) -> None:
         """Raises ScriptError: these samples do not look like those that the model is made for."""

@@ -177,9 +177,13 @@ class HolderRun:
         copies = MOST_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
         kept_bytes = {self._mesh.name: copies * self._state_bytes(prepared)}
         event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
+        event = replace(event, changes_results=(*prepared.changes, *event.changes_results))
         self._emit(event)
-        for change in event.changes_results:
+        for change in answer.changes_results:
             self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))
+        if reason is Reason.START:
+            for change in prepared.changes:
+                self._emit(Warned(change))
         for warning in answer.warnings:
             self._emit(Warned(warning))
 
@@ -189,7 +193,7 @@ class HolderRun:
         return Message(FETCH_MODEL, {}, (memoryview(model),), (PartKind.WEIGHT,))
 
     def _request(self, prepared: Prepared) -> PlanningRequest:
-        job, description = self._job, prepared.captured.description
+        job, description = prepared.job, prepared.captured.description
         private = private_units(description) if self._options.private else (0, 0)
         sharing, how, rounds = prepared.sharing, self._options.asynchrony, None
         if self._options.chooses_mode:
@@ -206,7 +210,7 @@ class HolderRun:
             target_bytes=prepared.target_bytes,
             optimizer_state_ratio=optimizer_state_ratio(job.optimizer),
             batch_size=job.batch_size,
-            micro_batch=job.micro_batch or 0,
+            micro_batch=job.fixed_micro_batch,
             least_piece=prepared.least_piece,
             planner=self._options.planner,
             private_first=private[0],

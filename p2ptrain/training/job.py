@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -23,6 +23,10 @@ __all__ = ["SGD", "Adam", "AdamW", "Job", "MapDataset", "Metric"]
 
 Metric: TypeAlias = Callable[[Any, Any], Any]
 """(model output, target) of one batch -> a number or 0-dim tensor, a mean over the samples."""
+
+AUTO = "auto"
+"""A micro-batch that the planner chooses, whatever that changes."""
+MicroBatch: TypeAlias = int | Literal["auto"] | None
 
 _SEED_LIMIT = 2**63
 
@@ -46,7 +50,8 @@ class Job:
         loss: (model output, target) -> 0-dim tensor, a mean over samples; traced with the model.
         optimizer: `p2ptrain.SGD`, `Adam` or `AdamW`.
         batch_size: samples of one update.
-        micro_batch: samples of one micro-batch; None leaves it to the planner.
+        micro_batch: samples of one micro-batch. None leaves it to the planner where that changes no
+            result, and else follows from the job alone; "auto" leaves it to the planner anyway.
         epochs: passes over the data.
         seed: of the order of samples, and of dropout.
         schedule: update (from 0) -> factor on the learning rate.
@@ -64,7 +69,7 @@ class Job:
     loss: Callable[[Any, Any], torch.Tensor]
     optimizer: OptimizerSpec
     batch_size: int
-    micro_batch: int | None = None
+    micro_batch: MicroBatch = None
     epochs: int = 1
     seed: int = 0
     schedule: Callable[[int], float] | None = None
@@ -84,6 +89,11 @@ class Job:
     def steps_per_epoch(self) -> int:
         """Updates of one epoch; the last incomplete batch is dropped."""
         return len(self.data) // self.batch_size
+
+    @property
+    def fixed_micro_batch(self) -> int:
+        """Samples of one micro-batch; 0 where the planner chooses."""
+        return self.micro_batch if isinstance(self.micro_batch, int) else 0
 
     def total_steps(self, steps: int | None = None, *, samples: int | None = None) -> int:
         """Updates of the whole job: the smaller of `steps` and what the epochs give.
@@ -121,9 +131,10 @@ class Job:
         self._set_whole("batch_size", self.batch_size)
         self._set_whole("epochs", self.epochs)
         check_fits(len(self.data), self.batch_size)
-        if self.micro_batch is not None:
+        if self.micro_batch not in (None, AUTO):
             self._set_whole("micro_batch", self.micro_batch)
-            object.__setattr__(self, "micro_batch", min(self.micro_batch, self.batch_size))
+            size = min(self.fixed_micro_batch, self.batch_size)
+            object.__setattr__(self, "micro_batch", size)
         self._set_whole("seed", self.seed, least=-_SEED_LIMIT)
         if self.seed + self.epochs >= _SEED_LIMIT:
             raise OptionError(f"Job: seed must be below 2**63 - epochs, not {self.seed}")

@@ -67,9 +67,9 @@ def why_only_rounds(job: Job, least: int, how: Asynchrony) -> str:
 
 def _smallest(job: Job, how: Asynchrony | None) -> int:
     """Of the micro-batches that nobody chooses; the whole batch where the planner does."""
-    size = job.micro_batch or job.batch_size
+    size = job.fixed_micro_batch or job.batch_size
     if how is not None:
-        size = how.piece(job.batch_size, job.micro_batch or 0)
+        size = how.piece(job.batch_size, job.fixed_micro_batch)
     return job.batch_size % size or size
 
 

@@ -10,31 +10,33 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from p2ptrain.errors import CaptureError, OptionError
+from p2ptrain.errors import OptionError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
+from p2ptrain.model.left_out import DefaultIgnored
 from p2ptrain.model.optimizer import state_slots
 from p2ptrain.model.randomness import randomness_lock
-from p2ptrain.model.rehearsal import Effort, Rehearsal, rehearse
+from p2ptrain.model.rehearsal import Effort, rehearse
 from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
 from p2ptrain.model.tiles.refusal import NotTiled
 from p2ptrain.plan.planners import NAMES
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.training import checkpoint
 from p2ptrain.training.asynchronous.refusals import check_asynchronous
-from p2ptrain.training.budget import is_out_of_memory, usable_memory_bytes
+from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.checkpoint import Checkpoint, Progress
 from p2ptrain.training.data import Samples
 from p2ptrain.training.default_type import check_default_type
 from p2ptrain.training.evaluation import check_evaluation
 from p2ptrain.training.job import Job, check_fits
 from p2ptrain.training.least_piece import check_evaluation_sizes, least_piece, why_only_rounds
+from p2ptrain.training.micro_batch import settled
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.order import SampleOrder
 from p2ptrain.training.rounds import Mode
-from p2ptrain.training.sharing import SEEN, Sharing, sharing_of, tried
+from p2ptrain.training.sharing import SEEN, Across, Sharing, looks_across, sharing_of
 from p2ptrain.training.tiling.stage_tiles import tileable
 from p2ptrain.training.versions import laid_out, of_units
 
@@ -138,18 +140,22 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
                 raise
             only_rounds = str(error)
     check_evaluation_sizes(captured, evaluation)
+    with timed(log, "division_tried"):
+        across = _across(captured, samples)
+    micro_batch, changed = settled(job.micro_batch, job.batch_size, across)
+    job = replace(job, micro_batch=micro_batch)
     how = options.asynchrony
     least = least_piece(job, captured, samples, None if options.chooses_mode else how)
     if how is not None and options.chooses_mode and not only_rounds:
         only_rounds = why_only_rounds(job, least, how)
     steps = job.total_steps(options.steps, samples=len(samples))
-    with timed(log, "division_tried"):
-        sharing = _sharing(captured, samples)
+    sharing = _sharing(captured, across)
     with timed(log, "rehearsed"):
         changes = _compared(job, captured, samples, order, least)
+    if changed:
+        changes = (changed, *changes)
     prepared = Prepared(
         job=job,
-        changes=changes,
         captured=captured,
         samples=samples,
         evaluation=evaluation,
@@ -163,6 +169,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         steps=steps,
         only_rounds=only_rounds,
         maps=maps,
+        changes=changes,
     )
     return prepared if options.resume is None else _resumed(prepared, options)
 
@@ -207,18 +214,13 @@ def _compared(
         )
     steps = range(min(REHEARSED.most, len(samples) // job.batch_size * job.epochs))
     piece = _rehearsed_samples(job, captured, samples, least)
-    try:
-        done = rehearse(
-            job.model,
-            job.loss,
-            captured,
-            (samples.collate(order.batch(s)[:piece], _seed(order, s)) for s in steps),
-            REHEARSED,
-        )
-    except CaptureError as error:
-        if error.__cause__ is None or not is_out_of_memory(error.__cause__):
-            raise
-        done = Rehearsal(0, skipped="there is too little memory for it here")
+    done = rehearse(
+        job.model,
+        job.loss,
+        captured,
+        (samples.collate(order.batch(s)[:piece], _seed(order, s)) for s in steps),
+        REHEARSED,
+    )
     log.info("rehearsed", batches=done.batches, samples=piece, skipped=done.skipped)
     if done.inexact:
         return (f"other kernels than plain torch's: {done.inexact}",)
@@ -232,23 +234,35 @@ def _rehearsed_samples(job: Job, captured: Captured, samples: Samples, least: in
     samples.collate(list(range(min(least, len(samples)))), "example")
     read_seconds = (monotonic() - begun) / max(least, 1) + 1e-6
     most = min(int(_REHEARSAL_FLOPS / flops), int(_REHEARSAL_READ_SECONDS / read_seconds))
-    return min(max(most, least), job.micro_batch or job.batch_size)
+    return min(max(most, least), job.fixed_micro_batch or job.batch_size)
 
 
 def _seed(order: SampleOrder, step: int) -> str:
     return f"{order.seed} {Mode.TRAIN} {step}"
 
 
-def _sharing(captured: Captured, samples: Samples) -> Sharing:
+def _across(captured: Captured, samples: Samples) -> Across:
     description = captured.description
-    sharing = sharing_of(description)
-    if captured.trains.least > 1:  # a part might get fewer
-        return replace(sharing, divisible=False)
-    if sharing.effects:
-        return sharing
     inputs, targets = samples.collate([k * len(samples) // SEEN for k in range(SEEN)], "example")
     batch = captured.entering(inputs, "train"), captured.flatten_target(targets)
-    return tried(sharing, description, captured.state(), batch)
+    default = DefaultIgnored(description)
+    ignored = default.found_in(*batch)
+    for indices in () if ignored or not default.is_of_targets else samples.ready_pieces():
+        inputs, targets = samples.collate(indices, "example")
+        if default.found_in(captured.entering(inputs, "train"), captured.flatten_target(targets)):
+            ignored = True
+            break
+    least = captured.trains.least
+    return looks_across(description, captured.state(), batch, ignored, least)
+
+
+def _sharing(captured: Captured, across: Across) -> Sharing:
+    sharing = sharing_of(captured.description)
+    if captured.trains.least > 1:  # a part might get fewer
+        return replace(sharing, divisible=False)
+    if sharing.unshared or sharing.effects or not sharing.divisible or not across.samples:
+        return sharing
+    return replace(sharing, effects=(across.samples,))
 
 
 def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:

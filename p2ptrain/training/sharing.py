@@ -10,16 +10,21 @@ shared in any way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from torch import Tensor
 
 from p2ptrain.errors import PlanError, ScriptError
 from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.division import LEAVES_OUT, division_effects, indivisible_boundaries
-from p2ptrain.model.division_probe import SAMPLES, first_mixing_unit
-from p2ptrain.model.left_out import DEFAULT_IGNORED, DefaultIgnored
+from p2ptrain.model.division import (
+    LEAVES_OUT,
+    division_effects,
+    indivisible_boundaries,
+    statistics_effects,
+)
+from p2ptrain.model.division_probe import SAMPLES, Mixing, first_mixing_unit
+from p2ptrain.model.left_out import DEFAULT_IGNORED
 from p2ptrain.model.running_statistics import shareable
 from p2ptrain.net.forms import Length, Text
 from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
@@ -93,35 +98,60 @@ def sharing_of(description: ModelDescription) -> Sharing:
     )
 
 
-def tried(
-    sharing: Sharing,
+@dataclass(frozen=True, slots=True)
+class Across:
+    """Where a model or its loss looks across samples, so that parts of a batch train another model.
+
+    Attributes:
+        samples: how; "" where it does not.
+        sum_of: the loss of a batch is the sum of what its parts give, not their mean.
+        statistics: how results depend on the number of samples that are computed together, and on
+            that alone (BatchNorm, dropout); "" where they do not.
+    """
+
+    samples: str = ""
+    sum_of: bool = False
+    statistics: str = ""
+
+
+def looks_across(
     description: ModelDescription,
     state: Mapping[str, Tensor],
     batch: tuple[Sequence[Tensor], Sequence[Tensor]],
-) -> Sharing:
-    """`sharing`, and what the graph does not show: whether parts of a batch add up to the whole.
-
-    Only where nothing else keeps groups from dividing samples already.
+    ignored: bool,
+    least: int,
+) -> Across:
+    """Read from the model's graph, and tried: whether parts of a batch add up to the whole.
 
     Args:
         state: tensors by canonical name.
         batch: of `SEEN` samples what the first unit takes, and all leaves of the targets.
+        ignored: whether the data has targets that the loss leaves out by torch's default.
+        least: the fewest samples that the model is computed with.
 
     Raises:
         ScriptError: the model cannot compute with these samples.
     """
-    if sharing.unshared or sharing.effects or not sharing.divisible:
-        return sharing
-    inputs, targets = batch
-    if DefaultIgnored(description).found_in(inputs, targets):
-        return replace(sharing, effects=(f"{LEAVES_OUT} (those of {DEFAULT_IGNORED})",))
-    unit = _first_mixing(description, state, _few(inputs), _few(targets))
-    if unit is None:
-        return sharing
-    where = f"unit {description.units[unit].name}"
-    if unit == len(description.units) - 1:
+    statistics = statistics_effects(description)
+    shown = [effect for effect in division_effects(description) if effect not in statistics]
+    if ignored:
+        shown.append(f"{LEAVES_OUT} (those of {DEFAULT_IGNORED})")
+    text = "; ".join(statistics)
+    if shown:
+        return Across("; ".join(shown), statistics=text)
+    few = max(SAMPLES, 2 * least)
+    if few > SEEN:
+        return Across(f"the model needs {least} samples together", statistics=text)
+    found = _first_mixing(description, state, *(_few(leaves, few) for leaves in batch))
+    if found is None:
+        return Across(statistics=text)
+    where = f"unit {description.units[found.unit].name}"
+    if found.unit == len(description.units) - 1 and not found.is_sum:
         where += ", or the loss is no mean over samples"
-    return replace(sharing, effects=(f"samples are not computed independently ({where})",))
+    if found.is_sum:
+        how = f"the loss is a sum over the samples, not their mean (in {where})"
+        return Across(how, sum_of=True, statistics=text)
+    return Across(f"samples are not computed independently ({where})", statistics=text)
 
 
 def _first_mixing(
@@ -129,7 +159,7 @@ def _first_mixing(
     state: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
     targets: Sequence[Tensor],
-) -> int | None:
+) -> Mixing | None:
     try:
         return first_mixing_unit(description, state, inputs, targets)
     except OPERATORS_RAISE as error:
@@ -142,6 +172,6 @@ def _first_mixing(
         ) from error
 
 
-def _few(leaves: Sequence[Tensor]) -> list[Tensor]:
-    """`division_probe.SAMPLES` of `SEEN` samples, as far apart as can be."""
-    return [leaf[:: SEEN // SAMPLES].contiguous() for leaf in leaves]
+def _few(leaves: Sequence[Tensor], count: int) -> list[Tensor]:
+    """So many of `SEEN` samples, as far apart as can be."""
+    return [leaf[:: SEEN // count][:count].contiguous() for leaf in leaves]

@@ -56,7 +56,9 @@ def _found(made: Made, captured: Captured | None = None) -> int | None:
     x, y = stack(made.data[:SAMPLES])
     leaves = captured.flatten_input(x), captured.flatten_target(y)
     found = first_mixing_unit(captured.description, captured.state(), *leaves)
-    return -1 if found == len(captured.description.units) - 1 else found
+    if found is None:
+        return None
+    return -1 if found.unit == len(captured.description.units) - 1 else found.unit
 
 
 @pytest.mark.parametrize(

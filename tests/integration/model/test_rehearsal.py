@@ -1,0 +1,107 @@
+"""What is captured is compared with the user's own module before anything is trained."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, dropout
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.model.capture import capture
+from p2ptrain.model.rehearsal import Effort, Rehearsal, rehearse
+
+
+class Scaled(nn.Module):
+    """Scales by what `factor` gives at each call."""
+
+    def __init__(self, factor: Callable[[Scaled], Any]) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.factor = [factor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.last(self.first(x).relu()) * self.factor[0](self)
+        return scaled
+
+
+class Counted:
+    calls: ClassVar[int] = 0
+
+
+def _class_attribute(_: Scaled) -> float:
+    Counted.calls += 1
+    return 1 + Counted.calls / 10
+
+
+def _numbers() -> Iterator[float]:
+    yield from (1 + k / 10 for k in range(1000))
+
+
+def _batches(count: int = 8) -> list[tuple[Tensor, Tensor]]:
+    g = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(16, 6, generator=g), torch.randint(0, 3, (16,), generator=g))
+        for _ in range(count)
+    ]
+
+
+def _rehearsed(model: nn.Module, effort: Effort = Effort()) -> Rehearsal:  # noqa: B008
+    captured = capture(model, cross_entropy, _batches(1)[0], evaluation=False)
+    return rehearse(model, cross_entropy, captured, iter(_batches()), effort)
+
+
+@pytest.mark.parametrize("kind", ["iterator", "generator", "class"])
+def test_state_that_a_trace_does_not_see_is_refused(kind: str) -> None:
+    count, numbers = itertools.count(10), _numbers()
+    factors: dict[str, Callable[[Scaled], Any]] = {
+        "iterator": lambda _: next(count) / 10,
+        "generator": lambda _: next(numbers),
+        "class": _class_attribute,
+    }
+    with pytest.raises(CaptureError, match=r"the loss of batch \d is .*, captured .*forward\(\)"):
+        _rehearsed(Scaled(factors[kind]))
+
+
+class Random(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        self.last, self.generator = nn.Linear(8, 3), torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = dropout(self.layers(x + torch.bernoulli(x.sigmoid(), generator=self.generator)), 0.1)
+        out: Tensor = self.last(x)
+        return out
+
+
+def test_random_numbers_and_statistics_are_the_same_and_nothing_stays_changed() -> None:
+    model = Random()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    marks = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
+    own = model.generator.get_state()
+    assert _rehearsed(model) == Rehearsal(8)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(before[name], tensor), name
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(marks[0], torch.get_rng_state())
+    assert marks[1:] == (random.getstate(), numpy.random.get_state()[1].tolist())
+    assert torch.equal(own, model.generator.get_state())
+
+
+def test_two_batches_are_compared_however_long_they_take_and_no_more() -> None:
+    clock = itertools.count(0.0, 5.0)
+    model = Scaled(lambda _: 2.0)
+    captured = capture(model, cross_entropy, _batches(1)[0], evaluation=False)
+    found = rehearse(
+        model, cross_entropy, captured, iter(_batches()), Effort(), lambda: next(clock)
+    )
+    assert found == Rehearsal(2)
