@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import gc
-import io
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -345,9 +343,7 @@ def _trace(
 ) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=least or None)
     dynamic = ([{0: batch} for _ in inputs], [{0: batch} for _ in targets])
-    # Where it fails torch.export prints the half-made graph to stderr, and its loggers tracebacks.
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), torch_is_quiet():
-        warnings.simplefilter("ignore")
+    with torch_is_quiet():
         return torch.export.export(module, (inputs, targets), dynamic_shapes=dynamic, strict=False)
 
 

@@ -24,6 +24,7 @@ from p2ptrain.errors import CaptureError
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import TensorKind
 from p2ptrain.model.export import Example, Loss, Scored, undisturbed
+from p2ptrain.model.quiet import warned_once
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.written import written_names
@@ -85,7 +86,7 @@ def rehearse(
     """
     pair = _Pair(module, loss, captured)
     begun, count, inexact = clock(), 0, ""
-    with pair.put_back():
+    with pair.put_back(), warned_once():
         for batch in batches:
             if count >= effort.most or (count >= effort.least and clock() - begun > effort.seconds):
                 break

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
+from torch.utils.checkpoint import checkpoint
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture import capture
@@ -105,3 +108,39 @@ def test_two_batches_are_compared_however_long_they_take_and_no_more() -> None:
         model, cross_entropy, captured, iter(_batches()), Effort(), lambda: next(clock)
     )
     assert found == Rehearsal(2)
+
+
+class Warns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        warnings.warn("mind the gap", stacklevel=1)
+        out: Tensor = checkpoint(self.linear, x, use_reentrant=True)
+        return out
+
+
+def test_what_the_users_code_and_torch_warn_of_is_shown_once(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    with pytest.raises(CaptureError):  # nothing is learnt behind such a checkpoint
+        _rehearsed(Warns())
+    model = nn.Sequential(Warns(), nn.Linear(3, 3))
+    assert _rehearsed(model).batches == 8
+    said = [str(warning.message) for warning in recwarn]
+    assert said.count("mind the gap") == 1
+    assert len([text for text in said if "None of the inputs have requires_grad" in text]) == 1
+
+
+def test_standard_error_stays_everybodys_while_a_model_is_captured() -> None:
+    seen: list[object] = []
+
+    class Looks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(sys.stderr)
+            return super().forward(x)
+
+    stderr = sys.stderr
+    _rehearsed(Looks(6, 3))
+    assert all(stream is stderr for stream in seen)
