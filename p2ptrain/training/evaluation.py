@@ -1,17 +1,26 @@
-"""Metrics over `eval_data`: computed on the holder, piece by piece, averaged by sample."""
+"""What an evaluation can say, tried before anything is trained."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any
+
+import torch
 
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.captured import Captured
+from p2ptrain.model.program import Program
+from p2ptrain.model.randomness import randomness_lock
+from p2ptrain.model.stage import NO_SEED
+from p2ptrain.training.budget import usable_memory_bytes
+from p2ptrain.training.data import Samples
 from p2ptrain.training.job import Metric
-from p2ptrain.training.user_code import RAISED, told
+from p2ptrain.training.metrics import LOSS, tried
+from p2ptrain.training.operator_errors import OPERATORS_RAISE
 
-LOSS = "loss"
+SAMPLES = 64
+"""Of `eval_data` on which metrics are tried, as far apart as can be."""
+KEPT_SHARE = 0.25
+"""Of free memory, for outputs that metrics over all of `eval_data` need."""
 
 
 def check_evaluation(metrics: Mapping[str, Metric], captured: Captured) -> None:
@@ -46,31 +55,38 @@ def missing_loss(metrics: Mapping[str, Metric], captured: Captured) -> str:
     )
 
 
-class MetricMeans:
-    """Running means, weighted by the number of samples."""
+def tried_metrics(
+    metrics: Mapping[str, Metric], captured: Captured, evaluation: Samples
+) -> frozenset[str]:
+    """Compute every metric once, with the untrained model's outputs.
 
-    def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        self._metrics = metrics
-        self._sums = dict.fromkeys(metrics, 0.0)
-        self._samples = 0
+    Returns:
+        The names of those that are computed over all of `evaluation`: they are no means.
 
-    def add(self, output: Any, target: Any, samples: int) -> None:
-        """One piece. Raises ScriptError if a metric fails or does not give a number."""
-        for name, metric in self._metrics.items():
-            try:
-                value = float(metric(output, target))
-            except RAISED as error:
-                raise ScriptError(f"the metric {name!r} failed: {told(error)}") from error
-            self._sums[name] += value * samples
-        self._samples += samples
-
-    def result(self, loss: float | None) -> dict[str, float]:
-        """Means by name, with the loss over `eval_data` unless the job has a metric of that name.
-
-        Without any sample a mean is NaN. None: there is no such loss.
-        """
-        means = {
-            name: total / self._samples if self._samples else math.nan
-            for name, total in self._sums.items()
-        }
-        return means if loss is None else {LOSS: loss, **means}
+    Raises:
+        ScriptError: one fails, or needs more memory for that than there is.
+    """
+    if not metrics:
+        return frozenset()
+    count = min(len(evaluation), max(SAMPLES, captured.evaluates.least))
+    inputs, target = evaluation.collate(
+        [k * len(evaluation) // count for k in range(count)], "eval"
+    )
+    description = captured.description
+    program = Program(description, 0, len(description.units), "eval", captured.state())
+    entering, targets = captured.entering(inputs, "eval"), captured.flatten_target(target)
+    try:
+        with torch.no_grad():
+            _, *leaves = program.run(entering, targets, NO_SEED)
+    except OPERATORS_RAISE:
+        return frozenset()  # training and evaluations say it, with unit and step
+    with randomness_lock:
+        over_all = tried(metrics, captured.unflatten_output(leaves), target)
+    kept_bytes = sum(leaf.nbytes for leaf in (*leaves, *targets)) // count * len(evaluation)
+    if over_all and kept_bytes > KEPT_SHARE * usable_memory_bytes():
+        raise ScriptError(
+            f"the metric {min(over_all)!r} is no mean over samples, and keeping what the model "
+            f"gives for all of eval_data takes {kept_bytes >> 20} MiB: write it as an object with "
+            "update(output, target), compute() and reset(), as torchmetrics has them"
+        )
+    return over_all

@@ -22,7 +22,8 @@ from p2ptrain.training.user_code import RAISED, told
 __all__ = ["SGD", "Adam", "AdamW", "Job", "MapDataset", "Metric"]
 
 Metric: TypeAlias = Callable[[Any, Any], Any]
-"""(model output, target) of one batch -> a number or 0-dim tensor, a mean over the samples."""
+"""(model output, target) of some samples -> a number or 0-dim tensor. Or an object with `update`,
+`compute` and `reset`, as torchmetrics has them."""
 
 AUTO = "auto"
 """A micro-batch that the planner chooses, whatever that changes."""
@@ -149,7 +150,8 @@ class Job:
         if not isinstance(self.metrics, Mapping):
             raise ScriptError("Job: metrics must be a dict of name -> function(output, target)")
         for name, metric in self.metrics.items():
-            _check_function(f"metrics[{name!r}]", metric)
+            if not accumulates(metric):
+                _check_function(f"metrics[{name!r}]", metric)
         if self.metrics and self.eval_data is None:
             raise ScriptError("Job: metrics are computed over eval_data: give eval_data too")
 
@@ -164,6 +166,13 @@ class Job:
         if whole < least:
             raise OptionError(f"Job: {name} must be at least {least}, not {whole}")
         object.__setattr__(self, name, whole)
+
+
+def accumulates(metric: object) -> bool:
+    """Whether it is given piece after piece, and computed in the end."""
+    if isinstance(metric, type):
+        return False
+    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 
 def _check_model(model: object) -> None:

@@ -29,7 +29,7 @@ from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.checkpoint import Checkpoint, Progress
 from p2ptrain.training.data import Samples
 from p2ptrain.training.default_type import check_default_type
-from p2ptrain.training.evaluation import check_evaluation
+from p2ptrain.training.evaluation import check_evaluation, tried_metrics
 from p2ptrain.training.job import Job, check_fits
 from p2ptrain.training.least_piece import check_evaluation_sizes, least_piece, why_only_rounds
 from p2ptrain.training.micro_batch import settled
@@ -66,6 +66,7 @@ class Prepared:
         only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
         maps: of the first units, where they can be cut into tiles and may be.
         warnings: what people should know of what was read.
+        over_all: metrics that are computed over all of `eval_data`, being no means over samples.
         changes: how results differ from plain torch's on any plan; empty if not at all.
     """
 
@@ -86,6 +87,7 @@ class Prepared:
     maps: MapNetwork | None = None
     warnings: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    over_all: frozenset[str] = frozenset()
 
     def progress(self, step: int) -> Progress:
         """What a checkpoint of update `step` says of the job."""
@@ -130,6 +132,9 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         captured = capture(job.model, job.loss, example, evaluation=evaluates)
     if evaluates:
         check_evaluation(job.metrics, captured)
+    over_all = frozenset[str]()
+    if evaluation is not None and len(evaluation) >= captured.evaluates.known:
+        over_all = tried_metrics(job.metrics, captured, evaluation)
     only_rounds = ""
     maps = _maps(captured, options)
     if options.asynchrony is not None:
@@ -170,6 +175,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         only_rounds=only_rounds,
         maps=maps,
         changes=changes,
+        over_all=over_all,
     )
     return prepared if options.resume is None else _resumed(prepared, options)
 

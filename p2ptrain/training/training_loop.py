@@ -20,11 +20,11 @@ from p2ptrain.model.share import Span
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.training.background import in_background
 from p2ptrain.training.checkpointer import Checkpointer
-from p2ptrain.training.evaluation import MetricMeans
 from p2ptrain.training.feeder import Feed
 from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.loader import Loaded, PieceLoader
+from p2ptrain.training.metrics import MetricValues
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
 from p2ptrain.training.recovery.committing import Seat
@@ -227,18 +227,20 @@ class TrainingLoop:
             self._checkpointer.take(Version(step, self._epoch.assignment.key.epoch))
 
     async def _finish_evaluation(self, order: RoundOrder) -> None:
-        means = MetricMeans(self._prepared.job.metrics)
+        values = MetricValues(self._prepared.job.metrics, self._prepared.over_all)
         if order.outputs:
             for number in range(order.round.micro_batches):
-                await self._measure(means, order.round, number)
+                await self._measure(values, order.round, number)
         reports = await self._epoch.tracker.complete(order.round.index)
         loss = None if self._prepared.captured.unscored else loss_of(reports)
-        self._reports.evaluation(order.round.step, means.result(loss))
+        self._reports.evaluation(order.round.step, await in_background(lambda: values.result(loss)))
+        for name, how in values.failures.items():
+            self._reports.warn(f"the metric {name!r} failed, and is left out: {how}")
         if self._checkpointer is not None:
             self._checkpointer.evaluated(order.round.step)
         self._copies.pause_over()
 
-    async def _measure(self, means: MetricMeans, shape: Round, number: int) -> None:
+    async def _measure(self, values: MetricValues, shape: Round, number: int) -> None:
         key, target = await self._targets.get()
         assert key == PieceKey(shape.index, number), "pieces are fed and evaluated in order"
         leaves = await self._epoch.output(key)
@@ -247,7 +249,7 @@ class TrainingLoop:
 
         def measure() -> None:
             with randomness_lock:  # a metric may draw random numbers, and so may what computes
-                means.add(output, target, shape.size(number))
+                values.add(output, target, shape.size(number))
 
         await in_background(measure)  # a slow metric on the event loop would silence this device
 

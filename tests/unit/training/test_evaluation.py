@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import CaptureError, ScriptError
-from p2ptrain.training.evaluation import MetricMeans, missing_loss
+from p2ptrain.training.evaluation import missing_loss
 from p2ptrain.training.job import SGD, Job
+from p2ptrain.training.metrics import MetricValues, tried
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.preparation import Prepared, prepare
 
@@ -36,8 +37,13 @@ def test_a_metric_that_fails_is_named(error: BaseException) -> None:
     def fails(output: object, target: object) -> float:
         raise error
 
+    output, target = torch.ones(4, 3), torch.zeros(4)
     with pytest.raises(ScriptError, match=f"the metric 'm' failed: {type(error).__name__}"):
-        MetricMeans({"m": fails}).add(None, None, 1)
+        tried({"m": fails}, output, target)
+    later = MetricValues({"m": fails, "ones": lambda output, _: output.mean()}, frozenset())
+    later.add(output, target, 4)
+    assert later.result(None) == {"ones": 1.0}
+    assert later.failures["m"].startswith(type(error).__name__)
 
 
 def _loss(output: Any, target: Tensor) -> Tensor:
@@ -81,7 +87,54 @@ def test_an_output_that_no_metric_could_be_given_is_refused_before_training() ->
 
 
 def test_means_have_no_loss_where_there_is_none() -> None:
-    means = MetricMeans(_METRICS)
+    means = MetricValues(_METRICS, frozenset())
     means.add(torch.ones(2), None, 2)
     assert means.result(None) == {"mean": 1.0}
     assert means.result(0.5) == {"loss": 0.5, "mean": 1.0}
+
+
+def _auroc(output: Tensor, target: Tensor) -> Tensor:
+    """How often a positive sample is above a negative one; it needs both."""
+    above, below = output[target == 1], output[target == 0]
+    if not len(above) or not len(below):
+        raise ValueError("only one class")
+    return (above[:, None] > below).float().mean()
+
+
+class _Accumulated:
+    """As torchmetrics has them."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.outputs.append(output)
+        self.targets.append(target)
+
+    def compute(self) -> Tensor:
+        return _auroc(torch.cat(self.outputs), torch.cat(self.targets))
+
+    def reset(self) -> None:
+        self.outputs: list[Tensor] = []
+        self.targets: list[Tensor] = []
+
+
+def test_metrics_that_are_no_means_are_computed_over_all_of_the_data() -> None:
+    output = torch.rand(37, generator=torch.Generator().manual_seed(0))
+    target = (torch.arange(37) % 3 == 0).long()
+    metrics: dict[str, Any] = {
+        "auroc": _auroc,
+        "object": _Accumulated(),
+        "right": lambda o, t: ((o > 0.5) == t).float().mean(),
+        "count": lambda o, t: ((o > 0.5) == t).float().sum(),
+    }
+    over_all = tried(metrics, output, target)
+    assert over_all == {"auroc", "count"}
+    values = MetricValues(metrics, over_all)
+    for first in range(0, 37, 4):
+        values.add(
+            output[first : first + 4], target[first : first + 4], len(output[first : first + 4])
+        )
+    found = values.result(None)
+    whole = {name: float(metrics[name](output, target)) for name in ("auroc", "right", "count")}
+    assert found == pytest.approx({**whole, "object": whole["auroc"]})
