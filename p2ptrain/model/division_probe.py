@@ -70,7 +70,7 @@ def first_mixing_unit(
     Returns:
         None where there is none.
     """
-    probe = _Probe(description, _with_own_buffers(description, state))
+    probe = _Probe(description, with_own_buffers(description, state))
     found = probe.run(inputs, targets)
     if found is not None:
         return found
@@ -192,9 +192,10 @@ def _with_first(
     return changed
 
 
-def _with_own_buffers(
+def with_own_buffers(
     description: ModelDescription, state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
+    """`state` with copies of its buffers, which running a model may write to."""
     kinds = {tensor.name: tensor.kind for tensor in description.tensors}
     return {
         name: tensor.clone() if kinds.get(name) is TensorKind.BUFFER else tensor

@@ -8,6 +8,7 @@ import torch
 
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.captured import Captured
+from p2ptrain.model.division_probe import with_own_buffers
 from p2ptrain.model.program import Program
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.model.stage import NO_SEED
@@ -69,11 +70,11 @@ def tried_metrics(
     if not metrics:
         return frozenset()
     count = min(len(evaluation), max(SAMPLES, captured.evaluates.least))
-    inputs, target = evaluation.collate(
-        [k * len(evaluation) // count for k in range(count)], "eval"
-    )
+    chosen = [k * len(evaluation) // count for k in range(count)]
+    inputs, target = evaluation.collate(chosen, "example")
     description = captured.description
-    program = Program(description, 0, len(description.units), "eval", captured.state())
+    state = with_own_buffers(description, captured.state())
+    program = Program(description, 0, len(description.units), "eval", state)
     entering, targets = captured.entering(inputs, "eval"), captured.flatten_target(target)
     try:
         with torch.no_grad():
