@@ -115,6 +115,22 @@ async def test_the_right_code_pairs(identities: list[Identity]) -> None:
     assert max(caller.limits) <= 5.0  # a silent one has no longer
 
 
+@pytest.mark.parametrize("messages", range(4))
+async def test_whatever_is_cut_both_are_paired_after_another_try(
+    identities: list[Identity], messages: int
+) -> None:
+    """S10: the first attempt ends after that many of its messages; the last answer may be lost."""
+    anna = Anna(identities[0])
+    await anna.service.serve(Caller(anna, identities[1], CODE).hangs_up_after(messages))
+    assert len(anna.stored) == (messages == 3)
+    again = Caller(anna, identities[1], CODE)
+    await anna.service.serve(again)
+    assert anna.stored[-1].certificate_der == identities[1].certificate_der
+    assert again.finished().certificate_der == identities[0].certificate_der
+    assert anna.service.window is not None
+    assert anna.service.window.wrong_tries == 0
+
+
 async def test_five_wrong_codes_close_it_for_the_right_one_too(
     identities: list[Identity],
 ) -> None:
