@@ -14,6 +14,8 @@ from p2ptrain.net.pace import Pace
 
 HELLO_LIMIT_BYTES = 8 * 1024
 """Ours take some hundred bytes, with keys for times of quantum computers two thousand."""
+LEAST_PAUSE_SECONDS = 0.005
+"""Between two looks at who waits."""
 _HEAD_BYTES = 5
 _HANDSHAKE, _CLIENT_HELLO = 0x16, 0x01
 
@@ -27,8 +29,8 @@ async def first_record(connection: socket.socket) -> bytes:
     """
     loop = asyncio.get_running_loop()
     received = b""
-    while (missing := _missing_bytes(received)) > 0:
-        piece = await loop.sock_recv(connection, missing)
+    while _missing_bytes(received) > 0:
+        piece = await loop.sock_recv(connection, HELLO_LIMIT_BYTES - len(received))
         if not piece:
             raise LinkClosed("the other device hung up")
         received += piece
@@ -65,7 +67,7 @@ class Turns:
         turn: asyncio.Future[None] = loop.create_future()
         entry = (host, exempt, turn)
         self._waiting.append(entry)
-        self._set_timer(loop)
+        self._look_within(self._pace.wait_seconds(host, loop.time(), exempt=exempt), loop)
         try:
             await turn
         finally:
@@ -76,19 +78,21 @@ class Turns:
         """Who had a turn has proved to be no stranger."""
         self._pace.give_back(host, exempt=exempt)
 
-    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _look_within(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve those who wait in so many seconds at the latest."""
         if self._timer is not None:
+            if self._timer.when() <= loop.time() + seconds:
+                return
             self._timer.cancel()
-            self._timer = None
-        now = loop.time()
-        waits = [self._pace.wait_seconds(host, now, exempt=ex) for host, ex, _ in self._waiting]
-        if waits:
-            self._timer = loop.call_later(min(waits), self._serve, loop)
+        self._timer = loop.call_later(seconds, self._serve, loop)
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer, now = None, loop.time()
         for entry in reversed(self._waiting.copy()):
             host, exempt, turn = entry
-            if not turn.done() and self._pace.take(host, loop.time(), exempt=exempt):
+            if not turn.done() and self._pace.take(host, now, exempt=exempt):
                 self._waiting.remove(entry)
                 turn.set_result(None)
-        self._set_timer(loop)
+        waits = [self._pace.wait_seconds(host, now, exempt=ex) for host, ex, _ in self._waiting]
+        if waits:
+            self._look_within(max(min(waits), LEAST_PAUSE_SECONDS), loop)
