@@ -224,11 +224,12 @@ class Elasticity:
             raise PeerError("that job has ended")
         if failpoints.armed:
             await self._reach("leave.receive.before")
-        if peer not in self._leavers:
-            self._leavers[peer] = asyncio.get_running_loop().create_future()
+        waiting = self._leavers.get(peer)
+        if waiting is None:
+            waiting = self._leavers[peer] = asyncio.get_running_loop().create_future()
             log.info("device_leaves", name=self._name(peer))
             self._post(rules.Leaving(peer))
-        refused = await asyncio.shield(self._leavers[peer])
+        refused = await asyncio.shield(waiting)  # one without a part is let go at once
         if failpoints.armed:
             await self._reach("leave.answer.before")
         return Message(LEAVING, {} if refused is None else {"refused": refused[:1000]})

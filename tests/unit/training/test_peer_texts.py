@@ -43,7 +43,7 @@ async def test_a_line_of_progress_is_harmless_too() -> None:
             told.set()
 
         mesh["b"].route(PROGRESS, note)
-        fields = {"model": "\x1b[2Jnet", "epoch": 1, "devices": ["a", "\x07b", {"x": 1}]}
+        fields = {"model": "\x1b[2Jnet", "epoch": 1, "devices": ["a", "\x07b"]}
         await mesh["a"].send(mesh["b"].self_id, Message(PROGRESS, fields))
         await told.wait()
         line = {"holder": "a", "model": "?[2Jnet", "epoch": 1, "devices": ["a", "?b"]}
